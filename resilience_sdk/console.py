@@ -1,0 +1,38 @@
+"""The one line that a person sees when the SDK has something to say.
+
+Plain writes to standard error and no logging configuration: a library must not touch the user's loggers,
+and the torch-free monitor cannot afford one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+
+_PREFIX = "resilience: "
+_said: set[str] = set()
+_lock = threading.Lock()
+
+
+def say(message: str) -> None:
+    """Print `message` on standard error, one prefixed line per line; never raises."""
+    text = "".join(f"{_PREFIX}{line}\n" for line in printable(message).splitlines())
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def say_once(key: str, message: str) -> bool:
+    """Print `message` unless something was already said under `key` in this process; tell whether it printed."""
+    with _lock:
+        if key in _said:
+            return False
+        _said.add(key)
+    say(message)
+    return True
+
+
+def printable(text: str) -> str:
+    """Replace control characters, so that text from a job cannot steer the reader's terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)

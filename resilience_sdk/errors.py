@@ -1,0 +1,57 @@
+"""Every exception that the SDK raises on purpose.
+
+    Exception
+    └── ResilienceError            the SDK was used in a way that it cannot serve
+        ├── ConfigError            (also ValueError) a setting, option or argument is wrong
+        ├── RunDirectoryError      the run directory cannot be used: unreadable, or in use by another job
+        ├── CheckpointError        a checkpoint cannot be written or read
+        └── MissingExtraError      (also ImportError) an optional dependency is not installed
+    SystemExit
+    └── Preempted                  control flow: the job was asked to leave, saved, and leaves with 75
+
+The SDK's own failures never appear here: they degrade to a no-op with one line (see `console`).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "MissingExtraError",
+    "Preempted",
+    "ResilienceError",
+    "RunDirectoryError",
+]
+
+EXIT_PREEMPTED = 75
+
+
+class ResilienceError(Exception):
+    """Base of everything that the SDK raises because of what its user asked for."""
+
+
+class ConfigError(ResilienceError, ValueError):
+    """A setting, option or argument is unknown or has a bad value; the message names it and the cure."""
+
+
+class RunDirectoryError(ResilienceError):
+    """The run directory cannot be used; the message says why and what to do."""
+
+
+class CheckpointError(ResilienceError):
+    """A checkpoint could not be written, or holds what cannot be loaded."""
+
+
+class MissingExtraError(ResilienceError, ImportError):
+    """An optional dependency is missing; the message names the extra that brings it."""
+
+
+class Preempted(SystemExit):
+    """The job was asked to leave and every rank stopped at the same step.
+
+    A `SystemExit` and so no `Exception`: `except Exception` in user code does not swallow it, and
+    an uncaught one ends the process with exit code 75, which launchers and schedulers requeue.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_PREEMPTED)

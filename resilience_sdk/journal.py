@@ -1,0 +1,143 @@
+"""The journal: append-only events, one writer per file, the truth that everything else is derived from.
+
+A line is one JSON object written by a single `write` to a file opened with O_APPEND, so a killed writer
+leaves at most one torn last line, which readers skip and count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.clock import Clock, SystemClock
+from resilience_sdk.console import say_once
+from resilience_sdk.events import Event
+
+VERSION = 1
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
+_URL_PASSWORD = re.compile(r"(?P<head>[a-z][a-z0-9+.-]*://[^/\s:@]*:)[^@/\s]+@", re.IGNORECASE)
+
+
+class Journal:
+    """Appends events of one process to its own file under `RUN_DIR/journal`.
+
+    Thread-safe, and fork-safe in that a forked child must not use it (its parent owns the file). A write
+    that fails is said once and dropped: the journal never stops the process that keeps it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        writer: str,
+        host: str,
+        boot_id: str,
+        job: str,
+        attempt: int = 0,
+        rank: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Open (lazily) `directory/<host>-<writer>-<pid>.jsonl`; `writer` is e.g. `launcher`, `monitor`, `rank3`."""
+        self.path = directory / f"{_file_safe(host)}-{writer}-{os.getpid()}.jsonl"
+        self.attempt = attempt
+        self.rank = rank
+        self._identity = {"host": host, "boot_id": boot_id, "job": job}
+        self._clock = clock or SystemClock()
+        self._fd: int | None = None
+        self._lock = threading.Lock()
+
+    def emit(self, event: Event, *, step: int | None = None, attempt: int | None = None, **fields: Any) -> None:
+        """Append one event; `fields` must be JSON values. Secrets are redacted by name. Never raises."""
+        line = {
+            "v": VERSION,
+            "t": self._clock.wall_s(),
+            "mono_ns": self._clock.monotonic_ns(),
+            **self._identity,
+            "attempt": self.attempt if attempt is None else attempt,
+            "rank": self.rank,
+            "event": event.value,
+            "step": step,
+            **redact(fields),
+        }
+        try:
+            data = (json.dumps(line, default=str, separators=(",", ":")) + "\n").encode()
+            with self._lock:
+                if self._fd is None:
+                    self._fd = os.open(
+                        self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+                    )
+                os.write(self._fd, data)
+        except (OSError, ValueError, TypeError) as error:
+            say_once(f"journal:{self.path}", f"cannot write the journal {self.path}: {error}; events are lost from here on")
+
+    def close(self) -> None:
+        """Close the file; a later `emit` reopens it."""
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+
+def redact(value: Any, name: str = "") -> Any:
+    """Return `value` with everything that looks like a secret replaced, in nested mappings and lists too."""
+    if isinstance(value, dict):
+        return {key: redact(item, str(key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact(item, name) for item in value]
+    if _SECRET_NAME.search(name) and value is not None:
+        return "[redacted]"
+    if isinstance(value, str):
+        return _URL_PASSWORD.sub(r"\g<head>[redacted]@", value)
+    return value
+
+
+@attrs.frozen
+class JournalContents:
+    """What a journal directory holds: its events by time, and how many lines could not be read."""
+
+    events: tuple[dict[str, Any], ...]
+    torn_lines: int
+    unreadable_files: tuple[str, ...]
+
+
+def read_journal(directory: Path) -> JournalContents:
+    """Read every file of a journal directory; torn lines and unreadable files are counted, never fatal."""
+    events: list[dict[str, Any]] = []
+    torn = 0
+    unreadable: list[str] = []
+    for path in sorted(directory.glob("*.jsonl")):
+        try:
+            for event in _parse_lines(path.read_bytes()):
+                if event is None:
+                    torn += 1
+                else:
+                    events.append(event)
+        except OSError as error:
+            unreadable.append(f"{path.name}: {error.strerror}")
+    events.sort(key=lambda event: float(event["t"]))
+    return JournalContents(events=tuple(events), torn_lines=torn, unreadable_files=tuple(unreadable))
+
+
+def _parse_lines(data: bytes) -> Iterator[dict[str, Any] | None]:
+    for line in data.splitlines():
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+        except ValueError:
+            yield None
+            continue
+        valid = isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("t"), (int, float))
+        yield event if valid else None
+
+
+def _file_safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text)
