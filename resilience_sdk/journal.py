@@ -132,11 +132,16 @@ def _parse_lines(data: bytes) -> Iterator[dict[str, Any] | None]:
             continue
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             yield None
             continue
-        valid = isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("t"), (int, float))
+        valid = isinstance(event, dict) and isinstance(event.get("event"), str) and _is_time(event.get("t"))
         yield event if valid else None
+
+
+def _is_time(value: Any) -> bool:
+    # JSON knows NaN and integers beyond any float; neither can be sorted among times.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
 
 
 def _file_safe(text: str) -> str:

@@ -1,0 +1,51 @@
+"""Tier 2: one object resumes, beats, saves and stops; the loop stays a loop.
+
+    resilience run --nproc-per-node 2 --run-dir runs/plane examples/full_run.py
+    RESILIENCE_FAULT=kill:rank=1,step=70 resilience run ... (the same): restarted, and the same result
+
+Run again with the same `--run-dir`, it says that it is finished; interrupted, it goes on where it was.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import resilience_sdk
+
+
+def make_data(count: int = 2560) -> TensorDataset:
+    """Return points of a noisy plane."""
+    inputs = torch.randn(count, 8)
+    return TensorDataset(inputs, inputs @ torch.randn(8, 1) + 0.1 * torch.randn(count, 1))
+
+
+def main() -> None:
+    """Train for two epochs, whatever happens in between."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    data = make_data()
+    loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    state = {"model": model, "optimizer": optimizer, "data": loader}
+    with resilience_sdk.start_run(state=state, checkpoint_every=20) as run:
+        for step, (inputs, targets) in run.steps(loader, epochs=2):
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            # Plain values travel with the checkpoint.
+            run.values["best"] = min(run.values.get("best", float("inf")), loss.item())
+            if step % 20 == 0 and dist.get_rank() == 0:
+                print(f"epoch {run.epoch}  step {step:2}  loss {loss.item():.4f}")
+
+    if dist.get_rank() == 0:
+        print(f"best loss {run.values['best']:.6f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""From facts to causes: what an exit, an exception or an order of deaths means. Pure: no I/O, no clock."""

@@ -1,0 +1,152 @@
+"""What the end of one process means: exit code, signal, and the exception it left behind. Pure.
+
+The caller knows what this module cannot: whether the launcher itself sent the signal, and who died first
+(see `first_death`).
+"""
+
+from __future__ import annotations
+
+import signal
+
+import attrs
+
+from resilience_sdk.attribution.rules import (
+    ExceptionRecord,
+    match_exception,
+    message_of,
+    own_exception,
+    type_of,
+)
+from resilience_sdk.attribution.taxonomy import lookup
+from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.incident_record import Evidence
+
+_SHELL_SIGNAL_BASE = 128  # a shell in between reports death by signal n as 128 + n
+_MOST_QUOTED = 500
+# Signal -> (cause, confidence). SIGKILL is told apart by memory evidence below.
+_SIGNALS: dict[int, tuple[str, float]] = {
+    signal.SIGSEGV: ("rank_segfault", 0.9),
+    signal.SIGBUS: ("rank_bus_error", 0.8),
+    signal.SIGABRT: ("rank_abort", 0.5),  # often a watchdog that gave up on a dead peer
+    signal.SIGTERM: ("preemption_sigterm", 0.6),
+    signal.SIGINT: ("user_interrupt", 0.8),
+    signal.SIGQUIT: ("user_interrupt", 0.6),
+    signal.SIGHUP: ("user_interrupt", 0.4),
+}
+# Exit codes that mean something by convention, when no exception was recorded.
+_CODES: dict[int, tuple[str, float, str]] = {
+    0: ("no_fault", 0.9, "exit code 0"),
+    2: ("user_config_error", 0.5, "exit code 2, by convention a bad command line"),
+    EXIT_PREEMPTED: (
+        "preemption_sigterm",
+        0.9,
+        f"exit code {EXIT_PREEMPTED}: it left because it was asked to",
+    ),
+    126: ("environment_error", 0.6, "exit code 126: the program cannot be executed"),
+    127: ("environment_error", 0.6, "exit code 127: the program was not found"),
+}
+
+
+@attrs.frozen
+class Classification:
+    """A cause with its place in the taxonomy, the action, a confidence of 0 to 1 and what supports it.
+
+    `symptom`: the process only noticed that a peer is gone; the cause lies elsewhere.
+    """
+
+    category: str
+    cause: str
+    action: str
+    confidence: float
+    evidence: tuple[Evidence, ...] = ()
+    symptom: bool = False
+
+
+def classify_exit(
+    exit_code: int | None, exception: ExceptionRecord | None = None, cgroup_oom: bool | None = None
+) -> Classification:
+    """Say why a process ended.
+
+    Args:
+        exit_code: As `Popen.returncode`: negative is a signal; None when nobody could collect it.
+        exception: The record of the rank's error file, if it left one; it tells more than the exit code,
+            because a process with an uncaught exception often dies in its teardown.
+        cgroup_oom: Whether the kernel's out-of-memory counter of the job's cgroup moved; None: not known.
+    """
+    exception = own_exception(exception)
+    if exception:
+        return _by_exception(exception, exit_code)
+    if exit_code is None:
+        return classification("unknown", 0.1, Evidence("exit", "the exit code is not known"))
+    number = _signal_number(exit_code)
+    if number is not None:
+        return _by_signal(exit_code, number, cgroup_oom)
+    if exit_code in _CODES:
+        cause, confidence, text = _CODES[exit_code]
+        return classification(cause, confidence, Evidence("exit", text))
+    return classification(
+        "unknown", 0.2, Evidence("exit", f"exit code {exit_code} and no exception on record")
+    )
+
+
+def classification(
+    cause: str, confidence: float, *evidence: Evidence, symptom: bool = False
+) -> Classification:
+    """Build a classification with the taxonomy's category and default action of `cause`."""
+    entry = lookup(cause)
+    return Classification(entry.category, entry.cause, entry.action, confidence, evidence, symptom)
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Return how a process ended in words: `died by SIGKILL`, `exited with code 1`."""
+    if exit_code is None:
+        return "ended in an unknown way"
+    number = _signal_number(exit_code)
+    if number is None:
+        return f"exited with code {exit_code}"
+    through = "" if exit_code < 0 else f" (exit code {exit_code} of a shell)"
+    return f"died by {_signal_name(number)}{through}"
+
+
+def _by_exception(exception: ExceptionRecord, exit_code: int | None) -> Classification:
+    quoted = Evidence(
+        "exception", f"{type_of(exception) or 'exception'}: {message_of(exception)[:_MOST_QUOTED]}"
+    )
+    ended = Evidence("exit", describe_exit(exit_code))
+    rule = match_exception(exception)
+    if rule is not None:
+        return classification(rule.cause, rule.confidence, quoted, ended, symptom=rule.symptom)
+    # An ordinary exception: the program's own, the surer the more we know where it was raised.
+    confidence = 0.8 if exception.get("user_frame") else 0.6
+    return classification("user_code_error", confidence, quoted, ended)
+
+
+def _by_signal(exit_code: int, number: int, cgroup_oom: bool | None) -> Classification:
+    ended = Evidence("exit", describe_exit(exit_code))
+    sureness = 1.0 if exit_code < 0 else 0.9
+    if number == signal.SIGKILL:
+        if cgroup_oom:
+            told = Evidence("cgroup", "the kernel killed a process of this job for memory")
+            return classification("host_oom_kill", 0.9 * sureness, ended, told)
+        known = (
+            "no process of this job was killed for memory" if cgroup_oom is False else "no memory evidence"
+        )
+        confidence = 0.8 if cgroup_oom is False else 0.6
+        return classification("rank_killed_sigkill", confidence * sureness, ended, Evidence("cgroup", known))
+    cause, confidence = _SIGNALS.get(number, ("unknown", 0.3))
+    return classification(cause, confidence * sureness, ended)
+
+
+def _signal_number(exit_code: int) -> int | None:
+    if exit_code < 0:
+        return -exit_code
+    number = exit_code - _SHELL_SIGNAL_BASE
+    # Only what shells commonly report: a program may use 200 for whatever it likes.
+    return number if number in _SIGNALS or number == signal.SIGKILL else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

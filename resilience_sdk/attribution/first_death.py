@@ -1,0 +1,133 @@
+"""Who died first of its own, and who only followed. Pure; the order of the input never matters.
+
+Exit codes arrive in the order in which a launcher happens to poll, and teardown takes longer for some ranks
+than for others, so the first exit is often a victim's. A rank is a victim when its exception only says that
+a peer is gone, or when it died by the launcher's own signal. Among the rest the earliest is the culprit.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable
+
+import attrs
+
+from resilience_sdk.attribution.exits import Classification, classification, classify_exit, describe_exit
+from resilience_sdk.attribution.fingerprint import fingerprint
+from resilience_sdk.attribution.rules import ExceptionRecord, own_exception
+from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.incident_record import Evidence
+
+_LAUNCHERS_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGCONT, -signal.SIGINT)
+_UNEVEN_CONFIDENCE = 0.6
+_SYMPTOMS_ONLY_CONFIDENCE = 0.3
+
+
+@attrs.frozen
+class Death:
+    """The end of one rank as its launcher saw it. `t_ns`: monotonic clock of this host, exact or polled."""
+
+    rank: int
+    exit_code: int | None
+    exception: ExceptionRecord | None
+    t_ns: int
+    cgroup_oom: bool | None = None
+
+
+@attrs.frozen
+class FirstDeath:
+    """The verdict over one attempt's deaths; `culprits` is empty when only symptoms were seen."""
+
+    culprits: tuple[int, ...]
+    victims: tuple[int, ...]
+    classification: Classification
+
+
+def find_first_death(deaths: Iterable[Death], *, ending_ns: int | None = None) -> FirstDeath:
+    """Tell culprits from victims.
+
+    Args:
+        deaths: Every rank that ended, in any order, those that ended well included.
+        ending_ns: When the launcher began to end its ranks: deaths by its signals from then on, and exits
+            without an exception, are no fault of the rank. None when it sent nothing.
+    """
+    deaths = (attrs.evolve(death, exception=own_exception(death.exception)) for death in deaths)
+    ordered = sorted(deaths, key=lambda death: (death.t_ns, death.rank))
+    judged = {death.rank: _classify(death) for death in ordered}
+    real = [death for death in ordered if _is_real(death, judged[death.rank], ending_ns)]
+    if real:
+        return _verdict(ordered, *_first_of(real, judged))
+    asked_to_leave = [death for death in ordered if death.exit_code == EXIT_PREEMPTED]
+    if asked_to_leave:
+        return FirstDeath((), (), judged[asked_to_leave[0].rank])
+    symptoms = [death for death in ordered if judged[death.rank].symptom]
+    if not symptoms:
+        return FirstDeath((), _failed(ordered), _nothing_seen(ordered))
+    finished = [d for d in ordered if d.exit_code == 0 and d.t_ns <= symptoms[0].t_ns]
+    if finished:
+        return _verdict(ordered, finished, _uneven(finished, judged[symptoms[0].rank]))
+    return FirstDeath((), _failed(ordered), _symptoms_only(judged[symptoms[0].rank]))
+
+
+def _classify(death: Death) -> Classification:
+    return classify_exit(death.exit_code, death.exception, death.cgroup_oom)
+
+
+def _is_real(death: Death, judged: Classification, ending_ns: int | None) -> bool:
+    """Tell whether the rank died of something of its own."""
+    if judged.symptom or death.exit_code in (0, EXIT_PREEMPTED):
+        return False
+    if ending_ns is None or death.t_ns < ending_ns:
+        return True
+    # After the launcher's signal only an exception is still worth something: it was raised before, and its
+    # process took long to die. But a signal turned into an exception (KeyboardInterrupt) is the launcher's.
+    if death.exit_code in _LAUNCHERS_SIGNALS and not death.exception:
+        return False
+    return death.exception is not None and judged.category != "scheduler"
+
+
+def _first_of(real: list[Death], judged: dict[int, Classification]) -> tuple[list[Death], Classification]:
+    """Return the earliest death, everyone who died of the same, and what it was.
+
+    Deaths of one poll have one time; the surest of them speaks. Ranks that raised the same exception share
+    the fault however late they were; so do those that died in the same way in the same poll.
+    """
+    earliest = [death for death in real if death.t_ns == real[0].t_ns]
+    first = max(earliest, key=lambda death: (judged[death.rank].confidence, -death.rank))
+    verdict = judged[first.rank]
+    if first.exception:
+        same = fingerprint(first.exception)
+        shared = [d for d in real if d.exception and fingerprint(d.exception) == same]
+    else:
+        shared = [d for d in earliest if not d.exception and judged[d.rank].cause == verdict.cause]
+    who = Evidence(
+        "order", f"rank {first.rank} was the first to die of its own: it {describe_exit(first.exit_code)}"
+    )
+    return shared, attrs.evolve(verdict, evidence=(who, *verdict.evidence))
+
+
+def _verdict(ordered: list[Death], culprits: list[Death], verdict: Classification) -> FirstDeath:
+    ranks = {death.rank for death in culprits}
+    return FirstDeath(tuple(sorted(ranks)), tuple(r for r in _failed(ordered) if r not in ranks), verdict)
+
+
+def _failed(ordered: list[Death]) -> tuple[int, ...]:
+    return tuple(sorted(d.rank for d in ordered if d.exit_code not in (0, EXIT_PREEMPTED)))
+
+
+def _uneven(finished: list[Death], symptom: Classification) -> Classification:
+    ranks = ", ".join(str(death.rank) for death in finished)
+    told = Evidence("order", f"rank {ranks} had finished with code 0 while others were still communicating")
+    return classification("user_uneven_inputs", _UNEVEN_CONFIDENCE, told, *symptom.evidence)
+
+
+def _symptoms_only(symptom: Classification) -> Classification:
+    told = Evidence("order", "every rank here only lost its peers; the first fault is not among them")
+    confidence = min(symptom.confidence, _SYMPTOMS_ONLY_CONFIDENCE)
+    return attrs.evolve(symptom, confidence=confidence, evidence=(told, *symptom.evidence))
+
+
+def _nothing_seen(ordered: list[Death]) -> Classification:
+    if ordered and all(death.exit_code == 0 for death in ordered):
+        return classification("no_fault", 0.9, Evidence("exit", "every rank exited with code 0"))
+    return classification("unknown", 0.1, Evidence("order", "no rank died of its own"))

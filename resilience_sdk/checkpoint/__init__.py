@@ -1,0 +1,5 @@
+"""Checkpoints that are there as a whole or not at all, and the resume from the newest valid one."""
+
+from resilience_sdk.checkpoint.checkpointer import Checkpointer, GoodCheckpoint
+
+__all__ = ["Checkpointer", "GoodCheckpoint"]

@@ -1,0 +1,186 @@
+"""Putting a checkpoint on disk such that it is there as a whole or not at all.
+
+Everything is written into a directory `.tmp-...` beside the finished ones, each file synced; then the
+manifest, then the directory itself; then one rename gives it its name, and the parent directory is synced. A
+writer that is killed anywhere in between leaves a name that no resume looks at and that `clean_leftovers`
+removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, encode_manifest
+from resilience_sdk.checkpoint.select import step_name, step_of
+
+# Three prefixes, so that whoever finds a leftover knows what it may still be good for.
+_UNFINISHED = ".tmp-"  # being written: worthless when its writer is gone
+_REPLACED = ".old-"  # was valid under its name until another took that name
+_DOOMED = ".del-"  # being deleted
+
+# Some file systems do not sync directories, and say so with one of these: there is nothing more to do then.
+_NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
+
+
+class CheckedWriter:
+    """A write-only binary file that sums what passes, so that no byte is read back for its checksum.
+
+    It has what `torch.save` needs (`write`, `flush`). The first `OSError` is kept in `error`, because torch's
+    own writer turns it into one that no longer says what was wrong.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "wb")
+        self.size = 0
+        self.crc32 = 0
+        self.error: OSError | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Write all of `data` and return its length in bytes; raises `OSError`."""
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+        self.crc32 = zlib.crc32(data, self.crc32)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Hand buffered bytes to the system; raises `OSError`."""
+        self._file.flush()
+
+    def finish(self) -> None:
+        """Bring everything to stable storage and close; raises `OSError`."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close without caring for what was buffered; never raises."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def write_file(
+    directory: Path, name: str, fill: Callable[[CheckedWriter], None], *, mode: int = 0o600
+) -> FileEntry:
+    """Create `directory/name`, let `fill` write it, sync it, and return its entry for the manifest.
+
+    Raises the `OSError` that stopped the writing, or what `fill` raised.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    writer = CheckedWriter(os.open(directory / name, flags, mode))
+    try:
+        fill(writer)
+        writer.finish()
+    except Exception as error:
+        if writer.error is not None and error is not writer.error:
+            raise writer.error from error
+        raise
+    finally:
+        writer.abandon()
+    return FileEntry(name=name, size=writer.size, crc32=writer.crc32)
+
+
+def begin(checkpoints: Path, step: int, token: str, *, mode: int = 0o700) -> Path:
+    """Make and return the unfinished directory of one save; `token` tells it from any earlier try."""
+    path = checkpoints / f"{_UNFINISHED}{step_name(step)}-{token}"
+    path.mkdir(mode=mode)
+    return path
+
+
+def commit(unfinished: Path, manifest: Manifest, token: str, *, mode: int = 0o600) -> Path:
+    """Seal an unfinished directory with its manifest and give it its name; return the new path.
+
+    One that has the name already steps aside first and is deleted afterwards; should the writer be killed
+    between the two renames, `clean_leftovers` puts it back. Raises `OSError`; nothing is then visible.
+    """
+    checkpoints = unfinished.parent
+    target = checkpoints / step_name(manifest.step)
+    data = encode_manifest(manifest)
+    write_file(unfinished, MANIFEST_NAME, lambda writer: _write_once(writer, data), mode=mode)
+    sync_directory(unfinished)
+    aside = None
+    if os.path.lexists(target):
+        aside = checkpoints / f"{_REPLACED}{target.name}-{token}"
+        target.rename(aside)
+    try:
+        unfinished.rename(target)
+    except OSError:
+        if aside is not None:
+            aside.rename(target)
+        raise
+    sync_directory(checkpoints)
+    if aside is not None:
+        remove_tree(aside)
+    return target
+
+
+def _write_once(writer: CheckedWriter, data: bytes) -> None:
+    writer.write(data)
+
+
+def delete(path: Path, token: str) -> bool:
+    """Delete a finished checkpoint and tell whether it is gone from view; never raises.
+
+    It loses its name first: one that is half deleted must not look like one that is damaged.
+    """
+    doomed = path.parent / f"{_DOOMED}{path.name}-{token}"
+    try:
+        path.rename(doomed)
+    except OSError:
+        return False
+    remove_tree(doomed)
+    return True
+
+
+def clean_leftovers(checkpoints: Path) -> tuple[str, ...]:
+    """Remove what killed writers left, put back what a killed replacement had set aside; return the names.
+
+    Only while nobody saves into this directory (rank 0, before its first save of an attempt). What cannot
+    be removed stays: it is never taken for a checkpoint. Raises `OSError` if the directory cannot be listed.
+    """
+    cleaned = []
+    for path in sorted(checkpoints.iterdir()):
+        if path.name.startswith(_REPLACED):
+            _put_back(path)
+        if path.name.startswith((_UNFINISHED, _REPLACED, _DOOMED)):
+            remove_tree(path)
+            cleaned.append(path.name)
+    return tuple(cleaned)
+
+
+def _put_back(path: Path) -> None:
+    name = path.name[len(_REPLACED) :].rpartition("-")[0]
+    if step_of(name) is not None and not os.path.lexists(path.parent / name):
+        with contextlib.suppress(OSError):
+            path.rename(path.parent / name)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file or directory as far as that is possible; never raises."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(path.stat(follow_symlinks=False).st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the entries of a directory to stable storage where the file system can; raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""When to save: every so many steps, every so much time, or as often as pays off.
+
+All ranks must save at the same step, and clocks differ, so a time is never compared on more than one rank.
+The shared state is a step, `next_question`: when it is reached, all ranks ask rank 0, which answers with
+"save now" or with a later step for the next question. The questions are a few per interval (the distance
+halves as the time comes near), never one per step.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from typing import Literal
+
+import attrs
+
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.settings.parse import checkpoint_every, duration_s
+
+MTTF_S = 3 * 3600.0
+_ASSUMED_BYTES_PER_S = 200e6
+_ASSUMED_OVERHEAD_S = 0.05
+_WINDOW = 5
+
+
+@attrs.frozen
+class Every:
+    """A parsed `every`: exactly one of `steps` and `seconds` is set; neither = as often as pays off."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+def parse_every(value: str | int) -> Every:
+    """Return what `"auto"`, a number of steps or a duration such as `"10min"` means; raises `ConfigError`."""
+    try:
+        parsed = checkpoint_every(value)
+    except ValueError as error:
+        raise ConfigError(f"checkpoint every={value!r}: {error}") from None
+    if isinstance(parsed, int):
+        return Every(steps=parsed)
+    return Every() if parsed == "auto" else Every(seconds=duration_s(parsed))
+
+
+def best_interval_s(write_s: float, mttf_s: float) -> float:
+    """Return the interval in seconds that loses least to saving and to repeated work (Young, 1974)."""
+    return math.sqrt(2.0 * write_s * mttf_s)
+
+
+class SavePolicy:
+    """Decides when to save. `due` and `next_question` are the same on all ranks, the rest is rank 0's.
+
+    Steps count completed ones; times are seconds of one clock, handed in by the caller.
+    """
+
+    def __init__(self, every: Every, *, mttf_s: float = MTTF_S) -> None:
+        self.every = every
+        self.mttf_s = mttf_s
+        self.next_question = 0
+        self._write_s: deque[float] = deque(maxlen=_WINDOW)
+        self._assumed_write_s = _ASSUMED_OVERHEAD_S
+        self._last_step = 0
+        self._last_s = 0.0
+        self._mark_step = 0
+        self._mark_s = 0.0
+
+    def start(self, step: int, now_s: float, state_bytes: int = 0) -> None:
+        """Begin at `step`, with a first guess of the write time from the size of the state."""
+        self._assumed_write_s = _ASSUMED_OVERHEAD_S + state_bytes / _ASSUMED_BYTES_PER_S
+        self._last_step = self._mark_step = step
+        self._last_s = self._mark_s = now_s
+        self.next_question = step + 1
+
+    def due(self, step: int) -> Literal["no", "save", "ask"]:
+        """Return what all ranks do after `step` completed steps; only of values that all ranks share."""
+        if self.every.steps is not None:
+            return "save" if step > 0 and step % self.every.steps == 0 else "no"
+        return "ask" if step >= self.next_question else "no"
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between the end of one save and the begin of the next; rank 0's."""
+        if self.every.seconds is not None:
+            return self.every.seconds
+        write_s = statistics.median(self._write_s) if self._write_s else self._assumed_write_s
+        return best_interval_s(write_s, self.mttf_s)
+
+    def answer(self, step: int, now_s: float) -> int | None:
+        """Return None for "save now", else the step at which to ask again; on rank 0 only."""
+        remaining_s = self.interval_s - (now_s - self._last_s)
+        if remaining_s <= 0:
+            return None
+        steps = max(step - self._mark_step, 1)
+        pace_s = max((now_s - self._mark_s) / steps, 1e-9)
+        self._mark_step, self._mark_s = step, now_s
+        # Half the way, and never further than has been gone since the last save: the pace may change.
+        return step + max(1, min(math.ceil(remaining_s / pace_s / 2), step - self._last_step))
+
+    def saved(self, step: int, now_s: float, write_s: float | None) -> int:
+        """Take note of a save (or of a failed try: `write_s` None) and return the next question; rank 0."""
+        if write_s is not None:
+            self._write_s.append(write_s)
+        self._last_step = self._mark_step = step
+        self._last_s = self._mark_s = now_s
+        return step + 1

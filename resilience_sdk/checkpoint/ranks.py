@@ -1,0 +1,160 @@
+"""How the ranks of a job agree on a save or a resume: small JSON messages over CPU collectives."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from resilience_sdk.checkpoint.manifest import InvalidCheckpointError
+from resilience_sdk.environ import environment, rank_identity
+from resilience_sdk.errors import CheckpointError, ConfigError
+
+# One rank may write for long while the others wait for its word.
+_PATIENCE = datetime.timedelta(hours=2)
+
+
+class Ranks(Protocol):
+    """The ranks that share a checkpoint. Both methods are collective: all ranks call them in one order."""
+
+    rank: int
+    size: int
+
+    def broadcast(self, message: Any) -> Any:
+        """Return rank 0's `message` (a JSON value) on every rank."""
+        ...
+
+    def gather(self, message: Any) -> list[Any]:
+        """Return every rank's `message` (a JSON value) by rank, on every rank."""
+        ...
+
+
+class Alone:
+    """A job of one rank: agrees with itself."""
+
+    rank = 0
+    size = 1
+
+    def broadcast(self, message: Any) -> Any:
+        """Return `message`."""
+        return message
+
+    def gather(self, message: Any) -> list[Any]:
+        """Return `message` in a list."""
+        return [message]
+
+
+class ProcessGroupRanks:
+    """The ranks of the initialised default process group.
+
+    The group of the program itself where that is gloo, else a gloo group beside it: these messages must
+    neither need a GPU nor get into the order of a stream. Exceptions of torch.distributed pass through: a
+    group that is broken has already ended the training.
+    """
+
+    def __init__(self) -> None:
+        """Take the default group; collective unless it is gloo, as it then makes a group."""
+        import torch.distributed as dist
+
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.world = dist.group.WORLD
+        self._group = (
+            self.world if dist.get_backend() == "gloo" else dist.new_group(timeout=_PATIENCE, backend="gloo")
+        )
+
+    def broadcast(self, message: Any) -> Any:
+        """Return rank 0's `message` on every rank; collective."""
+        import torch
+        import torch.distributed as dist
+
+        data = _encode(message) if self.rank == 0 else b""
+        length = torch.tensor([len(data)])
+        dist.broadcast(length, 0, group=self._group)
+        buffer = torch.zeros(int(length), dtype=torch.uint8)
+        if self.rank == 0:
+            buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        dist.broadcast(buffer, 0, group=self._group)
+        return json.loads(bytes(buffer.tolist()))
+
+    def gather(self, message: Any) -> list[Any]:
+        """Return every rank's `message` on every rank; collective."""
+        import torch
+        import torch.distributed as dist
+
+        data = _encode(message)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(data)]), group=self._group)
+        width = max(int(length) for length in lengths)
+        padded = torch.frombuffer(bytearray(data.ljust(width)), dtype=torch.uint8)
+        rows = [torch.zeros(width, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(rows, padded, group=self._group)
+        # JSON does not mind the spaces that fill a row up.
+        return [json.loads(bytes(row.tolist())) for row in rows]
+
+
+def _encode(message: Any) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def group_is_ready() -> bool:
+    """Tell whether torch.distributed is initialised in this process; never imports torch."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and bool(dist.is_available()) and bool(dist.is_initialized())
+
+
+# One for all who ask: each of them may own a process group, and groups are made by all ranks together.
+_found: ProcessGroupRanks | None = None
+
+
+def find_ranks() -> Ranks:
+    """Return the ranks of this job; collective the first time, and after the process group was made anew.
+
+    Raises `ConfigError` in a job of several ranks that have no process group: they would all be the first.
+    """
+    global _found
+    if group_is_ready():
+        import torch.distributed as dist
+
+        if dist.get_world_size() == 1:
+            return Alone()
+        if _found is None or _found.world is not dist.group.WORLD:
+            _found = ProcessGroupRanks()
+        return _found
+    identity = rank_identity(environment())
+    if identity is not None and identity.world_size > 1:
+        raise ConfigError(
+            f"this is rank {identity.rank} of {identity.world_size} ({identity.source}), but "
+            f"torch.distributed is not initialised: call torch.distributed.init_process_group() before the "
+            f"first checkpoint call, so that the ranks can agree on one"
+        )
+    return Alone()
+
+
+def raise_together(ranks: Ranks, action: Callable[[], object]) -> None:
+    """Run `action` on all ranks; what fails on one is raised on all, so that none waits for it. Collective.
+
+    Raises `ConfigError` or `CheckpointError` as `action` did, else `CheckpointError` naming the first rank.
+    """
+    mine: Exception | None = None
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - raised below, on every rank
+        mine = error
+    reasons = ranks.gather(None if mine is None else describe(mine))
+    if isinstance(mine, (CheckpointError, ConfigError)):
+        raise mine
+    for rank, reason in enumerate(reasons):
+        if reason is not None:
+            raise CheckpointError(f"rank {rank}: {reason}" if ranks.size > 1 else reason) from mine
+
+
+def describe(error: BaseException) -> str:
+    """Return what a person needs to know of an exception, in one line where its text is one."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    if isinstance(error, (CheckpointError, ConfigError, InvalidCheckpointError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,202 @@
+"""What a checkpoint holds: taking it from live objects and putting it back.
+
+An entry of `state` is one of
+
+* shared: a module, an optimizer, a scheduler, a scaler, anything with `state_dict` and `load_state_dict`, or
+  a plain tensor. It is the same on every rank, so rank 0 writes it for all;
+* per rank: a data loader or sampler with `state_dict`, or a `torch.Generator`. Every rank writes its own;
+* a data loader without `state_dict`: nothing to save, `Run.steps` counts its batches.
+
+Wrappers (DDP, DataParallel, torch.compile) are taken off, so that a checkpoint fits with and without them.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from resilience_sdk.errors import CheckpointError, ConfigError
+
+Kind = Literal["shared", "rank", "counted"]
+
+_LEAVES = (
+    str,
+    bytes,
+    bytearray,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
+_TENSORS = (torch.Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
+_ACCEPTED = "an object with state_dict() and load_state_dict(), a tensor, or a data loader"
+
+
+class StateMap:
+    """The entries of `state`, sorted by who writes them. Objects are referenced, not copied."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        """Sort the entries; raises `ConfigError` naming the one that cannot be saved, and the cure."""
+        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+            raise ConfigError(
+                f"state must be a mapping from names to objects, such as "
+                f'{{"model": model, "optimizer": optimizer}}, not {reprlib.repr(state)}'
+            )
+        self.shared: dict[str, Any] = {}
+        self.per_rank: dict[str, Any] = {}
+        for name, item in state.items():
+            kind = classify(name, item)
+            if kind == "shared":
+                self.shared[name] = item
+            elif kind == "rank":
+                self.per_rank[name] = item
+
+    def capture_shared(self) -> dict[str, Any]:
+        """Return what rank 0 writes; raises `CheckpointError` for what could not be loaded again."""
+        return {name: capture(name, item) for name, item in self.shared.items()}
+
+    def capture_rank(self) -> dict[str, Any]:
+        """Return what this rank writes; raises `CheckpointError` as `capture_shared`."""
+        return {name: capture(name, item) for name, item in self.per_rank.items()}
+
+    def size(self) -> int:
+        """Return about how many bytes rank 0 would write; 0 when the state cannot be taken."""
+        try:
+            return tensor_bytes(self.capture_shared())
+        except Exception:  # noqa: BLE001 - a guess; the save itself reports what is wrong
+            return 0
+
+    def apply_shared(self, saved: Mapping[str, Any]) -> tuple[str, ...]:
+        """Put back what `capture_shared` returned; return saved names that nobody asks for.
+
+        Raises `CheckpointError` when an entry is not in the checkpoint or does not fit.
+        """
+        missing = [name for name in self.shared if name not in saved]
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint has no {_listed(missing)}, only {_listed(saved)}: resume with the same "
+                f"names in state, or start over in another run directory"
+            )
+        for name, item in self.shared.items():
+            apply(name, item, saved[name])
+        return tuple(name for name in saved if name not in self.shared)
+
+
+def classify(name: str, item: Any) -> Kind:
+    """Return who writes `item`; raises `ConfigError` when it cannot be saved, with the cure."""
+    if isinstance(item, torch.Generator):
+        return "rank"
+    if isinstance(item, (torch.Tensor, nn.Module, torch.optim.Optimizer)):
+        return "shared"
+    # An iterable that is no module gives out data, and every rank has a part of the data for itself.
+    gives_data = hasattr(item, "__iter__") and not isinstance(item, (Mapping, str, bytes, list, tuple, set))
+    if has_state(item):
+        return "rank" if gives_data else "shared"
+    if gives_data:
+        return "counted"
+    cure = (
+        'put its items in one by one, such as "name.key": item'
+        if isinstance(item, (Mapping, list, tuple))
+        else "plain values travel in run.values (or Checkpointer.values)"
+    )
+    raise ConfigError(f"state[{name!r}] is {reprlib.repr(item)}, which is not {_ACCEPTED}: {cure}")
+
+
+def has_state(item: Any) -> bool:
+    """Tell whether `item` can give and take its state by the usual two methods."""
+    return callable(getattr(item, "state_dict", None)) and callable(getattr(item, "load_state_dict", None))
+
+
+def unwrap(item: Any) -> Any:
+    """Return the module inside DDP, DataParallel and torch.compile wrappers; anything else as it is."""
+    while isinstance(item, nn.Module):
+        if isinstance(item, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            item = item.module
+        elif isinstance(inner := getattr(item, "_orig_mod", None), nn.Module):
+            item = inner  # what torch.compile(module) returns
+        else:
+            break
+    return item
+
+
+def capture(name: str, item: Any) -> Any:
+    """Return the state of one entry, checked to be loadable by `torch.load(weights_only=True)`."""
+    if isinstance(item, torch.Generator):
+        return item.get_state()
+    if isinstance(item, torch.Tensor):
+        state: Any = item.detach()
+    else:
+        state = unwrap(item).state_dict()
+    return _loadable(state, name)
+
+
+def apply(name: str, item: Any, saved: Any) -> None:
+    """Put the state of one entry back; raises `CheckpointError` naming it when it does not fit."""
+    try:
+        if isinstance(item, torch.Generator):
+            item.set_state(saved)
+        elif isinstance(item, torch.Tensor):
+            if item.shape != saved.shape:
+                raise ValueError(f"shape {tuple(saved.shape)} in the checkpoint, {tuple(item.shape)} here")
+            with torch.no_grad():
+                item.copy_(saved)
+        else:
+            unwrap(item).load_state_dict(saved)
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit state[{name!r}]: {error}\n"
+            f"Resume with the program that wrote it, or start over in another run directory."
+        ) from error
+
+
+def _loadable(value: Any, place: str) -> Any:
+    """Return `value` with numpy scalars as Python's; raise `CheckpointError` for what could not be loaded."""
+    kind = type(value)
+    if kind in _TENSORS or isinstance(value, _LEAVES):
+        return value
+    if kind in (dict, OrderedDict):
+        changed = {key: _loadable(item, f"{place}[{key!r}]") for key, item in value.items()}
+        return value if _same_items(changed.values(), value.values()) else kind(changed)
+    if kind in (list, tuple, set):
+        items = [_loadable(item, f"{place}[{index}]") for index, item in enumerate(value)]
+        return value if _same_items(items, value) else kind(items)
+    if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return value.item()
+    if isinstance(value, torch.Tensor):
+        raise CheckpointError(
+            f"{place} is a {kind.__name__}: sharded and other special tensors cannot be saved by this "
+            f"version; leave it out of state and save it with torch.distributed.checkpoint"
+        )
+    raise CheckpointError(
+        f"{place} is a {kind.__module__}.{kind.__qualname__}, which could not be loaded without running "
+        f"code from the file: let its state_dict() return numbers, strings, tensors, lists and dicts"
+    )
+
+
+def _same_items(new: Iterable[Any], old: Iterable[Any]) -> bool:
+    # By identity: what needed no change is handed on as it is, with its attributes (state_dict's _metadata).
+    return all(a is b for a, b in zip(new, old, strict=True))
+
+
+def tensor_bytes(value: Any) -> int:
+    """Return the bytes of all tensors in a captured state."""
+    if isinstance(value, torch.Tensor):
+        return int(value.numel() * value.element_size())
+    if isinstance(value, Mapping):
+        return sum(tensor_bytes(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(tensor_bytes(item) for item in value)
+    return 0
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "nothing"

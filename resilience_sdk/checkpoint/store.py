@@ -1,0 +1,73 @@
+"""The directory of checkpoints as rank 0 keeps it: clean, select, begin, commit, retire."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from resilience_sdk.checkpoint.commit import begin, clean_leftovers, commit, delete
+from resilience_sdk.checkpoint.manifest import Manifest
+from resilience_sdk.checkpoint.retention import find_deletable
+from resilience_sdk.checkpoint.select import Selection, select_newest, step_name
+from resilience_sdk.checkpoint.trust import check_directory
+from resilience_sdk.checkpoint.verify import verify_checkpoint
+
+
+class CheckpointStore:
+    """The checkpoints of one run directory. Only rank 0 changes anything here, from one thread.
+
+    Every method may raise `OSError` unless it says otherwise.
+    """
+
+    def __init__(self, directory: Path, *, keep: int, group_readable: bool) -> None:
+        self.directory = directory
+        self.directory_mode, self.file_mode = (0o750, 0o640) if group_readable else (0o700, 0o600)
+        self._keep = keep
+        self._is_clean = False
+        # Names of those whose every byte this process has written or read and found right.
+        self._known_good: set[str] = set()
+
+    def clean(self) -> None:
+        """Remove what killed writers left; once, before the first own save."""
+        if not self._is_clean:
+            self.directory.mkdir(mode=self.directory_mode, exist_ok=True)
+            clean_leftovers(self.directory)
+            self._is_clean = True
+
+    def find_newest(self) -> Selection:
+        """Return the newest checkpoint of which every byte is there, and why newer ones were skipped."""
+        self.clean()
+        selection = select_newest(os.listdir(self.directory), self._examine)
+        if selection.name is not None:
+            self._known_good.add(selection.name)
+        return selection
+
+    def _examine(self, name: str) -> Manifest:
+        check_directory(self.directory)
+        return verify_checkpoint(self.directory / name)
+
+    def begin(self, step: int, token: str) -> Path:
+        """Make and return the unfinished directory of a save."""
+        self.clean()
+        return begin(self.directory, step, token, mode=self.directory_mode)
+
+    def commit(self, unfinished: Path, manifest: Manifest, token: str) -> Path:
+        """Give an unfinished checkpoint its name; return its path."""
+        path = commit(unfinished, manifest, token, mode=self.file_mode)
+        self._known_good.add(path.name)
+        return path
+
+    def retire(self, token: str) -> list[str]:
+        """Delete what is no longer needed and return the names; never raises, what stays is tried again."""
+        try:
+            names = os.listdir(self.directory)
+        except OSError:
+            return []
+        doomed = find_deletable(names, self._known_good, self._keep)
+        deleted = [name for name in doomed if delete(self.directory / name, token)]
+        self._known_good.difference_update(deleted)
+        return deleted
+
+    def path_of(self, step: int) -> Path:
+        """Return where the checkpoint of `step` is or would be. Never raises."""
+        return self.directory / step_name(step)

@@ -1,0 +1,140 @@
+"""The `resilience` command: finds the subcommand and turns our errors into one line and exit code 2.
+
+A subcommand is a module imported only when it is asked for, so `resilience status` needs no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from resilience_sdk._version import __version__
+from resilience_sdk.console import printable
+from resilience_sdk.errors import ConfigError, ResilienceError
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+@attrs.frozen
+class Command:
+    """A subcommand: `main(argv) -> exit code` in `module`, and its line in the help."""
+
+    module: str
+    summary: str
+    reads_only: bool = True  # its OSErrors are about the files it was asked to read
+
+
+COMMANDS = {
+    "run": Command(
+        "resilience_sdk.launcher.main",
+        "run a script on all ranks, with restart (a drop-in for torchrun)",
+        reads_only=False,
+    ),
+    "status": Command(
+        "resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents"
+    ),
+    "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
+    "outcome": Command(
+        "resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory"
+    ),
+    "demo": Command(
+        "resilience_sdk.demo",
+        "train a small model on 2 CPU ranks while it is hung and killed",
+        reads_only=False,
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: that of this process) and return its exit code.
+
+    Mistakes of the user end with one line on standard error and 2; a subcommand's own exit codes pass.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except ResilienceError as error:
+        return _refuse(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _refuse(error: Exception) -> int:
+    print(f"resilience: {' '.join(printable(str(error)).split())}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _reading(command: Callable[[list[str]], int], words: list[str]) -> int:
+    """Run a command that only reads and prints."""
+    try:
+        code = command(words)
+        sys.stdout.flush()  # a reader that left is noticed here, not at exit
+        return code
+    except BrokenPipeError:
+        # `resilience why | head`: the reader has seen enough. Nothing may be flushed into the pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except OSError as error:
+        return _refuse(error)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        print(usage(), file=sys.stderr)
+        return EXIT_USAGE
+    name, rest = words[0], words[1:]
+    if name in ("-h", "--help", "help"):
+        return _help(rest)
+    if name == "--version":
+        print(__version__)
+        return EXIT_OK
+    if name not in COMMANDS:
+        raise ConfigError(_unknown(name))
+    command = _load(name)
+    return _reading(command, rest) if COMMANDS[name].reads_only else command(rest)
+
+
+def _help(words: list[str]) -> int:
+    if words and words[0] in COMMANDS:
+        return _load(words[0])(["--help"])
+    if words:
+        raise ConfigError(_unknown(words[0]))
+    print(usage())
+    return EXIT_OK
+
+
+def _unknown(name: str) -> str:
+    kind = "option" if name.startswith("-") else "command"
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    if not close and name.endswith(".py"):
+        return f"unknown {kind} {name!r}; to run a script: resilience run {name}"
+    hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)}"
+    return f"unknown {kind} {name!r}; {hint}"
+
+
+def _load(name: str) -> Callable[[list[str]], int]:
+    entry: Callable[[list[str]], int] = importlib.import_module(COMMANDS[name].module).main
+    return entry
+
+
+def usage() -> str:
+    """Return the help of the command itself."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: resilience COMMAND [arguments]",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "resilience COMMAND --help tells more; resilience --version prints the version.",
+        ]
+    )

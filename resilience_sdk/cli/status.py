@@ -1,0 +1,207 @@
+"""`resilience status`: how a run is doing, from its files; live values where it runs on this host."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from resilience_sdk.cli.common import (
+    ago,
+    one_line,
+    open_run_dir,
+    print_json,
+    print_lines,
+    reading_parser,
+    when,
+)
+from resilience_sdk.cli.live import live_ranks
+from resilience_sdk.cli.outcome import read_outcome
+from resilience_sdk.cli.run_state import RunState, state_of
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.incident_report import compact_ranks, headline
+from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.journal import JournalContents, read_journal
+from resilience_sdk.lease import LeaseHolder, current_holder
+from resilience_sdk.run_directory import RunDirectory
+
+_MOST_RANKS = 16
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the status and return 0; raises RunDirectoryError for a directory that cannot be read."""
+    parser = reading_parser("status", "Print how a run is doing: state, ranks, checkpoints, incidents.")
+    options = parser.parse_args(argv)
+    status = collect(open_run_dir(options.run_dir))
+    if options.json:
+        print_json(status)
+    else:
+        print_lines(render(status, time.time()))
+    return 0
+
+
+def collect(run_dir: RunDirectory) -> dict[str, Any]:
+    """Return the status object that `--json` prints. Unreadable parts are named in `problems`, not fatal."""
+    problems: list[str] = []
+    journal = _journal(run_dir, problems)
+    state = state_of(journal.events)
+    holder = current_holder(run_dir)
+    live = live_ranks(run_dir)
+    try:
+        outcome = read_outcome(run_dir)
+    except ConfigError as error:
+        outcome = None
+        problems.append(str(error))
+    return {
+        "run_dir": str(run_dir.path),
+        "state": _state(run_dir, state, outcome, holder, live),
+        "outcome": outcome,
+        "in_use_by": None if holder is None else {"job": holder.job, "host": holder.host, "pid": holder.pid},
+        "job": state.job,
+        "attempt": state.attempt,
+        "attempts": state.attempts,
+        "world_size": state.world_size,
+        "started_at": state.started_at,
+        "last_event": state.last_event,
+        "last_event_at": state.last_event_at,
+        "ranks": [attrs.asdict(state.ranks[rank]) for rank in sorted(state.ranks)],
+        "live": live,
+        "checkpoint": None
+        if state.checkpoint_at is None
+        else {"step": state.checkpoint_step, "at": state.checkpoint_at},
+        "incidents": _incidents(run_dir, problems),
+        "degraded": state.degraded,
+        "journal": {"events": len(journal.events), "torn_lines": journal.torn_lines},
+        "problems": problems,
+    }
+
+
+def _journal(run_dir: RunDirectory, problems: list[str]) -> JournalContents:
+    try:
+        os.listdir(run_dir.journal)  # a glob over an unreadable directory is silently empty
+        contents = read_journal(run_dir.journal)
+    except OSError as error:
+        problems.append(f"cannot read {run_dir.journal}: {error.strerror}; nothing is known about the ranks")
+        return JournalContents(events=(), torn_lines=0, unreadable_files=())
+    if contents.torn_lines:
+        lines = "line was" if contents.torn_lines == 1 else "lines were"
+        problems.append(f"{contents.torn_lines} torn journal {lines} skipped")
+    problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
+    return contents
+
+
+def _incidents(run_dir: RunDirectory, problems: list[str]) -> dict[str, Any]:
+    try:
+        incidents = IncidentStore(run_dir.path).all()
+    except OSError as error:
+        problems.append(f"cannot read {run_dir.incidents}: {error.strerror}")
+        incidents = []
+    last = incidents[-1] if incidents else None
+    return {
+        "count": len(incidents),
+        "last": None
+        if last is None
+        else {"id": last.id, "detected_at": last.detected_at, "summary": headline(last).replace("`", "")},
+    }
+
+
+def _state(
+    run_dir: RunDirectory,
+    state: RunState,
+    outcome: dict[str, Any] | None,
+    holder: LeaseHolder | None,
+    live: list[dict[str, Any]],
+) -> str:
+    """Return running, finished, ended, lost (nothing tells that it runs or how it ended) or empty."""
+    if holder is not None or live:
+        return "running"
+    if run_dir.is_finished():
+        return "finished"
+    ended_at = outcome["ended_at"] if outcome else None
+    if outcome and (ended_at is None or state.started_at is None or ended_at >= state.started_at):
+        return "ended"
+    return "lost" if state.last_event else "empty"
+
+
+_STATES = {
+    "running": "running",
+    "finished": "finished: training is complete",
+    "ended": "ended",
+    "lost": "no job holds it and none told how it ended: killed with its launcher, or under a foreign one",
+    "empty": "nothing has run in it yet",
+}
+
+
+def render(status: dict[str, Any], now: float) -> list[str]:
+    """Return the status as lines for a person; `now` is Unix time in seconds."""
+    rows = [("run directory", status["run_dir"]), ("state", _STATES[status["state"]])]
+    if outcome := status["outcome"]:
+        reason = f", {outcome['reason']}" if outcome["reason"] else ""
+        code = "unknown" if outcome["exit_code"] is None else outcome["exit_code"]
+        rows.append(("outcome", f"{outcome['verdict'] or 'unknown'}, exit code {code}{reason}"))
+        rows += [("resume with", outcome["resume"])] if outcome["resume"] else []
+    if holder := status["in_use_by"]:
+        rows.append(("in use by", f"job {holder['job']}, host {holder['host']}, pid {holder['pid']}"))
+    if status["job"] is not None:
+        size = "" if status["world_size"] is None else f", {status['world_size']} ranks"
+        attempt = "" if status["attempt"] is None else f", attempt {status['attempt']}"
+        rows.append(("job", f"{status['job']}{attempt}{size}, since {when(status['started_at'])}"))
+    if status["last_event"]:
+        rows.append(("last event", f"{status['last_event']}, {ago(status['last_event_at'], now)}"))
+    rows += _ranks(status)
+    if checkpoint := status["checkpoint"]:
+        step = "unknown" if checkpoint["step"] is None else checkpoint["step"]
+        rows.append(("checkpoint", f"step {step}, {ago(checkpoint['at'], now)}"))
+    rows += _incident_rows(status, now)
+    rows += [("degraded", item["message"]) for item in status["degraded"][-3:]]
+    rows += [("note", problem) for problem in status["problems"]]
+    return [f"{name:<14} {one_line(text)}" for name, text in rows]
+
+
+def _ranks(status: dict[str, Any]) -> list[tuple[str, str]]:
+    live = {item["rank"]: item for item in status["live"]}
+    known = {item["rank"]: item for item in status["ranks"]}
+    ranks = sorted({*live, *known})
+    rows = [(f"rank {rank}", _rank(known.get(rank), live.get(rank))) for rank in ranks[:_MOST_RANKS]]
+    if ranks[_MOST_RANKS:]:
+        rows.append(("", f"and ranks {compact_ranks(ranks[_MOST_RANKS:])} (--json has them all)"))
+    return rows
+
+
+def _rank(known: dict[str, Any] | None, live: dict[str, Any] | None) -> str:
+    words: list[str] = []
+    if live is not None:
+        where = " > ".join(live["sections"]) or "outside any section"
+        beat = live["seconds_since_beat"]
+        words.append("done" if live["done"] else where)
+        words.append(f"step {live['step']}" if live["step"] is not None else "no step yet")
+        words.append(f"last beat {beat:.1f} s ago" if beat is not None else "no beat yet")
+        if live["paused"]:
+            words.append(f"paused ({live['paused']})")
+        if not live["progress_signal"]:
+            words.append("no progress signal: only its death would be noticed")
+        words.append(f"pid {live['pid']}")
+    elif known is not None:
+        code, signal = known["exit_code"], known["signal"]
+        ended = f"ended by {signal}" if signal else "exited" if code is None else f"exited with {code}"
+        words.append(ended if known["state"] == "exited" else known["state"])
+        words += [f"step {known['step']}"] if known["step"] is not None else []
+        words += [f"last event {known['last_event']}"] if known["last_event"] else []
+    if known is not None and known["host"]:
+        words.append(f"host {known['host']}")
+    return ", ".join(words)
+
+
+def _incident_rows(status: dict[str, Any], now: float) -> list[tuple[str, str]]:
+    incidents = status["incidents"]
+    if not incidents["count"]:
+        return [("incidents", "none")]
+    last = incidents["last"]
+    newest = f"newest {last['id']}, {ago(last['detected_at'], now)}: {last['summary']}"
+    return [
+        ("incidents", f"{incidents['count']}; {newest}"),
+        ("", f"resilience why {status['run_dir']} tells more"),
+    ]

@@ -1,0 +1,8 @@
+"""`resilience demo`: a real model on real text is hung and killed, and must not notice.
+
+`train.py` is the script, and the best example of the API; `promises.py` says what must come true.
+"""
+
+from resilience_sdk.demo.command import main
+
+__all__ = ["main"]

@@ -1,0 +1,121 @@
+"""Runs one scenario of the demo under `resilience run`, as its own process, and reads what it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from resilience_sdk import environ
+from resilience_sdk.demo.promises import CHECKPOINT_EVERY, RANKS, Outcome, Scenario
+from resilience_sdk.incidents import IncidentStore
+
+SCRIPT = Path(__file__).with_name("train.py")
+_LONGEST_RUN_S = 240.0
+_LONGEST_GOODBYE_S = 20.0
+# A demo cannot wait half a minute to see that something is wrong; real runs keep the defaults.
+_OPTIONS = {
+    "nproc-per-node": RANKS,
+    "max-restarts": 1,
+    "checkpoint-every": CHECKPOINT_EVERY,
+    "timeout-floor": 3,
+    "term-grace": 1,
+    "monitor-interval": 0.1,
+}
+# What an outer launcher or job said about itself does not hold for the demo's own.
+_FOREIGN_PREFIXES = (environ.PREFIX, "PET_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
+_FOREIGN = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+
+
+def run_scenario(scenario: Scenario, directory: Path) -> Outcome:
+    """Run the training with the scenario's fault; its output goes to `directory/output.log`.
+
+    Raises OSError when the directory cannot be written. A run that does not end is ended.
+    """
+    directory.mkdir(parents=True)
+    start = time.monotonic()
+    with open(directory / "output.log", "wb") as log:
+        process = subprocess.Popen(
+            command(directory),
+            env=_environment(scenario),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            exit_code: int | None = process.wait(_LONGEST_RUN_S)
+        except subprocess.TimeoutExpired:
+            exit_code = None
+        finally:
+            _end(process)
+    return Outcome(
+        exit_code=exit_code,
+        seconds=time.monotonic() - start,
+        results=_results(directory / "results"),
+        incidents=tuple(IncidentStore(directory / "run").all()),
+    )
+
+
+def command(directory: Path) -> list[str]:
+    """Return the command line of a run."""
+    options = [f"--{name}={value}" for name, value in _OPTIONS.items()]
+    script = [str(SCRIPT), "--out", str(directory / "results")]
+    return [
+        sys.executable,
+        "-m",
+        "resilience_sdk",
+        "run",
+        f"--run-dir={directory / 'run'}",
+        *options,
+        *script,
+    ]
+
+
+def _environment(scenario: Scenario) -> dict[str, str]:
+    inherited = environ.environment()
+    env = {
+        name: value
+        for name, value in inherited.items()
+        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
+    }
+    package_root = str(Path(__file__).parents[2])  # also from a checkout that is not installed
+    env["PYTHONPATH"] = ":".join(filter(None, (package_root, inherited.get("PYTHONPATH", ""))))
+    env["OMP_NUM_THREADS"] = "1"
+    env["CUDA_VISIBLE_DEVICES"] = ""
+    env[environ.JOB_ID] = f"demo-{uuid.uuid4().hex[:12]}"
+    if scenario.fault is not None:
+        env[environ.FAULT] = str(scenario.fault)
+    return env
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a run that is still there: politely, so that the launcher takes its ranks along, then not."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_LONGEST_GOODBYE_S)
+    process.kill()
+    process.wait()
+
+
+def _results(directory: Path) -> Mapping[int, Mapping[str, Any]]:
+    found = {}
+    for rank in range(RANKS):
+        with contextlib.suppress(FileNotFoundError):
+            found[rank] = json.loads((directory / f"rank-{rank}.json").read_text())
+    return found

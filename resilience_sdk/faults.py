@@ -1,0 +1,316 @@
+"""Deterministic faults: the same rank freezes, dies or slows down at the same step, every time.
+
+    RESILIENCE_FAULT="hang:rank=1,step=40"                     no code at all
+    RESILIENCE_FAULT="kill:rank=0,step=9;slow:rank=2,seconds=.1"     several
+    resilience_sdk.faults.inject("hang", rank=1, step=40, how="gil")
+
+The recording blocks call `reached()` and `left()`, and only where `armed()` said so: a process without a
+fault never comes here. A fault is real: the process is blocked in C, stopped, or gone, and whatever notices
+and repairs that cannot tell it from an accident.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from resilience_sdk import console
+from resilience_sdk.errors import ConfigError
+
+__all__ = ["InjectedError", "Plan", "armed", "inject", "parse"]
+
+# The ways of each kind, the default first.
+_WAYS: Mapping[str, tuple[str, ...]] = {
+    "hang": ("sleep", "c", "gil", "stop"),
+    "kill": ("sigkill", "segv", "abort", "exit", "exception"),
+    "slow": (),
+}
+_PLACES = ("inside", "outside", "start")
+_COMMON = ("rank", "step", "attempt", "section", "where")
+_DEFAULT_BEAT = "step"
+
+
+class InjectedError(RuntimeError):
+    """The exception of `kill` with `how=exception`; its message depends on the plan alone."""
+
+
+@attrs.frozen
+class Plan:
+    """One fault: what happens, and when. None means any."""
+
+    kind: str
+    how: str | None = None
+    rank: int | None = None
+    step: int | None = None
+    attempt: int | None = 0
+    section: str | None = None
+    where: str = "inside"
+    seconds: float | None = None
+    code: int = 1
+
+    def __str__(self) -> str:
+        """Return the plan in the notation of `RESILIENCE_FAULT`."""
+        options = []
+        for field in attrs.fields(Plan)[1:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                options.append(f"{field.name}={'any' if value is None else value}")
+        return self.kind + (":" + ",".join(options) if options else "")
+
+    @property
+    def lasts(self) -> bool:
+        """Tell whether it strikes again and again; all others strike once."""
+        return self.kind == "slow"
+
+    def concerns(self, rank: int | None, attempt: int) -> bool:
+        """Tell whether this process is meant."""
+        return self.rank in (None, rank) and self.attempt in (None, attempt)
+
+    def due(self, where: str, name: str, step: int, is_beat: bool) -> bool:
+        """Tell whether this is the moment: a place, the name of a block, and the step it belongs to."""
+        if where != self.where or not (is_beat if self.section is None else name == self.section):
+            return False
+        if self.step is None or step == self.step:
+            return True
+        return self.lasts and step > self.step
+
+    def strike(self) -> None:
+        """Do it. Returns only from `slow`, and from a stop that somebody continued."""
+        if self.kind == "slow":
+            time.sleep(self.seconds or 0.0)
+        elif self.kind == "hang":
+            _hang(self.how or "sleep")
+        else:
+            _kill(self)
+
+
+class Injector:
+    """The plans of one process, and which of them have struck."""
+
+    def __init__(self) -> None:
+        """Know no plan, and not yet which rank this is."""
+        self._injected: list[Plan] = []
+        self._named: list[Plan] = []
+        self._mine: list[Plan] = []
+        self._struck: list[Plan] = []  # by identity: the same text may be given twice
+        self._rank: int | None = None
+        self._attempt = 0
+        self._pid = 0  # 0 = identity unknown; another one = forked since
+
+    def armed(self) -> bool:
+        """Tell whether a fault may strike in this process."""
+        return bool(self._mine)
+
+    def add(self, plan: Plan) -> None:
+        """Add one plan at run time."""
+        self._injected.append(plan)
+        self._select()
+
+    def load(self, text: str, rank: int | None, attempt: int) -> None:
+        """Take the plans of `text` and say who this process is; a later call corrects the identity.
+
+        Raises ConfigError.
+        """
+        plans = parse(text)
+        if plans != self._named:
+            self._named = plans
+        self._rank, self._attempt, self._pid = rank, attempt, os.getpid()
+        self._select()
+
+    def meet(self, where: str, name: str, step: int, is_beat: bool) -> None:
+        """Strike what is due."""
+        if os.getpid() != self._pid:
+            return  # before the start, or in a child (a DataLoader's worker) that is no rank
+        for plan in list(self._mine):
+            if plan.due(where, name, step, is_beat):
+                self._strike(plan, where, name, step)
+
+    def _select(self) -> None:
+        plans = [plan for plan in self._injected + self._named if plan.lasts or not self._has_struck(plan)]
+        before = bool(self._mine)
+        self._mine = (
+            [plan for plan in plans if plan.concerns(self._rank, self._attempt)] if self._pid else plans
+        )
+        if bool(self._mine) != before:
+            on_change()
+
+    def _has_struck(self, plan: Plan) -> bool:
+        return any(plan is struck for struck in self._struck)
+
+    def _strike(self, plan: Plan, where: str, name: str, step: int) -> None:
+        if not self._has_struck(plan):
+            self._struck.append(plan)
+            moment = "at its start" if where == "start" else f"at step {step} {where} '{name}'"
+            console.say(f"injected fault: {plan} strikes rank {self._rank} {moment}")
+        if not plan.lasts:
+            self._mine.remove(plan)
+        plan.strike()
+
+
+_injector = Injector()
+
+# Called whenever `armed()` changes; the session sets it, so that blocks are made anew.
+on_change: Callable[[], None] = lambda: None  # noqa: E731 - replaced by the session
+
+
+def inject(
+    kind: str,
+    *,
+    rank: int | None = None,
+    step: int | None = None,
+    attempt: int | str | None = 0,
+    **options: Any,
+) -> None:
+    """Plan a fault in this process: `inject("hang", rank=1, step=40)`. Call it on every rank alike.
+
+    Args:
+        kind: `hang` (`how=` sleep, c, gil, stop), `kill` (`how=` sigkill, segv, abort, exit with `code=`,
+            exception) or `slow` (`seconds=` added at every step from `step` on).
+        rank: the rank it strikes; None strikes every rank.
+        step: the step as the heartbeat counts it; None means the first that comes.
+        attempt: strike only in this attempt; None or "any" strikes in each.
+        **options: `section=` strike on entering this section instead of the heartbeat; `where=` "inside",
+            "outside" (right after leaving the heartbeat) or "start" (before the first beat).
+
+    Raises:
+        ConfigError: a kind, option or value is not known; the message names it and the nearest match.
+    """
+    given = {"rank": rank, "step": step, "attempt": "any" if attempt is None else attempt, **options}
+    _injector.add(_plan(kind, {key: value for key, value in given.items() if value is not None}, kind))
+
+
+def parse(text: str) -> list[Plan]:
+    """Return the plans in `text`, written `kind:key=value,key=value;kind:...`. Raises ConfigError."""
+    plans = []
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        kind, _, rest = part.partition(":")
+        options: dict[str, Any] = {}
+        for option in filter(None, (piece.strip() for piece in rest.split(","))):
+            key, equals, value = (piece.strip() for piece in option.partition("="))
+            if not equals:
+                raise ConfigError(f"RESILIENCE_FAULT={text!r}: {option!r} is not key=value")
+            options[key] = value
+        plans.append(_plan(kind.strip(), options, part))
+    return plans
+
+
+def armed() -> bool:
+    """Tell whether a fault is planned for this process, so that its blocks must ask."""
+    return _injector.armed()
+
+
+def load(text: str, rank: int | None, attempt: int) -> None:
+    """Take over `RESILIENCE_FAULT` and the identity of this process; again when the identity is corrected."""
+    _injector.load(text, rank, attempt)
+
+
+def reached(name: str, step: int, beat: bool | None = None) -> None:
+    """Strike what is due on entering the block `name`; `beat` tells heartbeats apart (None: by the name)."""
+    _injector.meet("inside", name, step, name == _DEFAULT_BEAT if beat is None else beat)
+
+
+def left(name: str, step: int) -> None:
+    """Strike what is due right after leaving the heartbeat `name`."""
+    _injector.meet("outside", name, step, True)
+
+
+def started() -> None:
+    """Strike what is due when the session has started, before the first beat."""
+    _injector.meet("start", _DEFAULT_BEAT, -1, True)
+
+
+# -- reading a plan
+
+
+def _plan(kind: str, options: Mapping[str, Any], text: str) -> Plan:
+    ways = _WAYS.get(kind)
+    if ways is None:
+        raise ConfigError(f"fault {text!r}: unknown kind {kind!r}{_nearest(kind, _WAYS)}")
+    own = {"hang": ("how",), "kill": ("how", "code"), "slow": ("seconds",)}[kind]
+    values: dict[str, Any] = {}
+    for key, value in options.items():
+        if key not in _COMMON + own:
+            raise ConfigError(f"fault {text!r}: unknown key {key!r}{_nearest(key, _COMMON + own)}")
+        values[key] = _value(key, value, ways, text)
+    if kind == "slow" and "seconds" not in values:
+        raise ConfigError(f"fault {text!r}: slow needs seconds=, the time it adds to each step")
+    if "code" in values and values.get("how") != "exit":
+        raise ConfigError(f"fault {text!r}: code={values['code']} needs how=exit")
+    if values.get("where") == "start" and ("step" in values or "section" in values):
+        values = {key: value for key, value in values.items() if key not in ("step", "section")}
+    return Plan(kind, values.pop("how", ways[0] if ways else None), **values)
+
+
+def _value(key: str, value: Any, ways: Iterable[str], text: str) -> Any:
+    choices = {"how": tuple(ways), "where": _PLACES}.get(key)
+    if choices is not None:
+        if value not in choices:
+            raise ConfigError(f"fault {text!r}: {key}={value} is not known{_nearest(str(value), choices)}")
+        return value
+    if key == "section":
+        return str(value)
+    if key in ("rank", "step", "attempt") and value == "any":
+        return None
+    try:
+        number = float(value) if key == "seconds" else int(value)
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number < float("inf"):
+        takes = "seconds as a number" if key == "seconds" else "a whole number"
+        raise ConfigError(f"fault {text!r}: {key}={value} is not right: it takes {takes}, 0 or more")
+    return number
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    import difflib
+
+    known = list(known)
+    matches = difflib.get_close_matches(word, known, 1, 0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(known)}"
+
+
+# -- striking
+
+
+def _hang(how: str) -> None:
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "sleep":
+        while True:
+            time.sleep(1.0)
+    else:
+        _deadlock(holding_the_gil=how == "gil")
+
+
+def _deadlock(*, holding_the_gil: bool) -> None:
+    """Lock one mutex twice: the thread waits in C for ever, and a signal does not bring it back to Python.
+
+    `pause()` or `sleep()` would return on every signal, and Python would then run its handlers.
+    """
+    import ctypes
+
+    libc: Any = (ctypes.PyDLL if holding_the_gil else ctypes.CDLL)(None)
+    mutex = ctypes.create_string_buffer(256)  # larger than any platform's pthread_mutex_t
+    libc.pthread_mutex_init(mutex, None)
+    libc.pthread_mutex_lock(mutex)
+    while True:
+        libc.pthread_mutex_lock(mutex)
+
+
+def _kill(plan: Plan) -> None:
+    if plan.how == "exception":
+        raise InjectedError(f"injected fault: {plan}")
+    if plan.how == "exit":
+        raise SystemExit(plan.code)
+    if plan.how == "abort":
+        os.abort()
+    if plan.how == "segv":
+        import ctypes
+
+        ctypes.string_at(0)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,132 @@
+"""The incident record: plain values, and their JSON with every key always present.
+
+Reading is forgiving, because a report may come from another version, a full disk or an editor: unknown keys
+are ignored, and a value of the wrong shape counts as missing. Only `incidents` does I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+
+KINDS = ("crash", "hang", "slow", "preemption", "numerics")
+ACTIONS = ("restart", "exclude_node", "wait", "rollback", "requeue", "stop", "none")
+
+
+@attrs.frozen
+class Evidence:
+    """One observation: where it comes from (`exit`, `proc`, `stack`, `flight`, ...) and what it says."""
+
+    source: str
+    text: str
+
+
+@attrs.frozen
+class Culprit:
+    """A rank that the evidence names, and where it was. `stack`: `file:line function`, innermost first."""
+
+    rank: int
+    node: str | None = None
+    step: int | None = None
+    section: str | None = None
+    stack: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Incident:
+    """One fault of one attempt. Times are Unix seconds, durations seconds; None means not known.
+
+    `id` is given by `IncidentStore.create`. `culprits` may be empty: "cannot tell" is an answer.
+    `lost_steps` stays None unless steps are global.
+    """
+
+    id: str | None = None
+    kind: str | None = None
+    attempt: int | None = None
+    detected_at: float | None = None
+    detection_latency_s: float | None = None
+    culprits: tuple[Culprit, ...] = ()
+    victims: tuple[int, ...] = ()
+    category: str | None = "unknown"
+    cause: str | None = "unknown"
+    action: str | None = "restart"
+    confidence: float | None = None
+    evidence: tuple[Evidence, ...] = ()
+    recovered_at: float | None = None
+    recovery_s: float | None = None
+    lost_steps: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON values: every stable key, null for what is missing or not finite."""
+        data = attrs.asdict(self)
+        for name in ("detected_at", "detection_latency_s", "confidence", "recovered_at", "recovery_s"):
+            data[name] = _number(data[name])
+        for culprit in data["culprits"]:
+            culprit["stack"] = list(culprit["stack"])
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in data.items()}
+
+    @classmethod
+    def from_json(cls, data: object) -> Incident:
+        """Build a record from whatever was read; what is missing or misshapen becomes None or empty."""
+        values = data if isinstance(data, dict) else {}
+        confidence = _number(values.get("confidence"))
+        return cls(
+            id=_text(values.get("id")),
+            kind=_text(values.get("kind")),
+            attempt=_integer(values.get("attempt")),
+            detected_at=_number(values.get("detected_at")),
+            detection_latency_s=_number(values.get("detection_latency_s")),
+            culprits=tuple(c for item in _items(values.get("culprits")) if (c := _culprit(item))),
+            victims=tuple(r for item in _items(values.get("victims")) if (r := _integer(item)) is not None),
+            category=_text(values.get("category")),
+            cause=_text(values.get("cause")),
+            action=_text(values.get("action")),
+            confidence=None if confidence is None else min(1.0, max(0.0, confidence)),
+            evidence=tuple(e for item in _items(values.get("evidence")) if (e := _evidence(item))),
+            recovered_at=_number(values.get("recovered_at")),
+            recovery_s=_number(values.get("recovery_s")),
+            lost_steps=_integer(values.get("lost_steps")),
+        )
+
+
+def _culprit(data: object) -> Culprit | None:
+    if not isinstance(data, dict) or (rank := _integer(data.get("rank"))) is None:
+        return None
+    return Culprit(
+        rank=rank,
+        node=_text(data.get("node")),
+        step=_integer(data.get("step")),
+        section=_text(data.get("section")),
+        stack=tuple(line for line in _items(data.get("stack")) if isinstance(line, str)),
+    )
+
+
+def _evidence(data: object) -> Evidence | None:
+    if not isinstance(data, dict) or (text := _text(data.get("text"))) is None:
+        return None
+    return Evidence(source=_text(data.get("source")) or "unknown", text=text)
+
+
+def _items(value: object) -> Iterable[object]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits is JSON too
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,182 @@
+"""report.md: the one page that a person reads about an incident. Pure.
+
+Everything that a job wrote (messages, stacks, names) stands in indented code blocks or code spans, where
+Markdown and HTML mean nothing, with control characters replaced: it can neither steer a terminal nor
+leave its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+
+from resilience_sdk.console import printable
+from resilience_sdk.incident_record import Culprit, Evidence, Incident
+
+_MOST_FRAMES = 12
+_MOST_CULPRITS = 8
+_MOST_CHARACTERS = 2000
+_HAPPENED = {
+    "crash": "died",
+    "hang": "made no progress",
+    "slow": "was slow",
+    "preemption": "was asked to leave",
+    "numerics": "computed bad numbers",
+}
+_NEXT = {
+    "restart": "The launcher starts the next attempt; under a foreign launcher, start the same job again.",
+    "exclude_node": "Run again without the node named above, and have it checked.",
+    "wait": "Free or repair what is named above (space, storage, an external service), then run again.",
+    "rollback": "Run again from an older good state; the newest one is not to be trusted.",
+    "requeue": "Submit the same command again with the same run directory: it resumes.",
+    "stop": "Repair the program or its configuration first: the same command would fail in the same way.",
+    "none": "Nothing.",
+}
+
+
+def render_markdown(incident: Incident, *, meaning: str | None = None) -> str:
+    """Return the page. `meaning` is the sentence of the taxonomy for the cause, where the caller has it."""
+    lines = [f"# Incident {_plain(incident.id or '(no id)')}", "", headline(incident), ""]
+    lines += _facts(incident, meaning)
+    lines += ["## Where", "", *_where(incident)]
+    lines += ["## Why", "", *_why(incident.evidence)]
+    lines += ["## What was lost", "", *_lost(incident), ""]
+    lines += [
+        "## What to do next",
+        "",
+        _NEXT.get(incident.action or "", "The action is not known to this version."),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def headline(incident: Incident) -> str:
+    """Return one line for consoles and lists: who, what, where, why."""
+    happened = _HAPPENED.get(incident.kind or "", "failed")
+    cause = f"{_plain(incident.cause or 'unknown')} ({_plain(incident.category or 'unknown')})"
+    if not incident.culprits:
+        return f"The job {happened}: {cause}; no rank can be named."
+    ranks = compact_ranks(c.rank for c in incident.culprits)
+    who = f"Rank {ranks}" if len(incident.culprits) == 1 else f"Ranks {ranks}"
+    first = incident.culprits[0]
+    place = f" in section {_code(first.section)}" if first.section else ""
+    step = f" at step {first.step}" if first.step is not None else ""
+    node = f" on {_code(first.node)}" if first.node else ""
+    return f"{who}{node} {happened}{place}{step}: {cause}."
+
+
+def compact_ranks(ranks: Iterable[int]) -> str:
+    """Return ranks as a person writes them: `0-6, 8`."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def _facts(incident: Incident, meaning: str | None) -> list[str]:
+    rows = [
+        ("kind", _plain(incident.kind or "unknown")),
+        ("detected", _when(incident.detected_at) + _after(incident.detection_latency_s)),
+        ("attempt", _or_unknown(incident.attempt)),
+        ("cause", f"{_plain(incident.category or 'unknown')} / {_plain(incident.cause or 'unknown')}"),
+        ("meaning", _plain(meaning) if meaning else ""),
+        ("confidence", "not stated" if incident.confidence is None else f"{incident.confidence:.2f}"),
+        ("culprits", compact_ranks(c.rank for c in incident.culprits) or "cannot tell"),
+        ("victims", _victims(incident.victims)),
+        ("action", _plain(incident.action or "unknown")),
+    ]
+    return ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows if text), ""]
+
+
+def _where(incident: Incident) -> list[str]:
+    if not incident.culprits:
+        return ["No rank can be named. The stacks of all ranks that answered are in `stacks/`.", ""]
+    lines: list[str] = []
+    for culprit in incident.culprits[:_MOST_CULPRITS]:
+        lines += _culprit(culprit)
+    if len(incident.culprits) > _MOST_CULPRITS:
+        rest = compact_ranks(c.rank for c in incident.culprits[_MOST_CULPRITS:])
+        lines += [f"Also named: ranks {rest} (see report.json).", ""]
+    return lines
+
+
+def _culprit(culprit: Culprit) -> list[str]:
+    known = [f"rank {culprit.rank}"]
+    known += [f"node {_code(culprit.node)}"] if culprit.node else []
+    known += [f"step {culprit.step}"] if culprit.step is not None else []
+    known += [f"section {_code(culprit.section)}"] if culprit.section else ["outside any section"]
+    head = ", ".join(known) + ", innermost frame first:"
+    if not culprit.stack:
+        return [", ".join(known) + "; no stack.", ""]
+    lines = [head, "", *_block(culprit.stack[:_MOST_FRAMES])]
+    if len(culprit.stack) > _MOST_FRAMES:
+        rest = len(culprit.stack) - _MOST_FRAMES
+        lines += [f"and {rest} more in `stacks/rank-{culprit.rank}.txt`.", ""]
+    return lines
+
+
+def _why(evidence: Sequence[Evidence]) -> list[str]:
+    if not evidence:
+        return ["No evidence was recorded.", ""]
+    width = max(len(_one_line(e.source)) for e in evidence)
+    return _block(f"{_one_line(e.source):<{width}}  {_one_line(e.text)}" for e in evidence)
+
+
+def _lost(incident: Incident) -> list[str]:
+    steps = "Steps to be repeated: " + (
+        "not known." if incident.lost_steps is None else f"{incident.lost_steps}."
+    )
+    if incident.recovered_at is not None:
+        took = "" if incident.recovery_s is None else f", {incident.recovery_s:.1f} s after the detection"
+        return [f"The run went on at {_when(incident.recovered_at)}{took}. {steps}"]
+    if incident.action in ("stop", "none"):
+        return [f"The run did not go on by itself. {steps}"]
+    return [f"The run has not gone on yet. {steps}"]
+
+
+def _victims(victims: Sequence[int]) -> str:
+    if not victims:
+        return "none"
+    count = len(set(victims))
+    return f"{compact_ranks(victims)} ({count} rank{'s' if count > 1 else ''})"
+
+
+def _when(unix_s: float | None) -> str:
+    if unix_s is None:
+        return "at an unknown time"
+    try:
+        moment = datetime.fromtimestamp(unix_s, tz=timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return "at an unknown time"
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _after(latency_s: float | None) -> str:
+    return "" if latency_s is None else f", {latency_s:.1f} s after it happened"
+
+
+def _or_unknown(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _block(lines: Iterable[str]) -> list[str]:
+    """Return an indented code block: four spaces before every line, so that no text can end it early."""
+    return [*("    " + _one_line(line) for line in lines), ""]
+
+
+def _one_line(text: str) -> str:
+    flat = " ".join(printable(text).split("\n")).replace("\t", " ")
+    return flat if len(flat) <= _MOST_CHARACTERS else flat[:_MOST_CHARACTERS] + " ... (cut)"
+
+
+def _code(text: str) -> str:
+    """Return a code span; a backtick inside becomes an apostrophe, so the span cannot be left."""
+    return "`" + _one_line(text).replace("`", "'").replace("|", "/") + "`"
+
+
+def _plain(text: str) -> str:
+    """Return text for the running page: words of ours pass, anything else becomes a code span."""
+    ours = all(c.isalnum() or c in "_ -:,.;()/'" for c in text) and text.isascii()
+    return text if ours else _code(text)

@@ -1,0 +1,247 @@
+"""Incidents: what went wrong, one directory each, under `RUN_DIR/incidents`.
+
+    0001-hang/report.json        the record, stable keys; missing is null, never absent
+              report.md          the same for a person (see `incident_report`)
+              stacks/rank-N.txt  what every reachable rank was doing
+              pages/rank-N.json  the last reading of its page
+
+Monitors and launchers of several nodes may write at once. A number is claimed by an exclusive mkdir of a
+hidden directory, which is filled and then renamed: readers see whole incidents only, and a writer that dies
+half-way costs a number, nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.console import printable
+from resilience_sdk.incident_record import ACTIONS, KINDS, Culprit, Evidence, Incident
+from resilience_sdk.incident_report import render_markdown
+from resilience_sdk.journal import redact
+
+__all__ = ["ACTIONS", "KINDS", "Culprit", "Evidence", "Incident", "IncidentStore"]
+
+# After these nothing of this run goes on, so there is no recovery to wait for.
+_FINAL_ACTIONS = frozenset({"stop", "none"})
+_ID = re.compile(r"(\d{4,})-[a-z]+")
+_CLAIM = re.compile(r"\.(\d{4,})")
+_MOST_STACK_CHARACTERS = 1 << 20
+_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.02
+# `NAME_TOKEN=value` inside an exception message; names of fields are redacted by the journal's rule.
+_ASSIGNED_SECRET = re.compile(r"([A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASS)[A-Z0-9_]*=)\S+")
+
+
+class IncidentStore:
+    """The incidents of one run directory. Safe with several writers on several nodes; holds no state.
+
+    New directories and files are as private as the `incidents` directory itself is.
+    """
+
+    def __init__(
+        self, run_dir: str | os.PathLike[str], *, explain: Callable[[str], str] | None = None
+    ) -> None:
+        """Use `run_dir/incidents`. `explain` gives a cause its sentence in report.md: `taxonomy.meaning`."""
+        self.path = Path(run_dir) / "incidents"
+        self._explain = explain
+
+    def create(
+        self,
+        kind: str,
+        incident: Incident,
+        stacks: Mapping[int, str] | None = None,
+        pages: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> Incident:
+        """Write a new incident and return it with its id, e.g. `0001-hang`.
+
+        `stacks` and `pages` are by global rank. Control characters and secrets do not reach the disk.
+        Raises OSError when the directory cannot be written.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"incident kind {kind!r} is none of {', '.join(KINDS)}")
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        number, claim = self._claim()
+        incident = attrs.evolve(incident, id=f"{number:04d}-{kind}", kind=kind)
+        incident = Incident.from_json(_scrub(incident.to_json()))
+        for folder, suffix, texts in (
+            (
+                "stacks",
+                "txt",
+                {rank: printable(text)[:_MOST_STACK_CHARACTERS] for rank, text in (stacks or {}).items()},
+            ),
+            ("pages", "json", {rank: _json_text(_scrub(page)) for rank, page in (pages or {}).items()}),
+        ):
+            self._make_directory(claim / folder)
+            for rank, text in texts.items():
+                self._write(claim / folder / f"rank-{int(rank)}.{suffix}", text)
+        self._write_reports(claim, incident)
+        claim.rename(self.path / f"{number:04d}-{kind}")
+        _sync_directory(self.path)
+        return incident
+
+    def all(self) -> list[Incident]:
+        """Return every incident by number; one whose report is unreadable is there too and says so."""
+        return [self._read(path) for _, path in sorted(self._directories())]
+
+    def get(self, incident_id: str) -> Incident:
+        """Return one incident; raise KeyError when there is none of that id."""
+        return self._read(self._directory(incident_id))
+
+    def update(self, incident_id: str, **changes: Any) -> Incident:
+        """Change fields of an incident and return it; readers see the old or the new record, never a mix.
+
+        Raises KeyError for an unknown id, TypeError for an unknown field, OSError when it cannot be written.
+        """
+        directory = self._directory(incident_id)
+        with _locked(directory):
+            changed = attrs.evolve(self._read(directory), **changes)
+            incident = Incident.from_json(_scrub(changed.to_json()))
+            self._write_reports(directory, incident)
+        return incident
+
+    def mark_recovered(self, incident_id: str, at: float, *, lost_steps: int | None = None) -> Incident:
+        """Note that every rank of the next attempt has beaten at Unix time `at`; raises like `update`."""
+        detected_at = self.get(incident_id).detected_at
+        took = None if detected_at is None else max(0.0, at - detected_at)
+        return self.update(incident_id, recovered_at=at, recovery_s=took, lost_steps=lost_steps)
+
+    def open_recoveries(self) -> list[Incident]:
+        """Return the incidents after which the run should have gone on and has not yet."""
+        return [i for i in self.all() if i.recovered_at is None and i.action not in _FINAL_ACTIONS]
+
+    def _directories(self) -> Iterator[tuple[int, Path]]:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                found = _ID.fullmatch(entry.name)
+                if found and entry.is_dir(follow_symlinks=False):
+                    yield int(found[1]), Path(entry.path)
+
+    def _directory(self, incident_id: str) -> Path:
+        path = self.path / incident_id
+        if not _ID.fullmatch(incident_id) or not path.is_dir():
+            raise KeyError(f"no incident {incident_id!r} in {self.path}")
+        return path
+
+    def _claim(self) -> tuple[int, Path]:
+        """Take the next number for this process and return the hidden directory that holds it.
+
+        The second look is needed: another writer may have claimed, filled and renamed the same number
+        between our first look and our mkdir. After the mkdir a network file system cannot serve us a
+        stale listing of this directory any more.
+        """
+        number = self._highest_number() + 1
+        while True:
+            claim = self.path / f".{number:04d}"
+            try:
+                self._make_directory(claim)
+            except FileExistsError:
+                number += 1
+                continue
+            if number not in {taken for taken, _ in self._directories()}:
+                return number, claim
+            claim.rmdir()
+            number += 1
+
+    def _highest_number(self) -> int:
+        numbers = [
+            int(found[1])
+            for name in os.listdir(self.path)
+            if (found := _ID.fullmatch(name) or _CLAIM.fullmatch(name))
+        ]
+        return max(numbers, default=0)
+
+    def _read(self, directory: Path) -> Incident:
+        kind = directory.name.partition("-")[2]
+        try:
+            data = json.loads((directory / "report.json").read_bytes())
+            if not isinstance(data, dict):
+                raise ValueError("it is no JSON object")
+        except (OSError, ValueError, RecursionError) as error:
+            evidence = (Evidence("incident", f"report.json cannot be read: {error}"),)
+            return Incident(id=directory.name, kind=kind, evidence=evidence)
+        return attrs.evolve(Incident.from_json(data), id=directory.name, kind=kind)
+
+    def _write_reports(self, directory: Path, incident: Incident) -> None:
+        meaning = self._explain(incident.cause) if self._explain and incident.cause else None
+        self._write(directory / "report.md", render_markdown(incident, meaning=meaning))
+        self._write(directory / "report.json", _json_text(incident.to_json()))
+
+    def _mode(self) -> int:
+        return self.path.stat().st_mode & 0o777
+
+    def _make_directory(self, path: Path) -> None:
+        os.mkdir(path, 0o700)
+        os.chmod(path, self._mode() | 0o700)  # the umask does not decide who reads a shared run
+
+    def _write(self, path: Path, text: str) -> None:
+        """Write a whole file: a temporary one beside it, fsync, rename."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                os.fchmod(fd, self._mode() & 0o666 | 0o600)
+                file.write(text.encode("utf-8", "backslashreplace"))
+                file.flush()
+                os.fsync(fd)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory against other updaters; after a second go on without.
+
+    A frozen holder, or a file system without locks, must not stop the launcher: what is at stake is one
+    field of one report.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOCK_PAUSE_S)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(path: Path) -> None:
+    with contextlib.suppress(OSError):  # not every file system can
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, indent=1, default=str) + "\n"
+
+
+def _scrub(value: Any) -> Any:
+    """Return JSON values without secrets: by field name and in URLs, and in `NAME_TOKEN=...` within texts."""
+    return _scrub_texts(redact(value))
+
+
+def _scrub_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _scrub_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_scrub_texts(item) for item in value]
+    return _ASSIGNED_SECRET.sub(r"\1[redacted]", value) if isinstance(value, str) else value

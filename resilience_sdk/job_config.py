@@ -1,0 +1,89 @@
+"""What the processes of one job on one node agree on: where it runs, with which settings, under whom.
+
+The first of them writes it into the job's page directory; the others, and the monitor, read it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk import hostinfo
+
+FILE = "config.json"
+_LOCK = "config.lock"
+
+
+@attrs.frozen
+class JobConfig:
+    """One job on one node."""
+
+    job: str
+    """The job key."""
+    run_dir: str
+    run_named: bool
+    """Whether the user named the run directory, so that resuming into it is meant."""
+    settings: Mapping[str, Any]
+    """Effective settings as JSON."""
+    on_hang: str
+    """`restart`, `report` or `kill`, decided."""
+    script: str
+    launcher_pid: int | None
+    """Our launcher, or None under a foreign one."""
+    launcher_ticks: int | None
+    creator_pid: int
+    creator_ticks: int
+    parent_pid: int
+    """Who started the ranks: tells a restart by the same foreign launcher from a later job with the same key."""
+    parent_ticks: int
+
+    @property
+    def foreign(self) -> bool:
+        """Whether somebody else's launcher (torchrun, srun, python) started the ranks."""
+        return self.launcher_pid is None
+
+
+def agree(pages: Path, proposal: JobConfig) -> JobConfig:
+    """Return what the job agreed on: what stands in `pages` if it is this job's, else `proposal`, written there.
+
+    Raises OSError when the page directory cannot be used.
+    """
+    fd = os.open(pages / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        standing = read(pages)
+        if standing is not None and _belongs_together(standing, proposal):
+            return standing
+        temporary = pages / f".{FILE}.{os.getpid()}"
+        temporary.write_text(json.dumps(attrs.asdict(proposal)))
+        temporary.replace(pages / FILE)
+        return proposal
+    finally:
+        os.close(fd)
+
+
+def read(pages: Path) -> JobConfig | None:
+    """Return the job's configuration, or None when there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return JobConfig(**json.loads((pages / FILE).read_text()))
+    return None
+
+
+def _belongs_together(standing: JobConfig, proposal: JobConfig) -> bool:
+    if standing.job != proposal.job:
+        return False
+    if standing.launcher_pid is not None:
+        return _alive(standing.launcher_pid, standing.launcher_ticks)
+    same_parent = (standing.parent_pid, standing.parent_ticks) == (proposal.parent_pid, proposal.parent_ticks)
+    return same_parent or _alive(standing.creator_pid, standing.creator_ticks)
+
+
+def _alive(pid: int, ticks: int | None) -> bool:
+    return ticks is not None and hostinfo.process_start_ticks(pid) == ticks

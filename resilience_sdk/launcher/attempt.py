@@ -1,0 +1,177 @@
+"""One attempt on this node: from the start of its ranks until the last of them is gone."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from resilience_sdk.attribution.rules import is_peer_symptom
+from resilience_sdk.console import say
+from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.events import Event
+from resilience_sdk.journal import Journal
+from resilience_sdk.launcher.attempt_files import AttemptFiles, RankTrace
+from resilience_sdk.launcher.decision import EndedBy
+from resilience_sdk.launcher.ranks import RankExit, RankProcesses
+from resilience_sdk.launcher.signals import SignalInbox
+from resilience_sdk.settings import Settings
+
+_TICK_S = 1.0  # chores only: a death or a signal ends the wait at once
+_SETTLE_S = 0.5  # how long a rank that only lost its peers may be followed by the one that was lost
+
+
+@attrs.frozen
+class Ending:
+    """How an attempt ended. `ending_ns`: monotonic, when the launcher began to end ranks, if it did."""
+
+    by: EndedBy
+    ending_ns: int | None = None
+    first_ns: int | None = None  # monotonic, when the first rank failed
+
+
+class Attempt:
+    """Watches the ranks of one attempt and ends them. Main thread only."""
+
+    def __init__(
+        self,
+        number: int,
+        ranks: RankProcesses,
+        *,
+        settings: Settings,
+        inbox: SignalInbox,
+        files: AttemptFiles,
+        journal: Journal,
+        chores: Callable[[], None],
+        nodes_waiting: Callable[[], int] | None,
+    ) -> None:
+        """Watch `ranks`. `chores` is called about once a second; `nodes_waiting` is None with one node."""
+        self.number = number
+        self.ranks = ranks
+        self._settings = settings
+        self._inbox = inbox
+        self._files = files
+        self._journal = journal
+        self._chores = chores
+        self._nodes_waiting = nodes_waiting
+        self._reported = 0
+        self._ending_ns: int | None = None
+
+    def run(self) -> Ending:
+        """Watch until all ranks of this node are gone, and return how it came to that."""
+        try:
+            return self._watch()
+        finally:
+            self._note_exits()
+
+    def traces(self) -> dict[int, RankTrace]:
+        """Return what the ranks have left so far."""
+        return self._files.traces(self.number, self.ranks.pids)
+
+    def _watch(self) -> Ending:
+        left_at: float | None = None
+        while True:
+            self.ranks.wait(_TICK_S)
+            self._inbox.drain()
+            self._note_exits()
+            if self._inbox.request is not None:
+                return self._leave(self._inbox.request)
+            failed = [end for end in self.ranks.exits if end.exit_code not in (0, EXIT_PREEMPTED)]
+            if failed:
+                return self._fail(failed)
+            if not self.ranks.running:
+                return Ending(EndedBy.RANKS, self._ending_ns)
+            if any(end.exit_code == EXIT_PREEMPTED for end in self.ranks.exits):
+                # The others leave too, each after its own last save; one that never does is ended.
+                left_at = left_at or time.monotonic()
+                if time.monotonic() - left_at > self._settings.preempt_time:
+                    return self._end("others left", EndedBy.RANKS)
+            if self._nodes_waiting is not None and self._nodes_waiting() > 0:
+                say("another node wants to join: starting the ranks again with it")
+                return self._end("membership", EndedBy.MEMBERSHIP)
+            self._chores()
+
+    def _fail(self, failed: list[RankExit]) -> Ending:
+        """End the attempt after a rank failed of its own, or a hang was confirmed and the monitor ended one."""
+        first_ns = failed[0].at_ns
+        if self._files.hang_verdict(self.number) is not None:
+            return attrs.evolve(self._end("hang", EndedBy.HANG), first_ns=first_ns)
+        self._settle()
+        ending = self._end("rank failed", EndedBy.RANKS)
+        # The monitor may have spoken in the moment between.
+        if self._files.hang_verdict(self.number) is not None:
+            ending = attrs.evolve(ending, by=EndedBy.HANG)
+        return attrs.evolve(ending, first_ns=first_ns)
+
+    def _settle(self) -> None:
+        """While all who failed only lost their peers, give the lost one a moment to be seen dying by itself."""
+        deadline = time.monotonic() + _SETTLE_S
+        while self.ranks.running and time.monotonic() < deadline and self._only_symptoms(self.traces()):
+            self.ranks.wait(min(0.05, deadline - time.monotonic()))
+            self._inbox.drain()
+            self._note_exits()
+
+    def _only_symptoms(self, traces: Mapping[int, RankTrace]) -> bool:
+        for trace in traces.values():  # an exception is written before its process has ended
+            if trace.exception is not None and not is_peer_symptom(trace.exception):
+                return False
+        for end in self.ranks.exits:
+            told = traces[end.rank].exception is not None
+            if end.exit_code not in (0, EXIT_PREEMPTED, -signal.SIGABRT) and not told:
+                return False
+        return True
+
+    def _leave(self, request: signal.Signals) -> Ending:
+        """Forward a request to leave once, wait for the ranks as long as it allows, and end them."""
+        self._begin_ending("interrupt" if self._inbox.interrupted else "preemption")
+        before = self._inbox.interrupts
+        if self._inbox.interrupted:
+            say(f"{request.name}: asking the ranks to stop (Ctrl-C again ends them now)")
+            forward = signal.SIGINT if request is signal.SIGINT else signal.SIGTERM
+            grace = self._settings.term_grace
+        else:
+            grace = self._settings.preempt_time
+            say(f"{request.name}: asking the ranks to save and leave within {grace:g} s")
+            self._journal.emit(Event.PREEMPT_NOTICE, source=request.name, time_left_s=grace)
+            forward = request
+        self._journal.emit(Event.SIGNAL_SENT, signal=forward.name, ranks=list(self.ranks.running), why="leave")
+        self.ranks.end(grace, first=forward, hurry=lambda: self._inbox.interrupts > before)
+        return Ending(EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION, self._ending_ns)
+
+    def _end(self, reason: str, by: EndedBy) -> Ending:
+        """End the ranks that still run, on the launcher's own behalf."""
+        self._begin_ending(reason)
+        if self.ranks.running:
+            running = list(self.ranks.running)
+            self._journal.emit(Event.SIGNAL_SENT, signal="SIGTERM", ranks=running, why=reason)
+            self.ranks.end(self._settings.term_grace, hurry=lambda: self._inbox.interrupts > 0)
+        else:
+            self.ranks.kill()
+        return Ending(by, self._ending_ns)
+
+    def _begin_ending(self, reason: str) -> None:
+        self._files.write_ending(self.number, reason)
+        self._ending_ns = time.monotonic_ns()
+
+    def _note_exits(self) -> None:
+        for end in self.ranks.exits[self._reported :]:
+            self._journal.emit(
+                Event.RANK_EXIT,
+                rank=end.rank,
+                local_rank=end.local_rank,
+                pid=end.pid,
+                order=end.order,
+                exit_code=end.exit_code if end.exit_code >= 0 else None,
+                signal=_signal_name(-end.exit_code) if end.exit_code < 0 else None,
+                ended_by_launcher=end.ended_by_us,
+            )
+        self._reported = len(self.ranks.exits)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,207 @@
+"""The launcher's files in the job's page directory, and what it reads there (`docs/design.md` lists them all).
+
+The directory is private to this user; still, what ranks wrote there is distrusted: a file that does not parse
+counts as missing. Nothing here raises for a file that is gone or a disk that is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.console import say_once
+from resilience_sdk.hostinfo import process_start_ticks
+from resilience_sdk.rank_page import PageReader, RankSnapshot, parse_stem
+
+_MOST_BYTES = 1 << 20
+
+
+@attrs.frozen
+class RankTrace:
+    """What one rank process left: its last page, its exception, and the text of its last stack dump."""
+
+    rank: int
+    pid: int
+    snapshot: RankSnapshot | None
+    exception: Mapping[str, Any] | None
+    exception_ns: int | None  # monotonic nanoseconds of this host at which the exception was written
+    stacks: str | None
+
+
+class AttemptFiles:
+    """Writes and reads one page directory. Without one (no place for it) everything is a no-op."""
+
+    def __init__(self, directory: Path | None) -> None:
+        """Use the job's page directory, or none."""
+        self.directory = directory
+
+    def write_launcher(self, **facts: Any) -> None:
+        """Say that this launcher is in charge."""
+        pid = os.getpid()
+        self._write("launcher.json", {"pid": pid, "start_ticks": process_start_ticks(pid), **facts})
+
+    def write_attempt(self, attempt: int, ranks: Sequence[int], world_size: int) -> None:
+        """Announce an attempt and its ranks on this node, before they start."""
+        facts = {"attempt": attempt, "started_ns": time.monotonic_ns(), "ranks": list(ranks)}
+        self._write(f"attempt-{attempt}.json", {**facts, "world_size": world_size})
+
+    def write_ending(self, attempt: int, reason: str) -> None:
+        """Say, before any signal is sent, that what dies from now on is ended by the launcher; the first wins."""
+        if self.directory is not None and not (self.directory / f"ending-{attempt}.json").exists():
+            facts = {"attempt": attempt, "reason": reason, "at_ns": time.monotonic_ns()}
+            self._write(f"ending-{attempt}.json", facts)
+
+    def write_over(self) -> None:
+        """Say that no attempt will follow: the monitor may go."""
+        self._write("over.json", {"at_ns": time.monotonic_ns()})
+
+    def write_settings(self, settings: Mapping[str, Any]) -> Path | None:
+        """Write the effective settings for the ranks and return the file."""
+        return self._write("settings.json", settings)
+
+    def hang_verdict(self, attempt: int) -> Mapping[str, Any] | None:
+        """Return the monitor's verdict that the deaths of this attempt are the end of a hang."""
+        if self.directory is None:
+            return None
+        verdict = _read_json(self.directory / f"verdict-{attempt}.json")
+        return verdict if verdict is not None and verdict.get("kind") == "hang" else None
+
+    def traces(self, attempt: int, pids: Mapping[int, int]) -> dict[int, RankTrace]:
+        """Return what each of these rank processes left, by rank."""
+        traces = {}
+        for rank, pid in pids.items():
+            stem = None if self.directory is None else self.directory / f"a{attempt}-r{rank}-{pid}"
+            if stem is None:
+                traces[rank] = RankTrace(rank, pid, None, None, None, None)
+                continue
+            error_file = stem.with_name(stem.name + ".error.json")
+            exception = _read_json(error_file)
+            traces[rank] = RankTrace(
+                rank,
+                pid,
+                _snapshot(stem.with_name(stem.name + ".page")),
+                exception,
+                written_ns(error_file) if exception is not None else None,
+                _text(stem.with_name(stem.name + ".stack")),
+            )
+        return traces
+
+    def remove_attempt(self, attempt: int) -> None:
+        """Remove the page files of an ended attempt; their content has been taken."""
+        for path, found in self._rank_files():
+            if found[0] == attempt:
+                _unlink(path)
+
+    def remove_all(self) -> None:
+        """Remove the directory at the end of the job; a monitor that still runs keeps its own files in use."""
+        if self.directory is None:
+            return
+        with contextlib.suppress(OSError):
+            for path in self.directory.iterdir():
+                _unlink(path)
+            self.directory.rmdir()
+
+    def _rank_files(self) -> Iterator[tuple[Path, tuple[int, int, int]]]:
+        if self.directory is None:
+            return
+        with contextlib.suppress(OSError):
+            for path in list(self.directory.iterdir()):
+                found = parse_stem(path.name.partition(".")[0])
+                if found is not None:
+                    yield path, found
+
+    def _write(self, name: str, facts: Mapping[str, Any]) -> Path | None:
+        if self.directory is None:
+            return None
+        path = self.directory / name
+        temporary = path.with_name(f".{name}.{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps(facts))
+            temporary.replace(path)
+        except OSError as error:
+            say_once(f"write:{name}", f"cannot write {path} ({error.strerror}); the ranks run unwatched")
+            return None
+        return path
+
+
+def exception_from_torch(path: str | os.PathLike[str]) -> Mapping[str, Any] | None:
+    """Return an exception record made from the error file of torch's `@record`, or None.
+
+    What is left when the SDK is disabled in the ranks.
+    """
+    data = _read_json(Path(path)) if path else None
+    message = data.get("message") if data else None
+    if not isinstance(message, Mapping):
+        return None
+    text = str(message.get("message", ""))
+    extra = message.get("extraInfo")
+    callstack = str(extra.get("py_callstack", "")) if isinstance(extra, Mapping) else ""
+    kind, colon, rest = text.partition(": ")
+    known = colon and kind.replace(".", "").isidentifier()
+    return {
+        "type": kind if known else "Exception",
+        "message": rest if known else text,
+        "frames": list(reversed(_frames(callstack))),
+        "user_frame": None,
+        "step": None,
+    }
+
+
+def written_ns(path: Path) -> int | None:
+    """Return when a file was written, on this host's monotonic clock."""
+    try:
+        age_ns = time.time_ns() - path.stat().st_mtime_ns
+    except OSError:
+        return None
+    return time.monotonic_ns() - max(0, age_ns)
+
+
+def _frames(callstack: str) -> list[str]:
+    frames = []
+    for line in callstack.splitlines():
+        head, _, rest = line.strip().partition('File "')
+        name, _, tail = rest.partition('", line ')
+        number, _, function = tail.partition(", in ")
+        if not head and number.isdigit():
+            frames.append(f"{name}:{number} {function}")
+    return frames
+
+
+def _snapshot(path: Path) -> RankSnapshot | None:
+    try:
+        reader = PageReader(path)
+    except OSError:
+        return None
+    try:
+        return reader.snapshot()
+    finally:
+        reader.close()
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        with path.open("rb") as file:
+            data = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode(errors="replace") or None
+    except OSError:
+        return None
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

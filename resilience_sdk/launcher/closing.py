@@ -1,0 +1,74 @@
+"""What a person reads when something ended: the line about a restart, and the last lines of a job."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from resilience_sdk.launcher.decision import Decision
+from resilience_sdk.outcome import Outcome, Verdict
+
+_HINTS = {
+    Verdict.STOP: "fix the program, then run it again",
+    Verdict.GIVE_UP: "find the cause before you run it again",
+    Verdict.HARDWARE: "requeue it without this node",
+    Verdict.PREEMPTED: "requeue it",
+}
+_NAMES = {
+    Verdict.FINISHED: "finished",
+    Verdict.PREEMPTED: "preempted",
+    Verdict.HARDWARE: "stopped for hardware",
+    Verdict.STOP: "stopped, not to be retried",
+    Verdict.GIVE_UP: "failed",
+    Verdict.INTERRUPTED: "interrupted",
+}
+
+
+def read_exit_code(path: Path, job: str, since: float) -> int | None:
+    """Return the exit code in `outcome.json` if this job wrote it after Unix time `since`, else None."""
+    try:
+        data: Mapping[str, Any] = json.loads(path.read_text())
+        if data["job"] == job and float(data["ended_at"]) >= since:
+            return int(data["exit_code"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def closing_lines(outcome: Outcome) -> list[str]:
+    """Return what a person reads last: what happened, what was lost, what to do, how to resume."""
+    lines = [f"{_NAMES.get(outcome.verdict, outcome.verdict.value)}: {outcome.reason} (exit code {outcome.exit_code})"]
+    if outcome.verdict is Verdict.FINISHED:
+        return [*lines, f"run directory: {outcome.run_dir}"]
+    if outcome.what:
+        lines.append(f"last fault: {outcome.what}")
+    if outcome.incidents:
+        last = outcome.incidents[-1]
+        lines.append(f"report: {os.path.join(outcome.run_dir, 'incidents', last, 'report.md')} (resilience why {outcome.run_dir})")
+    lines.append(state_line(outcome.checkpoint, outcome.run_dir))
+    if hint := _HINTS.get(outcome.verdict):
+        lines.append(f"what to do: {hint}")
+    if outcome.resume:
+        lines.append(f"to resume: {outcome.resume}")
+    return lines
+
+
+def state_line(checkpoint: int | None, run_dir: str) -> str:
+    """Say what of the work is kept."""
+    if checkpoint is None:
+        return f"nothing saved by the SDK in {run_dir}: what the script did not save itself is lost"
+    return f"saved: the checkpoint after step {checkpoint} in {run_dir}; what came after it is lost"
+
+
+def restart_line(decision: Decision, checkpoint: int | None) -> str:
+    """Say that the ranks are started again, and what they find."""
+    wait = f" in {decision.delay_s:.0f} s" if decision.delay_s >= 1 else ""
+    found = (
+        f"there is a checkpoint after step {checkpoint} to resume from"
+        if checkpoint is not None
+        else "nothing saved by the SDK to resume from, so the script starts over unless it loads its own"
+    )
+    return f"starting the ranks again{wait} ({decision.reason}): {found}"

@@ -1,0 +1,188 @@
+"""What to do after an attempt ended: a pure function of the attempts so far.
+
+Nothing here reads a clock, a file or the environment, so the rules are tested as rules. The order of the
+rules in `decide` is the contract: what the user asked for (stop, preemption) beats what went wrong, and what
+cannot get better by trying again beats the restart budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+import attrs
+
+from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.outcome import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_HARDWARE,
+    EXIT_INTERRUPTED,
+    EXIT_STOP,
+    Verdict,
+)
+
+STARTUP_FAILURES = 3  # attempts in a row without one completed step: the program does not get going
+SURE = 0.8  # confidence from which a hardware verdict may end the job on this node
+_WAIT_FIRST_S = 5.0
+_WAIT_CAP_S = 60.0
+# Causes outside the program: the same message twice does not make them the program's fault.
+_OUTSIDE = frozenset({"network", "storage", "hardware", "host", "scheduler"})
+
+
+class EndedBy(str, Enum):
+    """Who ended an attempt."""
+
+    RANKS = "ranks"  # they exited, or one of them died
+    HANG = "hang"  # the monitor ended it after a confirmed hang
+    PREEMPTION = "preemption"  # the launcher was told to leave (SIGTERM and kin)
+    INTERRUPT = "interrupt"  # Ctrl-C
+    MEMBERSHIP = "membership"  # a node joined: no fault, and not counted
+
+
+@attrs.frozen
+class KnownError:
+    """What makes the uncaught exceptions of two attempts the same error: equal values.
+
+    `message` has what differs between two runs of one bug taken out (see `attribution.fingerprint`);
+    `step` is None unless steps are global.
+    """
+
+    type: str
+    message: str
+    user_frame: str | None
+    step: int | None = None
+
+
+@attrs.frozen
+class AttemptEnd:
+    """One ended attempt, as far as the decision needs it. Exit codes are by rank; a signal is negative."""
+
+    attempt: int
+    ended_by: EndedBy
+    exit_codes: Mapping[int, int] = attrs.field(factory=dict)
+    error: KnownError | None = None  # of the culprit, never of a victim
+    category: str = "unknown"
+    cause: str = "unknown"
+    action: str = "restart"
+    confidence: float = 0.0
+    completed_a_step: bool | None = None  # None: the ranks gave no sign of progress that could tell
+    checkpoint_before: int | None = None  # newest valid step when the attempt began
+    checkpoint_after: int | None = None  # and when it ended
+    stop_agreed: bool = False
+    all_done: bool = False  # every rank said that its training is over
+
+    @property
+    def made_checkpoint(self) -> bool:
+        """Tell whether a new checkpoint was completed during this attempt."""
+        return self.checkpoint_after is not None and (
+            self.checkpoint_before is None or self.checkpoint_after > self.checkpoint_before
+        )
+
+
+@attrs.frozen
+class Decision:
+    """What happens now; `reason` is one plain sentence for people, without a full stop."""
+
+    verdict: Verdict
+    exit_code: int
+    reason: str
+    restarts_left: int
+    delay_s: float = 0.0
+
+    @property
+    def restarts(self) -> bool:
+        """Tell whether another attempt is made."""
+        return self.verdict is Verdict.RESTART
+
+
+def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
+    """Decide after the last attempt of `history` (oldest first, at least one) ended."""
+    last = history[-1]
+    left = max(0, max_restarts - failures_since_progress(history))
+    ending = _wanted_ending(last) or _good_ending(last)
+    if ending is None:
+        ending = _hopeless(history)
+    if ending is not None:
+        verdict, code, reason = ending
+        return Decision(verdict, code, reason, left)
+    failures = failures_since_progress(history)
+    if failures > max_restarts:
+        since = " without a new checkpoint" if len(history) > 1 else ""
+        spent = f"all {max_restarts} restarts are spent{since}" if max_restarts else "no restart is allowed (--max-restarts 0)"
+        return Decision(Verdict.GIVE_UP, EXIT_FAILED, spent, 0)
+    return Decision(
+        Verdict.RESTART,
+        EXIT_FAILED,
+        f"restart {failures} of {max_restarts}" + (", counted from the newest checkpoint" if failures < len(history) else ""),
+        max_restarts - failures,
+        delay_s=_delay(history),
+    )
+
+
+def failures_since_progress(history: Sequence[AttemptEnd]) -> int:
+    """Count the failed attempts that the budget holds against the job: those since its last new checkpoint."""
+    failures = 0
+    for end in history:
+        if end.made_checkpoint:
+            failures = 0
+        failures += 1
+    return failures
+
+
+def _wanted_ending(last: AttemptEnd) -> tuple[Verdict, int, str] | None:
+    if last.ended_by is EndedBy.INTERRUPT:
+        return Verdict.INTERRUPTED, EXIT_INTERRUPTED, "interrupted by the user"
+    all_zero = bool(last.exit_codes) and all(code == 0 for code in last.exit_codes.values())
+    if last.ended_by is EndedBy.PREEMPTION:
+        # A script that saves and exits 0 on SIGTERM has not finished its training; one that said so has.
+        if all_zero and last.all_done and not last.stop_agreed:
+            return Verdict.FINISHED, EXIT_FINISHED, "all ranks finished while the job was asked to leave"
+        return Verdict.PREEMPTED, EXIT_PREEMPTED, "the job was asked to leave"
+    leaving = sorted(rank for rank, code in last.exit_codes.items() if code == EXIT_PREEMPTED)
+    if leaving:
+        return Verdict.PREEMPTED, EXIT_PREEMPTED, f"{_ranks(leaving)} left with {EXIT_PREEMPTED} (asked to be requeued)"
+    if all_zero and last.stop_agreed:
+        return Verdict.PREEMPTED, EXIT_PREEMPTED, "all ranks stopped at the agreed step"
+    return None
+
+
+def _good_ending(last: AttemptEnd) -> tuple[Verdict, int, str] | None:
+    if last.ended_by is EndedBy.RANKS and last.exit_codes and not any(last.exit_codes.values()):
+        return Verdict.FINISHED, EXIT_FINISHED, "all ranks exited with 0"
+    return None
+
+
+def _hopeless(history: Sequence[AttemptEnd]) -> tuple[Verdict, int, str] | None:
+    last = history[-1]
+    if last.action == "exclude_node" and last.category == "hardware" and last.confidence >= SURE:
+        return Verdict.HARDWARE, EXIT_HARDWARE, f"hardware ({last.cause}): this node should be left out"
+    if len(history) >= 2 and _same_user_error(history[-2], last):
+        return Verdict.STOP, EXIT_STOP, "the same error ended two attempts in a row, so another one would end alike"
+    recent = history[-STARTUP_FAILURES:]
+    if len(recent) == STARTUP_FAILURES and all(end.completed_a_step is False for end in recent):
+        reason = f"{STARTUP_FAILURES} attempts in a row ended before their first completed step"
+        return Verdict.STOP, EXIT_STOP, reason
+    return None
+
+
+def _same_user_error(previous: AttemptEnd, last: AttemptEnd) -> bool:
+    if previous.error is None or last.error is None or last.category in _OUTSIDE:
+        return False
+    return previous.error == last.error
+
+
+def _delay(history: Sequence[AttemptEnd]) -> float:
+    waits = 0
+    for end in reversed(history):
+        if end.action != "wait":
+            break
+        waits += 1
+    return min(_WAIT_CAP_S, _WAIT_FIRST_S * 2.0 ** (waits - 1)) if waits else 0.0
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"ranks {shown}"

@@ -1,0 +1,85 @@
+"""What the launcher adds to the environment of its ranks, on top of what torchrun sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+
+from resilience_sdk import environ
+from resilience_sdk.hostinfo import host_name, process_start_ticks
+
+# Without it, the store that elastic hands to the ranks outlives the attempt, and the next one reads the dead
+# ranks' addresses from it.
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+def prepare_launcher() -> None:
+    """Set what torch reads in this process; take out what an outer launcher said to *its* ranks."""
+    env = environ.environment()
+    env.setdefault(_OWN_STORE, "1")
+    # Our own handlers are installed after each start; elastic's raise wherever the code happens to be.
+    for name in [name for name in env if name.startswith(environ.INTERNAL_PREFIX)]:
+        del env[name]
+
+
+def launcher_key() -> str:
+    """Return what names this launcher process and no other, on any host: pid, start and host."""
+    pid = os.getpid()
+    return f"{pid}-{process_start_ticks(pid) or 0}-{host_name()}"
+
+
+def job_key(env: Mapping[str, str], rendezvous_id: str | None, endpoint: str) -> str:
+    """Return the job key: the user's or scheduler's, else the rendezvous' (equal on all nodes), else our own."""
+    fallback = f"elastic-{rendezvous_id}-{endpoint}" if rendezvous_id else f"launcher-{launcher_key()}"
+    # A launcher inside a rank of another job is a job of its own.
+    return environ.job_key({k: v for k, v in env.items() if k != "TORCHELASTIC_RUN_ID"}, fallback)
+
+
+def job_variables(
+    *, job: str, run_dir: Path, named: bool, pages: Path | None, settings_file: Path | None
+) -> dict[str, str]:
+    """Return the variables that are equal for all ranks and attempts."""
+    variables = {environ.RUN_DIR: str(run_dir), environ.INTERNAL_JOB: job}
+    variables[environ.INTERNAL_RUN_NAMED] = "1" if named else "0"
+    if pages is not None:
+        variables[environ.INTERNAL_PAGES] = str(pages)
+    if settings_file is not None:
+        variables[environ.INTERNAL_SETTINGS] = str(settings_file)
+    return variables
+
+
+class RankLogs(LogsSpecs):
+    """The user's log specification, which also carries our variables to the ranks.
+
+    Elastic calls `reify` with the environment of every rank just before it starts them and expects it to be
+    added to: this is the one place where all torch versions let a subclass do that.
+    """
+
+    def __init__(self, inner: LogsSpecs, variables: Mapping[str, str]) -> None:
+        """Wrap `inner`; `variables` go to every rank."""
+        super().__init__()
+        self._inner = inner
+        self._variables = dict(variables)
+        self.attempt = 0
+        self.own_store = True
+        self.error_files: dict[int, str] = {}
+
+    @property
+    def root_log_dir(self) -> str:
+        """The directory that logs are written under."""
+        return str(self._inner.root_log_dir)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Add our variables for each local rank, then let the wrapped specification choose the files."""
+        for env in envs.values():
+            env.update(self._variables)
+            env[environ.INTERNAL_ATTEMPT] = str(self.attempt)
+            if self.own_store:
+                env["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        destination: Any = self._inner.reify(envs)
+        self.error_files = dict(destination.error_files)
+        return destination  # type: ignore[no-any-return]

@@ -1,0 +1,250 @@
+"""One job on this node: attempt after attempt, until the decision says that it is over."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from resilience_sdk.checkpoint.manifest import MANIFEST_NAME
+from resilience_sdk.checkpoint.select import step_of
+from resilience_sdk.console import say
+from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.events import Event
+from resilience_sdk.hostinfo import host_name
+from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.launcher import memory
+from resilience_sdk.launcher.agent import Agent
+from resilience_sdk.launcher.attempt import Attempt, Ending
+from resilience_sdk.launcher.attempt_files import AttemptFiles, RankTrace, exception_from_torch, written_ns
+from resilience_sdk.launcher.closing import read_exit_code, restart_line
+from resilience_sdk.launcher.decision import AttemptEnd, Decision, EndedBy, decide
+from resilience_sdk.launcher.evidence import Facts
+from resilience_sdk.launcher.reporter import Finding, Reporter
+from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
+from resilience_sdk.outcome import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_HARDWARE,
+    EXIT_INTERRUPTED,
+    EXIT_STOP,
+    Verdict,
+)
+from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.settings import Settings
+
+_CODES = {
+    Verdict.FINISHED: EXIT_FINISHED,
+    Verdict.PREEMPTED: EXIT_PREEMPTED,
+    Verdict.HARDWARE: EXIT_HARDWARE,
+    Verdict.STOP: EXIT_STOP,
+    Verdict.INTERRUPTED: EXIT_INTERRUPTED,
+}
+
+_NO_FAULT = (EXIT_FINISHED, EXIT_PREEMPTED, EXIT_INTERRUPTED)
+
+
+@attrs.frozen
+class JobEnd:
+    """How the job ended on this node."""
+
+    decision: Decision
+    attempts: int
+    what: str | None
+    incidents: tuple[str, ...]
+    checkpoint: int | None
+
+
+class Job:
+    """Runs the attempts. Main thread only."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        key: str,
+        settings: Settings,
+        run_dir: RunDirectory,
+        journal: Journal,
+        files: AttemptFiles,
+        inbox: SignalInbox,
+        chores: Callable[[], None],
+        error_files: Callable[[], dict[int, str]],
+    ) -> None:
+        """Run attempts with `agent`; `chores` keeps lease and monitor alive; `error_files` are torch's."""
+        self._agent = agent
+        self._key = key
+        self._settings = settings
+        self._run_dir = run_dir
+        self._journal = journal
+        self._files = files
+        self._inbox = inbox
+        self._chores = chores
+        self._error_files = error_files
+        self._reporter = Reporter(run_dir, journal)
+        self._history: list[AttemptEnd] = []
+        self._incidents: list[str] = []
+        self._number = 0
+        self._started_at = time.time()
+        self._last_fault: str | None = None
+
+    def run(self) -> JobEnd:
+        """Run attempts until one ends the job."""
+        while True:
+            finding = self._attempt()
+            if finding is None:
+                continue
+            if isinstance(finding, Decision):
+                return self._ended(finding)
+            if finding.incident is not None:
+                self._incidents.append(finding.incident)
+            self._history.append(finding.end)
+            decision = self._decide(finding)
+            if finding.end.ended_by in (EndedBy.RANKS, EndedBy.HANG) and decision.exit_code not in _NO_FAULT:
+                self._last_fault = finding.headline
+            if not decision.restarts:
+                return self._ended(decision)
+            say(finding.headline)
+            say(restart_line(decision, finding.end.checkpoint_after))
+            self._inbox.sleep(decision.delay_s)
+
+    def _attempt(self) -> Finding | Decision | None:
+        """Run one attempt; None when it ended for no fault and does not count, a decision when none was made."""
+        before, kills = newest_checkpoint(self._run_dir), memory.oom_kills()
+        try:
+            with self._inbox.raising():
+                self._number = self._agent.meet(self._number)
+        except LeaveRequested:
+            return self._left_before_start(before)
+        except Exception as error:  # noqa: BLE001 - elastic's many kinds: timeouts, refusals, closed by others
+            return self._never_met(error)
+        attempt = self._start()
+        if isinstance(attempt, str):
+            return Decision(Verdict.GIVE_UP, EXIT_FAILED, f"the ranks could not be started: {attempt}", 0)
+        ending = attempt.run()
+        finding = None
+        if ending.by is not EndedBy.MEMBERSHIP:
+            finding = self._conclude(attempt, ending, before, kills)
+        attempt.ranks.close()
+        self._files.remove_attempt(self._number)
+        self._journal.emit(
+            Event.ATTEMPT_END,
+            ended_by=ending.by.value,
+            exit_codes={str(rank): code for rank, code in attempt.ranks.exit_codes.items()},
+        )
+        self._number += 1
+        return finding
+
+    def _start(self) -> Attempt | str:
+        """Start the ranks; return why that was not possible."""
+        agent, number = self._agent, self._number
+        ranks = sorted(agent.ranks.values())
+        self._journal.attempt = number
+        self._files.write_attempt(number, ranks, agent.world_size)
+        self._journal.emit(
+            Event.ATTEMPT_START, ranks=ranks, world_size=agent.world_size, node=agent.node, nodes=agent.nodes
+        )
+        self._chores()  # now: while the monitor comes up nobody would see a rank die
+        try:
+            processes = agent.start(self._inbox)
+        except (RuntimeError, OSError) as error:
+            return str(error)
+        return Attempt(
+            number,
+            processes,
+            settings=self._settings,
+            inbox=self._inbox,
+            files=self._files,
+            journal=self._journal,
+            chores=self._chores,
+            nodes_waiting=agent.nodes_waiting if agent.elastic else None,
+        )
+
+    def _conclude(self, attempt: Attempt, ending: Ending, before: int | None, kills: int | None) -> Finding:
+        kills_now = memory.oom_kills()
+        codes = attempt.ranks.exit_codes
+        facts = Facts(
+            attempt=self._number,
+            node=host_name(),
+            exits=tuple(attempt.ranks.exits),
+            traces=self._with_torch_errors(attempt.traces(), attempt),
+            ended_by=ending.by,
+            ending_ns=ending.ending_ns,
+            unkillable=attempt.ranks.unkillable,
+            cgroup_oom=None if kills is None or kills_now is None else kills_now > kills,
+            checkpoint_before=before,
+            checkpoint_after=newest_checkpoint(self._run_dir),
+            stop_agreed=not set(codes.values()) - {0, EXIT_PREEMPTED} and self._stop_agreed(),
+        )
+        return self._reporter.conclude(facts, self._files.hang_verdict(self._number), ending.first_ns)
+
+    def _with_torch_errors(self, traces: dict[int, RankTrace], attempt: Attempt) -> dict[int, RankTrace]:
+        """Fill in what torch's own error files say where the SDK was not at work in a rank."""
+        files = self._error_files()
+        for end in attempt.ranks.exits:
+            trace, path = traces[end.rank], files.get(end.local_rank)
+            if trace.exception is None and end.exit_code != 0 and path:
+                found = exception_from_torch(path)
+                traces[end.rank] = attrs.evolve(
+                    trace, exception=found, exception_ns=written_ns(Path(path)) if found else None
+                )
+        return traces
+
+    def _stop_agreed(self) -> bool:
+        events = read_journal(self._run_dir.journal).events
+        return any(
+            event["event"] == Event.STOP_AGREED.value
+            and event.get("attempt") == self._number
+            and event.get("job") == self._key
+            for event in events
+        )
+
+    def _decide(self, finding: Finding) -> Decision:
+        decision = decide(self._history, self._settings.max_restarts)
+        end = finding.end
+        self._journal.emit(
+            Event.DECISION,
+            attempt=end.attempt,
+            verdict=decision.verdict.value,
+            exit_code=None if decision.restarts else decision.exit_code,
+            reason=decision.reason,
+            restarts_left=decision.restarts_left,
+            cause=end.cause,
+        )
+        return decision
+
+    def _ended(self, decision: Decision) -> JobEnd:
+        return JobEnd(
+            decision, self._number, self._last_fault, tuple(self._incidents), newest_checkpoint(self._run_dir)
+        )
+
+    def _left_before_start(self, before: int | None) -> Finding:
+        by = EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION
+        end = AttemptEnd(self._number, by, checkpoint_before=before, checkpoint_after=before)
+        return Finding(end, "the job was asked to leave before its ranks started")
+
+    def _never_met(self, error: Exception) -> Decision:
+        """End the job on this node because there was no rendezvous: the others may have ended it already."""
+        code = read_exit_code(self._run_dir.outcome, self._key, since=self._started_at)
+        if code is not None:
+            verdict = next((v for v, c in _CODES.items() if c == code), Verdict.GIVE_UP)
+            return Decision(verdict, code, "another node ended the job", 0)
+        lines = str(error).splitlines() or [type(error).__name__]
+        return Decision(Verdict.GIVE_UP, EXIT_FAILED, f"the nodes did not meet ({type(error).__name__}: {lines[0]})", 0)
+
+
+def newest_checkpoint(run_dir: RunDirectory) -> int | None:
+    """Return the step of the newest complete checkpoint (one with a manifest), or None."""
+    newest: int | None = None
+    try:
+        names = os.listdir(run_dir.checkpoints)
+    except OSError:
+        return None
+    for name in names:
+        step = step_of(name)
+        if step is not None and (newest is None or step > newest) and (run_dir.checkpoints / name / MANIFEST_NAME).is_file():
+            newest = step
+    return newest

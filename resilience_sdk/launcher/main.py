@@ -1,0 +1,286 @@
+"""`resilience run`: the launcher's program. Prepares the job, runs it, and says how it ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from resilience_sdk import environ
+from resilience_sdk.console import say, say_once
+from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
+from resilience_sdk.events import Event
+from resilience_sdk.hostinfo import boot_id, host_name, process_is_gone, process_start_ticks
+from resilience_sdk.job_config import JobConfig, agree
+from resilience_sdk.journal import Journal
+from resilience_sdk.launcher.decision import Decision
+from resilience_sdk.lease import RENEW_INTERVAL_S, Lease
+from resilience_sdk.monitor.spawn import MonitorWatch, read_state
+from resilience_sdk.outcome import EXIT_FAILED, EXIT_INTERRUPTED, Outcome, Verdict, write_outcome
+from resilience_sdk.rank_page import job_page_directory
+from resilience_sdk.run_directory import RunDirectory, choose_run_dir
+
+if TYPE_CHECKING:
+    from resilience_sdk.launcher.attempt_files import AttemptFiles
+    from resilience_sdk.launcher.job import JobEnd
+    from resilience_sdk.launcher.options import Options
+    from resilience_sdk.launcher.signals import SignalInbox
+
+EXIT_USAGE = 2
+_MONITOR_EVERY_S = 1.0
+_MONITOR_END_S = 1.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a job as the arguments say and return the exit code (the contract's: 0, 1, 2, 75, 76, 77, 130)."""
+    from resilience_sdk.launcher import env, options
+    from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
+
+    # Torch's launcher logs each failure in several lines; the user's traceback and our verdict must stand out.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    env.prepare_launcher()
+    try:
+        chosen = options.parse_options(argv)
+        run_dir, named = _open_run_dir(chosen)
+        if named and run_dir.is_finished() and not chosen.fresh:
+            say(f"{run_dir.path} is finished: training is complete, nothing to do (--fresh starts over)")
+            return 0
+        with SignalInbox([*str(chosen.elastic_signals).split(","), *chosen.settings.preempt_signals]) as inbox:
+            try:
+                return _run_in(chosen, run_dir, named, inbox)
+            except LeaveRequested:
+                return EXIT_INTERRUPTED if inbox.interrupted else EXIT_PREEMPTED
+    except (ConfigError, RunDirectoryError) as error:
+        say(f"{error}")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _open_run_dir(options: Options) -> tuple[RunDirectory, bool]:
+    """Choose and make the run directory; with `--fresh` set an existing one aside, unless a job uses it."""
+    settings = options.settings
+    path, named = choose_run_dir(options.script.target, environ.environment(), settings.run_dir)
+    if options.fresh and path.exists():
+        old = RunDirectory.create(path, group_readable=settings.group_readable)
+        Lease.acquire(old, f"fresh-{os.getpid()}-{host_name()}").release()
+        aside = old.set_aside()
+        if aside is not None:
+            say(f"starting over: what was in {path} is now in {aside}")
+    return RunDirectory.create(path, group_readable=settings.group_readable), named
+
+
+def _run_in(options: Options, run_dir: RunDirectory, named: bool, inbox: SignalInbox) -> int:
+    from resilience_sdk.launcher import env
+
+    key = env.job_key(environ.environment(), options.rendezvous_id, str(options.elastic.rdzv_endpoint))
+    lease = Lease.acquire(run_dir, key)
+    journal = Journal(
+        run_dir.journal, writer="launcher", host=host_name(), boot_id=boot_id(), job=key
+    )
+    try:
+        return _Launch(options, run_dir, named, inbox, key, lease, journal).run()
+    finally:
+        journal.close()
+        lease.release()
+
+
+@attrs.define
+class _Launch:
+    """Everything that one job of this launcher holds, and the order in which it is put up and taken down."""
+
+    options: Options
+    run_dir: RunDirectory
+    named: bool
+    inbox: SignalInbox
+    key: str
+    lease: Lease
+    journal: Journal
+    started_at: float = attrs.field(factory=time.time)
+
+    def run(self) -> int:
+        from resilience_sdk.launcher.attempt_files import AttemptFiles
+        from resilience_sdk.launcher.starter import WorkerStarter
+
+        options = self.options
+        starter = WorkerStarter(options.script, start_method=options.start_method)
+        pages = self._pages()
+        files = AttemptFiles(pages)
+        try:
+            job_end = self._run_job(starter, files)
+        finally:
+            starter.close()
+            _take_down(files)
+        return self._finish(job_end)
+
+    def _run_job(self, starter: object, files: AttemptFiles) -> JobEnd:
+        from resilience_sdk.launcher import env
+        from resilience_sdk.launcher.agent import Agent
+        from resilience_sdk.launcher.job import Job
+        from resilience_sdk.launcher.options import launch_config
+        from resilience_sdk.launcher.starter import WorkerStarter
+
+        assert isinstance(starter, WorkerStarter)
+        options = self.options
+        config = launch_config(options, str(self.run_dir.path / "logs"))
+        variables = env.job_variables(
+            job=self.key,
+            run_dir=self.run_dir.path,
+            named=self.named,
+            pages=files.directory,
+            settings_file=files.write_settings(options.settings.to_json()),
+        )
+        starter.prepare({**environ.environment(), **variables})
+        self._announce(files)
+        logs = env.RankLogs(config.logs_specs, variables)
+        agent = Agent(config, options.script, logs, starter, local=options.local)
+        job = Job(
+            agent,
+            key=self.key,
+            settings=options.settings,
+            run_dir=self.run_dir,
+            journal=self.journal,
+            files=files,
+            inbox=self.inbox,
+            chores=_Chores(self.lease, self.journal, files.directory),
+            error_files=lambda: logs.error_files,
+        )
+        end: JobEnd | None = None
+        try:
+            end = job.run()
+            if end.decision.verdict is Verdict.FINISHED and not agent.all_nodes_finished():
+                end = attrs.evolve(end, decision=_UNSURE)
+            if agent.node == 0:
+                self._write_outcome(end)
+            return end
+        finally:
+            # Other nodes learn from the closed rendezvous that the job is over, after the outcome is there to read.
+            agent.leave(closed=end is not None and end.decision.verdict is not Verdict.FINISHED)
+
+    def _pages(self) -> Path | None:
+        from resilience_sdk.launcher import env
+
+        own = environ.environment()
+        if environ.is_disabled(own):
+            return None
+        try:
+            # Two launchers may share a job key (two runs in one allocation); each has its own pages.
+            pages = job_page_directory(f"{self.key} {env.launcher_key()}", own)
+            pid = os.getpid()
+            ticks = process_start_ticks(pid)
+            settings = self.options.settings
+            agree(
+                pages,
+                JobConfig(
+                    job=self.key,
+                    run_dir=str(self.run_dir.path),
+                    run_named=self.named,
+                    settings=settings.to_json(),
+                    on_hang=settings.on_hang or "restart",
+                    script=self.options.script.target,
+                    launcher_pid=pid,
+                    launcher_ticks=ticks,
+                    creator_pid=pid,
+                    creator_ticks=ticks or 0,
+                    parent_pid=pid,
+                    parent_ticks=ticks or 0,
+                ),
+            )
+        except OSError as error:
+            say_once("pages", f"the ranks run unwatched, hangs are not detected: {error}")
+            self.journal.emit(Event.DEGRADED, what="pages", why=str(error))
+            return None
+        return pages
+
+    def _announce(self, files: AttemptFiles) -> None:
+        files.write_launcher(job=self.key, run_dir=str(self.run_dir.path), started_at=self.started_at)
+        self.journal.emit(
+            Event.RUN_START,
+            argv=list(self.options.argv),
+            run_dir=str(self.run_dir.path),
+            run_named=self.named,
+            pid=os.getpid(),
+            python=sys.version.split()[0],
+            settings=self.options.settings.to_json(),
+        )
+        say(f"run directory {self.run_dir.path}")
+
+    def _write_outcome(self, end: JobEnd) -> None:
+        if end.decision.verdict is Verdict.FINISHED:
+            self.run_dir.mark_finished()
+            self.journal.emit(Event.FINISHED, attempts=end.attempts)
+        write_outcome(self.run_dir.outcome, self._outcome(end))
+
+    def _finish(self, end: JobEnd) -> int:
+        from resilience_sdk.launcher import closing
+
+        for line in closing.closing_lines(self._outcome(end)):
+            say(line)
+        return end.decision.exit_code
+
+    def _outcome(self, end: JobEnd) -> Outcome:
+        from resilience_sdk.launcher import options
+
+        finished = end.decision.verdict is Verdict.FINISHED
+        return Outcome(
+            verdict=end.decision.verdict,
+            exit_code=end.decision.exit_code,
+            reason=end.decision.reason,
+            job=self.key,
+            run_dir=str(self.run_dir.path),
+            node=host_name(),
+            started_at=self.started_at,
+            ended_at=time.time(),
+            attempts=end.attempts,
+            what=end.what,
+            incidents=end.incidents,
+            checkpoint=end.checkpoint,
+            resume=None if finished else options.resume_command(self.options, str(self.run_dir.path)),
+        )
+
+
+_UNSURE = Decision(Verdict.GIVE_UP, EXIT_FAILED, "the ranks of this node finished, those of another did not", 0)
+
+
+class _Chores:
+    """What has to be done now and then while ranks run: the lease, and a living monitor."""
+
+    def __init__(self, lease: Lease, journal: Journal, pages: Path | None) -> None:
+        self._lease = lease
+        self._journal = journal
+        self._monitor = None if pages is None else MonitorWatch(pages)
+        self._renewed = time.monotonic()
+        self._looked: float | None = None
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self._renewed >= RENEW_INTERVAL_S:
+            self._renewed = now
+            if not self._lease.renew():
+                say_once("lease-lost", f"another job took {self._lease.path.parent} over; both write there now")
+        if self._monitor is not None and (self._looked is None or now - self._looked >= _MONITOR_EVERY_S):
+            self._looked = now
+            try:
+                self._monitor.keep_alive()
+            except Exception as error:  # noqa: BLE001 - without a monitor the ranks run all the same
+                if say_once("monitor", f"the monitor cannot be started, hangs are not detected: {error}"):
+                    self._journal.emit(Event.DEGRADED, what="monitor", why=str(error))
+
+
+def _take_down(files: AttemptFiles) -> None:
+    """Tell the monitor that the job is over, wait a moment for it to go, and remove the page directory."""
+    if files.directory is None:
+        return
+    files.write_over()
+    deadline = time.monotonic() + _MONITOR_END_S
+    while (state := read_state(files.directory)) and time.monotonic() < deadline:
+        if process_is_gone(state["pid"], state["start_ticks"]):
+            break
+        time.sleep(0.01)
+    files.remove_all()

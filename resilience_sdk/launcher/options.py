@@ -1,0 +1,221 @@
+"""The command line of `resilience run`: torchrun's own options, ours, and one per setting.
+
+torchrun's parser is used as it is, so every option and `PET_` variable that the installed torch knows works.
+What differs: three restarts instead of none, workers forked from a preloaded server, and on one node without
+a rendezvous a free port is taken, so that two runs on one machine do not meet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import os
+import uuid
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import attrs
+
+from resilience_sdk import environ
+from resilience_sdk.console import say
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.launcher.script import Script
+from resilience_sdk.settings import Settings, load_settings
+from resilience_sdk.settings import options as setting_options
+
+StartMethod = Literal["forkserver", "exec"]
+
+# Settings that torchrun has an option for too: its variable counts where the option is not given.
+_SHARED_WITH_TORCHRUN = ("max_restarts", "monitor_interval")
+_DESCRIPTION = (
+    "Runs a PyTorch script on the ranks of this node, as torchrun does, and restarts it when a rank dies or "
+    "hangs. Takes every option of torchrun."
+)
+
+
+@attrs.frozen
+class Options:
+    """A checked command line. `elastic` holds torchrun's options, as `torch.distributed.run` reads them."""
+
+    elastic: argparse.Namespace
+    settings: Settings
+    script: Script
+    fresh: bool
+    start_method: StartMethod
+    local: bool  # one node and no rendezvous given
+    argv: tuple[str, ...]
+
+    @property
+    def elastic_signals(self) -> str:
+        """Names of the signals that torchrun handles, separated by commas."""
+        return str(getattr(self.elastic, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"))
+
+    @property
+    def rendezvous_id(self) -> str | None:
+        """The id that the user gave the rendezvous, or None."""
+        given = str(self.elastic.rdzv_id)
+        return None if self.local or given in ("", "none") else given
+
+
+def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = None) -> Options:
+    """Read the command line and everything else that the run depends on, before any rank exists.
+
+    Raises:
+        ConfigError: An option is unknown or bad, the script does not exist, or a setting is wrong.
+        SystemExit: `--help` was asked and answered.
+    """
+    env = environ.environment() if env is None else env
+    parser = _parser()
+    namespace, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        _refuse_unknown(unknown[0], parser)
+    script = Script.parse(
+        namespace.training_script,
+        namespace.training_script_args,
+        module=bool(namespace.module),
+        no_python=bool(namespace.no_python),
+    )
+    script.check()
+    settings = _settings(namespace, env)
+    start_method = _start_method(namespace.start_method)
+    local = _settle_rendezvous(namespace)
+    _settle_for_elastic(namespace, settings)
+    options = Options(namespace, settings, script, bool(namespace.fresh), start_method, local, tuple(argv))
+    _settle_threads(options, env)
+    launch_config(options, os.devnull)  # finds what torchrun would refuse
+    return options
+
+
+def launch_config(options: Options, log_dir: str) -> Any:
+    """Return torch's `LaunchConfig` for these options, with per-rank logs under `log_dir`.
+
+    Raises ConfigError for values that torchrun refuses.
+    """
+    from torch.distributed.run import config_from_args
+
+    args = argparse.Namespace(**vars(options.elastic))
+    args.log_dir = os.devnull if log_dir == os.devnull else args.log_dir or log_dir
+    try:
+        config, _, _ = config_from_args(args)
+    except (AssertionError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{error}") from None
+    return config
+
+
+def resume_command(options: Options, run_dir: str) -> str:
+    """Return the command line that resumes this run, for people to copy."""
+    import shlex
+
+    words = [word for word in options.argv if word != "--fresh"]
+    if options.settings.run_dir is None:
+        words = ["--run-dir", run_dir, *words]
+    return shlex.join(["resilience", "run", *words])
+
+
+def _parser() -> argparse.ArgumentParser:
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+    parser.prog = "resilience run"
+    # Abbreviations reach behind the script: its own `--out` would be "ambiguous" with two of our options.
+    parser.allow_abbrev = False
+    parser.description = _DESCRIPTION
+    for action in parser._actions:
+        if action.dest == "start_method":
+            # torchrun's own values mean nothing for scripts; accept them so that its command lines work.
+            action.choices = ["forkserver", "exec", "spawn", "fork"]
+            action.default = action.default if action.default != "spawn" else "forkserver"
+            action.help = "forkserver: ranks are forked from a server with torch loaded (restarts in a fraction of a second); exec: each rank is a fresh interpreter."
+    group = parser.add_argument_group("run")
+    group.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start over in a run directory that is finished or has checkpoints; what is there is moved aside",
+    )
+    setting_options.add_setting_options(parser)
+    parser.error = _usage_error  # type: ignore[method-assign,assignment]
+    return parser
+
+
+def _usage_error(message: str) -> NoReturn:
+    if "training_script" in message:
+        message = "no script given; usage: resilience run [options] script.py [arguments]"
+    raise ConfigError(message)
+
+
+def _refuse_unknown(word: str, parser: argparse.ArgumentParser) -> NoReturn:
+    name = word.partition("=")[0]
+    known = [option for action in parser._actions for option in action.option_strings]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else "; see `resilience run --help`"
+    raise ConfigError(f"unknown option {name}{hint} (options of the script go after the script)")
+
+
+def _settings(namespace: argparse.Namespace, env: Mapping[str, str]) -> Settings:
+    arguments = setting_options.settings_arguments(namespace)
+    for name in _SHARED_WITH_TORCHRUN:
+        if name not in arguments and (value := env.get(f"PET_{name.upper()}")):
+            arguments[name] = value
+    settings = load_settings(
+        arguments=arguments,
+        config_file=setting_options.config_option(namespace),
+        nvrx_file=getattr(namespace, "nvrx:file", None),
+        env=env,
+        strict_env=True,
+    )
+    return attrs.evolve(settings, on_hang="restart") if settings.on_hang is None else settings
+
+
+def _start_method(name: str) -> StartMethod:
+    if name == "forkserver":
+        return "forkserver"
+    if name != "exec":
+        say(f"--start-method {name} concerns functions, not scripts: ranks are started as fresh interpreters (exec)")
+    return "exec"
+
+
+def _settle_rendezvous(args: argparse.Namespace) -> bool:
+    """Complete torchrun's options; tell whether there is one node and no rendezvous was given."""
+    from torch.distributed.run import parse_min_max_nnodes
+
+    try:
+        _, most = parse_min_max_nnodes(args.nnodes)
+    except (RuntimeError, ValueError):
+        raise ConfigError(f"--nnodes {args.nnodes!r} is neither N nor MIN:MAX") from None
+    open_ = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None
+    local = bool(args.standalone) or (open_ and most == 1)
+    if local:
+        args.rdzv_backend = "c10d"
+        args.rdzv_endpoint = "localhost:0"
+        args.rdzv_id = uuid.uuid4().hex[:8]
+        # The host's own name may not resolve (laptops, containers); with one node nobody needs it.
+        args.local_addr = args.local_addr or "127.0.0.1"
+    if args.master_port is None:
+        args.master_port = 29500
+    return local
+
+
+def _settle_threads(options: Options, env: MutableMapping[str, str]) -> None:
+    """Give each of several ranks one thread, as torchrun does, in one line instead of its banner."""
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        several = determine_local_world_size(options.elastic.nproc_per_node) > 1
+    except ValueError as error:
+        raise ConfigError(f"--nproc-per-node {options.elastic.nproc_per_node}: {error}") from None
+    if several and "OMP_NUM_THREADS" not in env:
+        env["OMP_NUM_THREADS"] = "1"
+        say("OMP_NUM_THREADS=1 for each rank, as torchrun sets it; set it yourself to choose another")
+
+
+def _settle_for_elastic(args: argparse.Namespace, settings: Settings) -> None:
+    """Give torchrun's options that we decide ourselves the values that its code expects."""
+    args.max_restarts = settings.max_restarts
+    args.monitor_interval = settings.monitor_interval
+    args.start_method = "spawn"
+    args.run_path = False
+    for name, value in (("virtual_local_rank", False), ("shutdown_timeout", None)):
+        with contextlib.suppress(AttributeError):
+            if getattr(args, name) is None:
+                setattr(args, name, value)

@@ -1,0 +1,103 @@
+"""Signals that ask the launcher to leave, turned into something a wait can see.
+
+A handler only notes the request and, through the wakeup descriptor, ends the wait of the main loop at once.
+While the launcher sits in code that never looks (a rendezvous that waits for other nodes), it raises instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterable, Iterator
+from types import FrameType, TracebackType
+
+# What a terminal sends (Ctrl-C, Ctrl-\, closing it) is the user's, all else a scheduler's or an operator's.
+_INTERRUPTS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+
+
+class LeaveRequested(BaseException):
+    """Raised in the main thread by a signal that arrives inside `SignalInbox.raising`."""
+
+
+class SignalInbox:
+    """Takes over the given signals for the time of a `with` block. Main thread only.
+
+    `request` is the first signal that asked to leave; `interrupts` counts those of a person, so that another
+    Ctrl-C can mean "now". `wakeup` is a descriptor that becomes readable with every signal.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Handle the signals of these names (such as `SIGTERM`); names this platform lacks are skipped."""
+        numbers = (getattr(signal, name.strip(), None) for name in names)
+        self._signals = tuple(number for number in numbers if isinstance(number, signal.Signals))
+        self._previous: dict[int, object] = {}
+        self._raising = False
+        self.request: signal.Signals | None = None
+        self.interrupts = 0
+        self.wakeup, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def __enter__(self) -> SignalInbox:
+        """Install the handlers."""
+        self._previous_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        for number in self._signals:
+            # A launcher started with nohup keeps ignoring the hang-up.
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put back what was there."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._previous_wakeup)
+        os.close(self.wakeup)
+        os.close(self._write_end)
+
+    def retake(self) -> None:
+        """Install the handlers again: elastic replaces them with its own whenever it starts processes."""
+        for number in self._previous:
+            signal.signal(number, self._handle)
+
+    @property
+    def interrupted(self) -> bool:
+        """Tell whether a person at a terminal asked."""
+        return self.request in _INTERRUPTS
+
+    def note(self, number: int) -> None:
+        """Record a request that arrived some other way."""
+        self.interrupts += number in _INTERRUPTS
+        if self.request is None:
+            self.request = signal.Signals(number)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, but not longer than until the next signal."""
+        if self.request is None:
+            select.select([self.wakeup], [], [], seconds)
+
+    def drain(self) -> None:
+        """Empty the wakeup pipe."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.wakeup, 512):
+                pass
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """Make signals raise `LeaveRequested` inside the block; raise at once when one came before."""
+        self._raising = True
+        try:
+            if self.request is not None:
+                raise LeaveRequested
+            yield
+        finally:
+            self._raising = False
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self.note(number)
+        if self._raising:
+            self._raising = False
+            raise LeaveRequested

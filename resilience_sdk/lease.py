@@ -1,0 +1,238 @@
+"""The lease: at most one job uses a run directory at a time.
+
+A small file that its job renews every 10 s. It is stale after 60 s, or at once when the process that wrote it
+is provably gone (same host, boot and PID namespace), or when the job that wrote it comes back (a requeue).
+Ages are differences of modification times of one file system, so clocks of two hosts are never compared.
+
+All launchers of a multi-node job hold the same lease, since it is the job's: each renews it when nobody did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.console import printable, say_once
+from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.hostinfo import boot_id, host_name, pid_namespace, process_is_gone, process_start_ticks
+from resilience_sdk.run_directory import RunDirectory
+
+RENEW_INTERVAL_S = 10.0
+STALE_AFTER_S = 60.0
+_TRIES = 20
+
+
+@attrs.frozen
+class LeaseHolder:
+    """What a lease file says: the job, and the process that wrote it."""
+
+    job: str
+    host: str = ""
+    boot_id: str = ""
+    pid_namespace: str = ""
+    pid: int | None = None
+    start_ticks: int | None = None
+    started_at: float | None = None
+
+    def is_gone(self) -> bool:
+        """Tell whether that process is provably gone, which only its own host can prove."""
+        same_place = (
+            self.host == host_name() and self.boot_id == boot_id() and self.pid_namespace == pid_namespace()
+        )
+        return same_place and self.pid is not None and process_is_gone(self.pid, self.start_ticks)
+
+
+class Lease:
+    """This job's hold on a run directory. Not thread-safe: one thread acquires, renews and releases."""
+
+    def __init__(self, path: Path, holder: LeaseHolder) -> None:
+        """Use `Lease.acquire`."""
+        self.path = path
+        self.holder = holder
+
+    @classmethod
+    def acquire(cls, run_dir: RunDirectory, job_key: str) -> Lease:
+        """Take the lease of `run_dir` for the job `job_key`, or join it where that job has it already.
+
+        Raises:
+            RunDirectoryError: Another live job uses the directory, or the file cannot be written.
+        """
+        pid = os.getpid()
+        holder = LeaseHolder(
+            job=job_key,
+            host=host_name(),
+            boot_id=boot_id(),
+            pid_namespace=pid_namespace(),
+            pid=pid,
+            start_ticks=process_start_ticks(pid),
+            started_at=time.time(),
+        )
+        lease = cls(run_dir.lease, holder)
+        try:
+            lease._acquire()
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write {lease.path}: {error.strerror}; name another directory with --run-dir"
+            ) from None
+        return lease
+
+    def renew(self) -> bool:
+        """Say that the job is alive; call it every `RENEW_INTERVAL_S`. Return False if another job took over.
+
+        Never raises: a full disk must not end the run. It is said once.
+        """
+        try:
+            found = _read(self.path)
+            if found is not None and found.holder is not None and found.holder.job != self.holder.job:
+                return False
+            if found is None or found.holder == self.holder or self._age(found) >= RENEW_INTERVAL_S:
+                self._replace()
+        except OSError as error:
+            say_once(
+                f"lease:{self.path}", f"cannot renew {self.path}: {error.strerror}; another job may take over"
+            )
+        return True
+
+    def release(self) -> None:
+        """Give the directory up, if this process wrote the lease last; never raises."""
+        with contextlib.suppress(OSError):
+            found = _read(self.path)
+            if found is not None and found.holder == self.holder:
+                self.path.unlink()
+
+    def _acquire(self) -> None:
+        for _ in range(_TRIES):
+            if self._write_exclusively():
+                return
+            found = _read(self.path)
+            if found is None:
+                continue
+            if found.holder is None and self._age(found) < STALE_AFTER_S:
+                time.sleep(0.02)  # its writer has created it and is about to fill it, or died in between
+                continue
+            if found.holder is not None and found.holder.job == self.holder.job:
+                self._replace()
+                return
+            if found.holder is not None and not found.holder.is_gone():
+                age = self._age(found)
+                if age < STALE_AFTER_S:
+                    raise RunDirectoryError(self._in_use(found.holder, age))
+            self._set_stale_aside(found)
+        raise RunDirectoryError(
+            f"{self.path} cannot be read as a lease; if no job uses {self.path.parent}, remove that file"
+        )
+
+    def _in_use(self, holder: LeaseHolder, age_s: float) -> str:
+        who = printable(f"job {holder.job} (host {holder.host}, pid {holder.pid})")
+        return (
+            f"{self.path.parent} is in use by {who}, seen alive {max(0.0, age_s):.0f} s ago; name another "
+            f"directory with --run-dir, or wait: the lease of a dead job ends after {STALE_AFTER_S:.0f} s"
+        )
+
+    def _set_stale_aside(self, found: _Found) -> None:
+        """Remove the stale lease that was read, and only that one: another job may have been faster."""
+        aside = self.path.with_name(f".lease-stale-{os.getpid()}-{time.monotonic_ns()}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.path, aside)
+            caught = _read(aside)
+            if caught is not None and caught.raw != found.raw and not self.path.exists():
+                os.rename(aside, self.path)
+            else:
+                aside.unlink()
+
+    def _write_exclusively(self) -> bool:
+        try:
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return False
+        try:
+            os.write(fd, self._text())
+        finally:
+            os.close(fd)
+        return True
+
+    def _replace(self) -> None:
+        temporary = self.path.with_name(f".lease-{os.getpid()}-{time.monotonic_ns()}")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, self._text())
+        finally:
+            os.close(fd)
+        os.replace(temporary, self.path)
+
+    def _text(self) -> bytes:
+        return json.dumps(attrs.asdict(self.holder)).encode() + b"\n"
+
+    def _age(self, found: _Found) -> float:
+        """Return seconds since the lease was written, both readings by the clock of its file system."""
+        probe = self.path.with_name(f".lease-probe-{os.getpid()}-{time.monotonic_ns()}")
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            now = os.fstat(fd).st_mtime
+        finally:
+            os.close(fd)
+            os.unlink(probe)
+        return now - found.written_at
+
+
+def current_holder(run_dir: RunDirectory) -> LeaseHolder | None:
+    """Return who holds `run_dir` by a lease that is not provably over, for `status`; None when nobody does.
+
+    Only reads, so the age is by this host's clock and a reader without write permission gets an answer.
+    """
+    with contextlib.suppress(OSError):
+        found = _read(run_dir.lease)
+        if found is not None and found.holder is not None and not found.holder.is_gone():
+            return found.holder if time.time() - found.written_at < STALE_AFTER_S else None
+    return None
+
+
+@attrs.frozen
+class _Found:
+    """A lease file as it was read; `holder` is None when it is empty or torn."""
+
+    raw: bytes
+    written_at: float
+    holder: LeaseHolder | None
+
+
+def _read(path: Path) -> _Found | None:
+    """Return the lease at `path`, None when there is none. Opening first revalidates a network cache."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        written_at = os.fstat(fd).st_mtime
+        raw = os.read(fd, 1 << 16)
+    finally:
+        os.close(fd)
+    return _Found(raw, written_at, _parse(raw))
+
+
+def _parse(raw: bytes) -> LeaseHolder | None:
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict) or not isinstance(data.get("job"), str):
+        return None
+    return LeaseHolder(
+        job=data["job"],
+        host=str(data.get("host", "")),
+        boot_id=str(data.get("boot_id", "")),
+        pid_namespace=str(data.get("pid_namespace", "")),
+        pid=_integer(data.get("pid")),
+        start_ticks=_integer(data.get("start_ticks")),
+        started_at=float(started) if isinstance(started := data.get("started_at"), (int, float)) else None,
+    )
+
+
+def _integer(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,182 @@
+"""Deaths under a launcher that is not ours: the monitor alone can tell who went first."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from resilience_sdk import console
+from resilience_sdk.attribution.first_death import Death, FirstDeath, find_first_death
+from resilience_sdk.events import Event
+from resilience_sdk.incidents import Culprit, Incident, IncidentStore
+from resilience_sdk.job_config import JobConfig
+from resilience_sdk.journal import Journal
+from resilience_sdk.monitor.ranks import WatchedRank
+from resilience_sdk.outcome import Outcome, Verdict, write_outcome
+from resilience_sdk.rank_page import snapshot_to_json
+
+_WAIT_FOR_PEERS_S = 1.0  # deaths within this time belong together
+_TEARDOWN_SIGNALS = (-15, -2, -1)
+
+
+class DeathWatch:
+    """Explains the deaths of ranks whose exit codes go to somebody else."""
+
+    def __init__(self, config: JobConfig, store: IncidentStore, journal: Journal, node: str) -> None:
+        """Write incidents into `store` and the end of the job into the run directory."""
+        self._config = config
+        self._store = store
+        self._journal = journal
+        self._node = node
+        self._done: set[int] = set()
+        self._incidents: list[str] = []
+        self._noted: set[Path] = set()
+        self._started_at = time.time()
+
+    def note(self, died: Sequence[WatchedRank]) -> None:
+        """Journal each death as it is seen."""
+        for watched in died:
+            self._noted.add(watched.stem)
+            self._journal.emit(
+                Event.RANK_EXIT,
+                target_rank=watched.rank,
+                pid=watched.snapshot.pid,
+                exit_code=exit_code(watched),
+                exit_state=watched.snapshot.exit_state,
+            )
+
+    def explained(self, attempt: int | None) -> None:
+        """Note that the deaths of an attempt are the end of a hang that was reported."""
+        if attempt is not None:
+            self._done.add(attempt)
+
+    def conclude(self, ranks: Sequence[WatchedRank], *, everything: bool = False) -> None:
+        """Write the incident of an attempt in which a rank died of its own, when its peers had time to follow."""
+        dead = [watched for watched in ranks if not watched.alive]
+        if dead and any(not is_clean(watched) for watched in dead):
+            first_ns = min(watched.died_ns or 0 for watched in dead if not is_clean(watched))
+            complete = len(dead) == len(ranks) or time.monotonic_ns() - first_ns > _WAIT_FOR_PEERS_S * 1e9
+            attempt = ranks[0].snapshot.attempt
+            if (complete or everything) and attempt not in self._done:
+                self._done.add(attempt)
+                self._write_crash(attempt, dead, ranks)
+        if everything and ranks:
+            self._write_outcome(ranks)
+
+    def _write_crash(self, attempt: int, dead: Sequence[WatchedRank], ranks: Sequence[WatchedRank]) -> None:
+        deaths = [_death(watched) for watched in dead]
+        first = min((d for d, w in zip(deaths, dead, strict=True) if not is_clean(w)), key=lambda death: death.t_ns)
+        if first.exit_code in _TEARDOWN_SIGNALS:
+            return  # the launcher, the scheduler or a person ended the job
+        verdict = find_first_death(deaths)
+        culprits = verdict.culprits or ((first.rank,) if first.exception is None else ())
+        incident = self._incident(attempt, verdict, culprits, ranks)
+        pages = {watched.rank: snapshot_to_json(watched.snapshot) for watched in ranks}
+        stacks = {watched.rank: text for watched in ranks if (text := _stacks(watched))}
+        try:
+            incident = self._store.create("crash", incident, stacks, pages)
+        except OSError as error:
+            console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
+        self._journal.emit(Event.INCIDENT, id=incident.id, kind="crash", culprits=list(culprits), cause=incident.cause)
+        if incident.id is not None:
+            self._incidents.append(incident.id)
+        who = ", ".join(f"rank {rank}" for rank in culprits) or "no rank of its own"
+        why = incident.evidence[0].text if incident.evidence else incident.cause
+        console.say(f"CRASH: {who} on {self._node} ended first ({incident.cause}): {why}")
+        console.say(f"  report: {self._config.run_dir}/incidents/{incident.id}/report.md")
+
+    def _incident(
+        self, attempt: int, verdict: FirstDeath, culprits: tuple[int, ...], ranks: Sequence[WatchedRank]
+    ) -> Incident:
+        by_rank = {watched.rank: watched for watched in ranks}
+        first_ns = min(w.died_ns or 0 for w in ranks if not w.alive)
+        return Incident(
+            attempt=attempt,
+            detected_at=time.time(),
+            detection_latency_s=(time.monotonic_ns() - first_ns) / 1e9,
+            culprits=tuple(_culprit(by_rank[rank], self._node) for rank in culprits if rank in by_rank),
+            victims=tuple(sorted(by_rank.keys() - set(culprits))),
+            category=verdict.classification.category,
+            cause=verdict.classification.cause,
+            action=verdict.classification.action,
+            confidence=verdict.classification.confidence,
+            evidence=verdict.classification.evidence,
+        )
+
+    def _write_outcome(self, ranks: Sequence[WatchedRank]) -> None:
+        """Write what the foreign launcher's exit code hides."""
+        attempt = max(watched.snapshot.attempt for watched in ranks)
+        final = [watched for watched in ranks if watched.snapshot.attempt == attempt]
+        clean = all(is_clean(watched) for watched in final)
+        codes = [code for watched in final if (code := exit_code(watched)) is not None]
+        if clean:
+            verdict, code, reason = Verdict.FINISHED, 0, "all ranks ended well"
+        elif any(code == 75 for code in codes):
+            verdict, code, reason = Verdict.PREEMPTED, 75, "the job was asked to leave"
+        elif any(code == -2 for code in codes):
+            verdict, code, reason = Verdict.INTERRUPTED, 130, "interrupted by the user"
+        else:
+            verdict, code, reason = Verdict.GIVE_UP, 1, "a rank did not end well"
+        write_outcome(
+            Path(self._config.run_dir) / "outcome.json",
+            Outcome(
+                verdict=verdict,
+                exit_code=code,
+                reason=reason,
+                job=self._config.job,
+                run_dir=self._config.run_dir,
+                node=self._node,
+                started_at=self._started_at,
+                ended_at=time.time(),
+                attempts=attempt + 1,
+                incidents=tuple(self._incidents),
+            ),
+        )
+
+
+def is_clean(watched: WatchedRank) -> bool:
+    """Tell whether a dead rank ended well, by its own word and its exit status where that is known."""
+    return watched.snapshot.exit_state == "clean" and watched.wait_status in (None, 0)
+
+
+def exit_code(watched: WatchedRank) -> int | None:
+    """Return the exit code of a dead rank, negative for a signal; None where nobody could tell."""
+    return None if watched.wait_status is None else os.waitstatus_to_exitcode(watched.wait_status)
+
+
+def _death(watched: WatchedRank) -> Death:
+    code = exit_code(watched)
+    if code is None and watched.snapshot.exit_state == "clean":
+        code = 0
+    return Death(rank=watched.rank, exit_code=code, exception=_exception(watched), t_ns=watched.died_ns or 0)
+
+
+def _exception(watched: WatchedRank) -> Mapping[str, Any] | None:
+    try:
+        record = json.loads(Path(f"{watched.stem}.error.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _stacks(watched: WatchedRank) -> str:
+    try:
+        return Path(f"{watched.stem}.stack").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _culprit(watched: WatchedRank, node: str) -> Culprit:
+    stack = watched.snapshot.main_lane.stack
+    frames = (_exception(watched) or {}).get("frames") or ()
+    return Culprit(
+        rank=watched.rank,
+        node=node,
+        step=watched.snapshot.step,
+        section=stack[-1].name if stack else None,
+        stack=tuple(str(frame) for frame in frames),
+    )

@@ -1,0 +1,134 @@
+"""The monitor's own process: take the lock, leave the parent, watch until the ranks are gone.
+
+No torch, no third-party package but attrs: it must be small enough to run beside every training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from resilience_sdk import console, hostinfo, job_config
+from resilience_sdk.events import Event
+from resilience_sdk.job_config import JobConfig
+from resilience_sdk.journal import Journal
+from resilience_sdk.monitor import spawn
+from resilience_sdk.monitor.watch import Watcher
+
+_NOBODY_CAME_S = 10.0
+_OVER = "over.json"
+_DEFER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
+
+
+def main(directory: str) -> int:
+    """Become the monitor of a page directory; return 0 in the parent, which started it, when it is."""
+    pages = Path(directory)
+    ready, tell = os.pipe()
+    if os.fork():
+        os.close(tell)
+        return 0 if os.read(ready, 1) else 1
+    os.close(ready)
+    # The job is ended by signals to its whole process tree. Its monitor stays until the ranks are gone.
+    for number in _DEFER:
+        signal.signal(number, signal.SIG_IGN)
+    lock = os.open(pages / spawn.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.write(tell, b"1")  # another one was faster, which serves as well
+        os._exit(0)
+    generation = spawn.read_state(pages).get("generation", 0) + 1
+    _publish(pages, generation)
+    os.write(tell, b"1")
+    os.close(tell)
+    status = 1
+    try:
+        status = _serve(pages, generation)
+    except BaseException:
+        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            os.write(1, traceback.format_exc().encode())
+    finally:
+        os._exit(status)
+
+
+def _serve(pages: Path, generation: int) -> int:
+    config = job_config.read(pages)
+    if config is None:
+        console.say(f"the monitor finds no {job_config.FILE} in {pages}: hangs are not detected")
+        return 1
+    journal = Journal(
+        Path(config.run_dir) / "journal",
+        writer="monitor",
+        host=hostinfo.host_name(),
+        boot_id=hostinfo.boot_id(),
+        job=config.job,
+    )
+    state = spawn.read_state(pages)
+
+    def in_charge() -> bool:
+        return spawn.read_state(pages) == state
+
+    journal.emit(
+        Event.MONITOR_START if generation == 1 else Event.MONITOR_REPLACED, pid=os.getpid(), generation=generation
+    )
+    watcher = Watcher(pages, config, journal, in_charge)
+    _loop(pages, config, watcher, in_charge)
+    if in_charge():
+        watcher.finish()
+        if config.foreign or not (pages / _OVER).exists():
+            _remove_directory(pages)  # else our launcher does, which waits for this process to end
+    return 0
+
+
+def _launcher_is_done(pages: Path, config: JobConfig) -> bool:
+    """Tell whether our launcher will start no further attempt: it said so, or it is gone."""
+    if (pages / _OVER).exists():
+        return True
+    pid = config.launcher_pid
+    return pid is not None and hostinfo.process_start_ticks(pid) != config.launcher_ticks
+
+
+def _loop(pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[[], bool]) -> None:
+    started = time.monotonic()
+    came = False
+    wait_s = 0.0
+    while in_charge():
+        wait_s = watcher.round(wait_s)
+        spawn_time = time.monotonic_ns()
+        with contextlib.suppress(OSError):
+            os.utime(pages / spawn.STATE, ns=(spawn_time, spawn_time))
+        came = came or bool(watcher.table.all())
+        if config.launcher_pid is not None:
+            if _launcher_is_done(pages, config) and watcher.is_over():
+                return
+        elif watcher.is_over() and (came or time.monotonic() - started > _NOBODY_CAME_S):
+            return
+
+
+def _publish(pages: Path, generation: int) -> None:
+    """Say who is the monitor now; from here on an older one finds that it is not in charge any more."""
+    pid = os.getpid()
+    state = {"pid": pid, "start_ticks": hostinfo.process_start_ticks(pid) or 0, "generation": generation}
+    temporary = pages / f".{spawn.STATE}.{pid}"
+    temporary.write_text(json.dumps(state))
+    now_ns = time.monotonic_ns()
+    os.utime(temporary, ns=(now_ns, now_ns))
+    temporary.replace(pages / spawn.STATE)
+
+
+def _remove_directory(pages: Path) -> None:
+    """Remove the job's page directory, unless somebody has begun to use it again."""
+    if any(pages.glob("*.page")):
+        return
+    with contextlib.suppress(OSError):
+        for path in pages.iterdir():
+            path.unlink()
+        pages.rmdir()

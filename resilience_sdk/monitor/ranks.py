@@ -1,0 +1,160 @@
+"""The ranks that a monitor watches: their pages, their processes, and whether they still live."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from pathlib import Path
+
+from resilience_sdk import hostinfo
+from resilience_sdk.monitor.targets import Target, open_target
+from resilience_sdk.rank_page import PageReader, RankSnapshot, parse_stem
+
+_SETTLING_S = 1.0  # a page this young may not be filled in yet
+_WAIT_STATUS_FIELD = 49  # exit_code, the 52nd of /proc/<pid>/stat, counted behind the name
+
+
+class WatchedRank:
+    """One rank process: its page, and a pinned process that tells when it ends."""
+
+    def __init__(self, stem: Path, reader: PageReader, snapshot: RankSnapshot, target: Target | None) -> None:
+        """Hold what `RankTable` has verified; `target` is None for a process that was gone already."""
+        self.stem = stem
+        self.reader = reader
+        self.snapshot = snapshot
+        self.target = target
+        self.died_ns: int | None = None if target is not None else time.monotonic_ns()
+        self.wait_status: int | None = None
+        """How it ended, where that could be read before the parent collected it."""
+
+    @property
+    def rank(self) -> int:
+        """Global rank, as the page says now."""
+        return self.snapshot.rank
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return self.died_ns is None
+
+    def refresh(self) -> None:
+        """Read the page anew; a garbled one leaves the last good reading in place."""
+        fresh = self.reader.snapshot()
+        if fresh is not None and fresh.pid == self.snapshot.pid:
+            self.snapshot = fresh
+
+    def close(self) -> None:
+        """Release the page and the pinned process."""
+        self.reader.close()
+        if self.target is not None:
+            self.target.close()
+
+
+class RankTable:
+    """Finds pages in the page directory and verifies that each belongs to a living process of ours."""
+
+    def __init__(self, pages: Path) -> None:
+        """Watch `pages`."""
+        self._pages = pages
+        self._known: dict[str, WatchedRank | None] = {}
+        self._deaths = select.epoll()
+        self._refused: list[str] = []
+
+    def take_refused(self) -> list[str]:
+        """Return and forget the reasons why pages were refused."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def scan(self) -> list[WatchedRank]:
+        """Look for new pages and return the ranks that appeared."""
+        new: list[WatchedRank] = []
+        names = {entry.name for entry in os.scandir(self._pages) if entry.name.endswith(".page")}
+        for name in [known for known in self._known if known not in names]:
+            self._forget(name)
+        for name in sorted(names - self._known.keys()):
+            try:
+                self._known[name] = watched = self._open(self._pages / name)
+            except _NotYetError:
+                continue
+            if watched is not None:
+                new.append(watched)
+        return new
+
+    def all(self) -> list[WatchedRank]:
+        """Return all verified ranks whose page is still there, living or dead."""
+        return [watched for watched in self._known.values() if watched is not None]
+
+    def wait(self, timeout_s: float) -> list[WatchedRank]:
+        """Sleep until a rank dies, at most `timeout_s`; return those that died."""
+        died: list[WatchedRank] = []
+        ready = {fd for fd, _ in self._deaths.poll(max(0.0, timeout_s))}
+        for watched in self.all():
+            target = watched.target
+            if target is not None and target.pidfd in ready and watched.alive:
+                watched.wait_status = wait_status(target.pid, target.start_ticks)
+                watched.died_ns = time.monotonic_ns()
+                watched.refresh()
+                self._deaths.unregister(target.pidfd)
+                died.append(watched)
+        return died
+
+    def _open(self, path: Path) -> WatchedRank | None:
+        """Return a verified rank, or None (and the reason in `_refused`); raise _NotYetError to ask again later."""
+        if parse_stem(path.stem) is None:
+            return self._refuse(path, "not the name of a rank page")
+        try:
+            reader = PageReader(path)
+        except OSError as error:
+            return self._refuse(path, str(error), may_settle=True)
+        snapshot = reader.snapshot()
+        if snapshot is None:
+            reader.close()
+            return self._refuse(path, "not a rank page, or one of another version", may_settle=True)
+        stem = path.with_suffix("")
+        target = open_target(snapshot.rank, snapshot.pid, snapshot.start_ticks, stem)
+        if target is None and not hostinfo.process_is_gone(snapshot.pid, snapshot.start_ticks):
+            reader.close()
+            return self._refuse(path, f"process {snapshot.pid}, which it claims, does not have it mapped")
+        if target is not None:
+            self._deaths.register(target.pidfd, select.EPOLLIN)
+        return WatchedRank(stem, reader, snapshot, target)
+
+    def _refuse(self, path: Path, why: str, *, may_settle: bool = False) -> None:
+        if may_settle:
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime < _SETTLING_S:
+                    raise _NotYetError
+        self._refused.append(f"{path.name}: {why}")
+
+    def _forget(self, name: str) -> None:
+        watched = self._known.pop(name)
+        if watched is not None:
+            if watched.target is not None and watched.alive:
+                with contextlib.suppress(OSError):
+                    self._deaths.unregister(watched.target.pidfd)
+            watched.close()
+
+
+class _NotYetError(Exception):
+    """A page is too young to be judged."""
+
+
+def wait_status(pid: int, start_ticks: int) -> int | None:
+    """Return the wait status of a process that has ended and was not collected by its parent yet, else None."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    if len(fields) <= _WAIT_STATUS_FIELD or fields[0] not in ("Z", "X") or int(fields[19]) != start_ticks:
+        return None
+    return int(fields[_WAIT_STATUS_FIELD])
+
+
+def remove_files(stem: Path) -> None:
+    """Remove all files of one rank process from the page directory."""
+    for suffix in (".page", ".stack", ".fifo", ".fr.json", ".fr.part", ".error.json", ".error.tmp"):
+        with contextlib.suppress(OSError):
+            os.unlink(f"{stem}{suffix}")

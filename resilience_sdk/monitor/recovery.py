@@ -1,0 +1,85 @@
+"""When an incident is over: every rank of the next attempt has completed its first heartbeat."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from resilience_sdk.console import say_once
+from resilience_sdk.events import Event
+from resilience_sdk.incidents import Incident, IncidentStore
+from resilience_sdk.journal import Journal
+from resilience_sdk.monitor.ranks import WatchedRank
+
+
+class RecoveryWatch:
+    """Closes the open incidents of earlier attempts, once per attempt."""
+
+    def __init__(self, store: IncidentStore, journal: Journal) -> None:
+        """Watch over the incidents of `store`."""
+        self._store = store
+        self._journal = journal
+        self._first_beats: set[tuple[int, int]] = set()
+        self._first_steps: dict[int, int] = {}
+        self._closed: int | None = None
+
+    def look(self, attempt: int | None, ranks: Sequence[WatchedRank], expected: list[int] | None) -> None:
+        """Note first beats, and close what is open when all have come."""
+        if attempt is None or self._closed == attempt:
+            return
+        for watched in ranks:
+            snapshot = watched.snapshot
+            if snapshot.first_beat_ns is not None and (snapshot.rank, snapshot.pid) not in self._first_beats:
+                self._first_beats.add((snapshot.rank, snapshot.pid))
+                self._first_steps[snapshot.rank] = first_step(watched)
+                self._journal.emit(Event.FIRST_BEAT, target_rank=snapshot.rank, step=snapshot.step)
+        wanted = set(expected if expected is not None else range(ranks[0].snapshot.world_size if ranks else 1))
+        beaten = {w.rank for w in ranks if w.snapshot.first_beat_ns is not None}
+        if not wanted or not wanted <= beaten:
+            return
+        self._closed = attempt
+        newest_ns = max(w.snapshot.first_beat_ns or 0 for w in ranks)
+        at = time.time() - (time.monotonic_ns() - newest_ns) / 1e9
+        is_global = all(w.snapshot.step_is_global for w in ranks)
+        resumed_at = min((self._first_steps[rank] for rank in wanted), default=0) if is_global else None
+        for incident in self._store.open_recoveries():
+            if incident.attempt is not None and incident.attempt < attempt and incident.id is not None:
+                self._close(incident, at, resumed_at)
+
+    def _close(self, incident: Incident, at: float, resumed_at: int | None) -> None:
+        assert incident.id is not None
+        reached = self._reached(incident.id) if resumed_at is not None else None
+        lost = None if reached is None or resumed_at is None else max(0, reached - resumed_at)
+        try:
+            closed = self._store.mark_recovered(incident.id, at, lost_steps=lost)
+        except (OSError, KeyError) as error:
+            say_once("recovery", f"cannot note the recovery in incident {incident.id}: {error}")
+            return
+        self._journal.emit(
+            Event.RECOVERED, id=incident.id, recovery_s=closed.recovery_s, lost_steps=lost, resumed_at=resumed_at
+        )
+
+    def _reached(self, incident_id: str) -> int | None:
+        """Return how many steps were complete when the incident happened, if they were global."""
+        reached: list[int] = []
+        for path in (self._store.path / incident_id / "pages").glob("rank-*.json"):
+            try:
+                page = json.loads(path.read_text())
+                lane = next((lane for lane in page["lanes"] if lane["beats"]), None)
+                if lane is None:
+                    continue
+                if not lane["step_is_global"]:
+                    return None
+                inside = any(section["kind"] in ("heartbeat", "pulse") for section in lane["stack"])
+                reached.append(int(lane["step"]) + (not inside))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return max(reached, default=None)
+
+
+def first_step(watched: WatchedRank) -> int:
+    """Return the step with which a rank began, from what its page shows after the first beats."""
+    lane = watched.snapshot.main_lane
+    inside = any(section.kind in ("heartbeat", "pulse") for section in lane.stack)
+    return max(0, (lane.step or 0) - lane.beats + (not inside))

@@ -1,0 +1,166 @@
+"""Starting the monitor of a job, and noticing that it is gone or frozen.
+
+One monitor per page directory, elected by `flock` on `monitor.lock`: whoever holds it is the monitor. It shows
+that it lives by the modification time of `monitor.json`, set to its *monotonic* clock at each of its looks, so
+that no step of the wall clock can make a live monitor look dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from resilience_sdk import hostinfo
+
+LOCK = "monitor.lock"
+STATE = "monitor.json"
+LOG = "monitor.log"
+FROZEN_AFTER_S = 5.0
+
+_PROGRAM = (
+    "import sys; sys.path[:0] = sys.argv[2:]; "
+    "from resilience_sdk.monitor.program import main; sys.exit(main(sys.argv[1]))"
+)
+
+
+class MonitorWatch:
+    """Keeps one monitor running for a job; the helper thread of each rank and the launcher have one each."""
+
+    def __init__(self, pages: Path, *, delay_s: float = 0.0) -> None:
+        """Watch over `pages`; with `delay_s` leave the first start to a process that comes first."""
+        self._pages = pages
+        self._not_before = time.monotonic() + delay_s
+
+    def keep_alive(self) -> bool:
+        """Start a monitor if there is none, replace one that is frozen; tell whether one was started.
+
+        May wait for a new process to come up (tens of milliseconds), so not for the training thread. Raises
+        OSError when it cannot start one.
+        """
+        if time.monotonic() < self._not_before or is_alive(self._pages):
+            return False
+        return ensure_monitor(self._pages)
+
+
+def is_alive(pages: Path) -> bool:
+    """Tell whether the monitor of a page directory has looked within the last seconds."""
+    try:
+        seen_ns = (pages / STATE).stat().st_mtime_ns
+    except OSError:
+        return False
+    return 0 <= time.monotonic_ns() - seen_ns < FROZEN_AFTER_S * 1e9
+
+
+def ensure_monitor(pages: Path) -> bool:
+    """Start the monitor of `pages` unless it runs; kill it first if it is frozen. Tell whether it was started.
+
+    Returns when the new monitor holds the lock. Raises OSError when none can be started.
+    """
+    with _try_lock(pages / "spawn.lock") as mine:
+        if not mine:
+            return False  # another rank is starting it
+        if not _is_unlocked(pages / LOCK):
+            if is_alive(pages) or not _kill_frozen(pages):
+                return False
+        _spawn(pages)
+        return True
+
+
+def read_state(pages: Path) -> dict[str, int]:
+    """Return `{pid, start_ticks, generation}` of the newest monitor, empty when there is none."""
+    try:
+        state = json.loads((pages / STATE).read_text())
+        return {key: int(state[key]) for key in ("pid", "start_ticks", "generation")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _spawn(pages: Path) -> None:
+    """Run the program detached: own session, no descriptors but standard error, which shows its report."""
+    roots = _import_roots()
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(pages), *roots]
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(pages / LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600),
+    ]
+    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable_descriptors()]
+    # What preloads libraries or talks to Python belongs to the training, not to the monitor.
+    env = {"PATH": os.defpath, "LANG": "C.UTF-8"}
+    blocked: set[signal.Signals] = set()
+    pid = os.posix_spawn(
+        sys.executable, command, env, file_actions=actions, setsid=True, setsigmask=blocked, setsigdef=_catchable()
+    )
+    # The program leaves its parent at once and returns when it is the monitor: no child of ours remains
+    # that the training script could meet in a wait().
+    _, status = os.waitpid(pid, 0)
+    if status != 0:
+        raise OSError(f"the monitor did not start (status {status}); see {pages / LOG}")
+
+
+def _kill_frozen(pages: Path) -> bool:
+    """Kill a monitor that holds the lock and does not look any more; tell whether the lock is free now."""
+    state = read_state(pages)
+    if not state or hostinfo.process_start_ticks(state["pid"]) != state["start_ticks"]:
+        return False
+    with contextlib.suppress(OSError):
+        fd = os.pidfd_open(state["pid"])
+        try:
+            if hostinfo.process_start_ticks(state["pid"]) == state["start_ticks"]:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        finally:
+            os.close(fd)
+    deadline = time.monotonic() + 2.0
+    while not (free := _is_unlocked(pages / LOCK)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return free
+
+
+@contextlib.contextmanager
+def _try_lock(path: Path) -> Iterator[bool]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
+
+
+def _is_unlocked(path: Path) -> bool:
+    with _try_lock(path) as mine:
+        return mine
+
+
+def _import_roots() -> list[str]:
+    """Return what the program needs on its path: our package and attrs, wherever they are installed."""
+    import attr
+    import attrs
+
+    import resilience_sdk
+
+    roots = {str(Path(module.__file__).resolve().parent.parent) for module in (resilience_sdk, attrs, attr) if module.__file__}
+    return sorted(roots)
+
+
+def _inheritable_descriptors() -> list[int]:
+    descriptors = []
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError, ValueError):
+                if int(name) > 2 and os.get_inheritable(int(name)):
+                    descriptors.append(int(name))
+    return descriptors
+
+
+def _catchable() -> set[signal.Signals]:
+    return {number for number in signal.Signals if number not in (signal.SIGKILL, signal.SIGSTOP)}

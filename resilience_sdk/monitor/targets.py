@@ -1,0 +1,114 @@
+"""A rank process that may be asked or signalled: pinned by a pidfd, and proven to be ours.
+
+A page is written by the rank, so its pid is a claim. The pidfd pins whatever has that pid now; only then are
+owner, start time and the mapping of the page compared, so the process that was checked is the one that gets
+the signals, whatever becomes of the number.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from pathlib import Path
+
+import attrs
+
+from resilience_sdk.hostinfo import process_start_ticks
+
+_PROC = Path("/proc")
+
+
+@attrs.frozen
+class Target:
+    """One verified rank process. `stem`: its files in the page directory, without suffix."""
+
+    rank: int
+    pid: int
+    start_ticks: int
+    pidfd: int
+    stem: Path
+
+    def file(self, suffix: str) -> Path:
+        """Return one of the rank's files, e.g. `file(".stack")`."""
+        return self.stem.with_name(self.stem.name + suffix)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the pinned process still runs; a zombie does not."""
+        poller = select.poll()
+        poller.register(self.pidfd, select.POLLIN)
+        return not poller.poll(0)
+
+    def send(self, number: int) -> bool:
+        """Send a signal through the pidfd; False when the process is gone. Raises OSError otherwise."""
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the pidfd back; to be called once, by whoever opened the target."""
+        os.close(self.pidfd)
+
+
+def open_target(rank: int, pid: int, start_ticks: int, stem: Path) -> Target | None:
+    """Pin the process and return it, or None unless it is the one that wrote the page.
+
+    Same start time, same user, and the page mapped into it: then it is no other process with a reused pid,
+    and no pid that somebody wrote into a page. None too where the platform has no pidfds.
+    """
+    if pid <= 0 or not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+        return None
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    target = Target(rank, pid, start_ticks, pidfd, stem)
+    if is_ours(target) and _maps(pid, target.file(".page")):
+        return target
+    target.close()
+    return None
+
+
+def is_ours(target: Target) -> bool:
+    """Tell whether the pid still is the process that was pinned, and runs as our user."""
+    uids = status_fields(target.pid).get("Uid", "").split()[:2]
+    return (
+        uids == [str(os.getuid()), str(os.geteuid())]
+        and process_start_ticks(target.pid) == target.start_ticks
+    )
+
+
+def status_fields(pid: int, thread: int | None = None) -> dict[str, str]:
+    """Return the fields of /proc/<pid>/status, or of one thread's; empty when there is none."""
+    path = (
+        _PROC / str(pid) / "status" if thread is None else _PROC / str(pid) / "task" / str(thread) / "status"
+    )
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def has_signal(mask: str | None, number: int) -> bool:
+    """Tell whether a signal is in a mask of /proc/<pid>/status, such as `SigCgt`."""
+    try:
+        return bool(int(mask or "0", 16) >> (number - 1) & 1)
+    except ValueError:
+        return False
+
+
+def _maps(pid: int, page: Path) -> bool:
+    """Tell whether the process has the page mapped.
+
+    Compared by directory and name: inodes in `maps` are those of the lower layer on overlay file systems, and
+    a page that was deleted and made anew by another process is shown as `(deleted)`.
+    """
+    try:
+        text = (_PROC / str(pid) / "maps").read_text(errors="surrogateescape")
+    except OSError:
+        return False
+    return any(line.endswith(f"/{page.parent.name}/{page.name}") for line in text.splitlines())

@@ -1,0 +1,115 @@
+"""Where each word of a rank page is. Version 1.
+
+A page is a file of 64 KiB in a tmpfs, mapped by its rank (the writer) and by the node's monitor (the reader).
+It is an array of native, aligned 64-bit words, because a store of one such word cannot be seen torn:
+
+    header    identity and state that changes rarely
+    text      JSON with what is not a number (host, script), fixed at creation, and the reason of a pause
+    names     the table of section names: kind, explicit timeout, UTF-8 name
+    lanes     one per thread: last activity, beats, step, and the stack of open sections
+    rings     one per (lane, name): how often it completed, and its last 64 durations
+
+Every word has one writer: a lane's thread, or for the header and the tables the thread that holds the
+session's lock. Words that belong together and change rarely are bracketed by SEQUENCE (odd while changing).
+A stack entry is written time first, id second, and cleared by its id, so a reader that meets it half
+written sees it closed, or open since a moment too late: both only delay a verdict by one poll.
+"""
+
+from __future__ import annotations
+
+MAGIC = 0x5245_5349_4C49_4531  # "RESILIE1"
+VERSION = 1
+PAGE_BYTES = 64 * 1024
+PAGE_WORDS = PAGE_BYTES // 8
+
+# header
+W_MAGIC = 0
+W_VERSION = 1
+W_SEQUENCE = 2
+W_PID = 3
+W_START_TICKS = 4
+W_RANK = 5
+W_LOCAL_RANK = 6
+W_WORLD_SIZE = 7
+W_ATTEMPT = 8
+W_CREATED_NS = 9
+W_FLAGS = 10
+W_EXIT_STATE = 11
+W_BEAT_SOURCE = 12
+W_CHECKS = 13
+W_NAMES = 14  # used entries of the name table
+W_RINGS = 15  # used rings
+W_LANES = 16  # used lanes
+W_ODD_EXITS = 17  # sections closed out of order (coroutines): closed, but not sampled
+W_LOST = 18  # sections that found no lane, name or ring: guarded by nothing, counted here
+W_FIRST_BEAT_NS = 19
+W_COLLECTIVES = 20  # collectives completed, from the flight recorder, where somebody asked for it
+W_PAUSED = 21  # depth of heartbeat.paused()
+
+FLAG_PROVISIONAL = 1  # the rank is a guess until the process group is up
+FLAG_DECLARED = 2  # user code uses the SDK, so a first beat is to be expected
+FLAG_DONE = 4  # heartbeat.done(): no more deadlines
+FLAG_DUMPS = 8  # the stack-dump handler is installed
+
+EXIT_RUNNING, EXIT_CLEAN, EXIT_ERROR = 0, 1, 2
+EXIT_NAMES = ("running", "clean", "error")
+BEATS_NONE, BEATS_USER, BEATS_OPTIMIZER, BEATS_COLLECTIVES = 0, 1, 2, 3
+BEAT_SOURCES = ("none", "user", "optimizer", "collectives")
+
+# text
+TEXT_AT = 64 * 8  # bytes
+TEXT_BYTES = 512
+PAUSE_TEXT_AT = TEXT_AT + TEXT_BYTES
+PAUSE_TEXT_BYTES = 128
+
+# names
+NAMES_AT = 160
+NAME_WORDS = 8
+NAME_SLOTS = 64
+N_KIND = 0
+N_TIMEOUT_NS = 1  # 0: no timeout by argument, else the timeout
+N_TEXT = 2
+NAME_BYTES = (NAME_WORDS - N_TEXT) * 8
+KINDS = ("heartbeat", "compute", "comm", "io", "idle")
+
+# lanes
+LANES_AT = NAMES_AT + NAME_WORDS * NAME_SLOTS
+LANE_WORDS = 48
+LANE_SLOTS = 4
+L_THREAD = 0
+L_LAST_NS = 1
+L_BEATS = 2
+L_STEP = 3  # step + 1; 0: unknown
+L_STEP_GLOBAL = 4
+L_LAST_BEAT_NS = 5
+L_STACK = 8
+STACK_DEPTH = 16
+STACK_WORDS = 2  # entered_ns, id + 1
+
+# rings
+RINGS_AT = LANES_AT + LANE_WORDS * LANE_SLOTS
+RING_WORDS = 66
+RING_SLOTS = 100
+R_NAME_LANE = 0  # (name id) | lane << 32
+R_COUNT = 1
+R_SAMPLES = 2
+RING_SAMPLES = 64
+RING_MASK = RING_SAMPLES - 1
+
+assert RINGS_AT + RING_WORDS * RING_SLOTS <= PAGE_WORDS
+assert PAUSE_TEXT_AT + PAUSE_TEXT_BYTES <= NAMES_AT * 8
+
+
+def name_at(index: int) -> int:
+    """Return the first word of name `index`."""
+    return NAMES_AT + NAME_WORDS * index
+
+
+def lane_at(index: int) -> int:
+    """Return the first word of lane `index`."""
+    return LANES_AT + LANE_WORDS * index
+
+
+def ring_at(index: int) -> int:
+    """Return the first word of ring `index`."""
+    return RINGS_AT + RING_WORDS * index

@@ -1,0 +1,283 @@
+"""The monitor's side of a rank page: what it says, decoded and distrusted."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import stat
+from pathlib import Path
+
+import attrs
+
+from resilience_sdk.rank_page import layout as at
+
+_NANO = 1e9
+_MAX_RANK = 1 << 24
+_RETRIES = 8
+
+
+@attrs.frozen
+class OpenSection:
+    """A section (or heartbeat) that its rank has entered and not left."""
+
+    name: str
+    kind: str
+    """One of KINDS, or `pulse` for the interval since the last `beat()`."""
+    entered_ns: int
+    timeout_s: float | None
+    """Deadline given as an argument, in seconds."""
+    occurrences: int
+    """How often the name was completed before on this lane; 0 means that this is the first time."""
+
+
+@attrs.frozen
+class LaneView:
+    """One thread of a rank."""
+
+    thread_id: int
+    last_ns: int
+    beats: int
+    step: int | None
+    step_is_global: bool
+    last_beat_ns: int | None
+    stack: tuple[OpenSection, ...]
+    """Open sections, outermost first."""
+
+
+@attrs.frozen
+class RankSnapshot:
+    """A rank page at one moment; all times are CLOCK_MONOTONIC nanoseconds of its host."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    attempt: int
+    pid: int
+    start_ticks: int
+    host: str
+    script: str
+    created_ns: int
+    provisional: bool
+    declared: bool
+    done: bool
+    dumps_stacks: bool
+    paused: str | None
+    exit_state: str
+    beat_source: str
+    checks: int
+    collectives: int
+    first_beat_ns: int | None
+    odd_exits: int
+    lost: int
+    lanes: tuple[LaneView, ...]
+
+    @property
+    def main_lane(self) -> LaneView:
+        """The lane that beats; else the one that was opened first."""
+        return next((lane for lane in self.lanes if lane.beats), self.lanes[0] if self.lanes else _NO_LANE)
+
+    @property
+    def step(self) -> int | None:
+        """The step that the beating lane published last."""
+        return self.main_lane.step
+
+    @property
+    def step_is_global(self) -> bool:
+        """Whether `step` counts over attempts; else it counts beats of this attempt only."""
+        return self.main_lane.step_is_global
+
+    @property
+    def beats(self) -> int:
+        """Completed outermost heartbeats of the beating lane."""
+        return self.main_lane.beats
+
+    @property
+    def last_beat_ns(self) -> int | None:
+        """When the beating lane last completed a heartbeat."""
+        return self.main_lane.last_beat_ns
+
+
+_NO_LANE = LaneView(
+    thread_id=0, last_ns=0, beats=0, step=None, step_is_global=False, last_beat_ns=None, stack=()
+)
+
+
+def snapshot_to_json(snapshot: RankSnapshot) -> dict[str, object]:
+    """Return a snapshot as JSON values, for `pages/rank-N.json` of an incident."""
+    return attrs.asdict(snapshot) | {"step": snapshot.step, "beats": snapshot.beats}
+
+
+class PageReader:
+    """Maps one page file and decodes it; everything in the file is distrusted.
+
+    Raises OSError when the file cannot be opened, is not ours alone, or is too small.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Map `path` for reading."""
+        self.path = path
+        self.garbled = 0
+        self._counts: dict[int, int] = {}
+        self._names: list[tuple[str, str]] = []
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+                raise PermissionError(f"{path} is not a private file of this user")
+            if info.st_size < at.PAGE_BYTES:
+                raise OSError(f"{path} has {info.st_size} bytes, a rank page has {at.PAGE_BYTES}")
+            self._mapping = mmap.mmap(fd, at.PAGE_BYTES, access=mmap.ACCESS_READ)
+        finally:
+            os.close(fd)
+        self._bytes = memoryview(self._mapping)
+        self.words: memoryview[int] = self._bytes.cast("Q")  # type: ignore[assignment]
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self.words.release()
+        self._bytes.release()
+        self._mapping.close()
+
+    def snapshot(self) -> RankSnapshot | None:
+        """Decode the page, or return None (and count it in `garbled`) when it holds no valid one."""
+        for _ in range(_RETRIES):
+            before = self.words[at.W_SEQUENCE]
+            if before % 2 == 0:
+                decoded = self._decode()
+                if self.words[at.W_SEQUENCE] == before:
+                    if decoded is None:
+                        self.garbled += 1
+                    return decoded
+        self.garbled += 1
+        return None
+
+    def harvest(self) -> list[tuple[str, str, bool, list[int]]]:
+        """Return new durations since the last call: `(name, kind, includes the first ever, [ns, ...])` per ring."""
+        q = self.words
+        harvest: list[tuple[str, str, bool, list[int]]] = []
+        for ring in range(min(q[at.W_RINGS], at.RING_SLOTS)):
+            first = at.ring_at(ring)
+            count = q[first + at.R_COUNT]
+            seen = self._counts.get(ring, 0)
+            if count == seen:
+                continue
+            self._counts[ring] = count
+            name = self._name((q[first + at.R_NAME_LANE]) & 0xFFFF_FFFF)
+            if name is None or count < seen:
+                continue
+            # The oldest slot may be overwritten while it is read, so at most 63 of 64 are taken.
+            start = max(seen, count - at.RING_SAMPLES + 1)
+            samples = [q[first + at.R_SAMPLES + (n & at.RING_MASK)] for n in range(start, count)]
+            harvest.append((name[0], name[1], start == 0, samples))
+        return harvest
+
+    def _name(self, index: int) -> tuple[str, str] | None:
+        while len(self._names) <= index < min(self.words[at.W_NAMES], at.NAME_SLOTS):
+            first = at.name_at(len(self._names))
+            kind = self.words[first + at.N_KIND]
+            if kind >= len(at.KINDS):
+                return None
+            self._names.append((self._text((first + at.N_TEXT) * 8, at.NAME_BYTES), at.KINDS[kind]))
+        return self._names[index] if index < len(self._names) else None
+
+    def _decode(self) -> RankSnapshot | None:
+        q = self.words
+        rank, size = q[at.W_RANK], q[at.W_WORLD_SIZE]
+        pid = q[at.W_PID]
+        plausible = (
+            q[at.W_MAGIC] == at.MAGIC
+            and q[at.W_VERSION] == at.VERSION
+            and rank < size <= _MAX_RANK
+            and 1 < pid < 1 << 31
+            and q[at.W_EXIT_STATE] < len(at.EXIT_NAMES)
+            and q[at.W_BEAT_SOURCE] < len(at.BEAT_SOURCES)
+        )
+        if not plausible:
+            return None
+        flags = q[at.W_FLAGS]
+        facts = self._facts()
+        lanes = tuple(self._lane(index) for index in range(min(q[at.W_LANES], at.LANE_SLOTS)))
+        return RankSnapshot(
+            rank=rank,
+            local_rank=q[at.W_LOCAL_RANK],
+            world_size=size,
+            attempt=q[at.W_ATTEMPT],
+            pid=pid,
+            start_ticks=q[at.W_START_TICKS],
+            host=str(facts.get("host", "")),
+            script=str(facts.get("script", "")),
+            created_ns=q[at.W_CREATED_NS],
+            provisional=bool(flags & at.FLAG_PROVISIONAL),
+            declared=bool(flags & at.FLAG_DECLARED),
+            done=bool(flags & at.FLAG_DONE),
+            dumps_stacks=bool(flags & at.FLAG_DUMPS),
+            paused=self._text(at.PAUSE_TEXT_AT, at.PAUSE_TEXT_BYTES) if q[at.W_PAUSED] else None,
+            exit_state=at.EXIT_NAMES[q[at.W_EXIT_STATE]],
+            beat_source=at.BEAT_SOURCES[q[at.W_BEAT_SOURCE]],
+            checks=q[at.W_CHECKS],
+            collectives=q[at.W_COLLECTIVES],
+            first_beat_ns=q[at.W_FIRST_BEAT_NS] or None,
+            odd_exits=q[at.W_ODD_EXITS],
+            lost=q[at.W_LOST],
+            lanes=lanes,
+        )
+
+    def _facts(self) -> dict[str, object]:
+        try:
+            facts = json.loads(self._text(at.TEXT_AT, at.TEXT_BYTES))
+        except ValueError:
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def _lane(self, index: int) -> LaneView:
+        q = self.words
+        first = at.lane_at(index)
+        step = q[first + at.L_STEP]
+        return LaneView(
+            thread_id=q[first + at.L_THREAD],
+            last_ns=q[first + at.L_LAST_NS],
+            beats=q[first + at.L_BEATS],
+            step=step - 1 if step else None,
+            step_is_global=bool(q[first + at.L_STEP_GLOBAL]),
+            last_beat_ns=q[first + at.L_LAST_BEAT_NS] or None,
+            stack=self._stack(index),
+        )
+
+    def _stack(self, lane: int) -> tuple[OpenSection, ...]:
+        q = self.words
+        first = at.lane_at(lane) + at.L_STACK
+        sections: list[OpenSection] = []
+        for entry in range(at.STACK_DEPTH):
+            place = first + at.STACK_WORDS * entry
+            ident = q[place + 1]
+            if not ident:
+                if entry:
+                    break
+                continue  # entry 0 belongs to beat(), and is empty in a loop of blocks
+            name = self._name(ident - 1)
+            if name is None:
+                continue  # a name that found no place in the table
+            timeout_ns = q[at.name_at(ident - 1) + at.N_TIMEOUT_NS]
+            sections.append(
+                OpenSection(
+                    name=name[0],
+                    kind=name[1] if entry else "pulse",
+                    entered_ns=q[place],
+                    timeout_s=timeout_ns / _NANO if timeout_ns else None,
+                    occurrences=self._occurrences(lane, ident - 1),
+                )
+            )
+        return tuple(sections)
+
+    def _occurrences(self, lane: int, name_index: int) -> int:
+        q = self.words
+        wanted = name_index | lane << 32
+        for ring in range(min(q[at.W_RINGS], at.RING_SLOTS)):
+            first = at.ring_at(ring)
+            if q[first + at.R_NAME_LANE] == wanted:
+                return q[first + at.R_COUNT]
+        return 1  # no ring was left for it: it cannot claim the budget of a first occurrence
+
+    def _text(self, offset: int, size: int) -> str:
+        return bytes(self._bytes[offset : offset + size]).partition(b"\0")[0].decode(errors="replace")

@@ -1,0 +1,97 @@
+"""The helper thread of a rank: asleep on a pipe, it does what a hung training thread cannot.
+
+It answers the monitor's requests (one byte each), keeps a monitor alive, corrects a provisional identity, and
+turns completed collectives into progress where the loop itself gives none. It never touches the training
+thread. While a C extension holds the GIL it cannot run; the monitor then reports just that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REQUEST_FLIGHT_RECORD = b"f"
+_WAKE = b"w"
+_PERIOD_S = 2.0
+
+
+class HelperThread:
+    """Owns the rank's FIFO and the thread that reads it."""
+
+    def __init__(self, fifo: Path, answer: Path, *, periodic: Callable[[], None]) -> None:
+        """Make the FIFO at `fifo`; flight records go to `answer`; `periodic()` runs about every 2 s.
+
+        Raises OSError when the FIFO cannot be made.
+        """
+        self._answer = answer
+        self._periodic = periodic
+        self._stopping = False
+        os.mkfifo(fifo, 0o600)
+        # Opened for writing too, so that the pipe never reports its end.
+        self._fd = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._serve, name="resilience-helper", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; its first round of `periodic()` comes at once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread at its next wake-up, which is now; does not wait for it."""
+        self._stopping = True
+        with contextlib.suppress(OSError):
+            os.write(self._fd, _WAKE)
+
+    def _serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        while not self._stopping:
+            with contextlib.suppress(Exception):  # the thread must outlive whatever a round meets
+                self._periodic()
+            if self._stopping:
+                return
+            if poll.poll(_PERIOD_S * 1000):
+                self._answer_requests()
+
+    def _answer_requests(self) -> None:
+        try:
+            requests = os.read(self._fd, 4096)
+        except BlockingIOError:
+            return
+        if REQUEST_FLIGHT_RECORD in requests:
+            with contextlib.suppress(Exception):  # no answer is an answer: the monitor says so
+                write_flight_record(self._answer)
+
+
+def write_flight_record(path: Path) -> None:
+    """Write torch's flight recorder to `path` at once (rename); without torch.distributed an empty object."""
+    temporary = path.with_suffix(".part")
+    temporary.write_text(flight_record(everything=True) or "{}")
+    temporary.replace(path)
+
+
+def flight_record(*, everything: bool) -> str | None:
+    """Return the flight recorder as JSON (without `everything` only the status), or None where there is none."""
+    if "torch.distributed" not in sys.modules:
+        return None
+    native: Any = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(native, "_dump_fr_trace_json", None)
+    if dump is None:
+        return None
+    record = dump(everything, False)
+    return record.decode() if isinstance(record, bytes) else str(record)
+
+
+def completed_collectives() -> int:
+    """Return how many collectives this rank has completed, over all process groups."""
+    try:
+        status = json.loads(flight_record(everything=False) or "{}").get("pg_status", {})
+        return sum(max(0, int(group.get("last_completed_collective", 0))) for group in status.values())
+    except (ValueError, TypeError, AttributeError):
+        return 0

@@ -1,0 +1,344 @@
+"""The start and end of one rank's side: page, stack dumps, helper thread, journal, monitor.
+
+Nothing here may hurt the training: whatever fails turns into one line and a process that records nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import multiprocessing.util
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from resilience_sdk import console, environ, faults, hostinfo, job_config, lanes
+from resilience_sdk.errors import ResilienceError
+from resilience_sdk.events import Event
+from resilience_sdk.job_config import JobConfig
+from resilience_sdk.journal import Journal
+from resilience_sdk.lanes import Recorder
+from resilience_sdk.monitor.spawn import MonitorWatch
+from resilience_sdk.rank_page import RankPage, job_page_directory, page_stem
+from resilience_sdk.rank_page import layout as at
+from resilience_sdk.run_directory import RunDirectory, choose_run_dir
+from resilience_sdk.session import exceptions
+from resilience_sdk.session.helper import HelperThread, completed_collectives
+from resilience_sdk.session.identity import (
+    Identity,
+    fallback_job_key,
+    find_identity,
+    group_identity,
+    is_dataloader_worker,
+    parent_process,
+)
+from resilience_sdk.settings import Settings, load_settings, settings_from_json
+
+
+class Session:
+    """One rank's side of a job, from its first use to the end of the process."""
+
+    def __init__(self, settings: Settings, identity: Identity, env: Mapping[str, str], explicit_run_dir: str | None) -> None:
+        """Open everything that a rank owns. Raises OSError or ResilienceError; `ensure_started` handles both."""
+        self.pid = os.getpid()
+        self.identity = identity
+        self.attempt = environ.attempt(env)
+        self._script = script_name()
+        job = environ.job_key(env, fallback_job_key(env))
+        internal = env.get(environ.INTERNAL_PAGES)
+        self.pages = Path(internal) if internal else job_page_directory(job, env)
+        self.config = job_config.agree(self.pages, self._proposal(job, settings, env, explicit_run_dir))
+        self.settings = settings_from_json(self.config.settings)
+        self.run_dir = RunDirectory.create(self.config.run_dir, group_readable=self.settings.group_readable)
+        self.may_resume = self.config.run_named or self.attempt > 0
+        self.journal = Journal(
+            self.run_dir.journal,
+            writer=f"rank{identity.rank}",
+            host=hostinfo.host_name(),
+            boot_id=hostinfo.boot_id(),
+            job=job,
+            attempt=self.attempt,
+            rank=identity.rank,
+        )
+        self._stem = self.pages / page_stem(self.attempt, identity.rank, self.pid)
+        self.page = self._create_page()
+        self.recorder = Recorder(self.page, settle=self.settle)
+        self._dumps: TextIO | None = self._register_dumps()
+        self._collectives = 0
+        # Ranks start together; the first one on the node starts the monitor, the others see that it is there.
+        self._monitor = MonitorWatch(self.pages, delay_s=0.0 if identity.local_rank == 0 else 1.0)
+        self._helper = HelperThread(
+            self._stem.with_suffix(".fifo"), self._stem.with_suffix(".fr.json"), periodic=self._tick
+        )
+
+    def start(self) -> None:
+        """Begin to serve: helper thread, journal line, clean-up at the end of the process."""
+        self.journal.emit(
+            Event.RANK_START,
+            pid=self.pid,
+            local_rank=self.identity.local_rank,
+            world_size=self.identity.world_size,
+            provisional=self.identity.provisional,
+            script=self._script,
+            page=self.page.path.name,
+        )
+        self._helper.start()
+        atexit.register(self._at_exit)
+        # Children of multiprocessing end without atexit; their finalizers do run.
+        multiprocessing.util.Finalize(self, self._at_exit, exitpriority=0)
+        _chain_excepthook(self)
+
+    def settle(self) -> bool:
+        """Correct a provisional identity once a process group is there; tell whether it is final now."""
+        if not self.identity.provisional:
+            return True
+        found = group_identity()
+        if found is None:
+            return False
+        local_rank = self.identity.local_rank if self.identity.world_size > 1 else found.local_rank
+        self.identity = Identity(found.rank, local_rank, found.world_size, provisional=False)
+        self.page.set_identity(found.rank, local_rank, found.world_size)
+        self.page.set_flag(at.FLAG_PROVISIONAL, False)
+        self.journal.rank = found.rank
+        faults.load(environ.environment().get(environ.FAULT, ""), found.rank, self.attempt)
+        return True
+
+    def declare(self) -> None:
+        """Note that the user's code uses the SDK, so that a first beat is to be expected."""
+        if not self.page.words[at.W_FLAGS] & at.FLAG_DECLARED:
+            self.page.set_flag(at.FLAG_DECLARED)
+
+    def optimizer_stepped(self) -> None:
+        """Count an optimizer step as progress, unless the script beats by itself."""
+        words = self.page.words
+        if words[at.W_BEAT_SOURCE] == at.BEATS_USER or self.pid != os.getpid():
+            return
+        words[at.W_BEAT_SOURCE] = at.BEATS_OPTIMIZER
+        self.recorder.pulse(None)
+
+    def record_exception(self, error: BaseException) -> None:
+        """Leave the exception that ends this rank for whoever explains it; never raises."""
+        with contextlib.suppress(Exception):
+            self.page.words[at.W_EXIT_STATE] = at.EXIT_ERROR
+            step = self.recorder.owner.current_step()
+            exceptions.write(self._stem.with_suffix(".error.json"), error, step if step >= 0 else None)
+
+    def orphan(self) -> None:
+        """Give everything up in a forked child: it belongs to the parent."""
+        self.recorder.orphan()
+
+    # -- parts
+
+    def _proposal(
+        self, job: str, settings: Settings, env: Mapping[str, str], explicit_run_dir: str | None
+    ) -> JobConfig:
+        run_dir, named = choose_run_dir(self._script, env, explicit_run_dir or settings.run_dir)
+        parent_pid, parent_ticks = parent_process()
+        on_hang = settings.on_hang or "report"
+        return JobConfig(
+            job=job,
+            run_dir=str(run_dir),
+            run_named=named,
+            settings=settings.to_json(),
+            on_hang="kill" if on_hang == "restart" else on_hang,
+            script=self._script,
+            launcher_pid=None,
+            launcher_ticks=None,
+            creator_pid=self.pid,
+            creator_ticks=hostinfo.process_start_ticks(self.pid) or 0,
+            parent_pid=parent_pid,
+            parent_ticks=parent_ticks,
+        )
+
+    def _create_page(self) -> RankPage:
+        page = RankPage.create(
+            self._stem.with_suffix(".page"),
+            pid=self.pid,
+            start_ticks=hostinfo.process_start_ticks(self.pid) or 0,
+            rank=self.identity.rank,
+            local_rank=self.identity.local_rank,
+            world_size=self.identity.world_size,
+            attempt=self.attempt,
+            created_ns=time.monotonic_ns(),
+            facts={"host": hostinfo.host_name(), "script": self._script},
+        )
+        page.set_flag(at.FLAG_PROVISIONAL, self.identity.provisional)
+        return page
+
+    def _register_dumps(self) -> TextIO | None:
+        """Install the handler that writes all stacks to a file on the dump signal, in C, hung or not."""
+        number = self.settings.dump_signal
+        if not number or not hasattr(faulthandler, "register"):
+            return None
+        file = open(self._stem.with_suffix(".stack"), "x", opener=_private)  # noqa: SIM115 - open to the end
+        faulthandler.register(number, file=file, all_threads=True, chain=False)
+        self.page.set_flag(at.FLAG_DUMPS)
+        return file
+
+    def _tick(self) -> None:
+        """Run about every 2 s on the helper thread."""
+        try:
+            self._monitor.keep_alive()
+        except OSError as error:
+            if console.say_once("monitor", f"no monitor can be started, hangs are not detected: {error}"):
+                self.journal.emit(Event.DEGRADED, what="monitor", why=str(error))
+        if self.identity.provisional:
+            self.settle()
+        words = self.page.words
+        if words[at.W_BEAT_SOURCE] in (at.BEATS_NONE, at.BEATS_COLLECTIVES) and not words[at.W_FLAGS] & at.FLAG_DECLARED:
+            completed = completed_collectives()
+            if completed > self._collectives:
+                self._collectives = words[at.W_COLLECTIVES] = completed
+                words[at.W_BEAT_SOURCE] = at.BEATS_COLLECTIVES
+                self.recorder.pulse(None)
+
+    def _at_exit(self) -> None:
+        if self.pid != os.getpid() or self.page.words[at.W_EXIT_STATE] != at.EXIT_RUNNING:
+            return
+        error = exceptions.ended_by()
+        if error is not None:
+            self.record_exception(error)
+        else:
+            self.page.words[at.W_EXIT_STATE] = at.EXIT_CLEAN
+        self._helper.close()
+
+
+_lock = threading.RLock()
+_session: Session | None = None
+_failed = False
+
+
+def current() -> Session | None:
+    """Return the session of this process, if it has one."""
+    return _session if _session is not None and _session.pid == os.getpid() else None
+
+
+def ensure_started(
+    run_dir: str | None = None, settings: Settings | None = None, arguments: Mapping[str, Any] | None = None
+) -> Session | None:
+    """Return the session of this process, starting it at the first call; None where nothing is recorded.
+
+    Nothing is recorded with `RESILIENCE_DISABLE=1`, in a DataLoader worker, in a child forked by a rank, and
+    when the start failed, which is said once. Raises ConfigError for bad explicit arguments only.
+    """
+    global _session, _failed
+    if _session is not None or _failed:
+        return current()
+    env = environ.environment()
+    if environ.is_disabled(env) or os.name != "posix":
+        _failed = True
+        lanes.disable()
+        why = environ.DISABLE if environ.is_disabled(env) else "the platform has no POSIX processes"
+        console.say_once("disabled", f"switched off ({why}): nothing is watched, recorded or restarted")
+        return None
+    if is_dataloader_worker():
+        return None
+    if arguments or settings is None:
+        settings = _effective_settings(env, arguments)
+    with _lock:
+        if _session is None and not _failed:
+            try:
+                identity = find_identity(env)
+                session = Session(settings, identity, env, run_dir)
+                _load_faults(env, session)
+                session.start()
+                _session = session
+            except (OSError, ResilienceError, ValueError) as error:
+                _failed = True
+                lanes.disable()
+                console.say_once("start", f"cannot start, this process is not watched: {error}")
+                return None
+            faults.started()
+    return current()
+
+
+def start_recording() -> Recorder | None:
+    """Return the recorder for the blocks of this process: what `lanes.set_starter` wants."""
+    session = ensure_started()
+    if session is None:
+        return None
+    session.declare()
+    return session.recorder
+
+
+def bootstrap_worker() -> None:
+    """Start watching a rank before its script runs: called by the launcher's workers and by `auto`."""
+    from resilience_sdk.session import optimizer_hook
+
+    if ensure_started() is not None:
+        optimizer_hook.install(_pulse_of_optimizer)
+
+
+def record_exception(error: BaseException) -> None:
+    """Leave the exception that ends this process for whoever explains it; never raises."""
+    session = current()
+    if session is not None and not isinstance(error, SystemExit):
+        session.record_exception(error)
+
+
+def script_name() -> str:
+    """Return the user's script as it was named, or `python` in an interactive process."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name not in ("__main__", "__mp_main__"):
+        return str(spec.name).removesuffix(".__main__")
+    return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
+
+
+def _pulse_of_optimizer() -> None:
+    session = current()
+    if session is not None:
+        session.optimizer_stepped()
+
+
+def _effective_settings(env: Mapping[str, str], arguments: Mapping[str, Any] | None) -> Settings:
+    handed_down = env.get(environ.INTERNAL_SETTINGS)
+    if handed_down and not arguments:
+        with contextlib.suppress(OSError, ValueError):
+            return settings_from_json(json.loads(Path(handed_down).read_text()))
+    return load_settings(arguments=arguments, env=env, strict_env=False)
+
+
+def _load_faults(env: Mapping[str, str], session: Session) -> None:
+    faults.on_change = lanes.forget
+    try:
+        faults.load(env.get(environ.FAULT, ""), session.identity.rank, session.attempt)
+    except ResilienceError as error:
+        console.say_once("fault", f"{environ.FAULT} is ignored: {error}")
+
+
+def _chain_excepthook(session: Session) -> None:
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        if session.pid == os.getpid():
+            session.record_exception(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _after_fork_in_child() -> None:
+    """A forked child records nothing until it turns out to be a rank of its own."""
+    global _session, _failed
+    parent, _session = _session, None
+    lanes.forget()
+    if parent is not None:
+        parent.orphan()
+        # The child of a rank is a helper of that rank. A child of a process that only might have been one
+        # (mp.start_processes with fork, after the parent used the SDK) may still become a rank.
+        _failed = not parent.identity.provisional
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

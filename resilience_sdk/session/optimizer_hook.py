@@ -1,0 +1,59 @@
+"""Progress of a script that does not know the SDK: each step of a torch optimizer is a pulse.
+
+The hook is global (`register_optimizer_step_post_hook`) and is installed when `torch.optim` is imported, or
+at once if it is there already. A script that beats by itself takes over with its first heartbeat.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+_MODULE = "torch.optim.optimizer"
+
+
+def install(pulse: Callable[[], None]) -> None:
+    """Call `pulse()` after every optimizer step of this process, from now or from the import of torch.optim on."""
+    module = sys.modules.get(_MODULE)
+    if module is not None:
+        _register(module, pulse)
+    else:
+        sys.meta_path.insert(0, _Watcher(pulse))
+
+
+def _register(module: ModuleType, pulse: Callable[[], None]) -> None:
+    def after_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        pulse()
+
+    module.register_optimizer_step_post_hook(after_step)
+
+
+class _Watcher(importlib.abc.MetaPathFinder):
+    """Lets the import of one module go its usual way, and acts when it is done."""
+
+    def __init__(self, pulse: Callable[[], None]) -> None:
+        self._pulse = pulse
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        loader, pulse = spec.loader, self._pulse
+        execute = loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            _register(module, pulse)
+
+        loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec

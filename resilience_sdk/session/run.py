@@ -1,0 +1,313 @@
+"""`Run`: one object that resumes, beats, saves and ends a training.
+
+There is one current run in a process: plain threads and autograd's threads do not inherit context variables,
+so it is a module-level reference.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+from resilience_sdk import environ
+from resilience_sdk.checkpoint import Checkpointer, GoodCheckpoint
+from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
+from resilience_sdk.console import say, say_once
+from resilience_sdk.errors import ConfigError, ResilienceError
+from resilience_sdk.events import Event
+from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.session.data import END, Walk, next_batch
+from resilience_sdk.session.lifecycle import Session, ensure_started
+from resilience_sdk.settings import Settings, load_settings, override_settings
+
+Batch = TypeVar("Batch")
+OnPreempt = Literal["raise", "return"]
+
+_current: Run | None = None
+
+
+class NoCheckpointer:
+    """Stands in where nothing is saved: a run without `state`, or an SDK that is switched off."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.last_good: GoodCheckpoint | None = None
+
+    def resume(self) -> int:
+        """Return 0: there is nothing to resume."""
+        return 0
+
+    def save(self, step: int) -> bool:
+        """Return False: nothing is saved."""
+        return False
+
+    def maybe_save(self, step: int) -> bool:
+        """Return False: nothing is saved."""
+        return False
+
+
+def start_run(
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    state: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
+    **overrides: Any,
+) -> Run:
+    """Return the run of this process, to be entered with `with`.
+
+    Args:
+        run_dir: Where everything is written; without it the setting, the scheduler's job, or a new directory.
+        state: What a checkpoint holds, by name (see `Checkpointer`); None = nothing is saved.
+        settings: All options; without it those of the launcher and the environment.
+        **overrides: Single options by field name, such as `checkpoint_every="10min"`.
+
+    Raises:
+        ConfigError: An option or an entry of `state` is wrong; the message names it and the cure.
+
+    Example:
+        with start_run("runs/a", state={"model": model, "optimizer": optimizer}) as run:
+            for step, batch in run.steps(loader, epochs=3):
+                train_step(batch)
+    """
+    if settings is not None and overrides:
+        settings = override_settings(settings, overrides)
+    elif overrides:
+        # Checked even where a session is already running and cannot take them any more.
+        load_settings(arguments=overrides, strict_env=False)
+    session = ensure_started(None if run_dir is None else os.fspath(run_dir), settings, overrides or None)
+    if session is not None and run_dir is not None and session.run_dir.path != Path(os.path.abspath(run_dir)):
+        say_once(
+            "run_dir", f"start_run({os.fspath(run_dir)!r}): this job writes to {session.run_dir.path} already"
+        )
+    return Run(session, state)
+
+
+def current_run() -> Run:
+    """Return the run that this process is in; raises `ResilienceError` outside of one. Any thread."""
+    if _current is None:
+        raise ResilienceError("no run is active: call it inside `with resilience_sdk.start_run(...)`")
+    return _current
+
+
+class Run:
+    """One training on one rank, made by `start_run`. Its methods belong to the thread that trains.
+
+    `step` is the number of completed steps over all epochs, and so the number of the next one; `preempted`
+    tells whether the last `steps` ended because the job was asked to leave.
+    """
+
+    def __init__(self, session: Session | None, state: Mapping[str, Any] | None) -> None:
+        self.session = session
+        self.step = 0
+        self.preempted = False
+        self._walk = Walk()
+        self._claimed_epochs = 0
+        # Weakly: a loop that is left by `break` must drop its last reference, and so end its heartbeat.
+        self._active: weakref.ref[Generator[Any, None, None]] | None = None
+        self._previous: Run | None = None
+        self._is_entered = self._is_resumed = self._is_done = False
+        self.checkpointer = self._make_checkpointer(state)
+
+    def _make_checkpointer(self, state: Mapping[str, Any] | None) -> Checkpointer | NoCheckpointer:
+        if self.session is None:
+            return NoCheckpointer()
+        if state is None:
+            say_once(
+                "no state", "start_run() has no state=...: this run saves no checkpoints and resumes none"
+            )
+            return NoCheckpointer()
+        settings = self.session.settings
+        checkpointer = Checkpointer(
+            state,
+            run_dir=self.session.run_dir,
+            every=settings.checkpoint_every,
+            keep=settings.checkpoint_keep,
+            group_readable=settings.group_readable,
+            journal=self.session.journal,
+        )
+        checkpointer.position = self._walk
+        return checkpointer
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Plain JSON values that travel with the checkpoint, such as the best accuracy so far."""
+        return self.checkpointer.values
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch, from 0."""
+        return self._walk.epoch
+
+    # -- the block
+
+    def __enter__(self) -> Run:
+        global _current
+        if self._is_entered:
+            raise ResilienceError("a run can be entered once: call start_run() again for another one")
+        self._is_entered = True
+        self._previous, _current = _current, self
+        try:
+            # Here if possible, so that run.values is there before the loop. A process group may come later.
+            if group_is_ready() or not _has_peers():
+                self._resume()
+        except BaseException:
+            _current = self._previous
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _current
+        try:
+            # A loop that was left by an exception is still inside its heartbeat: the traceback holds it.
+            self._leave_steps()
+            is_clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+            if is_clean and not self.preempted:
+                self._end()
+        finally:
+            _current = self._previous
+
+    def _end(self) -> None:
+        if not self._is_done:
+            heartbeat.done()
+        # With our launcher, the launcher sees every exit code and sets the flag.
+        if self.session is None or environ.INTERNAL_JOB in environ.environment():
+            return
+        if self._all_ranks_end():
+            try:
+                self.session.run_dir.mark_finished()
+            except ResilienceError as failure:
+                say(str(failure))
+                return
+            self.session.journal.emit(Event.FINISHED, step=self.step)
+
+    def _all_ranks_end(self) -> bool:
+        """Tell rank 0 whether all ranks have come to a clean end, as far as they can tell one another."""
+        if not _has_peers():
+            return True
+        if not group_is_ready():
+            return False
+        try:
+            ranks = find_ranks()
+            ends = ranks.gather("clean")
+        except Exception:  # noqa: BLE001 - a peer that failed is the very thing that is asked about here
+            return False
+        return ranks.rank == 0 and all(end == "clean" for end in ends)
+
+    # -- the loop
+
+    def steps(
+        self,
+        loader: Iterable[Batch],
+        *,
+        epochs: int = 1,
+        max_steps: int | None = None,
+        on_preempt: OnPreempt = "raise",
+    ) -> Iterator[tuple[int, Batch]]:
+        """Yield `(step, batch)` over `epochs` passes through `loader`, from where the last attempt was.
+
+        Every iteration is a heartbeat with the number of the step, the wait for data is section `data`, and
+        checkpoints are saved between two steps. In a distributed job all ranks must get as many batches.
+        Each call takes the next `epochs` epochs, so a loop of one's own around it works too: on a resume, the
+        calls whose epochs are complete yield nothing. At the end it saves.
+
+        A step is complete when the next one is asked for. So one that is left by `break` or an exception
+        does not count; end early with `max_steps` instead.
+
+        Args:
+            loader: Any iterable. With `state_dict` and `load_state_dict` it is restored exactly, without
+                them its batches are read again up to the place. `set_epoch` is called where there is one.
+            epochs: How many epochs this call takes.
+            max_steps: End when this many steps are complete, over all calls and attempts.
+            on_preempt: What happens when the job is asked to leave: `raise` raises `Preempted`, `return` ends
+                the iteration and sets `preempted`.
+
+        Raises:
+            ConfigError: An argument is wrong.
+            CheckpointError: There is a checkpoint, but it cannot be loaded.
+        """
+        _check_arguments(epochs, max_steps, on_preempt)
+        self._leave_steps()
+        self._resume()
+        first = self._claimed_epochs
+        self._claimed_epochs += epochs
+        steps = self._iterate(loader, first, first + epochs, max_steps)
+        self._active = weakref.ref(steps)
+        return steps
+
+    def _iterate(
+        self, loader: Iterable[Batch], first: int, last: int, max_steps: int | None
+    ) -> Generator[tuple[int, Batch], None, None]:
+        walk = self._walk
+        walk.enter_window(first)
+        is_enough = max_steps is not None and self.step >= max_steps
+        is_worked = False
+        while walk.epoch < last and not is_enough:
+            batches = self._start_epoch(loader)
+            while not is_enough:
+                batch = next_batch(batches)
+                if batch is END:
+                    walk.finish_epoch()
+                    break
+                with heartbeat("step", step=self.step):
+                    yield self.step, batch
+                is_worked = True
+                walk.batches += 1
+                self.step += 1
+                is_enough = max_steps is not None and self.step >= max_steps
+                self.checkpointer.maybe_save(self.step)
+        if is_worked:
+            self.checkpointer.save(self.step)
+        self._is_done = True
+        heartbeat.done()
+
+    def _start_epoch(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        checkpointer = self.checkpointer
+        if isinstance(checkpointer, NoCheckpointer):
+            return self._walk.start_epoch(loader, _nothing, is_speaker=False)
+        if callable(getattr(loader, "state_dict", None)):
+            checkpointer.add_data("run.loader", loader)
+        rank = 0 if self.session is None else self.session.identity.rank
+        return self._walk.start_epoch(loader, checkpointer.restore_rng, is_speaker=rank == 0)
+
+    def _resume(self) -> None:
+        if self._is_resumed:
+            return
+        if not isinstance(self.checkpointer, NoCheckpointer):
+            find_ranks()  # raises now what the first save would raise hours later
+        if self.session is not None and self.session.may_resume:
+            self.step = self.checkpointer.resume()
+        self._is_resumed = True
+
+    def _leave_steps(self) -> None:
+        steps = self._active() if self._active is not None else None
+        if steps is not None:
+            steps.close()
+        self._active = None
+
+
+def _check_arguments(epochs: Any, max_steps: Any, on_preempt: Any) -> None:
+    for name, value in (("epochs", epochs), ("max_steps", max_steps)):
+        is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if not is_number and not (name == "max_steps" and value is None):
+            raise ConfigError(f"steps({name}={value!r}): expected a whole number, 0 or more")
+    if on_preempt not in ("raise", "return"):
+        raise ConfigError(f'steps(on_preempt={on_preempt!r}): expected "raise" or "return"')
+
+
+def _has_peers() -> bool:
+    if group_is_ready():
+        import torch.distributed as dist
+
+        return bool(dist.get_world_size() > 1)
+    identity = environ.rank_identity(environ.environment())
+    return identity is not None and identity.world_size > 1
+
+
+def _nothing() -> None:
+    """Restore nothing: there is no checkpoint."""

@@ -1,0 +1,288 @@
+"""Every option, once: its default, how its value is read, and what it means.
+
+The command line, the environment, configuration files and `docs/settings.md` are all derived from this class.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.settings import parse
+
+
+def _default_dump_signal() -> int:
+    """Return SIGRTMAX-3, which neither NCCL, Slurm nor users take; 0 (no dumps) where there is none."""
+    if hasattr(signal, "SIGRTMAX"):
+        return int(signal.SIGRTMAX) - 3
+    return int(getattr(signal, "SIGUSR2", 0))
+
+
+def _dump_signal(value: Any) -> int:
+    # The default of a platform without signals must pass its own parser.
+    return 0 if value == 0 and _default_dump_signal() == 0 else parse.signal_number(value)
+
+
+def _option(default: Any, reader: parse.Parser, doc: str, *, metavar: str = "", shown: str = "") -> Any:
+    """Declare one option; `shown` replaces the default in help texts where it alone says too little."""
+    if isinstance(default, dict):
+        return attrs.field(
+            factory=dict, metadata={"read": reader, "doc": doc, "metavar": metavar, "shown": shown}
+        )
+    metadata = {"read": reader, "doc": doc, "metavar": metavar, "shown": shown}
+    return attrs.field(default=default, metadata=metadata)
+
+
+def _with_reader(_cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """Make every option read its own value, with its own name in the error."""
+    return [
+        field.evolve(converter=_named_reader(field.name, field.metadata["read"]))
+        if "read" in field.metadata
+        else field
+        for field in fields
+    ]
+
+
+def _named_reader(name: str, reader: parse.Parser) -> parse.Parser:
+    def read(value: Any) -> Any:
+        return read_value(name, value, reader=reader, source=f"setting {name}")
+
+    return read
+
+
+_SECONDS = "SECONDS"
+
+
+@attrs.frozen(kw_only=True, field_transformer=_with_reader)
+class Settings:
+    """The effective options of a run. Durations are seconds.
+
+    Values are read as the loader reads them (`Settings(heartbeat_timeout="10min")`), so a bad one raises
+    `ConfigError` here too.
+    """
+
+    run_dir: str | None = _option(
+        None,
+        parse.path_text,
+        "Directory that everything is written to. Naming it allows a later run to resume from it.",
+        metavar="DIR",
+        shown="./resilience-runs/<scheduler's job, or script and time>",
+    )
+    on_hang: str | None = _option(
+        None,
+        parse.choice("restart", "report", "kill", optional=True),
+        "What a confirmed hang does: restart the ranks, only report it, or kill the stuck ranks so that a "
+        "foreign launcher restarts by its own policy.",
+        metavar="{restart,report,kill}",
+        shown="restart under `resilience run`, else report",
+    )
+    initial_heartbeat_timeout: float | None = _option(
+        None,
+        parse.learned_duration,
+        "Deadline of the start-up, and of the first occurrence of every step and section.",
+        metavar=_SECONDS,
+        shown="learned; 3600 before that",
+    )
+    heartbeat_timeout: float | None = _option(
+        None,
+        parse.learned_duration,
+        "Deadline of one step. Set, it is the deadline: neither learned nor floored.",
+        metavar=_SECONDS,
+        shown="learned; 600 before that",
+    )
+    out_of_section_timeout: float | None = _option(
+        None,
+        parse.learned_duration,
+        "Deadline of the time outside any step and section.",
+        metavar=_SECONDS,
+        shown="learned; 1800 before that",
+    )
+    timeout_floor: float = _option(
+        30.0, parse.positive_duration, "No learned deadline is below this.", metavar=_SECONDS
+    )
+    section_timeouts: Mapping[str, float] = _option(
+        {},
+        parse.section_timeouts,
+        "Deadlines by section name, such as `checkpoint:900,eval:600`. "
+        "Sections that are not listed (or `null`) are learned.",
+        metavar="NAME:SECONDS,...",
+        shown="learned",
+    )
+    safety_factor: float = _option(
+        5.0,
+        parse.number_between(1, math.inf),
+        "Learned deadline = this factor times the high quantile of what was seen.",
+        metavar="FACTOR",
+    )
+    deadline_rule: str = _option(
+        "quantile",
+        parse.choice("quantile", "nvrx"),
+        "How deadlines are learned: from a high quantile of a sliding window, or as NVIDIA's extension does "
+        "(factor times the maximum).",
+        metavar="{quantile,nvrx}",
+    )
+    hang_cap: float = _option(
+        3600.0,
+        parse.positive_duration,
+        "Longest time that waiting ranks inherit a slow rank's own deadline.",
+        metavar=_SECONDS,
+    )
+    dump_signal: int = _option(
+        _default_dump_signal(),
+        _dump_signal,
+        "Signal, by name or number, that makes a rank write its stacks.",
+        metavar="SIGNAL",
+        shown="SIGRTMAX-3",
+    )
+    dump_grace: float = _option(
+        2.0, parse.duration_or_zero, "How long the collection of evidence may take.", metavar=_SECONDS
+    )
+    term_grace: float = _option(
+        15.0,
+        parse.duration_or_zero,
+        "From SIGTERM to SIGKILL when the launcher ends ranks on its own behalf.",
+        metavar=_SECONDS,
+    )
+    monitor_interval: float = _option(
+        0.25,
+        parse.positive_duration,
+        "How often the monitor and the launcher look at least.",
+        metavar=_SECONDS,
+    )
+    max_restarts: int = _option(
+        3, parse.whole_number(0), "How often the ranks are started again inside one job.", metavar="N"
+    )
+    max_job_retries: int = _option(
+        2, parse.whole_number(0), "How often `resilience supervise` starts the whole job again.", metavar="N"
+    )
+    report_interval: float = _option(
+        300.0, parse.positive_duration, "Time between two straggler reports.", metavar=_SECONDS
+    )
+    relative_threshold: float = _option(
+        0.7,
+        parse.number_between(0, 1),
+        "A rank whose score against the fastest rank is below this is a straggler.",
+        metavar="SCORE",
+    )
+    individual_threshold: float = _option(
+        0.7,
+        parse.number_between(0, 1),
+        "A rank whose score against its own best is below this is a straggler.",
+        metavar="SCORE",
+    )
+    scores_to_print: int = _option(
+        5, parse.whole_number(0), "How many of the best and worst scores a report prints.", metavar="N"
+    )
+    stop_if_detected: bool = _option(
+        False, parse.switch, "Stop the job when a persistent straggler is found."
+    )
+    preempt_signals: tuple[str, ...] = _option(
+        ("SIGTERM",),
+        parse.signal_names,
+        "Signals that mean: save and leave.",
+        metavar="SIGNAL,...",
+        shown="SIGTERM",
+    )
+    preempt_time: float = _option(
+        60.0,
+        parse.duration_or_zero,
+        "Time from a preemption notice to the end, where the scheduler does not tell.",
+        metavar=_SECONDS,
+    )
+    checkpoint_every: str | int = _option(
+        "auto",
+        parse.checkpoint_every,
+        "Time between two checkpoints: `auto`, a number of steps, or a duration with its unit such as "
+        "`10min`.",
+        metavar="auto|STEPS|DURATION",
+    )
+    checkpoint_keep: int = _option(
+        2,
+        parse.whole_number(2),
+        "How many good checkpoints are kept; never fewer than two, so that a bad one has a predecessor.",
+        metavar="N",
+    )
+    group_readable: bool = _option(
+        False, parse.switch, "Let the group read the run directory (mode 0750 instead of 0700)."
+    )
+    # Where each value that somebody set came from; `doctor` prints it. Not an option.
+    sources: Mapping[str, str] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if self.dump_signal and parse.signal_name(self.dump_signal) in self.preempt_signals:
+            name = parse.signal_name(self.dump_signal)
+            raise ConfigError(
+                f"{name} is both dump_signal and in preempt_signals; choose another signal for one of them"
+            )
+
+    @property
+    def explicit(self) -> frozenset[str]:
+        """Return the names of the options that somebody set, or that differ from their default."""
+        changed = {name for name, field in FIELDS.items() if getattr(self, name) != default_of(field)}
+        return frozenset(changed | set(self.sources))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object from which `settings_from_json` makes an equal value."""
+        values = {name: _plain(getattr(self, name)) for name in FIELDS}
+        return {**values, "sources": dict(self.sources)}
+
+
+FIELDS: Mapping[str, attrs.Attribute[Any]] = {
+    field.name: field for field in attrs.fields(Settings) if "read" in field.metadata
+}
+
+
+def settings_from_json(data: Mapping[str, Any]) -> Settings:
+    """Return the settings that `Settings.to_json` described; raise `ConfigError` for anything else."""
+    if not isinstance(data, Mapping):
+        raise ConfigError("settings: expected a JSON object")
+    values = dict(data)
+    sources = values.pop("sources", {})
+    if unknown := sorted(set(values) - set(FIELDS)):
+        raise ConfigError(f"settings: unknown key {unknown[0]!r}{nearest(unknown[0], FIELDS)}")
+    if not isinstance(sources, Mapping):
+        raise ConfigError("settings: expected `sources` to be a JSON object")
+    return Settings(**values, sources={str(name): str(source) for name, source in sources.items()})
+
+
+def read_value(name: str, value: Any, *, source: str, reader: parse.Parser | None = None) -> Any:
+    """Return the canonical value of option `name`; `ConfigError` names `source`, value and the cure."""
+    try:
+        return (reader or FIELDS[name].metadata["read"])(value)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}, not {value!r}") from None
+
+
+def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """Return `; did you mean X?` for the known name that looks most like `name`, or an empty text."""
+    import difflib  # on the way to an error only: the monitor must stay small
+
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def default_of(field: attrs.Attribute[Any]) -> Any:
+    """Return the default of an option, in its canonical form."""
+    default = field.default
+    return {} if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+
+
+def shown_default(field: attrs.Attribute[Any]) -> str:
+    """Return the default of an option as help texts and the documentation print it."""
+    value = default_of(field)
+    if shown := field.metadata["shown"]:
+        return str(shown)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value

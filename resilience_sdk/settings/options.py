@@ -1,0 +1,120 @@
+"""The settings as command-line options, generated from the fields.
+
+Options of `resilience run` and the like: one `--<field-with-dashes>` per field (with underscores too, as
+torchrun has it), `--config`, and the options that NVIDIA's launcher has for the same things.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from resilience_sdk.settings import nvrx
+from resilience_sdk.settings.fields import FIELDS, Settings, shown_default
+from resilience_sdk.settings.load import load_settings
+
+_SETTING = "setting:"
+_NVRX = "nvrx:"
+
+
+def add_setting_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option per settings field, `--config`, and (accepted, not advertised) NVIDIA's launcher's.
+
+    An option of the same name that `parser` already has is replaced: our fields decide. Their destinations
+    are private; read them with `settings_arguments` or `settings_from_options`.
+    """
+    group = parser.add_argument_group("settings", "each is also RESILIENCE_<NAME> and a key of --config")
+    handler, group.conflict_handler = group.conflict_handler, "resolve"
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        default=None,
+        dest=f"{_SETTING}config",
+        help="YAML or TOML file with settings",
+    )
+    for name, field in FIELDS.items():
+        _add_field(group, name, field)
+    group.add_argument(
+        "--fault-tol-cfg-path",
+        "--ft-cfg-path",
+        dest=f"{_NVRX}file",
+        default=None,
+        metavar="FILE",
+        help=f"file with a `{nvrx.SECTION}:` section of NVIDIA's extension",
+    )
+    for name in nvrx.KEYS:
+        dashed = name.replace("_", "-")
+        group.add_argument(
+            f"--ft-param-{name}",
+            f"--ft-param-{dashed}",
+            f"--ft-{dashed}",
+            dest=f"{_NVRX}{name}",
+            default=None,
+            help=argparse.SUPPRESS,
+        )
+    group.conflict_handler = handler
+
+
+def _add_field(group: argparse._ArgumentGroup, name: str, field: attrs.Attribute[Any]) -> None:
+    dashed = name.replace("_", "-")
+    names = dict.fromkeys((f"--{dashed}", f"--{name}"))
+    text = f"{field.metadata['doc']} Default: {shown_default(field)}.".replace("%", "%%").replace("`", "")
+    dest = f"{_SETTING}{name}"
+    if isinstance(field.default, bool):
+        group.add_argument(*names, dest=dest, default=None, action="store_true", help=text)
+        group.add_argument(
+            f"--no-{dashed}", dest=dest, default=None, action="store_false", help=argparse.SUPPRESS
+        )
+    else:
+        group.add_argument(
+            *names, dest=dest, default=None, metavar=field.metadata["metavar"] or None, help=text
+        )
+
+
+def settings_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields that were given as options, ours over those of NVIDIA's launcher.
+
+    What became of the latter is said. Values are unread text; `load_settings` reads them.
+
+    Raises:
+        ConfigError: An option of NVIDIA's launcher has a bad value.
+    """
+    given = vars(namespace)
+    theirs = {
+        name: value
+        for dest, value in given.items()
+        if dest.startswith(_NVRX) and value is not None and (name := dest[len(_NVRX) :]) in nvrx.KEYS
+    }
+    translation = nvrx.translate(theirs, source="command line", name_of=lambda name: f"--ft-param-{name}")
+    nvrx.say_notes(translation.notes, "command line")
+    ours = {
+        name: value
+        for dest, value in given.items()
+        if dest.startswith(_SETTING) and value is not None and (name := dest[len(_SETTING) :]) in FIELDS
+    }
+    return {**translation.values, **ours}
+
+
+def config_option(namespace: argparse.Namespace) -> str | None:
+    """Return the file given with `--config`, or None."""
+    value = getattr(namespace, f"{_SETTING}config", None)
+    return None if value is None else str(value)
+
+
+def settings_from_options(namespace: argparse.Namespace, env: Mapping[str, str] | None = None) -> Settings:
+    """Return the effective settings of a command: its options, then the environment and files; strict.
+
+    Raises:
+        ConfigError: Anything in them is unknown or bad.
+    """
+    nvrx_file = getattr(namespace, f"{_NVRX}file", None)
+    return load_settings(
+        arguments=settings_arguments(namespace),
+        config_file=config_option(namespace),
+        nvrx_file=nvrx_file,
+        env=env,
+        strict_env=True,
+    )

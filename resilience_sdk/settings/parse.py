@@ -1,0 +1,297 @@
+"""How values are written: durations, signals, switches, section timeouts.
+
+Every parser takes what a person, a YAML or TOML file or Python code may give (`"10min"`, `600`, `600.0`) and
+returns the one canonical form. It raises `ValueError` whose text says what was expected; the caller knows
+who gave the value and adds that.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Parser = Callable[[Any], Any]
+
+_UNITS_S = {
+    "ms": 0.001,
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+    "days": 86400.0,
+}
+_PART = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[a-z]+)", re.IGNORECASE)
+_NOTHING = frozenset({"", "none", "null", "~", "learned"})
+_YES = frozenset({"1", "true", "yes", "on"})
+_NO = frozenset({"0", "false", "no", "off"})
+_REALTIME = re.compile(r"(?:SIG)?(?P<base>RTMIN|RTMAX)(?P<offset>[+-]\d+)?", re.IGNORECASE)
+# Those that no process can handle: asking for them is always a mistake.
+_NOT_CATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
+
+
+def duration_s(value: Any) -> float:
+    """Return seconds from a number or from text such as `90`, `"30s"`, `"10min"`, `"1h30m"`."""
+    if isinstance(value, bool):
+        raise ValueError(_expected_duration())
+    if isinstance(value, (int, float)):
+        seconds = float(value)
+    elif isinstance(value, str):
+        seconds = _text_duration(value.strip())
+    else:
+        raise ValueError(_expected_duration())
+    if not math.isfinite(seconds):
+        raise ValueError(f"{_expected_duration()}; it must be finite")
+    return seconds
+
+
+def _text_duration(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    total, position = 0.0, 0
+    while position < len(text):
+        part = _PART.match(text, position)
+        if part is None or part["unit"].lower() not in _UNITS_S:
+            raise ValueError(_expected_duration())
+        total += float(part["number"]) * _UNITS_S[part["unit"].lower()]
+        position = part.end()
+    if position == 0:
+        raise ValueError(_expected_duration())
+    return total
+
+
+def _expected_duration() -> str:
+    return 'expected seconds as a number, or a duration such as "30s", "10min" or "1h30m"'
+
+
+def positive_duration(value: Any) -> float:
+    """Return a duration in seconds that is above 0."""
+    seconds = duration_s(value)
+    if seconds <= 0:
+        raise ValueError("expected a duration above 0 s")
+    return seconds
+
+
+def duration_or_zero(value: Any) -> float:
+    """Return a duration in seconds that is 0 or more."""
+    seconds = duration_s(value)
+    if seconds < 0:
+        raise ValueError("expected a duration of 0 s or more")
+    return seconds
+
+
+def learned_duration(value: Any) -> float | None:
+    """Return a duration above 0 s, or None (also `null`, `none`, `learned`) for the learned deadline."""
+    return None if is_nothing(value) else positive_duration(value)
+
+
+def is_nothing(value: Any) -> bool:
+    """Tell whether `value` is one of the spellings of "not set"."""
+    return value is None or (isinstance(value, str) and value.strip().lower() in _NOTHING)
+
+
+def switch(value: Any) -> bool:
+    """Return a truth value from a boolean or from `true/false`, `yes/no`, `on/off`, `1/0`."""
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in _YES:
+        return True
+    if text in _NO:
+        return False
+    raise ValueError("expected true or false")
+
+
+def whole_number(minimum: int) -> Parser:
+    """Return a parser of integers that are at least `minimum`."""
+
+    def parse(value: Any) -> int:
+        expected = f"expected a whole number, {minimum} or more"
+        try:
+            number = int(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else None
+        except ValueError:
+            number = None
+        if number is None or number < minimum:
+            raise ValueError(expected)
+        return number
+
+    return parse
+
+
+def number_between(low: float, high: float, *, low_included: bool = True) -> Parser:
+    """Return a parser of finite numbers in `[low, high]`, or `(low, high]`."""
+    bounds = f"{'from' if low_included else 'above'} {low:g}" + (
+        "" if math.isinf(high) else f" up to {high:g}"
+    )
+
+    def parse(value: Any) -> float:
+        try:
+            number = float(value) if not isinstance(value, bool) else math.nan
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number) or not low <= number <= high or (number == low and not low_included):
+            raise ValueError(f"expected a number {bounds}")
+        return number
+
+    return parse
+
+
+def choice(*allowed: str, optional: bool = False) -> Parser:
+    """Return a parser that accepts one of `allowed` (in any case), and None where `optional`."""
+
+    def parse(value: Any) -> str | None:
+        if optional and is_nothing(value):
+            return None
+        text = value.strip().lower() if isinstance(value, str) else None
+        if text not in allowed:
+            raise ValueError(f"expected one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def path_text(value: Any) -> str | None:
+    """Return a path as text, or None; a home directory (`~/`) is expanded, an empty path is an error."""
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError("expected a path")
+    text = os.path.expanduser(os.fspath(value))
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise ValueError("expected a path that is not empty")
+    return text
+
+
+def signal_number(value: Any) -> int:
+    """Return the number of a catchable signal given by number or name (`USR1`, `SIGTERM`, `SIGRTMAX-3`)."""
+    number = _signal_number(value)
+    if number is None or number not in signal.valid_signals():
+        raise ValueError('expected a signal by number or name, such as "SIGUSR2" or "SIGRTMAX-3"')
+    if _number_name(number) in _NOT_CATCHABLE:
+        raise ValueError(f"expected a signal that can be handled; {_number_name(number)} cannot")
+    return number
+
+
+def _signal_number(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return int(value)
+    if not isinstance(value, str):
+        return None
+    text = value.strip().upper()
+    if text.isdecimal():
+        return int(text)
+    if match := _REALTIME.fullmatch(text):
+        base = getattr(signal, f"SIG{match['base']}", None)
+        return None if base is None else int(base) + int(match["offset"] or 0)
+    named = getattr(signal, text if text.startswith("SIG") else f"SIG{text}", None)
+    return int(named) if isinstance(named, signal.Signals) else None
+
+
+def signal_name(value: Any) -> str:
+    """Return the canonical name of a catchable signal, such as `SIGTERM` or `SIGRTMAX-3`."""
+    return _number_name(signal_number(value))
+
+
+def _number_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        # Real-time signals between the two ends have no name of their own.
+        return f"SIGRTMAX{number - int(signal.SIGRTMAX)}"
+
+
+def signal_names(value: Any) -> tuple[str, ...]:
+    """Return canonical names, each once, from a list or from text such as `"SIGTERM,SIGUSR2"`."""
+    if isinstance(value, str):
+        items: Iterable[Any] = [] if is_nothing(value) else value.split(",")
+    elif isinstance(value, (list, tuple)):
+        items = value
+    elif isinstance(value, int) and not isinstance(value, bool):
+        items = [value]
+    else:
+        raise ValueError('expected signals such as "SIGTERM,SIGUSR2"')
+    return tuple(dict.fromkeys(signal_name(item) for item in items))
+
+
+def section_timeouts(value: Any) -> dict[str, float]:
+    """Return seconds by section name from a mapping, or from text such as `"checkpoint:900,eval:10min"`.
+
+    A section given as `null` has the learned deadline, like one that is not listed.
+    """
+    pairs: Iterable[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, str):
+        pairs = [] if is_nothing(value) else [_split_pair(item) for item in value.split(",")]
+    elif value is None:
+        pairs = []
+    else:
+        raise ValueError(_expected_sections())
+    result: dict[str, float] = {}
+    for name, timeout in pairs:
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(_expected_sections())
+        try:
+            seconds = learned_duration(timeout)
+        except ValueError as error:
+            raise ValueError(f"section {name!r}: {error}, not {timeout!r}") from None
+        if seconds is not None:
+            result[name.strip()] = seconds
+    return result
+
+
+def _split_pair(item: str) -> tuple[str, str]:
+    name, colon, timeout = item.rpartition(":")
+    if not colon:
+        raise ValueError(_expected_sections())
+    return name, timeout
+
+
+def _expected_sections() -> str:
+    return 'expected seconds by section, such as "checkpoint:900,eval:600"'
+
+
+def checkpoint_every(value: Any) -> str | int:
+    """Return `"auto"`, a number of steps, or the text of a duration such as `"10min"`."""
+    expected = 'expected "auto", a number of steps, or a duration with its unit such as "10min"'
+    if isinstance(value, int) and not isinstance(value, bool):
+        steps = value
+    elif isinstance(value, str):
+        text = value.strip().lower()
+        if text == "auto":
+            return text
+        if not text.isdecimal():
+            return _text_with_unit(text, expected)
+        steps = int(text)
+    else:
+        raise ValueError(expected)
+    if steps < 1:
+        raise ValueError(expected)
+    return steps
+
+
+def _text_with_unit(text: str, expected: str) -> str:
+    # A bare "2.5" could be steps or seconds: only text with a unit is a duration here.
+    try:
+        valid = text[-1:].isalpha() and positive_duration(text) > 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ValueError(expected)
+    return text

@@ -1,0 +1,79 @@
+"""What the monitor of a node costs beside 8 ranks: share of a core, resident memory, number of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.bench import processes
+from tests.bench.figures import Context, Figure
+
+RANKS = 8
+_SETTLE_S = 3.0
+
+
+def measure(context: Context) -> list[Figure]:
+    """Run 8 ranks and read the monitor's own accounts from /proc, second by second."""
+    seconds = context.repeats(20, 5)
+    with ExitStack() as stack:
+        shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        pages = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resilience-bench-", dir=shared)))
+        env = processes.environment(
+            RESILIENCE_PAGE_DIR=str(pages),
+            RESILIENCE_RUN_DIR=str(context.scratch / "run"),
+            WORLD_SIZE=str(RANKS),
+        )
+        command = [
+            sys.executable,
+            str(processes.PROGRAMS / "stepping.py"),
+            str(seconds + 2 * _SETTLE_S),
+        ]
+        log = context.scratch / "stepping.log"
+        for rank in range(RANKS):
+            identity = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            stack.enter_context(processes.started(command, env | identity, log))
+        time.sleep(_SETTLE_S)
+        pid = _monitor(pages)
+        if pid is None:
+            return [Figure("monitor, 8 ranks", "ours", "% of a core", (), 0.5, note="no monitor was found")]
+        shares, memory = _watch(pid, seconds)
+    note = f"{RANKS} ranks, 47 steps/s, 4 sections"
+    return [
+        Figure("monitor cpu", "ours", "% of a core", shares, 0.5, note=note),
+        Figure("monitor memory", "ours", "MB RSS", memory, 30.0, note="one process per node"),
+    ]
+
+
+def _monitor(pages: Path) -> int | None:
+    for state in pages.glob("**/monitor.json"):
+        return int(json.loads(state.read_text())["pid"])
+    return None
+
+
+def _watch(pid: int, seconds: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return one CPU share over the whole time (a tick is 10 ms: too coarse for less), and RSS samples."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    before, start = _cpu_ticks(pid), time.monotonic()
+    memory = []
+    for _ in range(seconds):
+        time.sleep(1)
+        memory.append(_resident_mb(pid))
+    share = 100 * (_cpu_ticks(pid) - before) / ticks / (time.monotonic() - start)
+    return (share,), tuple(memory)
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _resident_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    raise ProcessLookupError(f"process {pid} has no memory any more")

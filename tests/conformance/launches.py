@@ -1,0 +1,87 @@
+"""Runs a probe script under torchrun and under our two ways of starting workers, and gathers what it saw."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+PROJECT = HERE.parent.parent
+LAUNCHERS = ("torchrun", "forkserver", "exec")
+
+
+@attrs.frozen
+class Launch:
+    """What one launch left behind, by rank."""
+
+    facts: Mapping[str, Any]
+    stdout: Mapping[str, str]
+    stderr: Mapping[str, str]
+    errors: Mapping[str, Any]  # torch's error files
+    exit_codes: tuple[str, ...]  # the lines in which torch's agent names them
+    launcher: subprocess.CompletedProcess[str]
+
+
+def launch(launcher: str, out: Path, arguments: list[str], *, ranks: int, **env: str) -> Launch:
+    """Run `arguments` under `launcher` with the probe's folder as working directory."""
+    logs = out / "logs"
+    program = (
+        ["-m", "torch.distributed.run"]
+        if launcher == "torchrun"
+        else [str(HERE / "elastic_driver.py"), launcher]
+    )
+    options = ["--standalone", f"--nproc-per-node={ranks}", "--redirects=3", f"--log-dir={logs}"]
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RESILIENCE_", "PYTEST_", "COV_"))}
+    done = subprocess.run(
+        [sys.executable, *program, *options, *arguments],
+        cwd=SCRIPTS,
+        env={**inherited, "PROBE_OUT": str(out), "PROJECT_ROOT": str(PROJECT), **env},
+        input="a line for rank 0\n",
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return Launch(
+        facts={path.stem: json.loads(path.read_text()) for path in sorted(out.glob("*.json"))},
+        stdout=_by_rank(logs, "stdout.log"),
+        stderr=_by_rank(logs, "stderr.log"),
+        errors={rank: json.loads(text) for rank, text in _by_rank(logs, "error.json").items()},
+        exit_codes=tuple(
+            line.split("(pid")[0].strip() for line in done.stderr.splitlines() if line.startswith("  exitcode")
+        ),
+        launcher=done,
+    )
+
+
+def launch_all(folder: Path, plan: Mapping[tuple[str, str], dict[str, Any]]) -> dict[tuple[str, str], Launch]:
+    """Run a plan of `(probe, launcher) -> launch's arguments`, two at a time."""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        running = {}
+        for (probe, launcher), arguments in plan.items():
+            out = folder / f"{probe}-{launcher}"
+            out.mkdir()
+            running[probe, launcher] = pool.submit(launch, launcher, out, **arguments)
+        return {key: future.result() for key, future in running.items()}
+
+
+def differences(one: Any, other: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return `path -> (one, other)` for every leaf of two nested dictionaries that is not equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        found = {}
+        for key in sorted({*one, *other}):
+            found.update(differences(one.get(key), other.get(key), f"{path}/{key}"))
+        return found
+    return {} if one == other else {path: (one, other)}
+
+
+def _by_rank(logs: Path, name: str) -> dict[str, str]:
+    return {path.parent.name: path.read_text() for path in sorted(logs.glob(f"*/attempt_0/*/{name}"))}

@@ -1,0 +1,19 @@
+import facts
+
+FIRST = facts.early()
+
+import json
+import os
+
+import loaders
+
+rank = os.environ["RANK"]
+results = {"first": FIRST}
+if rank == "0" and os.environ.get("PROBE_LOADERS") == "1":
+    results["loaders"] = {context or "default": loaders.outcome(context) for context in (None, "spawn", "forkserver")}
+with open(os.path.join(os.environ["PROBE_OUT"], f"{rank}.json"), "w") as file:
+    json.dump(results, file)
+try:
+    {}["inner"]
+except KeyError as missing:
+    raise ValueError(f"rank {rank} failed on purpose") from missing

@@ -1,0 +1,89 @@
+"""A script cannot tell our workers from torchrun's: every fact it can observe is compared, none is assumed."""
+
+import pytest
+from launches import differences
+
+OURS = ("forkserver", "exec")
+# Per launch: the store's port, the run's name and what is derived from it, and the probe's own folder.
+PER_LAUNCH = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PROBE_OUT")
+
+
+@pytest.mark.parametrize("ours", OURS)
+@pytest.mark.parametrize("probe", ["guarded", "unguarded", "module"])
+def test_every_observable_fact_is_equal(launched, probe, ours):
+    """argv, path, __main__, environment, descriptors, signals, session, threads, streams and torch are as under torchrun."""
+    theirs, mine = launched[probe, "torchrun"].facts, launched[probe, ours].facts
+    assert theirs
+    assert theirs.keys() == mine.keys()
+    allowed = {f"/environment/{name}" for name in PER_LAUNCH} | {"/environment/PROBE_LOADERS"}
+    for rank in theirs:
+        found = differences(theirs[rank], mine[rank])
+        unexpected = {
+            path: values
+            for path, values in found.items()
+            if path not in allowed and not path.startswith(("/draws/", "/loaders"))
+        }
+        assert not unexpected
+
+
+@pytest.mark.parametrize("probe", ["guarded", "unguarded"])
+def test_dataloader_workers_succeed_and_fail_alike(launched, probe):
+    """fork, spawn and forkserver loaders, guarded or not, with and without a lambda, end as under torchrun."""
+    theirs = launched[probe, "torchrun"].facts["0"]["loaders"]
+    assert launched[probe, "forkserver"].facts["0"]["loaders"] == theirs
+    assert isinstance(theirs["default"], list)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", *OURS])
+def test_random_numbers_differ_between_ranks(launched, launcher):
+    """No generator of random, numpy or torch gives two ranks the same number, as without a common ancestor."""
+    draws = [facts["draws"] for facts in launched["guarded", launcher].facts.values()]
+    assert len(draws) == 2
+    for name in draws[0]:
+        assert draws[0][name] != draws[1][name], name
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_output_keeps_its_order_and_atexit_runs(launched, ours):
+    """Prints are not buffered behind raw writes, threads are waited for, and atexit handlers run in the end."""
+    assert launched["guarded", ours].stdout == launched["guarded", "torchrun"].stdout
+    assert launched["guarded", ours].stdout["0"].endswith("atexit, first registered\n")
+    assert launched["guarded", ours].launcher.returncode == 0
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_tracebacks_show_the_script_alone(launched, ours):
+    """An uncaught exception prints what it prints under torchrun, chained exceptions included."""
+    theirs = launched["unguarded", "torchrun"].stderr["0"]
+    assert theirs.count("Traceback") >= 2
+    assert _own_traceback(launched["unguarded", ours].stderr["0"]) == _own_traceback(theirs)
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_the_scripts_excepthook_gets_a_clean_traceback(launched, ours):
+    """A hook that the script installs is called once, with the frames that it has under torchrun."""
+    assert launched["module", ours].stderr == launched["module", "torchrun"].stderr
+    assert "hook KeyboardInterrupt" in launched["module", ours].stderr["0"]
+
+
+@pytest.mark.parametrize("ours", OURS)
+@pytest.mark.parametrize("probe", ["unguarded", "module"])
+def test_the_agent_sees_the_same_exit_codes(launched, probe, ours):
+    """1 for an exception, death by SIGINT for a KeyboardInterrupt."""
+    assert launched[probe, "torchrun"].exit_codes
+    assert launched[probe, ours].exit_codes == launched[probe, "torchrun"].exit_codes
+
+
+@pytest.mark.parametrize("ours", OURS)
+def test_the_error_file_is_written_without_the_record_decorator(launched, ours):
+    """The reason reaches torch's failure report, where torchrun only says how to enable it."""
+    assert launched["unguarded", "torchrun"].errors == {}
+    message = launched["unguarded", ours].errors["0"]["message"]
+    assert message["message"] == "ValueError: rank 0 failed on purpose"
+    assert message["extraInfo"]["py_callstack"] in launched["unguarded", ours].stderr["0"]
+    assert message["extraInfo"]["timestamp"].isdigit()
+
+
+def _own_traceback(stderr):
+    """The last report of the rank's stderr: before it come those of DataLoader workers, whose order may vary."""
+    return stderr[stderr.rindex("Traceback", 0, stderr.rindex("The above exception")) :]

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import contextlib
+import resource
+
+import pytest
+import torch
+from torch import nn
+
+from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.errors import CheckpointError, ConfigError
+from resilience_sdk.journal import Journal, read_journal
+
+
+def make(tmp_path, *, every=2, keep=2, values=None):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    (tmp_path / "journal").mkdir(exist_ok=True)
+    journal = Journal(tmp_path / "journal", writer="rank0", host="h", boot_id="b", job="j")
+    checkpointer = Checkpointer(
+        {"model": model, "optimizer": optimizer}, run_dir=tmp_path, every=every, keep=keep, journal=journal
+    )
+    checkpointer.values.update(values or {})
+    return model, optimizer, checkpointer
+
+
+def train(model, optimizer):
+    optimizer.zero_grad()
+    loss = model(torch.rand(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def events(tmp_path, name):
+    return [event for event in read_journal(tmp_path / "journal").events if event["event"] == name]
+
+
+def steps_on_disk(tmp_path):
+    return sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith("step-"))
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """Make the system refuse to let any file grow above `size` bytes: a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_resumed_training_goes_on_bit_for_bit(tmp_path):
+    """After a resume, the next losses are those of the training that was never interrupted."""
+    model, optimizer, checkpointer = make(tmp_path)
+    assert checkpointer.resume() == 0
+    losses = []
+    for step in range(6):
+        losses.append(train(model, optimizer))
+        checkpointer.maybe_save(step + 1)
+        if step == 3:
+            checkpointer.values["best"] = float("inf")
+            assert checkpointer.save(step + 1)
+            break
+    losses += [train(model, optimizer) for _ in range(4)]
+    model, optimizer, checkpointer = make(tmp_path)
+    assert checkpointer.resume() == 4
+    assert checkpointer.last_good.step == 4
+    assert checkpointer.values == {"best": float("inf")}
+    assert [train(model, optimizer) for _ in range(4)] == losses[4:]
+    assert events(tmp_path, "resume")[0]["step"] == 4
+
+
+def test_only_the_last_ones_stay(tmp_path):
+    """`keep` good checkpoints stay and are journalled with bytes and seconds."""
+    model, optimizer, checkpointer = make(tmp_path, every=1, keep=3)
+    for step in range(6):
+        checkpointer.maybe_save(step + 1)
+    assert steps_on_disk(tmp_path) == ["step-00000004", "step-00000005", "step-00000006"]
+    commits = events(tmp_path, "ckpt_commit")
+    assert [event["step"] for event in commits] == [1, 2, 3, 4, 5, 6]
+    assert all(event["bytes"] > 1000 and event["seconds"] > 0 for event in commits)
+    assert len(events(tmp_path, "ckpt_begin")) == 6
+
+
+def test_the_same_step_is_written_once(tmp_path):
+    """A second save of a step is a no-op, unless values changed."""
+    _, _, checkpointer = make(tmp_path)
+    assert checkpointer.save(2)
+    assert checkpointer.save(2)
+    assert len(events(tmp_path, "ckpt_commit")) == 1
+    checkpointer.values["accuracy"] = torch.tensor(0.5)
+    assert checkpointer.save(2)
+    _, _, again = make(tmp_path)
+    assert again.resume() == 2
+    assert again.values == {"accuracy": 0.5}
+
+
+def test_a_full_disk_is_reported_and_survived(tmp_path, capsys):
+    """A save that the system refuses leaves the last good one, no debris, one line and one journal entry."""
+    model, optimizer, checkpointer = make(tmp_path)
+    assert checkpointer.save(2)
+    with largest_file(900):
+        assert not checkpointer.save(4)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("[.s]*") if path.name != ".gitignore"] == [
+        "step-00000002"
+    ]
+    assert checkpointer.last_good.step == 2
+    assert "checkpoint at step 4 failed: File too large" in capsys.readouterr().err
+    failure = events(tmp_path, "ckpt_fail")[0]
+    assert failure["step"] == 4
+    assert "File too large" in failure["error"]
+    assert checkpointer.save(6)
+
+
+def test_a_state_that_fails_is_reported_and_survived(tmp_path, capsys):
+    """An exception out of the user's own state_dict() does not end the training."""
+
+    class Moody:
+        calls = 0
+
+        def state_dict(self):
+            self.calls += 1
+            if self.calls > 2:
+                raise RuntimeError("not now")
+            return {}
+
+        def load_state_dict(self, saved):
+            pass
+
+    checkpointer = Checkpointer({"moody": Moody()}, run_dir=tmp_path, every=1)
+    assert checkpointer.resume() == 0
+    assert not checkpointer.save(1)
+    assert "RuntimeError: not now" in capsys.readouterr().err
+    assert steps_on_disk(tmp_path) == []
+
+
+def test_values_that_are_not_plain_fail_the_save_by_name(tmp_path, capsys):
+    """An object in values is named; the training goes on."""
+    _, _, checkpointer = make(tmp_path, values={"model": object()})
+    assert not checkpointer.save(1)
+    assert "values['model']" in capsys.readouterr().err
+
+
+def test_a_damaged_newest_is_skipped_and_said(tmp_path, capsys):
+    """Resume takes the one before and says why, on the console and in the journal."""
+    _, _, checkpointer = make(tmp_path)
+    checkpointer.save(2)
+    checkpointer.save(4)
+    with (tmp_path / "checkpoints/step-00000004/state.pt").open("r+b") as file:
+        file.truncate(100)
+    _, _, again = make(tmp_path)
+    assert again.resume() == 2
+    assert "skipped checkpoint step-00000004: state.pt has 100 bytes" in capsys.readouterr().err
+    assert events(tmp_path, "ckpt_skip")[0]["step"] == 4
+    assert again.save(4)
+    assert make(tmp_path)[2].resume() == 4
+
+
+def test_a_refused_checkpoint_is_no_reason_to_start_over(tmp_path):
+    """When nothing but an untrusted checkpoint is there, resume raises with the cure instead of returning 0."""
+    _, _, checkpointer = make(tmp_path)
+    checkpointer.save(2)
+    (tmp_path / "checkpoints/step-00000002/state.pt").chmod(0o666)
+    with pytest.raises(CheckpointError, match="chmod -R go-w"):
+        make(tmp_path)[2].resume()
+
+
+def test_a_changed_model_raises_with_the_cure(tmp_path):
+    """A checkpoint that does not fit is an error, never a silent fresh start."""
+    _, _, checkpointer = make(tmp_path)
+    checkpointer.save(2)
+    with pytest.raises(CheckpointError, match="start over in another run directory"):
+        Checkpointer({"model": nn.Linear(2, 2), "optimizer": nn.Linear(1, 1)}, run_dir=tmp_path).resume()
+
+
+def test_what_cannot_be_loaded_later_is_found_at_the_start(tmp_path):
+    """An unsavable state raises at resume, before any work is done."""
+
+    class Odd:
+        def state_dict(self):
+            return {"callback": print}
+
+        def load_state_dict(self, saved):
+            pass
+
+    with pytest.raises(CheckpointError, match=r"odd\['callback'\]"):
+        Checkpointer({"odd": Odd()}, run_dir=tmp_path).resume()
+
+
+def test_several_ranks_without_a_group_are_refused(tmp_path, monkeypatch):
+    """Two ranks that cannot agree must not both write: the message says what to call."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="init_process_group"):
+        make(tmp_path)[2].resume()
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, True, "3"])
+def test_a_bad_step_is_refused(tmp_path, step):
+    """`step` is a count of completed steps."""
+    with pytest.raises(ConfigError, match="completed steps"):
+        make(tmp_path)[2].save(step)
+
+
+def test_files_are_private(tmp_path):
+    """Checkpoints are readable and writable by their owner alone."""
+    make(tmp_path)[2].save(1)
+    directory = tmp_path / "checkpoints/step-00000001"
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
+
+
+def test_loader_and_generator_state_go_with_the_rank(tmp_path):
+    """Objects that belong to a rank are written to its own file and restored from it, known early or late."""
+
+    class Loader:
+        position = 0
+
+        def __iter__(self):
+            return iter(())
+
+        def state_dict(self):
+            return {"position": self.position}
+
+        def load_state_dict(self, saved):
+            self.position = saved["position"]
+
+    data, late, generator = Loader(), Loader(), torch.Generator().manual_seed(3)
+    data.position, late.position = 5, 7
+    checkpointer = Checkpointer({"data": data, "generator": generator}, run_dir=tmp_path)
+    checkpointer.add_data("late", late)
+    checkpointer.save(1)
+    expected = torch.rand(2, generator=generator).tolist()
+    data, late, generator = Loader(), Loader(), torch.Generator()
+    checkpointer = Checkpointer({"data": data, "generator": generator}, run_dir=tmp_path)
+    assert checkpointer.resume() == 1
+    checkpointer.add_data("late", late)
+    assert (data.position, late.position) == (5, 7)
+    assert torch.rand(2, generator=generator).tolist() == expected

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience_sdk.checkpoint.policy import Every, SavePolicy, best_interval_s, parse_every
+from resilience_sdk.errors import ConfigError
+
+
+def simulate(every, pace_s, *, steps, write_s=0.5, mttf_s=3600.0):
+    """Run a training whose n-th step takes `pace_s(n)`; return save times, save steps and questions asked."""
+    policy = SavePolicy(every, mttf_s=mttf_s)
+    now, saves, saved_steps, questions = 0.0, [], [], 0
+    policy.start(0, now)
+    for step in range(1, steps + 1):
+        now += pace_s(step)
+        due = policy.due(step)
+        if due == "ask":
+            questions += 1
+            answer = policy.answer(step, now)
+            if answer is not None:
+                assert answer > step
+                policy.next_question = answer
+                continue
+        if due != "no":
+            saves.append(now)
+            saved_steps.append(step)
+            now += write_s
+            policy.next_question = policy.saved(step, now, write_s)
+    return saves, saved_steps, questions
+
+
+def test_every_so_many_steps_needs_no_question():
+    """A number of steps means its multiples, on every rank alike and after any resume."""
+    _, steps, questions = simulate(parse_every(10), lambda _: 1.0, steps=35)
+    assert steps == [10, 20, 30]
+    assert questions == 0
+
+
+@settings(max_examples=50)
+@given(st.floats(0.001, 5.0), st.floats(20.0, 200.0))
+def test_a_duration_is_kept_to_within_a_step_with_few_questions(pace, interval):
+    """At a steady pace the interval is met within one step, with a number of questions that is logarithmic."""
+    steps = int(6 * interval / pace) + 10
+    saves, _, questions = simulate(Every(seconds=interval), lambda _: pace, steps=min(steps, 200_000))
+    for before, after in zip(saves, saves[1:], strict=False):
+        assert interval <= after - before - 0.5 <= interval + pace + 1e-6
+    assert questions <= (len(saves) + 1) * 2 * (math.log2(interval / pace) + 2)
+
+
+def test_a_slower_pace_is_noticed():
+    """Steps that become 100 times slower delay a save by a few intervals, not by 100."""
+    saves, _, _ = simulate(Every(seconds=60.0), lambda n: 0.01 if n < 1000 else 1.0, steps=5000)
+    assert saves[0] < 15 * 60.0
+    gaps = [after - before for before, after in zip(saves[1:], saves[2:], strict=False)]
+    assert max(gaps) < 62.0
+
+
+def test_auto_follows_the_measured_time_of_a_save():
+    """A save of 8 s under an MTTF of 10,000 s is worth taking every 400 s."""
+    assert best_interval_s(8.0, 10_000.0) == pytest.approx(400.0)
+    saves, _, _ = simulate(Every(), lambda _: 1.0, steps=5000, write_s=8.0, mttf_s=10_000.0)
+    gaps = [after - before for before, after in zip(saves[1:], saves[2:], strict=False)]
+    assert all(gap == pytest.approx(408.0, abs=1.5) for gap in gaps)
+
+
+def test_a_bigger_state_is_assumed_to_take_longer():
+    """Before the first save, the size of the state gives the guess."""
+    small, big = SavePolicy(Every()), SavePolicy(Every())
+    small.start(0, 0.0, 1_000)
+    big.start(0, 0.0, 200_000_000_000)
+    assert big.interval_s > 100 * small.interval_s
+
+
+def test_a_failed_save_is_not_tried_again_at_every_step():
+    """After a failure the next try is an interval away, and its duration is not learned."""
+    policy = SavePolicy(Every(seconds=10.0))
+    policy.start(0, 0.0)
+    assert policy.answer(5, 11.0) is None
+    policy.next_question = policy.saved(5, 11.0, None)
+    assert policy.answer(6, 12.0) is not None
+
+
+@pytest.mark.parametrize("value", [0, -1, "often", 2.5, "2.5", True, None, "-5min"])
+def test_a_bad_every_names_the_value(value):
+    """What is neither auto, steps nor a duration is refused with what was expected."""
+    with pytest.raises(ConfigError, match="expected"):
+        parse_every(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "parsed"), [("auto", Every()), (5, Every(steps=5)), ("10min", Every(seconds=600.0))]
+)
+def test_every_has_three_spellings(value, parsed):
+    """`auto`, a number of steps, a duration."""
+    assert parse_every(value) == parsed

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import io
+import random
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from resilience_sdk.checkpoint.rng import capture_generators, capture_rng, restore_generators, restore_rng
+from resilience_sdk.checkpoint.state import StateMap, capture, classify, tensor_bytes, unwrap
+from resilience_sdk.errors import CheckpointError, ConfigError
+
+
+class Loader:
+    def __iter__(self):
+        return iter(())
+
+    def state_dict(self):
+        return {"position": 3}
+
+    def load_state_dict(self, saved):
+        self.saved = saved
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return self.value
+
+    def load_state_dict(self, saved):
+        self.value = saved
+
+
+def test_who_writes_what():
+    """Models and optimizers are shared, loaders and generators belong to a rank, plain loaders are counted."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert classify("m", model) == "shared"
+    assert classify("o", optimizer) == "shared"
+    assert classify("s", torch.optim.lr_scheduler.StepLR(optimizer, 2)) == "shared"
+    assert classify("t", torch.zeros(3)) == "shared"
+    assert classify("d", Loader()) == "rank"
+    assert classify("g", torch.Generator()) == "rank"
+    assert classify("p", torch.utils.data.DataLoader([1, 2])) == "counted"
+
+
+@pytest.mark.parametrize("item", [3, 0.5, "text", {"a": 1}, [1], None, object()])
+def test_what_cannot_be_saved_is_named_with_the_cure(item):
+    """An entry that is no state names itself and where it belongs."""
+    with pytest.raises(ConfigError, match=r"state\['best'\]"):
+        StateMap({"best": item})
+
+
+def test_state_is_a_mapping():
+    """A bare model in place of a mapping says how to write it."""
+    with pytest.raises(ConfigError, match='"model": model'):
+        StateMap(nn.Linear(1, 1))
+
+
+def test_wrappers_are_taken_off():
+    """DataParallel and torch.compile around a module do not show in its checkpoint."""
+    model = nn.Linear(2, 2)
+    compiled = torch.compile(nn.DataParallel(model))
+    assert unwrap(compiled) is model
+    assert list(StateMap({"model": compiled}).capture_shared()["model"]) == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("value", [object(), frozenset([1]), numpy.ones(2), {"deep": [object()]}, print])
+def test_what_could_not_be_loaded_is_refused_at_the_save(value):
+    """A state that weights_only loading would refuse is refused when it is taken, with its place."""
+    with pytest.raises(CheckpointError, match="holder"):
+        capture("holder", Holder({"x": value}))
+
+
+def test_what_is_accepted_is_loadable():
+    """Everything that passes the check can be read by torch.load(weights_only=True)."""
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))])
+    optimizer.param_groups[0]["params"][0].sum().backward()
+    optimizer.step()
+    values = {"a": [1, 2.5, None, "x", b"y", True], "b": (torch.Size([1]), torch.float32), "s": {1, 2}}
+    for item in (Holder(values), Holder({"n": numpy.float64(2.5)}), optimizer, nn.LSTM(2, 2), torch.ones(2)):
+        buffer = io.BytesIO()
+        torch.save(capture("x", item), buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+
+
+def test_metadata_of_a_state_dict_is_kept():
+    """The versions that modules note in their state_dict travel along."""
+    saved = StateMap({"model": nn.BatchNorm1d(2)}).capture_shared()["model"]
+    assert saved._metadata[""]["version"] == 2
+
+
+def test_a_misfit_names_the_entry():
+    """A model of another shape, or a missing entry, is an error that names it and the cure."""
+    saved = StateMap({"model": nn.Linear(2, 2)}).capture_shared()
+    with pytest.raises(CheckpointError, match=r"state\['model'\].*size mismatch"):
+        StateMap({"model": nn.Linear(3, 3)}).apply_shared(saved)
+    with pytest.raises(CheckpointError, match="'ema'"):
+        StateMap({"model": nn.Linear(2, 2), "ema": nn.Linear(2, 2)}).apply_shared(saved)
+    with pytest.raises(CheckpointError, match="shape"):
+        StateMap({"t": torch.zeros(3)}).apply_shared({"t": torch.zeros(2)})
+
+
+def test_entries_that_nobody_asks_for_are_told():
+    """A saved entry without a name in state is reported, not an error."""
+    saved = StateMap({"model": nn.Linear(2, 2), "old": torch.ones(1)}).capture_shared()
+    assert StateMap({"model": nn.Linear(2, 2)}).apply_shared(saved) == ("old",)
+
+
+def test_all_generators_go_back_together():
+    """Python, numpy, torch and own generators give the same numbers again after a restore, through JSON."""
+    import json
+
+    own = torch.Generator().manual_seed(5)
+    random.gauss(0.0, 1.0)  # leaves a second number waiting inside
+    saved = json.loads(json.dumps([capture_rng(), capture_generators({"own": own})]))
+
+    def draw():
+        return (
+            random.gauss(0.0, 1.0),
+            random.random(),
+            numpy.random.standard_normal(3).tolist(),
+            torch.rand(3).tolist(),
+            torch.rand(3, generator=own).tolist(),
+        )
+
+    first = draw()
+    restore_rng(saved[0])
+    restore_generators({"own": own}, saved[1])
+    assert draw() == first
+
+
+def test_reading_a_state_draws_nothing():
+    """Capturing does not move the generators."""
+    before = torch.get_rng_state()
+    assert capture_rng() == capture_rng()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_sizes_count_tensors_at_any_depth():
+    """The guess of the write time counts every tensor."""
+    assert tensor_bytes({"a": torch.zeros(2, 3), "b": [torch.zeros(1, dtype=torch.int8), 5]}) == 25

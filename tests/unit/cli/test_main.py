@@ -1,0 +1,65 @@
+"""The command itself: what it knows, what it refuses, and what it does not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from resilience_sdk._version import __version__
+from resilience_sdk.cli.main import COMMANDS, main
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["stauts"], "did you mean status?"),
+        (["frobnicate"], "the commands are run"),
+        (["train.py"], "resilience run train.py"),
+        (["--vers"], "unknown option"),
+        (["help", "whi"], "did you mean why?"),
+    ],
+)
+def test_unknown_words(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on standard error, with the nearest command, and 2."""
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert message in said.err
+    assert len(said.err.splitlines()) == 1
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Asked for it is output; without a command it is an error."""
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    for name in COMMANDS:
+        assert f"\n  {name} " in listed
+    assert main([]) == 2
+    assert "usage:" in capsys.readouterr().err
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize("name", ["status", "why", "outcome"])
+def test_commands_have_help_and_refuse_what_they_do_not_know(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """argparse's own conventions hold: 0 for help, 2 for a mistake."""
+    for words, code in (([name, "--help"], 0), (["help", name], 0), ([name, "--jsn"], 2)):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == code
+    assert f"resilience {name}" in capsys.readouterr().out
+
+
+def test_reading_commands_need_no_torch() -> None:
+    """`python -m resilience_sdk status` works where training does not, and quickly."""
+    code = (
+        "import sys, resilience_sdk.cli.main as m; assert m.main(['status', '/nowhere']) == 2;"
+        "bad = {'torch', 'numpy', 'yaml', 'structlog'} & set(sys.modules); assert not bad, bad"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "resilience: there is no run directory /nowhere; check the path\n"

@@ -1,0 +1,125 @@
+"""What the journal says about a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience_sdk.cli.run_state import state_of
+from resilience_sdk.events import Event
+
+
+def _events(*items: dict[str, Any]) -> list[dict[str, Any]]:
+    base = {"job": "j", "host": "h", "attempt": 0, "rank": None, "step": None}
+    return [{**base, "t": float(number), **item} for number, item in enumerate(items)]
+
+
+def test_ranks_of_the_newest_attempt() -> None:
+    """Each attempt starts a new table; exits are told by the launcher."""
+    state = state_of(
+        _events(
+            {"event": "run_start"},
+            {"event": "attempt_start", "world_size": 2},
+            {"event": "rank_start", "rank": 0},
+            {"event": "rank_exit", "exited": 0, "signal": "SIGKILL", "exit_code": None},
+            {"event": "attempt_end"},
+            {"event": "attempt_start", "world_size": 2, "attempt": 1},
+            {"event": "rank_start", "rank": 0, "attempt": 1},
+            {"event": "first_beat", "rank": 0, "attempt": 1},
+            {"event": "ckpt_commit", "rank": 0, "step": 20, "attempt": 1},
+            {"event": "rank_exit", "exited": 1, "exit_code": 3, "attempt": 1},
+        )
+    )
+    assert (state.job, state.attempt, state.attempts, state.world_size) == ("j", 1, 2, 2)
+    assert (state.ranks[0].state, state.ranks[0].step, state.ranks[0].host) == ("stepping", 20, "h")
+    assert (state.ranks[1].state, state.ranks[1].exit_code) == ("exited", 3)
+    assert (state.checkpoint_step, state.checkpoint_at) == (20, 8.0)
+    assert not state.attempt_ended
+
+
+def test_late_events_of_an_old_attempt_do_not_mix() -> None:
+    """A monitor may write about attempt 0 after attempt 1 began."""
+    state = state_of(
+        _events(
+            {"event": "attempt_start", "attempt": 1},
+            {"event": "dump", "rank": 3, "attempt": 0},
+        )
+    )
+    assert state.ranks == {}
+
+
+def test_a_requeued_job_starts_over_and_keeps_its_checkpoint() -> None:
+    """The same key, the same host, a second announcement: attempts count from 0 again."""
+    events = _events(
+        {"event": "run_start"},
+        {"event": "attempt_start", "attempt": 0},
+        {"event": "attempt_start", "attempt": 1},
+        {"event": "ckpt_commit", "step": 7, "attempt": 1},
+        {"event": "run_start"},
+        {"event": "attempt_start", "attempt": 0},
+        {"event": "rank_start", "rank": 0},
+    )
+    state = state_of(events)
+    assert (state.attempt, state.attempts, state.checkpoint_step) == (0, 1, 7)
+    assert list(state.ranks) == [0]
+    assert state.started_at == 4.0
+
+
+def test_several_nodes_announce_one_job() -> None:
+    """The launcher of each node says run_start; that is one job."""
+    state = state_of(
+        _events(
+            {"event": "run_start", "host": "a"},
+            {"event": "attempt_start", "host": "a"},
+            {"event": "rank_start", "rank": 0, "host": "a"},
+            {"event": "run_start", "host": "b"},
+            {"event": "rank_start", "rank": 1, "host": "b"},
+        )
+    )
+    assert {rank.host for rank in state.ranks.values()} == {"a", "b"}
+
+
+def test_another_job_in_the_same_directory() -> None:
+    """A foreign launcher announces nothing; its ranks do."""
+    state = state_of(
+        _events({"event": "rank_start", "rank": 5}, {"event": "rank_start", "rank": 0, "job": "k"})
+    )
+    assert state.job == "k"
+    assert list(state.ranks) == [0]
+
+
+_values = (
+    st.none() | st.booleans() | st.integers(-3, 10**30) | st.floats() | st.text(max_size=3) | st.just([])
+)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "t": st.floats(0, 1e12),
+                "event": st.sampled_from([e.value for e in Event]) | st.text(max_size=5),
+            },
+            optional={
+                key: _values
+                for key in (
+                    "job",
+                    "host",
+                    "attempt",
+                    "rank",
+                    "step",
+                    "world_size",
+                    "exited",
+                    "exit_code",
+                    "why",
+                )
+            },
+        ),
+        max_size=12,
+    )
+)
+def test_any_event_is_survived(events: list[dict[str, Any]]) -> None:
+    """Lines of other versions, with any values, never fail."""
+    state_of(events)

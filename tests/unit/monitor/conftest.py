@@ -1,0 +1,97 @@
+"""Real rank processes: they answer dump requests as ranks do, and block in the ways in which ranks block."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from resilience_sdk.hostinfo import process_start_ticks, process_state
+from resilience_sdk.journal import Journal
+from resilience_sdk.monitor.targets import Target
+
+DUMP_SIGNAL = signal.SIGRTMAX - 3
+
+# Each way to block prints "ready" and ends when its standard input does.
+_RANK = """
+import ctypes, faulthandler, signal, sys, threading
+from pathlib import Path
+from resilience_sdk.session.helper import HelperThread
+
+stem, how = sys.argv[1:]
+if how != "no-handler":
+    stacks = open(stem + ".stack", "w")
+    faulthandler.register(int(signal.SIGRTMAX - 3), file=stacks, all_threads=True, chain=False)
+if how == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+helper = HelperThread(Path(stem + ".fifo"), Path(stem + ".fr.json"), periodic=lambda: None)
+helper.start()
+
+def blocked_here():
+    if how == "gil":
+        ctypes.PyDLL(None).system(b"echo ready; read line")
+    elif how == "busy":
+        ended = threading.Event()
+        threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+        print("ready", flush=True)
+        while not ended.is_set():
+            pass
+    else:
+        print("ready", flush=True)
+        sys.stdin.read()
+
+blocked_here()
+"""
+
+
+class RankProcess:
+    """One such process, pinned."""
+
+    def __init__(self, rank: int, stem: Path, how: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _RANK, str(stem), how], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdout.readline() == b"ready\n"
+        pid = self.process.pid
+        self.target = Target(rank, pid, process_start_ticks(pid), os.pidfd_open(pid), stem)
+
+    def stop(self) -> None:
+        """Stop it, and return when the kernel says that it stands still."""
+        self.target.send(signal.SIGSTOP)
+        end = time.monotonic() + 10
+        while process_state(self.target.pid) != "T" and time.monotonic() < end:
+            time.sleep(0.001)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(10)
+        os.close(self.target.pidfd)
+
+
+@pytest.fixture
+def start_rank(tmp_path):
+    """Start ranks with `start_rank(rank, how)`; all are gone after the test."""
+    started = []
+
+    def start(rank: int, how: str = "waits") -> RankProcess:
+        started.append(RankProcess(rank, tmp_path / f"a0-r{rank}-{rank}", how))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.end()
+
+
+@pytest.fixture
+def journal(tmp_path):
+    """A journal in a directory of its own."""
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    journal = Journal(directory, writer="monitor", host="h", boot_id="b", job="j")
+    yield journal
+    journal.close()

@@ -1,0 +1,299 @@
+"""Deterministic faults: what is planned, when it is due, and that it is real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience_sdk import faults
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.faults import InjectedError, Injector, Plan, parse
+
+KILL = "kill:how=exception"
+
+
+def loaded(text: str, rank: int = 0, attempt: int = 0) -> Injector:
+    """Return an injector of one rank."""
+    injector = Injector()
+    injector.load(text, rank, attempt)
+    return injector
+
+
+def strikes(injector: Injector, name: str = "step", step: int = 0, *, where: str = "inside") -> bool:
+    """Tell whether an exception is thrown at this moment."""
+    try:
+        injector.meet(where, name, step, name == "step")
+    except InjectedError:
+        return True
+    return False
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Injector:
+    """Give the module's functions an injector that other tests do not see."""
+    injector = Injector()
+    monkeypatch.setattr(faults, "_injector", injector)
+    return injector
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("hag:rank=1", "unknown kind 'hag'; did you mean 'hang'"),
+        ("hang:rnk=1", "unknown key 'rnk'; did you mean 'rank'"),
+        ("hang:rank=one", "rank=one is not right: it takes a whole number"),
+        ("hang:rank=-1", "rank=-1"),
+        ("hang:how=slep", "how=slep is not known; did you mean 'sleep'"),
+        ("hang:where=beginning", "where=beginning is not known; known: inside, outside, start"),
+        ("hang:rank", "'rank' is not key=value"),
+        ("hang:seconds=3", "unknown key 'seconds'"),
+        ("slow:rank=1", "slow needs seconds="),
+        ("slow:seconds=nan", "seconds=nan is not right"),
+        ("slow:seconds=inf", "seconds=inf is not right"),
+        ("kill:code=3", "code=3 needs how=exit"),
+    ],
+)
+def test_a_bad_plan_is_refused_with_its_text_and_the_cure(text: str, complaint: str) -> None:
+    """Whoever mistypes a fault must not wait for one that never comes."""
+    with pytest.raises(ConfigError) as error:
+        parse(text)
+    assert complaint in str(error.value)
+    assert text in str(error.value)
+
+
+def test_several_plans_are_separated_by_semicolons() -> None:
+    """Spaces and a last semicolon do no harm."""
+    assert parse(" hang:rank=1, step=40 ; slow:seconds=.5; ") == [
+        Plan("hang", "sleep", rank=1, step=40),
+        Plan("slow", seconds=0.5),
+    ]
+
+
+@given(
+    st.builds(
+        Plan,
+        kind=st.just("hang"),
+        how=st.sampled_from(["sleep", "c", "gil", "stop"]),
+        rank=st.none() | st.integers(0, 9),
+        step=st.none() | st.integers(0, 9),
+        attempt=st.none() | st.integers(0, 9),
+        section=st.none() | st.sampled_from(["fwd", "data"]),
+        where=st.sampled_from(["inside", "outside"]),
+    )
+)
+def test_a_plan_reads_back_from_its_own_text(plan: Plan) -> None:
+    """What the console and the incident show can be used again as it stands."""
+    assert parse(str(plan)) == [plan]
+
+
+def test_it_strikes_the_rank_the_step_and_the_attempt_that_are_named() -> None:
+    """All others go on."""
+    text = f"{KILL},rank=1,step=4"
+    assert strikes(loaded(text, rank=1), step=4)
+    assert not strikes(loaded(text, rank=1), step=3)
+    assert not strikes(loaded(text, rank=0), step=4)
+    assert not strikes(loaded(text, rank=1, attempt=1), step=4)
+    assert strikes(loaded(f"{text},attempt=any", rank=1, attempt=1), step=4)
+
+
+def test_only_what_concerns_this_process_arms_it() -> None:
+    """A process that is not meant pays nothing."""
+    assert loaded(f"{KILL},rank=1", rank=1).armed()
+    assert not loaded(f"{KILL},rank=1", rank=0).armed()
+    assert not loaded(f"{KILL},rank=1", rank=1, attempt=2).armed()
+    assert not loaded("").armed()
+
+
+def test_a_section_a_heartbeat_and_their_outside_are_different_moments() -> None:
+    """Without a section it is the heartbeat; `outside` is after it; `start` is before the first."""
+    assert not strikes(loaded(KILL), "fwd")
+    assert strikes(loaded(f"{KILL},section=fwd"), "fwd")
+    assert not strikes(loaded(f"{KILL},section=fwd"), "step")
+    assert not strikes(loaded(f"{KILL},where=outside"))
+    assert strikes(loaded(f"{KILL},where=outside"), where="outside")
+    assert strikes(loaded(f"{KILL},where=start,step=7"), step=-1, where="start")
+
+
+def test_it_strikes_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """A user who catches the exception and tries the step again gets through, also after a second load."""
+    injector = loaded(KILL)
+    assert strikes(injector)
+    injector.load(KILL, 0, 0)
+    assert not strikes(injector)
+    assert not injector.armed()
+    assert capsys.readouterr().err.count("injected fault: kill:how=exception") == 1
+
+
+def test_slow_strikes_every_step_from_its_first_and_says_so_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A straggler stays one."""
+    injector = loaded("slow:step=2,seconds=0")
+    for step in range(5):
+        injector.meet("inside", "step", step, True)
+    assert injector.armed()
+    assert capsys.readouterr().err.count("injected fault") == 1
+    assert not Plan("slow", seconds=0.0, step=2).due("inside", "step", 1, True)
+    assert Plan("slow", seconds=0.0, step=2).due("inside", "step", 3, True)
+
+
+def test_a_corrected_identity_moves_the_fault() -> None:
+    """Ranks that learn their number after the start still strike the right one."""
+    injector = loaded(f"{KILL},rank=1", rank=0)
+    injector.load(f"{KILL},rank=1", 1, 0)
+    assert strikes(injector)
+
+
+def test_a_plan_made_at_run_time_has_blocks_made_anew(
+    fresh: Injector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hook is called when arming changes, and not when it does not."""
+    calls: list[bool] = []
+    monkeypatch.setattr(faults, "on_change", lambda: calls.append(faults.armed()))
+    faults.load("", 0, 0)
+    assert calls == []
+    faults.inject("kill", how="exception", step=3)
+    assert calls == [True]
+    faults.inject("kill", how="exception", rank=5)
+    assert calls == [True]
+    with pytest.raises(InjectedError, match="kill:how=exception,step=3"):
+        faults.reached("step", 3)
+
+
+def test_a_plan_made_before_the_start_waits_for_the_identity(fresh: Injector) -> None:
+    """`inject` at the top of a script, before anything has started."""
+    faults.inject("kill", how="exception", rank=1, attempt="any")
+    assert faults.armed()
+    faults.reached("step", 0)
+    faults.load("", 1, 3)
+    with pytest.raises(InjectedError):
+        faults.reached("step", 0)
+
+
+def test_inject_refuses_what_the_text_refuses(fresh: Injector) -> None:
+    """One notation, one set of rules."""
+    with pytest.raises(ConfigError, match="did you mean 'hang'"):
+        faults.inject("hagn")
+    with pytest.raises(ConfigError, match="unknown key 'hwo'"):
+        faults.inject("hang", hwo="c")
+
+
+def test_exit_leaves_with_its_code() -> None:
+    """As `sys.exit(3)` in user code does."""
+    with pytest.raises(SystemExit) as left:
+        loaded("kill:how=exit,code=3").meet("inside", "step", 0, True)
+    assert left.value.code == 3
+
+
+_PROGRAM = """
+import os, signal, sys, threading, time
+from resilience_sdk import faults
+signal.signal(signal.SIGTERM, lambda *_: os._exit(99))
+beats = open(sys.argv[2], "wb", buffering=0)
+def other():
+    while True:
+        beats.write(b".")
+        time.sleep(0.01)
+threading.Thread(target=other, daemon=True).start()
+faults.load(sys.argv[1], 0, 0)
+faults.reached("step", 0)
+print("survived")
+"""
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Start a process that is struck; a second thread of it writes a file as long as it can."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(text: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, text, str(tmp_path / "beats")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(faults.__file__).parents[1],
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("how", "died_of"),
+    [("sigkill", signal.SIGKILL), ("segv", signal.SIGSEGV), ("abort", signal.SIGABRT)],
+)
+def test_kill_is_a_real_death(
+    victim: Callable[[str], subprocess.Popen[str]], how: str, died_of: signal.Signals
+) -> None:
+    """The parent sees the signal, and the console line came out before it."""
+    process = victim(f"kill:how={how}")
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == -died_of
+    assert out == ""
+    assert f"injected fault: kill:how={how} strikes rank 0 at step 0" in err
+
+
+@pytest.mark.parametrize(
+    ("how", "others_run", "handles_signals"),
+    [("sleep", True, True), ("c", True, False), ("gil", False, False), ("stop", False, False)],
+)
+def test_hang_is_a_real_hang(
+    victim: Callable[[str], subprocess.Popen[str]],
+    tmp_path: Path,
+    how: str,
+    others_run: bool,
+    handles_signals: bool,
+) -> None:
+    """Each way blocks what it says: other threads, Python's signal handlers, or neither."""
+    process = victim(f"hang:how={how}")
+    assert process.stderr is not None
+    assert "injected fault: hang" in process.stderr.readline()
+    beats = tmp_path / "beats"
+    if others_run:
+        seen = beats.stat().st_size
+        while beats.stat().st_size < seen + 3:
+            assert process.poll() is None
+    else:
+        assert _stands_still(beats)
+    process.send_signal(signal.SIGTERM)
+    if handles_signals:
+        assert process.wait(timeout=10) == 99
+    else:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=0.2)
+        process.kill()
+        assert process.wait(timeout=10) == -signal.SIGKILL
+
+
+def _stands_still(path: Path) -> bool:
+    """Tell whether the file stops growing within a few seconds, for at least 0.2 s."""
+    for _ in range(20):
+        before = path.stat().st_size
+        time.sleep(0.2)
+        if path.stat().st_size == before:
+            return True
+    return False
+
+
+def test_a_forked_child_is_not_struck(fresh: Injector) -> None:
+    """A DataLoader's worker inherits the plan and is no rank."""
+    faults.load("kill:how=sigkill", 0, 0)
+    child = os.fork()
+    if child == 0:
+        faults.reached("step", 0)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
