@@ -13,7 +13,7 @@ Wrappers (DDP, DataParallel, torch.compile) are taken off, so that a checkpoint 
 from __future__ import annotations
 
 import reprlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -24,19 +24,11 @@ from resilience_sdk.errors import CheckpointError, ConfigError
 
 Kind = Literal["shared", "rank", "counted"]
 
-_LEAVES = (
-    str,
-    bytes,
-    bytearray,
-    int,
-    float,
-    complex,
-    bool,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.Size,
+# Exactly these: a subclass (numpy.float64 is a float, an IntEnum an int) is not loaded by weights_only.
+_LEAVES = frozenset(
+    {str, bytes, bytearray, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size}
 )
+_MAPPINGS = (dict, OrderedDict, Counter)
 _TENSORS = (torch.Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
 _ACCEPTED = "an object with state_dict() and load_state_dict(), a tensor, or a data loader"
 
@@ -161,11 +153,15 @@ def apply(name: str, item: Any, saved: Any) -> None:
 def _loadable(value: Any, place: str) -> Any:
     """Return `value` with numpy scalars as Python's; raise `CheckpointError` for what could not be loaded."""
     kind = type(value)
-    if kind in _TENSORS or isinstance(value, _LEAVES):
+    if kind in _TENSORS or kind in _LEAVES:
         return value
-    if kind in (dict, OrderedDict):
-        changed = {key: _loadable(item, f"{place}[{key!r}]") for key, item in value.items()}
-        return value if _same_items(changed.values(), value.values()) else kind(changed)
+    if kind in _MAPPINGS:
+        changed = {
+            _loadable(key, f"a key of {place}"): _loadable(item, f"{place}[{key!r}]")
+            for key, item in value.items()
+        }
+        is_same = _same_items(changed, value) and _same_items(changed.values(), value.values())
+        return value if is_same else kind(changed)
     if kind in (list, tuple, set):
         items = [_loadable(item, f"{place}[{index}]") for index, item in enumerate(value)]
         return value if _same_items(items, value) else kind(items)

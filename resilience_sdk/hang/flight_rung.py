@@ -57,7 +57,9 @@ def _did_not_come(
                 texts.append(Evidence("flight", text))
                 break
         else:
-            texts.append(Evidence("flight", f"{scene.where(rank)} is behind {ranks_text(waiters)}"))
+            texts.append(
+                Evidence("flight", f"{scene.where(rank)} has not started what {ranks_text(waiters)} wait in")
+            )
     return scene.finding(late, scene.cause_of(late), 0.9, *texts)
 
 

@@ -87,7 +87,7 @@ def judge(states: Sequence[RankState], book: DeadlineBook, now_ns: int, hang_cap
     which nothing is known (fewer states than the world has, no page, no progress signal) are never blamed,
     and while they may be the ones that are waited for, the job is slow.
     """
-    watches = [watch(state, book, now_ns) for state in states]
+    watches = [watch(state, book, now_ns) for state in sorted(states, key=lambda state: state.rank)]
     suspects = tuple(suspect for w in watches if (suspect := _suspect(w)) is not None)
     next_look_ns, half_way = _outlook(watches, now_ns, hang_cap)
     kind, waited_for, detail = _decide(watches, suspects, book, hang_cap)

@@ -25,8 +25,11 @@ class CollectivePosition:
 
     @property
     def blocked(self) -> bool:
-        """Whether the rank has entered a collective that is not complete."""
-        return self.completed < self.enqueued
+        """Whether the rank stands in a collective that is not complete.
+
+        One that is enqueued but not started by the device is not stood in: the device is elsewhere.
+        """
+        return self.completed < self.enqueued and (self.started is None or self.started > self.completed)
 
 
 @attrs.frozen

@@ -1,9 +1,10 @@
 """The file that `python -u` is given: the first lines of the fork server and of an exec'd worker.
 
-    entry.py serve FD PARENT MODE COMMAND...   the fork server; COMMAND is only what `ps` shows
-    entry.py run KIND TARGET ARGS...           a worker without it, for `--start-method exec`
+    entry.py serve FD PARENT MODE MASK COMMAND...   the fork server; COMMAND is only what `ps` shows
+    entry.py run KIND TARGET ARGS...                a worker without it, for `--start-method exec`
 
-It is run by its path and not by `-m`, so that nothing from the working directory can be imported in our place.
+It is run by its path and not by `-m`, so that nothing from the working directory can be imported in our
+place.
 """
 
 import os
@@ -29,7 +30,12 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         from resilience_sdk.launcher.zygote import main
 
-        main(channel_fd=int(sys.argv[2]), launcher_pid=int(sys.argv[3]), mode=sys.argv[4])
+        main(
+            channel_fd=int(sys.argv[2]),
+            launcher_pid=int(sys.argv[3]),
+            mode=sys.argv[4],
+            mask={int(number) for number in sys.argv[5].split(",") if number},
+        )
     else:
         from resilience_sdk.launcher.script import Script
         from resilience_sdk.launcher.worker import run_script

@@ -1,7 +1,7 @@
 """The launcher's side of the fork server: start it, order workers, learn of their exits. Imports no torch.
 
-Single-threaded: one thread of the launcher, its main thread, owns a `ForkServer`. The kernel ties the server's life
-to the thread that started it.
+Single-threaded: one thread of the launcher, its main thread, owns a `ForkServer`. The kernel ties the
+server's life to the thread that started it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -24,12 +24,26 @@ from resilience_sdk.console import say
 from resilience_sdk.launcher.protocol import Channel, Order, Readiness
 from resilience_sdk.launcher.script import Script
 
-# What interpreter, C libraries and torch read when they are loaded: changing it in a forked worker has no effect.
-# TORCH_NCCL_* and the store's switch are read when a process group is made, CUDA's other variables when CUDA starts.
+# What interpreter, C libraries and torch read when they are loaded: changing it in a forked worker has no
+# effect. TORCH_NCCL_* and the store's switch are read when a process group is made, CUDA's other variables
+# when CUDA starts.
 _LOAD_TIME = re.compile(
     r"(OMP|GOMP|MKL|KMP|OPENBLAS|BLIS|NUMEXPR|VECLIB|LD|MALLOC|PYTHON|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO)_?\w*"
     r"|TORCH_(?!NCCL_|GLOO_|DISABLE_SHARE_RDZV_TCP_STORE)\w+"
     r"|GLIBC_TUNABLES|(CUDA|HIP|ROCR|ZE)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"
+)
+# SIGCHLD drives the loop; the others tell of the process's own faults.
+_NEVER_BLOCKED = frozenset(
+    {
+        signal.SIGCHLD,
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGABRT,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+    }
 )
 _READY_TIMEOUT_S = 300.0  # a cold torch on a shared file system takes minutes
 _FORK_TIMEOUT_S = 60.0
@@ -48,7 +62,7 @@ def needs_exec(
     start_method: str = "forkserver",
     numa_binding: bool = False,
 ) -> str | None:
-    """Say why workers with these environments must be exec'd, or None when forking serves them equally well."""
+    """Say why workers with these environments must be exec'd, or None where forking serves as well."""
     if start_method == "exec":
         return "asked for by --start-method exec"
     if script.kind == "binary":
@@ -72,7 +86,9 @@ class WorkerExit:
     pid: int
     code: int  # negative: the signal that ended it
     seen_ns: int  # CLOCK_MONOTONIC when the launcher learned of it
-    server_lost: bool = False  # the fork server died, and the kernel killed the worker with it: the code is inferred
+    server_lost: bool = (
+        False  # the fork server died, and the kernel killed the worker with it: the code is inferred
+    )
 
 
 class ForkServer:
@@ -102,14 +118,26 @@ class ForkServer:
         entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
         ours, theirs = socket.socketpair()
         try:
-            # A session of its own: what the terminal or a shell sends to the launcher's group must not reach it.
-            self._process = subprocess.Popen(
-                [python, "-u", entry, "serve", str(theirs.fileno()), str(os.getpid()), self.mode]
-                + script.command(python),
-                env=dict(env),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            with _signals_blocked() as mask:
+                shown = script.command(python)
+                # A session of its own: what the terminal or a shell sends to the launcher's group must not
+                # reach it.
+                self._process = subprocess.Popen(
+                    [
+                        python,
+                        "-u",
+                        entry,
+                        "serve",
+                        str(theirs.fileno()),
+                        str(os.getpid()),
+                        self.mode,
+                        mask,
+                        *shown,
+                    ],
+                    env=dict(env),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
         except OSError:
             ours.close()
             raise
@@ -119,7 +147,7 @@ class ForkServer:
         self._channel = Channel(ours)
 
     def ready(self, timeout_s: float = _READY_TIMEOUT_S) -> Readiness:
-        """Wait until the server has preloaded; return what it found. Its death or silence is a `problem` too."""
+        """Wait until the server has preloaded and return what it found; its death is a `problem` too."""
         deadline = time.monotonic() + timeout_s
         while self._readiness is None and self.alive and time.monotonic() < deadline:
             self._receive(timeout_s)
@@ -224,12 +252,27 @@ def kill_group(pid: int, signum: int) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[str]:
+    """Have the server begin with the mask that it keeps; yield the mask that its workers are to have.
+
+    Whoever signals the whole job (scancel, a preemption, pkill by the script's name) means the ranks, which
+    must get their time to save: the server ends by its launcher only. Blocked and not ignored, because
+    children inherit either, and a signal that reaches a rank before it has unblocked them is then not lost.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _NEVER_BLOCKED)
+    try:
+        yield ",".join(str(int(number)) for number in before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def launcher_environment(worker_env: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of a worker, as torchrun composes it: the launcher's own, and on top its variables."""
+    """Return the whole environment of a worker, composed as torchrun does: the launcher's and its own."""
     return {**environ.environment(), **worker_env}
 
 
 def say_missing(readiness: Readiness) -> None:
-    """Show which preloads failed: a worker that needs one of them pays for the import or sees the same error."""
+    """Show which preloads failed; a worker that needs one sees the error itself."""
     for missing in readiness.missing:
         say(f"preload of {missing}")

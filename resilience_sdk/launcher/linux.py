@@ -1,4 +1,4 @@
-"""The few Linux calls that Python has no name for. On other systems each does nothing and says so by its result."""
+"""The few Linux calls that Python has no name for; elsewhere each does nothing, and its result says so."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def die_with_parent(signum: int) -> bool:
 
 
 def thread_count() -> int | None:
-    """Return how many threads this process has, those of C libraries included, or None where it cannot be told."""
+    """Return how many threads this process has, those of C libraries included; None if unknown."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -47,16 +47,17 @@ def opened_devices(prefix: str) -> list[str]:
 def show_command_line(command: Sequence[str]) -> bool:
     """Make `ps` and /proc show `command` for this process; tell whether it fitted and was done.
 
-    The kernel shows the memory where exec laid the arguments, so a shorter line can be written over them. Only our
-    own stack is touched, and only between the bounds that the kernel names. A last byte that is not zero tells the
-    kernel that a process has named itself: it then shows the text up to the first zero.
+    The kernel shows the memory where exec laid the arguments, so a shorter line can be written over them.
+    Only our own stack is touched, and only between the bounds that the kernel names. A last byte that is
+    not zero tells the kernel that a process has named itself: it then shows the text up to the first zero.
     """
     if not sys.platform.startswith("linux"):
         return False
     line = b" ".join(os.fsencode(word) for word in command)
     try:
         with open("/proc/self/stat", "rb") as stat:
-            # The second field may hold spaces and parentheses; 48 and 49 are counted from 1, the rest begins at 3.
+            # The second field may hold spaces and parentheses; 48 and 49 are counted from 1, the rest
+            # begins at 3.
             fields = stat.read().rpartition(b")")[2].split()
         start, end = int(fields[48 - 3]), int(fields[49 - 3])
     except (OSError, ValueError, IndexError):

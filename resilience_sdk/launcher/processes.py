@@ -1,15 +1,15 @@
 """Rank processes for the elastic agent: a `PContext` whose workers come from our own server.
 
-Unlike torch's own contexts it never stops the other ranks when it sees one fail: the agent does, in its own order and
-with its own grace, after it has looked at them.
+Unlike torch's own contexts it never stops the other ranks when it sees one fail: the agent does, in its own
+order and with its own grace, after it has looked at them.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping
+from signal import SIGKILL, Signals
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, RunProcsResult
@@ -23,10 +23,12 @@ from resilience_sdk.launcher.starter import WorkerStarter
 __all__ = ["WorkerProcesses", "WorkerStarter"]
 
 # (local rank -> its arguments, environment, redirects) -> one order each, numbered by local rank
-OrderMaker = Callable[[Mapping[int, tuple[str, ...]], Mapping[int, Mapping[str, str]], "WorkerProcesses"], list[Order]]
+OrderMaker = Callable[
+    [Mapping[int, tuple[str, ...]], Mapping[int, Mapping[str, str]], "WorkerProcesses"], list[Order]
+]
 
 
-class WorkerProcesses(PContext):
+class WorkerProcesses(PContext):  # type: ignore[misc]
     """The local ranks of one attempt. Used from the launcher's main thread only."""
 
     def __init__(
@@ -63,18 +65,19 @@ class WorkerProcesses(PContext):
     def fileno(self) -> int:
         """Return a descriptor that is readable when exits may be there to collect.
 
-        Ask `exits()` once before waiting on it: an early exit may have been read while the ranks were started.
+        Ask `exits()` once before waiting on it: an early exit may have been read while the ranks were
+        started.
         """
         return self._server.fileno()
 
     def wait_for_change(self, timeout_s: float) -> bool:
-        """Sleep until a rank exits, at most `timeout_s`; tell whether one did. Instead of sleeping an interval."""
+        """Sleep until a rank exits, at most `timeout_s` seconds; tell whether one did."""
         before = len(self._exits)
         self._collect(timeout_s)
         return len(self._exits) > before
 
     def signal(self, local_rank: int, signum: int) -> bool:
-        """Send `signum` to the process of one rank alone (not to what it started); tell whether it still ran."""
+        """Send `signum` to one rank alone, not to what it started; tell whether it still ran."""
         self._collect(0.0)
         if local_rank in self._exits or local_rank not in self._pids:
             return False
@@ -115,11 +118,11 @@ class WorkerProcesses(PContext):
             stderrs=self.stderrs,
         )
 
-    def _close(self, death_sig: signal.Signals, timeout: float = 30) -> None:
+    def _close(self, death_sig: Signals, timeout: float = 30) -> None:
         """Signal the groups of the ranks that run, give them `timeout` seconds, then SIGKILL.
 
-        What a crashed rank had started is killed as well: it would keep ports, memory and devices from the next
-        attempt. What a rank left behind that ended with 0 is kept, as under torchrun.
+        What a crashed rank had started is killed as well: it would keep ports, memory and devices from the
+        next attempt. What a rank left behind that ended with 0 is kept, as under torchrun.
         """
         self._collect(0.0)
         for local_rank, exit_ in self._exits.items():
@@ -130,11 +133,14 @@ class WorkerProcesses(PContext):
         self._await_end(timeout)
         for local_rank, pid in self._running().items():
             say(f"local rank {local_rank} (pid {pid}) outlived {death_sig.name} by {timeout:g} s: SIGKILL")
-            kill_group(pid, signal.SIGKILL)
-        # A process in uninterruptible sleep survives even that, and the launcher must not wait for it for ever.
+            kill_group(pid, SIGKILL)
+        # A process in uninterruptible sleep survives even that, and the launcher must not wait for it for
+        # ever.
         self._await_end(5.0)
         for local_rank, pid in self._running().items():
-            say(f"local rank {local_rank} (pid {pid}) did not end after SIGKILL: in uninterruptible sleep, left behind")
+            say(
+                f"local rank {local_rank} (pid {pid}) did not end after SIGKILL (uninterruptible sleep); left"
+            )
 
     def _running(self) -> dict[int, int]:
         return {local_rank: pid for local_rank, pid in self._pids.items() if local_rank not in self._exits}
@@ -148,6 +154,6 @@ class WorkerProcesses(PContext):
 def _kill_leftovers(pid: int) -> None:
     """Kill the rest of a dead worker's group; its number cannot be another's while the group has members."""
     try:
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, SIGKILL)
     except OSError:
         return

@@ -1,6 +1,8 @@
-"""What launcher and fork server say to each other: JSON messages with a length in front, over one socket pair.
+"""What launcher and fork server say to each other: JSON messages with a length in front, over one socket
+pair.
 
-Both ends are ours and the pair has no name, so nobody else can speak on it; JSON all the same, never a pickle.
+Both ends are ours and the pair has no name, so nobody else can speak on it; JSON all the same, never a
+pickle.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _LENGTH = struct.Struct("!I")
 
 @attrs.frozen
 class Order:
-    """One worker to start. Without `command` the server becomes the worker by fork, else the child executes it."""
+    """One worker to start: the server's child becomes it, or executes `command` where there is one."""
 
     number: int
     script: Script
@@ -80,7 +82,7 @@ class Channel:
         return self.open
 
     def receive(self, timeout_s: float | None = 0.0) -> list[dict[str, Any]]:
-        """Return every complete message, waiting up to `timeout_s` for the first; sets `open` False at the end."""
+        """Return every complete message, waiting up to `timeout_s` for one; at the end `open` is False."""
         messages = self._complete()
         while not messages and self.open:
             self._end.settimeout(timeout_s)
@@ -99,7 +101,8 @@ class Channel:
             try:
                 messages = self._complete()
             except ValueError:
-                # A signal handler that raised between reading and keeping lost a piece: nothing here makes sense now.
+                # A signal handler that raised between reading and keeping lost a piece: nothing here makes
+                # sense now.
                 self.open = False
         return messages
 

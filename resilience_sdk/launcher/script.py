@@ -15,6 +15,10 @@ from resilience_sdk.errors import ConfigError
 Kind = Literal["file", "module", "binary"]
 
 
+def _strings(values: Sequence[object]) -> tuple[str, ...]:
+    return tuple(str(value) for value in values)
+
+
 @attrs.frozen
 class Script:
     """A program and its arguments, as torchrun understands them. Immutable, picklable, JSON-able.
@@ -25,7 +29,7 @@ class Script:
 
     kind: Kind = attrs.field(validator=attrs.validators.in_(("file", "module", "binary")))
     target: str = attrs.field(validator=attrs.validators.instance_of(str))
-    args: tuple[str, ...] = attrs.field(default=(), converter=lambda args: tuple(str(a) for a in args))
+    args: tuple[str, ...] = attrs.field(default=(), converter=_strings)
 
     @classmethod
     def parse(
@@ -37,7 +41,9 @@ class Script:
             ConfigError: the two options exclude one another, or there is no target.
         """
         if module and no_python:
-            raise ConfigError("-m and --no-python exclude one another: a module needs Python; drop one of them")
+            raise ConfigError(
+                "-m and --no-python exclude one another: a module needs Python; drop one of them"
+            )
         if not target:
             raise ConfigError("no script given; usage: resilience run [options] script.py [arguments]")
         kind: Kind = "module" if module else "binary" if no_python else "file"
@@ -78,4 +84,8 @@ def _nearest(path: str) -> str:
     except OSError:
         return f": there is no folder {folder!r}"
     matches = difflib.get_close_matches(name, there, n=1)
-    return f"; did you mean {os.path.join(folder, matches[0])!r}?" if matches else f" in {os.path.abspath(folder)!r}"
+    return (
+        f"; did you mean {os.path.join(folder, matches[0])!r}?"
+        if matches
+        else f" in {os.path.abspath(folder)!r}"
+    )

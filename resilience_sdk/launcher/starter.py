@@ -1,12 +1,13 @@
-"""Starts the workers of each attempt: by fork where that serves, else by exec. Imports no torch until ranks start.
+"""Starts the workers of each attempt: by fork where that serves, else by exec. Imports no torch until ranks
+start.
 
 How the agent uses it:
 
-    starter = WorkerStarter(script, start_method="forkserver")
-    starter.prepare(env)                       # early: torch is preloaded while the launcher does other things
-    class Agent(LocalElasticAgent):
+    starter = WorkerStarter(script, start_method="forkserver") starter.prepare(env)                       #
+    early: torch is preloaded while the launcher does other things class Agent(LocalElasticAgent):
         def _start_workers(self, worker_group):
-            with starter.serving_elastic():    # torch builds the environment of the ranks, we start the processes
+            with starter.serving_elastic():    # torch builds the environment of the ranks, we start the
+            processes
                 return super()._start_workers(worker_group)
     # self._pcontext is then a WorkerProcesses
     starter.close()
@@ -43,7 +44,9 @@ StartMethod = Literal["forkserver", "exec"]
 class WorkerStarter:
     """Owns the fork server over all attempts. Used from the launcher's main thread only."""
 
-    def __init__(self, script: Script, *, start_method: StartMethod = "forkserver", numa_options: Any = None) -> None:
+    def __init__(
+        self, script: Script, *, start_method: StartMethod = "forkserver", numa_options: Any = None
+    ) -> None:
         self._script = script
         self._start_method = start_method
         self._numa_options = numa_options
@@ -53,7 +56,8 @@ class WorkerStarter:
         self.reason: str | None = None  # why the newest workers were exec'd, None when they were forked
 
     def prepare(self, env: Mapping[str, str]) -> None:
-        """Begin preloading in the background, with `env` as the ranks will have it (set OMP_NUM_THREADS before).
+        """Begin preloading in the background, with `env` as the ranks will have it (set OMP_NUM_THREADS
+        before).
 
         Does nothing where workers will be exec'd anyway. Raises nothing: a failure shows when ranks start.
         """
@@ -102,8 +106,8 @@ class WorkerStarter:
     def serving_elastic(self) -> Iterator[None]:
         """While entered, `LocalElasticAgent._start_workers` starts its processes through this object.
 
-        The module's name is exchanged, because the stock method calls a function and builds an environment that
-        differs from release to release; copying it would be worse.
+        The module's name is exchanged, because the stock method calls a function and builds an environment
+        that differs from release to release; copying it would be worse.
         """
         from torch.distributed.elastic.agent.server import local_elastic_agent as module
 
@@ -129,7 +133,7 @@ class WorkerStarter:
         )
 
     def _server_for(self, envs: list[dict[str, str]]) -> ForkServer:
-        """Return a server that is alive, fit, and was loaded with what these workers have in their environment."""
+        """Return a server that is alive, fit, and was loaded with what these workers' environments say."""
         self.reason = self._exec_reason([*envs])
         if self.reason is None:
             server = self._current("fork", envs[0])
@@ -139,7 +143,9 @@ class WorkerStarter:
                 return server
             self._unfit = self.reason = readiness.problem
         if self._start_method != "exec" and self._script.kind != "binary":
-            say_once("exec-workers", f"workers are started by exec, restarts take seconds longer: {self.reason}")
+            say_once(
+                "exec-workers", f"workers are started by exec, restarts take seconds longer: {self.reason}"
+            )
         return self._current("exec", envs[0])
 
     def _current(self, mode: Literal["fork", "exec"], env: Mapping[str, str]) -> ForkServer:

@@ -1,9 +1,9 @@
 """What turns a fresh process into a torchrun-like worker.
 
-Both kinds of worker end here: the child of the fork server and the process that `exec_worker.py` begins. A script
-must not be able to tell them from `python -u script.py`, so everything that the interpreter does for a script by
-itself is left to the interpreter: the script's exception is not handled here but passes through, and the process
-ends by the normal shutdown, with its atexit handlers, thread joins and exit codes.
+Both kinds of worker end here: the child of the fork server and the process that `exec_worker.py` begins. A
+script must not be able to tell them from `python -u script.py`, so everything that the interpreter does for
+a script by itself is left to the interpreter: the script's exception is not handled here but passes
+through, and the process ends by the normal shutdown, with its atexit handlers, thread joins and exit codes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _RUNNER = __file__
 def run_script(script: Script) -> None:
     """Run `script` as this process's `__main__`, once, in the main thread.
 
-    Returns when the script does, and raises whatever it raises, `SystemExit` included: the caller lets it pass and
-    lets the interpreter end, which is what makes exit codes and shutdown equal to those of `python script.py`.
+    Returns when the script does, and raises whatever it raises, `SystemExit` included: the caller lets it
+    pass and lets the interpreter end, which is what makes exit codes and shutdown equal to those of `python
+    script.py`.
     """
     command = script.command(sys.executable)
     sys.orig_argv = command
@@ -62,10 +63,11 @@ def run_script(script: Script) -> None:
 
 
 def freshen() -> None:
-    """Undo what a process inherits from the fork server and would not have after exec. Call before `run_script`.
+    """Undo what a process inherits from the fork server and would not have after exec. Call before
+    `run_script`.
 
-    `random` reseeds itself after a fork; torch and numpy do not, so every rank would draw the same numbers. CUDA
-    generators are left alone: they seed themselves when CUDA starts.
+    `random` reseeds itself after a fork; torch and numpy do not, so every rank would draw the same numbers.
+    CUDA generators are left alone: they seed themselves when CUDA starts.
     """
     importlib.invalidate_caches()
     main_thread: Any = threading.main_thread()
@@ -157,8 +159,8 @@ def _bootstrap() -> None:
 def _hand_over(error: BaseException) -> None:
     """Record the script's exception, and have the interpreter print it without the frames of this file.
 
-    The interpreter calls `sys.excepthook` after the exception has left all frames, so the hook is wrapped only now:
-    a script that looks at or replaces `sys.excepthook` finds what it would find anywhere.
+    The interpreter calls `sys.excepthook` after the exception has left all frames, so the hook is wrapped
+    only now: a script that looks at or replaces `sys.excepthook` finds what it would find anywhere.
     """
     clean = _without_runner(error.__traceback__)
     error.__traceback__ = clean
@@ -166,7 +168,9 @@ def _hand_over(error: BaseException) -> None:
     _record(error)
     hook = sys.excepthook
 
-    def print_clean(kind: type[BaseException], value: BaseException, trace: types.TracebackType | None) -> None:
+    def print_clean(
+        kind: type[BaseException], value: BaseException, trace: types.TracebackType | None
+    ) -> None:
         if value is error:
             sys.last_traceback = trace = clean
             value.__traceback__ = clean

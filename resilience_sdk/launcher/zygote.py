@@ -1,12 +1,12 @@
 """The fork server: one thread, torch preloaded, no CUDA. Runs in its own process, started through `entry.py`.
 
-On an order it forks; the child leaves the server's loop, becomes the worker and ends like any interpreter. Python's
-own forkserver was not used: its children hold seven descriptors and a start method that a script can see, end by
-`os._exit`, have no stdin, and stay until all ranks are done.
+On an order it forks; the child leaves the server's loop, becomes the worker and ends like any interpreter.
+Python's own forkserver was not used: its children hold seven descriptors and a start method that a script
+can see, end by `os._exit`, have no stdin, and stay until all ranks are done.
 
-No rank outlives the launcher. The server notices the launcher's end by the closed channel or by the kernel's
-parent-death signal, and kills the process groups of all ranks, so DataLoader workers go as well. Should the server
-itself be killed, the kernel kills each rank, and the launcher their groups.
+No rank outlives the launcher. The server notices the launcher's end by the closed channel or by the
+kernel's parent-death signal, and kills the process groups of all ranks, so DataLoader workers go as well.
+Should the server itself be killed, the kernel kills each rank, and the launcher their groups.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from resilience_sdk.launcher import worker
 from resilience_sdk.launcher.linux import die_with_parent, opened_devices, thread_count
 from resilience_sdk.launcher.protocol import Channel, Order, Readiness
 
-# torch._dynamo, torch.optim and torch.nn.parallel: DDP and optimizers import them on first use, 1.5 s in every
-# attempt. The session is ours: its import must not cost each rank anew.
+# torch._dynamo, torch.optim and torch.nn.parallel: DDP and optimizers import them on first use, 1.5 s in
+# every attempt. The session is ours: its import must not cost each rank anew.
 PRELOAD = (
     "torch",
     "torch._dynamo",
@@ -41,30 +41,14 @@ PRELOAD = (
 )
 # Python ignores these from its start on and exec would keep that; subprocess resets them for the same reason.
 _RESET_BY_SUBPROCESS = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
-# SIGCHLD drives the loop; the others tell of the process's own faults.
-_NEVER_BLOCKED = frozenset(
-    {
-        signal.SIGCHLD,
-        signal.SIGSEGV,
-        signal.SIGBUS,
-        signal.SIGFPE,
-        signal.SIGILL,
-        signal.SIGABRT,
-        signal.SIGTRAP,
-        signal.SIGSYS,
-    }
-)
 
 
-def main(*, channel_fd: int, launcher_pid: int, mode: str) -> None:
+def main(*, channel_fd: int, launcher_pid: int, mode: str, mask: set[int]) -> None:
     """Serve until the launcher ends; in a forked worker, return when its script does.
 
-    `mode` is `fork` (preload, workers by fork) or `exec` (no preload, workers by exec).
+    `mode` is `fork` (preload, workers by fork) or `exec` (no preload, workers by exec). The launcher has
+    blocked the signals of this process; `mask` holds those that a worker is to have blocked.
     """
-    # Whoever signals the whole job (scancel, a preemption, pkill by the script's name) means the ranks, which must get
-    # their time to save: the server ends by its launcher only. Blocked and not ignored, because a child inherits
-    # either, and a signal that is sent to a rank before it unblocks them is then not lost.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _NEVER_BLOCKED)
     # Until there are ranks, dying at once is right; from then on the loop has groups to end first.
     die_with_parent(signal.SIGKILL)
     if os.getppid() != launcher_pid:
@@ -72,7 +56,14 @@ def main(*, channel_fd: int, launcher_pid: int, mode: str) -> None:
     os.set_inheritable(channel_fd, False)
     channel = Channel(socket.socket(fileno=channel_fd))
     readiness = _preload() if mode == "fork" else Readiness(None, (), 0.0)
-    channel.send({"op": "ready", "problem": readiness.problem, "missing": readiness.missing, "seconds": readiness.seconds})
+    channel.send(
+        {
+            "op": "ready",
+            "problem": readiness.problem,
+            "missing": readiness.missing,
+            "seconds": readiness.seconds,
+        }
+    )
     order = _Server(channel, launcher_pid, mask).serve()
     # From here on this is a worker. Nothing may catch what the script raises: the interpreter handles it.
     worker.freshen()
@@ -97,8 +88,8 @@ def _preload() -> Readiness:
 def _problem() -> str | None:
     """Say why a fork of this process would not be a sound worker, or None.
 
-    The fork that is tried comes before the count: OpenBLAS ends its threads when a process forks, and starts them
-    anew where they are needed.
+    The fork that is tried comes before the count: OpenBLAS ends its threads when a process forks, and
+    starts them anew where they are needed.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of those same threads
@@ -154,8 +145,8 @@ class _Server:
         self._old_wakeup = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._selector.register(self._wakeup_read, selectors.EVENT_READ)
         self._selector.register(self._channel, selectors.EVENT_READ)
-        # The signal that already wakes the loop; the launcher's death is then seen by getppid. The channel alone
-        # would not do: a fork of the launcher that never executes anything keeps the other end open.
+        # The signal that already wakes the loop; the launcher's death is then seen by getppid. The channel
+        # alone would not do: a fork of the launcher that never executes anything keeps the other end open.
         die_with_parent(signal.SIGCHLD)
         if os.getppid() != self._launcher_pid:
             os._exit(1)
@@ -208,7 +199,7 @@ class _Server:
                 self._channel.send({"op": "exited", "number": number, "pid": pid, "code": code})
 
     def _end_all(self) -> NoReturn:
-        """Kill every rank with all that it started, and end: the launcher is gone and nobody else would do it."""
+        """Kill every rank with all that it started, and end: the launcher is gone, nobody else would."""
         for pid in self._ranks:
             for kill in (os.killpg, os.kill):  # the second for a worker that has not made its group yet
                 with contextlib.suppress(OSError):
@@ -228,7 +219,7 @@ def _execute(order: Order) -> NoReturn:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
-        os.execvpe(order.command[0], order.command, dict(order.environment))
+        os.execvpe(order.command[0], order.command, dict(order.environment))  # noqa: S606 - as torchrun
     except OSError as error:
         _give_up(f"cannot execute {order.command[0]!r}: {error.strerror}")
 

@@ -75,7 +75,8 @@ class RecoveryWatch:
                 reached.append(int(lane["step"]) + (not inside))
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-        return max(reached, default=None)
+        # A step is complete when every rank has completed it; a heartbeat that an exception ended counts on its own.
+        return min(reached, default=None)
 
 
 def first_step(watched: WatchedRank) -> int:

@@ -1,4 +1,5 @@
-"""torchrun with our processes: torch's own options, agent and rendezvous, and only the start of workers exchanged.
+"""torchrun with our processes: torch's own options, agent and rendezvous, and only the start of workers
+exchanged.
 
     python elastic_driver.py forkserver|exec [torchrun's options] script.py args
 

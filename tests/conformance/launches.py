@@ -56,7 +56,9 @@ def launch(launcher: str, out: Path, arguments: list[str], *, ranks: int, **env:
         stderr=_by_rank(logs, "stderr.log"),
         errors={rank: json.loads(text) for rank, text in _by_rank(logs, "error.json").items()},
         exit_codes=tuple(
-            line.split("(pid")[0].strip() for line in done.stderr.splitlines() if line.startswith("  exitcode")
+            line.split("(pid")[0].strip()
+            for line in done.stderr.splitlines()
+            if line.startswith("  exitcode")
         ),
         launcher=done,
     )

@@ -1,4 +1,4 @@
-"""A script cannot tell our workers from torchrun's: every fact it can observe is compared, none is assumed."""
+"""A script cannot tell our workers from torchrun's: every fact that it can observe is compared."""
 
 import pytest
 from launches import differences
@@ -11,7 +11,7 @@ PER_LAUNCH = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "
 @pytest.mark.parametrize("ours", OURS)
 @pytest.mark.parametrize("probe", ["guarded", "unguarded", "module"])
 def test_every_observable_fact_is_equal(launched, probe, ours):
-    """argv, path, __main__, environment, descriptors, signals, session, threads, streams and torch are as under torchrun."""
+    """From argv and __main__ to descriptors, signals, threads and torch, all is as under torchrun."""
     theirs, mine = launched[probe, "torchrun"].facts, launched[probe, ours].facts
     assert theirs
     assert theirs.keys() == mine.keys()
@@ -28,7 +28,7 @@ def test_every_observable_fact_is_equal(launched, probe, ours):
 
 @pytest.mark.parametrize("probe", ["guarded", "unguarded"])
 def test_dataloader_workers_succeed_and_fail_alike(launched, probe):
-    """fork, spawn and forkserver loaders, guarded or not, with and without a lambda, end as under torchrun."""
+    """Loaders of every start method, guarded or not, with and without a lambda, end as under torchrun."""
     theirs = launched[probe, "torchrun"].facts["0"]["loaders"]
     assert launched[probe, "forkserver"].facts["0"]["loaders"] == theirs
     assert isinstance(theirs["default"], list)
@@ -36,7 +36,7 @@ def test_dataloader_workers_succeed_and_fail_alike(launched, probe):
 
 @pytest.mark.parametrize("launcher", ["torchrun", *OURS])
 def test_random_numbers_differ_between_ranks(launched, launcher):
-    """No generator of random, numpy or torch gives two ranks the same number, as without a common ancestor."""
+    """No generator of random, numpy or torch gives two ranks the same number."""
     draws = [facts["draws"] for facts in launched["guarded", launcher].facts.values()]
     assert len(draws) == 2
     for name in draws[0]:
@@ -45,7 +45,7 @@ def test_random_numbers_differ_between_ranks(launched, launcher):
 
 @pytest.mark.parametrize("ours", OURS)
 def test_output_keeps_its_order_and_atexit_runs(launched, ours):
-    """Prints are not buffered behind raw writes, threads are waited for, and atexit handlers run in the end."""
+    """Prints are unbuffered, threads are waited for, and atexit handlers run in the end."""
     assert launched["guarded", ours].stdout == launched["guarded", "torchrun"].stdout
     assert launched["guarded", ours].stdout["0"].endswith("atexit, first registered\n")
     assert launched["guarded", ours].launcher.returncode == 0
@@ -85,5 +85,5 @@ def test_the_error_file_is_written_without_the_record_decorator(launched, ours):
 
 
 def _own_traceback(stderr):
-    """The last report of the rank's stderr: before it come those of DataLoader workers, whose order may vary."""
+    """The last report; before it come those of DataLoader workers."""
     return stderr[stderr.rindex("Traceback", 0, stderr.rindex("The above exception")) :]

@@ -31,7 +31,10 @@ def descriptors():
     for fd in sorted(os.listdir("/proc/self/fd"), key=int):
         try:
             mode = os.fstat(int(fd)).st_mode
-            found[fd] = [stat.filemode(mode)[0], os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).split(":")[0]]
+            found[fd] = [
+                stat.filemode(mode)[0],
+                os.path.basename(os.readlink(f"/proc/self/fd/{fd}")).split(":")[0],
+            ]
         except OSError:  # the descriptor of the listing itself
             continue
     return found
@@ -66,7 +69,8 @@ def status_lines():
     with open("/proc/self/status") as status:
         lines = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
     facts = {name: lines[name] for name in ("SigBlk", "SigIgn", "Umask", "NoNewPrivs")}
-    # The C library takes 32 and 33 for itself with the first thread, and an imported library may have had one.
+    # The C library takes 32 and 33 for itself with the first thread, and an imported library may have had
+    # one.
     facts["SigCgt"] = hex(int(lines["SigCgt"], 16) & ~(0b11 << 31))
     return facts
 
@@ -88,7 +92,9 @@ def process():
         "cwd": os.getcwd(),
         "nice": os.nice(0),
         "affinity": sorted(os.sched_getaffinity(0)),
-        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_CORE", "RLIMIT_NOFILE")},
+        "limits": {
+            name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_CORE", "RLIMIT_NOFILE")
+        },
         "oom": open("/proc/self/oom_score_adj").read(),
         "main_thread": threading.current_thread() is threading.main_thread(),
         "native_id": threading.main_thread().native_id == os.getpid(),

@@ -1,3 +1,4 @@
+# ruff: noqa: E402 - the first facts are taken before anything else is imported
 """A well-behaved script."""
 
 import facts

@@ -1,3 +1,4 @@
+# ruff: noqa: E402 - the first facts are taken before anything else is imported
 import facts
 
 FIRST = facts.early()
@@ -10,7 +11,9 @@ import loaders
 rank = os.environ["RANK"]
 results = {"first": FIRST}
 if rank == "0" and os.environ.get("PROBE_LOADERS") == "1":
-    results["loaders"] = {context or "default": loaders.outcome(context) for context in (None, "spawn", "forkserver")}
+    results["loaders"] = {
+        context or "default": loaders.outcome(context) for context in (None, "spawn", "forkserver")
+    }
 with open(os.path.join(os.environ["PROBE_OUT"], f"{rank}.json"), "w") as file:
     json.dump(results, file)
 try:

@@ -14,8 +14,32 @@ from resilience_sdk.launcher.script import Script
 from resilience_sdk.launcher.starter import WorkerStarter
 
 SCRIPT = Script("file", "train.py")
-READ_AT_LOAD = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES", "PYTHONHASHSEED"]
-READ_LATER = ["RANK", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "RESILIENCE_INTERNAL_ATTEMPT", "NCCL_DEBUG", "HOME", "PATH"]
+READ_AT_LOAD = [
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "KMP_AFFINITY",
+    "LD_PRELOAD",
+    "LD_LIBRARY_PATH",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "TORCH_LOGS",
+    "TORCH_DISTRIBUTED_DEBUG",
+    "CUDA_VISIBLE_DEVICES",
+    "PYTHONHASHSEED",
+]
+READ_LATER = [
+    "RANK",
+    "LOCAL_RANK",
+    "MASTER_PORT",
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "RESILIENCE_INTERNAL_ATTEMPT",
+    "NCCL_DEBUG",
+    "HOME",
+    "PATH",
+]
 
 
 @pytest.mark.parametrize("name", READ_AT_LOAD)
@@ -74,9 +98,13 @@ def exits(server, count):
 
 def test_commands_end_with_their_codes_and_output(server, tmp_path):
     """Environment, working directory and redirects are the order's; signals come back negative."""
-    script = 'echo $A $PWD; kill -9 $$'
+    script = "echo $A $PWD; kill -9 $$"
     pids = server.launch(
-        [order(0, tmp_path, "sh", "-c", "exit 3"), order(1, tmp_path, "sh", "-c", script, A="x y"), order(2, tmp_path, "absent")]
+        [
+            order(0, tmp_path, "sh", "-c", "exit 3"),
+            order(1, tmp_path, "sh", "-c", script, A="x y"),
+            order(2, tmp_path, "absent"),
+        ]
     )
     ends = exits(server, 3)
     assert {number: end.code for number, end in ends.items()} == {0: 3, 1: -9, 2: 127}
@@ -88,8 +116,8 @@ def test_commands_end_with_their_codes_and_output(server, tmp_path):
 def test_a_worker_leads_its_session_and_has_clean_signals(server, tmp_path):
     """As torch's own workers: own session, nothing blocked or ignored, three descriptors."""
     program = (
-        "import os, signal; print(os.getsid(0) == os.getpid() == os.getpgid(0), signal.pthread_sigmask(0, []), "
-        "signal.getsignal(signal.SIGCHLD).name, len(os.listdir('/proc/self/fd')))"
+        "import os, signal; print(os.getsid(0) == os.getpid() == os.getpgid(0), "
+        "signal.pthread_sigmask(0, []), signal.getsignal(signal.SIGCHLD).name, len(os.listdir('/proc/self/fd')))"
     )
     server.launch([order(0, tmp_path, sys.executable, "-c", program)])
     exits(server, 1)
@@ -105,7 +133,7 @@ def test_signals_meant_for_the_job_do_not_end_the_server(server, tmp_path):
 
 
 def test_the_loss_of_the_server_is_an_exit_of_its_workers(server, tmp_path):
-    """The kernel kills them; the launcher says so instead of waiting for ever, and kills what they started."""
+    """The kernel kills them; the launcher says so instead of waiting, and kills what they started."""
     (pid,) = server.launch([order(0, tmp_path, "sh", "-c", "sleep 100 & wait")]).values()
     os.kill(server._process.pid, signal.SIGKILL)
     end = exits(server, 1)[0]

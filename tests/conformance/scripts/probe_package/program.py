@@ -1,3 +1,4 @@
+# ruff: noqa: E402 - the first facts are taken before anything else is imported
 """Run by -m: a module of a package with relative imports and a hook of its own."""
 
 import facts
