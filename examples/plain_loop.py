@@ -26,9 +26,7 @@ def main() -> None:
         with heartbeat():  # one unit of progress: the deadline of a step is learned from these
             inputs = torch.randn(64, 8)
             targets = inputs @ slope + 0.1 * torch.randn(64, 1)
-            with straggler.section(
-                "fwd"
-            ):  # timed and guarded by itself, and named when it is here that it hangs
+            with straggler.section("fwd"):  # timed and guarded by itself, and named when it is here that it hangs
                 loss = nn.functional.mse_loss(model(inputs), targets)
             with straggler.section("bwd"):
                 optimizer.zero_grad()

@@ -21,16 +21,16 @@ JOB_ID = "RESILIENCE_JOB_ID"
 PAGE_DIR = "RESILIENCE_PAGE_DIR"
 RUN_DIR = "RESILIENCE_RUN_DIR"
 # Known RESILIENCE_* variables that are no settings field.
-NON_FIELDS = frozenset(
-    {DISABLE, FAULT, "RESILIENCE_AUTO", CONFIG, "RESILIENCE_DB", JOB_ID, PAGE_DIR}
-)
+NON_FIELDS = frozenset({DISABLE, FAULT, "RESILIENCE_AUTO", CONFIG, "RESILIENCE_DB", JOB_ID, PAGE_DIR})
 
 # Written by the launcher for its ranks and its monitor.
 INTERNAL_JOB = "RESILIENCE_INTERNAL_JOB"  # the job key: equal in all processes of the job
 INTERNAL_ATTEMPT = "RESILIENCE_INTERNAL_ATTEMPT"  # 0, 1, ... counted by our launcher
 INTERNAL_PAGES = "RESILIENCE_INTERNAL_PAGES"  # directory of this job's rank pages
 INTERNAL_SETTINGS = "RESILIENCE_INTERNAL_SETTINGS"  # JSON file with the launcher's effective settings
-INTERNAL_RUN_NAMED = "RESILIENCE_INTERNAL_RUN_NAMED"  # "1": the user named the run directory, so resuming is allowed
+INTERNAL_RUN_NAMED = (
+    "RESILIENCE_INTERNAL_RUN_NAMED"  # "1": the user named the run directory, so resuming is allowed
+)
 FINISHED_FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"
 
 

@@ -32,7 +32,7 @@ def _heartbeat(name: str = "step", *, step: int | None = None) -> Beat | NoBlock
     try:
         beat: Beat | NoBlock | Unstarted = BEATS[name]
     except (KeyError, TypeError):
-        return _first(name, step)
+        return cast("Beat | NoBlock | Unstarted", _first(name, step))
     if step is not None:
         return beat.at_step(step)
     return beat
@@ -44,7 +44,9 @@ def _first(name: Any, step: int | None) -> Any:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"heartbeat(name=...) takes a string, got {name!r}")
     if step is not None and not isinstance(step, int):
-        raise ConfigError(f"heartbeat(step=...) takes an int, got {step!r}; call .item() on a tensor outside the hot path")
+        raise ConfigError(
+            f"heartbeat(step=...) takes an int, got {step!r}; call .item() on a tensor outside the hot path"
+        )
     unstarted = Unstarted(lambda: lanes.find_beat(name))
     return unstarted if step is None else unstarted.at_step(step)
 

@@ -54,7 +54,9 @@ class Journal:
         self._fd: int | None = None
         self._lock = threading.Lock()
 
-    def emit(self, event: Event, *, step: int | None = None, attempt: int | None = None, **fields: Any) -> None:
+    def emit(
+        self, event: Event, *, step: int | None = None, attempt: int | None = None, **fields: Any
+    ) -> None:
         """Append one event; `fields` must be JSON values. Secrets are redacted by name. Never raises."""
         line = {
             "v": VERSION,
@@ -72,11 +74,16 @@ class Journal:
             with self._lock:
                 if self._fd is None:
                     self._fd = os.open(
-                        self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+                        self.path,
+                        os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+                        0o600,
                     )
                 os.write(self._fd, data)
         except (OSError, ValueError, TypeError) as error:
-            say_once(f"journal:{self.path}", f"cannot write the journal {self.path}: {error}; events are lost from here on")
+            say_once(
+                f"journal:{self.path}",
+                f"cannot write the journal {self.path}: {error}; events are lost from here on",
+            )
 
     def close(self) -> None:
         """Close the file; a later `emit` reopens it."""

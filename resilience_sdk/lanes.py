@@ -43,6 +43,7 @@ class Block:
         "lane",
         "n",
         "name",
+        "owner",
         "prev",
         "q",
         "ring_at",
@@ -65,20 +66,19 @@ class Block:
         self._top_entry = lane.last_entry
         index, ring = lane.recorder.register(lane, name, kind, timeout)
         self.ident = index + 1
+        self.owner = lane.ident if self.is_settled() else _NOBODY
         self.ring_at = ring + at.R_SAMPLES
         self.count_at = ring + at.R_COUNT
         self.n = self.q[self.count_at]
 
     def __enter__(self) -> Block:
-        lane = self.lane
-        if self.t0 or get_ident() != lane.ident:
+        if self.t0 or get_ident() != self.owner:
             return self._enter_slowly()
-        prev = lane.top
-        entry = prev._entry + 2
+        lane = self.lane
+        self.prev = prev = lane.top
+        self._entry = entry = prev._entry + 2
         if entry > self._top_entry:
             return self._enter_slowly()
-        self.prev = prev
-        self._entry = entry
         lane.top = self
         q = self.q
         q[entry] = self.t0 = monotonic_ns()
@@ -90,7 +90,7 @@ class Block:
     ) -> None:
         now = monotonic_ns()
         lane = self.lane
-        if lane.top is not self or self.saved or get_ident() != lane.ident:
+        if lane.top is not self or get_ident() != self.owner:
             self._exit_slowly(now)
             return
         q = self.q
@@ -120,6 +120,7 @@ class Block:
             if self.saved is None:
                 self.saved = []
             self.saved.append((self.t0, self.prev, self._entry))
+            self.owner = _NOBODY  # until the outer level is the only one again, exits take the slow path
         self.prev = lane.top
         entry = lane.top._entry + 2
         self._entry = entry
@@ -155,10 +156,19 @@ class Block:
             self.after_exit(now)
             if self.saved:
                 self.t0, self.prev, self._entry = self.saved.pop()
+                self.settle_owner()
             else:
                 self.t0 = 0
         else:
             lane.close_out_of_order(self, now)
+
+    def is_settled(self) -> bool:
+        """Tell whether this block may take the fast path."""
+        return True
+
+    def settle_owner(self) -> None:
+        """Let the lane's thread take the fast path where that is possible now."""
+        self.owner = self.lane.ident if self.is_settled() and not self.saved else _NOBODY
 
     def sample(self, duration_ns: int) -> None:
         """Add one duration to the ring."""
@@ -192,23 +202,7 @@ class Beat(Block):
             block = cast("Beat", self.lane.recorder.twin(self))
         block.explicit = True
         block.pending = step
-        return self
-
-    def __enter__(self) -> Beat:
-        lane = self.lane
-        if self.t0 or self.explicit or not lane.settled or get_ident() != lane.ident:
-            return self._enter_slowly()
-        prev = lane.top
-        entry = prev._entry + 2
-        if entry > self._top_entry:
-            return self._enter_slowly()
-        self.prev = prev
-        self._entry = entry
-        lane.top = self
-        q = self.q
-        q[lane.step_at] = self.n + 1
-        q[entry] = self.t0 = monotonic_ns()
-        q[entry + 1] = self.ident
+        block.owner = _NOBODY
         return self
 
     def __exit__(
@@ -216,7 +210,7 @@ class Beat(Block):
     ) -> None:
         now = monotonic_ns()
         lane = self.lane
-        if lane.top is not self or self.saved or not lane.settled or get_ident() != lane.ident:
+        if lane.top is not self or get_ident() != self.owner:
             self._exit_slowly(now)
             return
         q = self.q
@@ -227,9 +221,11 @@ class Beat(Block):
         self.n = n = n + 1
         q[self.count_at] = n
         q[lane.last_at] = q[lane.last_beat_at] = now
-        lane.beats = beats = lane.beats + 1
-        q[lane.beats_at] = beats
         self.t0 = 0
+
+    def is_settled(self) -> bool:
+        """Tell whether this block may take the fast path: not while beats settle something, or publish a step."""
+        return self.lane.settled and not self.explicit
 
     def _enter_slowly(self) -> Beat:
         lane = self.lane
@@ -237,7 +233,8 @@ class Beat(Block):
             super()._enter_slowly()
             return self
         if not self.t0:
-            lane.publish_step(self.n if self.pending is None else self.pending, self.pending is not None)
+            lane.publish_step(self.pending)
+            lane.beating = self
         self.pending = None
         super()._enter_slowly()
         return self
@@ -245,7 +242,9 @@ class Beat(Block):
     def after_exit(self, now: int) -> None:
         """Count the beat when its outermost level is complete."""
         if not self.saved:
-            self.lane.count_beat(now)
+            self.lane.note_beat(now)
+        if self.owner == _NOBODY:
+            self.settle_owner()
 
 
 class Pulse(Beat):
@@ -253,18 +252,20 @@ class Pulse(Beat):
 
     __slots__ = ()
 
+    def __init__(self, lane: Lane, name: str) -> None:
+        """Like a heartbeat, of kind `pulse`."""
+        super().__init__(lane, name, "pulse")
+
     def beat(self, step: int | None, now: int) -> None:
-        """Record one pulse on this lane."""
+        """Record one pulse on this lane; the first of a row has no duration."""
         lane, q = self.lane, self.q
-        if self.t0:
-            self.sample(now - self.t0)
-        else:
-            q[lane.pulse_entry + 1] = self.ident
-        self.t0 = now
-        q[lane.pulse_entry] = now
-        lane.publish_step(self.n if step is None else step, step is not None)
-        lane.q[lane.last_at] = now
-        lane.count_beat(now)
+        self.sample(now - self.t0 if self.t0 else 0)
+        q[lane.pulse_entry] = self.t0 = now
+        q[lane.pulse_entry + 1] = self.ident
+        q[lane.last_at] = now
+        lane.publish_step(step)
+        lane.beating = self
+        lane.note_beat(now)
 
     def stop(self) -> None:
         """Close the running interval without counting it."""
@@ -288,7 +289,7 @@ class ArmedBeat(Beat):
 
     __slots__ = ()
 
-    def __enter__(self) -> Beat:
+    def __enter__(self) -> Block:
         beat = super().__enter__()
         faults.reached(self.name, self.lane.current_step())
         return beat
@@ -315,8 +316,7 @@ class Lane:
     """One thread's part of the page."""
 
     __slots__ = (
-        "beats",
-        "beats_at",
+        "beating",
         "blocks",
         "ident",
         "index",
@@ -347,33 +347,44 @@ class Lane:
         self.q = recorder.page.words if shown else memoryview(bytearray(at.PAGE_BYTES)).cast("Q")
         self.last_at = first + at.L_LAST_NS
         self.last_beat_at = first + at.L_LAST_BEAT_NS
-        self.beats_at = first + at.L_BEATS
         self.step_at = first + at.L_STEP
         self.pulse_entry = first + at.L_STACK
         self.last_entry = first + at.L_STACK + at.STACK_WORDS * (at.STACK_DEPTH - 1)
         self.root = _Root(self.pulse_entry)
         self.top: Block | _Root = self.root
-        self.beats = 0
+        self.beating: Beat | None = None  # the heartbeat that was entered last
         self.settled = False
         self.pulse: Pulse | None = None
         self.blocks: dict[tuple[type[Block], str], Block] = {}
 
-    def publish_step(self, step: int, is_global: bool) -> None:
-        """Say which step the lane is in."""
-        self.q[self.step_at] = step + 1
-        self.q[self.step_at + at.L_STEP_GLOBAL - at.L_STEP] = is_global
+    def publish_step(self, step: int | None) -> None:
+        """Say which global step the lane is in; None: steps are counted, and the ring has the count."""
+        self.q[self.step_at] = 0 if step is None else step + 1
 
     def current_step(self) -> int:
-        """Return the step that was published last; -1 before the first."""
-        return self.q[self.step_at] - 1
+        """Return the step that the lane is in, or was in last; -1 before the first."""
+        explicit = self.q[self.step_at]
+        if explicit:
+            return explicit - 1
+        return -1 if self.beating is None else self.beating.n
 
-    def count_beat(self, now: int) -> None:
-        """Count one completed heartbeat; the first ones also settle who this process is."""
-        self.beats += 1
-        self.q[self.beats_at] = self.beats
+    def note_beat(self, now: int) -> None:
+        """Note a completed heartbeat; the first ones also settle who this process is."""
         self.q[self.last_beat_at] = now
         if not self.settled:
             self.recorder.early_beat(self, now)
+
+    def settle(self) -> None:
+        """End the time in which each heartbeat takes the slow path."""
+        self.settled = True
+        for block in self.blocks.values():
+            block.settle_owner()
+
+    def disown(self) -> None:
+        """Belong to no thread any more."""
+        self.ident = _NOBODY
+        for block in self.blocks.values():
+            block.owner = _NOBODY
 
     def close_out_of_order(self, block: Block, now: int) -> None:
         """Close a block that is not the innermost: no sample, counted, and the stack is written anew.
@@ -389,6 +400,7 @@ class Lane:
         self.q[at.W_ODD_EXITS] += 1
         block.t0 = 0
         block.saved = None
+        block.settle_owner()
         if link is not block:
             return  # on no stack any more: it was closed with a block below it
         below = block.prev
@@ -401,6 +413,7 @@ class Lane:
             for upper in above:
                 upper.t0 = 0
                 upper.saved = None
+                upper.settle_owner()
         self.top = below
         self.rewrite(now)
 
@@ -468,9 +481,11 @@ class Recorder:
         """Return the owner's heartbeat of a name. The first thread that beats becomes the owner of the fast path."""
         self.user_beats()
         lane = self.lane()
-        if lane is not self.owner and not self.owner.beats and self.owner.top is self.owner.root:
+        if lane is not self.owner and self.owner.beating is None and self.owner.top is self.owner.root:
             self.owner = lane
-        return cast("Beat", self._block(self.owner, ArmedBeat if faults.armed() else Beat, name, "heartbeat", None))
+        return cast(
+            "Beat", self._block(self.owner, ArmedBeat if faults.armed() else Beat, name, "heartbeat", None)
+        )
 
     def user_beats(self) -> None:
         """Let the script's own heartbeats replace those made for it, where both are there."""
@@ -528,7 +543,7 @@ class Recorder:
             words[at.W_FIRST_BEAT_NS] = now
         self._early += 1
         if self._settle() or self._early >= _EARLY_BEATS:
-            lane.settled = True
+            lane.settle()
 
     def pause(self, reason: str) -> None:
         """Suspend all deadlines of this process until the matching `resume`."""
@@ -558,7 +573,7 @@ class Recorder:
     def orphan(self) -> None:
         """Disown every lane, in a forked child: its calls then cost a comparison and write nothing."""
         for lane in self._lanes.values():
-            lane.ident = _NOBODY
+            lane.disown()
 
     def _block(self, lane: Lane, cls: type[Block], name: str, kind: str, timeout: float | None) -> Block:
         with self._lock:
@@ -567,8 +582,6 @@ class Recorder:
                 block = cls(lane, name, kind, timeout)
                 lane.blocks[cls, name] = block
             return block
-
-
 
 
 class NoBlock:
@@ -608,7 +621,9 @@ class Unstarted:
 
     __slots__ = ("_find", "_opened", "kind", "timeout")
 
-    def __init__(self, find: Callable[[], AnyBlock], kind: str | None = None, timeout: float | None = None) -> None:
+    def __init__(
+        self, find: Callable[[], AnyBlock], kind: str | None = None, timeout: float | None = None
+    ) -> None:
         """`find` returns the block to use, and starts the recording if it has to."""
         self._find = find
         self._opened: AnyBlock = NO_BLOCK
@@ -639,6 +654,7 @@ AnyBlock = Block | NoBlock | Unstarted
 # The blocks of the recording process by name. Filled at the first entry, emptied by a fork and by `forget()`.
 BLOCKS: dict[str, Block | NoBlock] = {}
 BEATS: dict[str, Beat | NoBlock] = {}
+
 
 def _nobody() -> Recorder | None:
     return None

@@ -69,6 +69,8 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
         temporary.write_text(json.dumps(outcome.to_json(), indent=1) + "\n")
         temporary.replace(path)
     except OSError as error:
-        say_once("outcome", f"cannot write {path}: {error.strerror}; the verdict is exit code {outcome.exit_code}")
+        say_once(
+            "outcome", f"cannot write {path}: {error.strerror}; the verdict is exit code {outcome.exit_code}"
+        )
         with contextlib.suppress(OSError):
             temporary.unlink()

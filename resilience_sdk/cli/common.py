@@ -14,6 +14,7 @@ from resilience_sdk.console import printable
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.run_directory import RunDirectory, newest_run_dir
 
+RESUME = "resume with"
 _MOST_CHARACTERS = 400
 # One JSON file of ours is a few kilobytes; a larger one is not ours.
 _MOST_BYTES = 1 << 22
@@ -56,6 +57,14 @@ def one_line(text: object) -> str:
     """Return job text as one line of bounded length, without control characters."""
     flat = " ".join(printable(str(text)).split())
     return flat if len(flat) <= _MOST_CHARACTERS else flat[:_MOST_CHARACTERS] + " ... (cut)"
+
+
+def aligned(rows: Sequence[tuple[str, object]]) -> list[str]:
+    """Return `name value` lines; a command to copy is never cut or changed but for control characters."""
+    return [
+        f"{name:<14} {printable(str(value)) if name == RESUME else one_line(value)}".rstrip()
+        for name, value in rows
+    ]
 
 
 def when(unix_s: float | None) -> str:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from resilience_sdk.cli.common import (
-    one_line,
+    RESUME,
+    aligned,
     open_run_dir,
     print_json,
     print_lines,
@@ -85,13 +86,13 @@ def render(outcome: dict[str, Any]) -> list[str]:
         ("attempts", "attempts"),
         ("checkpoint", "checkpoint"),
         ("run directory", "run_dir"),
-        ("resume with", "resume"),
+        (RESUME, "resume"),
     ):
         if outcome[key] is not None:
             rows.append((name, f"{'step ' if key == 'checkpoint' else ''}{outcome[key]}"))
     if outcome["incidents"]:
         rows.append(("incidents", ", ".join(outcome["incidents"])))
-    return [f"{name:<14} {one_line(text)}" for name, text in rows]
+    return aligned(rows)
 
 
 def _why_none(run_dir: RunDirectory) -> str:

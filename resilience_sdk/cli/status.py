@@ -10,8 +10,9 @@ from typing import Any
 import attrs
 
 from resilience_sdk.cli.common import (
+    RESUME,
     ago,
-    one_line,
+    aligned,
     open_run_dir,
     print_json,
     print_lines,
@@ -142,7 +143,7 @@ def render(status: dict[str, Any], now: float) -> list[str]:
         reason = f", {outcome['reason']}" if outcome["reason"] else ""
         code = "unknown" if outcome["exit_code"] is None else outcome["exit_code"]
         rows.append(("outcome", f"{outcome['verdict'] or 'unknown'}, exit code {code}{reason}"))
-        rows += [("resume with", outcome["resume"])] if outcome["resume"] else []
+        rows += [(RESUME, outcome["resume"])] if outcome["resume"] else []
     if holder := status["in_use_by"]:
         rows.append(("in use by", f"job {holder['job']}, host {holder['host']}, pid {holder['pid']}"))
     if status["job"] is not None:
@@ -158,7 +159,7 @@ def render(status: dict[str, Any], now: float) -> list[str]:
     rows += _incident_rows(status, now)
     rows += [("degraded", item["message"]) for item in status["degraded"][-3:]]
     rows += [("note", problem) for problem in status["problems"]]
-    return [f"{name:<14} {one_line(text)}" for name, text in rows]
+    return aligned(rows)
 
 
 def _ranks(status: dict[str, Any]) -> list[tuple[str, str]]:

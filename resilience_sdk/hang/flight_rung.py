@@ -57,9 +57,7 @@ def _did_not_come(
                 texts.append(Evidence("flight", text))
                 break
         else:
-            texts.append(
-                Evidence("flight", f"{scene.where(rank)} has not started what {ranks_text(waiters)} wait in")
-            )
+            texts.append(Evidence("flight", f"{scene.where(rank)} has not started what {ranks_text(waiters)} wait in"))
     return scene.finding(late, scene.cause_of(late), 0.9, *texts)
 
 
@@ -122,9 +120,7 @@ def _mismatch(scene: Scene, records: Mapping[int, FlightRecord]) -> CulpritFindi
     return None
 
 
-def _mismatched(
-    scene: Scene, group: GroupRecord, seq: int, calls: Mapping[int, Collective]
-) -> CulpritFinding:
+def _mismatched(scene: Scene, group: GroupRecord, seq: int, calls: Mapping[int, Collective]) -> CulpritFinding:
     kinds = Counter(_signature(call) for call in calls.values())
     ordered = kinds.most_common()
     majority = ordered[0][0] if ordered[0][1] > ordered[1][1] else None

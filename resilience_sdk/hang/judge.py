@@ -110,7 +110,7 @@ def _decide(
     if not suspects:
         return "quiet", (), "no deadline has passed"
     states = [w.state for w in watches]
-    attended = [s.rank for s in states if s.running and (s.traced or s.reads_terminal)]
+    attended = [s.rank for s in states if s.running and s.is_attended]
     if attended:
         return "held", tuple(attended), f"{ranks_text(attended)} under a debugger or reading a terminal"
     late = [w for w in watches if w.expired]

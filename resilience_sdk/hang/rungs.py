@@ -32,9 +32,7 @@ def by_process(scene: Scene) -> CulpritFinding | None:
     if stuck:
         saving = all(_is_saving(scene, rank) for rank in stuck)
         cause = "checkpoint_stall" if saving else "filesystem_stall"
-        text = "; ".join(
-            f"{scene.where(rank)} is in an uninterruptible call (process state D)" for rank in stuck
-        )
+        text = "; ".join(f"{scene.where(rank)} is in an uninterruptible call (process state D)" for rank in stuck)
         # All of them at once: the file system is to blame, no rank is.
         named = stuck if len(stuck) < max(2, len(live)) else ()
         return scene.finding(named, ("storage", cause), 0.9, Evidence("proc", text))
@@ -56,9 +54,7 @@ def _left_early(scene: Scene) -> CulpritFinding | None:
     ]
     if not inside or not gone:
         return None
-    counts = {
-        rank: state.snapshot.beats for rank, state in scene.states.items() if state.snapshot is not None
-    }
+    counts = {rank: state.snapshot.beats for rank, state in scene.states.items() if state.snapshot is not None}
     # Who is behind the ones that left hangs on its own; who is level with them, or beyond, waits for them.
     if any(counts[rank] < min(counts[g] for g in gone) for rank in inside):
         return None
@@ -100,15 +96,11 @@ def by_progress(scene: Scene) -> CulpritFinding | None:
 
 def by_stack(scene: Scene) -> CulpritFinding | None:
     """Rung 4: who is outside a collective while others are inside one."""
-    waiting = {
-        rank: waits for rank, state in scene.live.items() if (waits := _waits(scene, state)) is not None
-    }
+    waiting = {rank: waits for rank, state in scene.live.items() if (waits := _waits(scene, state)) is not None}
     inside = [rank for rank, waits in waiting.items() if waits]
     outside = [rank for rank, waits in waiting.items() if not waits]
     if inside and outside and _same_role(scene, inside + outside):
-        text = (
-            "; ".join(scene.where(rank) for rank in outside) + f"; {ranks_text(inside)} wait in a collective"
-        )
+        text = "; ".join(scene.where(rank) for rank in outside) + f"; {ranks_text(inside)} wait in a collective"
         return scene.finding(outside, scene.cause_of(outside), 0.7, Evidence("stack", text))
     everybody = len(inside) == len(scene.live) > 1 and not scene.unseen
     if everybody and all(rank in scene.stacks for rank in inside):

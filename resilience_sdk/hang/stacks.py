@@ -88,9 +88,7 @@ _NO_COLLECTIVE = (
     "/torch/distributed/launcher/",
     "/torch/distributed/elastic/multiprocessing/",
 )
-_ENGINE = re.compile(
-    r"/torch/autograd/(graph\.py:\S+ _engine_run_backward|__init__\.py:\S+ (backward|grad))$"
-)
+_ENGINE = re.compile(r"/torch/autograd/(graph\.py:\S+ _engine_run_backward|__init__\.py:\S+ (backward|grad))$")
 _DEVICE_WAIT = re.compile(r"/torch/(cuda|accelerator)/\w+\.py:\S+ (synchronize|wait|wait_event|wait_stream)$")
 
 
@@ -124,10 +122,20 @@ _COMPILING = (
 )
 _SAVING = ("/torch/serialization.py:", "/torch/distributed/checkpoint/", "/safetensors/")
 _RUNS_COMPILED = re.compile(r"/torch/_inductor/compile_fx\.py:\S+ (run|runtime_wrapper|wrapper)$")
+# A person is asked: pdb and its kin, IPython, and debuggers of editors, which need neither ptrace nor a terminal.
+_PROMPT = re.compile(
+    r"/(cmd\.py:\S+ cmdloop|code\.py:\S+ (raw_input|interact)|pudb/\S+ \w+"
+    r"|IPython/terminal/\S+ \w+|(pydevd|_pydevd_bundle/\S+?)\.py:\S+ _?do_wait_suspend)$"
+)
 
 
 def busy_with(frames: Sequence[str]) -> str | None:
-    """Return the known slow work that a stack is in: `compile` or `checkpoint`; None for anything else."""
+    """Return what a stack is known to take long with: `prompt`, `compile` or `checkpoint`; else None.
+
+    `prompt` is a debugger or shell inside the program that waits for a person.
+    """
+    if any(_PROMPT.search(frame) for frame in frames):
+        return "prompt"
     if any(place in frame for frame in frames for place in _COMPILING if not _RUNS_COMPILED.search(frame)):
         return "compile"
     if any(place in frame for frame in frames for place in _SAVING):

@@ -52,7 +52,7 @@ class RankState:
     in_collective: bool | None = None
     """Whether the main thread's stack is inside a collective; None where no stack was taken."""
     activity: str | None = None
-    """Known slow work that the stack shows (`stacks.busy_with`): `compile`, `checkpoint`."""
+    """What the stack is known to take long with (`stacks.busy_with`): `compile`, `checkpoint`, `prompt`."""
     cpu_share: float | None = None
     """CPU time over wall time since the last look, of the whole process."""
     role: str = ""
@@ -88,6 +88,11 @@ class RankState:
     def section(self) -> str | None:
         """Name of the innermost open section."""
         return self.stack[-1].name if self.stack else None
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether a person is at it: a debugger, or a prompt on a terminal."""
+        return self.traced or self.reads_terminal or self.activity == "prompt"
 
     @property
     def stopped(self) -> bool:

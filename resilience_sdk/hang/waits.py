@@ -26,9 +26,7 @@ def wait_edges(positions: Positions) -> dict[int, set[int]]:
     return edges
 
 
-def _missing(
-    rank: int, group: str, listed: Mapping[int, CollectivePosition], positions: Positions
-) -> set[int]:
+def _missing(rank: int, group: str, listed: Mapping[int, CollectivePosition], positions: Positions) -> set[int]:
     mine = listed[rank]
     missing = {other for other, at in listed.items() if other != rank and _is_behind(at, mine)}
     members = next((at.members for at in listed.values() if at.members is not None), None)
@@ -96,9 +94,7 @@ def progress(state: RankState, use_steps: bool) -> tuple[int, int]:
 def steps_are_global(states: Iterable[RankState]) -> bool:
     """Tell whether every rank publishes global step numbers, which then compare better than counts."""
     snapshots = [state.snapshot for state in states]
-    return bool(snapshots) and all(
-        s is not None and s.step_is_global and s.step is not None for s in snapshots
-    )
+    return bool(snapshots) and all(s is not None and s.step_is_global and s.step is not None for s in snapshots)
 
 
 def least_advanced(states: Sequence[RankState]) -> frozenset[int]:

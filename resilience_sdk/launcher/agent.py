@@ -120,7 +120,8 @@ class Agent(LocalElasticAgent):
         try:
             return int(self._rdzv_handler.num_nodes_waiting())
         except Exception as error:  # noqa: BLE001 - whatever it is, the ranks run
-            say_once("rendezvous", f"the rendezvous store does not answer ({_first_line(error)}); the ranks run on without it")
+            told = f"the rendezvous store does not answer ({_first_line(error)})"
+            say_once("rendezvous", f"{told}; the ranks run on without it")
             return 0
 
     def leave(self, *, closed: bool) -> None:
@@ -130,7 +131,7 @@ class Agent(LocalElasticAgent):
                 self._rdzv_handler.shutdown()
 
     def all_nodes_finished(self) -> bool:
-        """Say that this node's ranks exited with 0, and wait (up to torch's limit) until all nodes said so."""
+        """Say that this node's ranks exited with 0, and wait until all nodes said so (torch's limit)."""
         if self.nodes == 1:
             return True
         store, prefix = self._worker_group.store, f"{_FINISHED_KEY}/{self.attempt}"
@@ -164,7 +165,8 @@ class Agent(LocalElasticAgent):
             store.wait(keys, timedelta(seconds=_AGREE_S))
             return max(int(store.get(key)) for key in keys)
         except Exception as error:  # noqa: BLE001 - only the label of the attempt is at stake
-            say_once("attempt", f"nodes could not agree on the attempt's number ({_first_line(error)}); this node counts {own}")
+            told = f"the nodes could not agree on the attempt's number ({_first_line(error)})"
+            say_once("attempt", f"{told}; this node counts {own}")
             return own
 
     def _change_port(self) -> None:
@@ -213,5 +215,3 @@ def _torch_rendezvous(config: Any) -> Any:
 def _first_line(error: BaseException) -> str:
     text = str(error).splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-

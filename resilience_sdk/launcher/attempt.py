@@ -94,7 +94,7 @@ class Attempt:
             self._chores()
 
     def _fail(self, failed: list[RankExit]) -> Ending:
-        """End the attempt after a rank failed of its own, or a hang was confirmed and the monitor ended one."""
+        """End the attempt after a rank failed, be it of its own or ended by the monitor for a hang."""
         first_ns = failed[0].at_ns
         if self._files.hang_verdict(self.number) is not None:
             return attrs.evolve(self._end("hang", EndedBy.HANG), first_ns=first_ns)
@@ -106,7 +106,7 @@ class Attempt:
         return attrs.evolve(ending, first_ns=first_ns)
 
     def _settle(self) -> None:
-        """While all who failed only lost their peers, give the lost one a moment to be seen dying by itself."""
+        """While all who failed only lost their peers, give the lost one a moment to die by itself."""
         deadline = time.monotonic() + _SETTLE_S
         while self.ranks.running and time.monotonic() < deadline and self._only_symptoms(self.traces()):
             self.ranks.wait(min(0.05, deadline - time.monotonic()))
@@ -136,7 +136,8 @@ class Attempt:
             say(f"{request.name}: asking the ranks to save and leave within {grace:g} s")
             self._journal.emit(Event.PREEMPT_NOTICE, source=request.name, time_left_s=grace)
             forward = request
-        self._journal.emit(Event.SIGNAL_SENT, signal=forward.name, ranks=list(self.ranks.running), why="leave")
+        running = list(self.ranks.running)
+        self._journal.emit(Event.SIGNAL_SENT, signal=forward.name, ranks=running, why="leave")
         self.ranks.end(grace, first=forward, hurry=lambda: self._inbox.interrupts > before)
         return Ending(EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION, self._ending_ns)
 

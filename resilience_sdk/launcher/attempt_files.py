@@ -1,4 +1,4 @@
-"""The launcher's files in the job's page directory, and what it reads there (`docs/design.md` lists them all).
+"""The launcher's files in the job's page directory, and what it reads there (see `docs/design.md`).
 
 The directory is private to this user; still, what ranks wrote there is distrusted: a file that does not parse
 counts as missing. Nothing here raises for a file that is gone or a disk that is full.
@@ -53,7 +53,7 @@ class AttemptFiles:
         self._write(f"attempt-{attempt}.json", {**facts, "world_size": world_size})
 
     def write_ending(self, attempt: int, reason: str) -> None:
-        """Say, before any signal is sent, that what dies from now on is ended by the launcher; the first wins."""
+        """Say, before any signal is sent, that the launcher ends what dies from now on; the first wins."""
         if self.directory is not None and not (self.directory / f"ending-{attempt}.json").exists():
             facts = {"attempt": attempt, "reason": reason, "at_ns": time.monotonic_ns()}
             self._write(f"ending-{attempt}.json", facts)
@@ -100,7 +100,7 @@ class AttemptFiles:
                 _unlink(path)
 
     def remove_all(self) -> None:
-        """Remove the directory at the end of the job; a monitor that still runs keeps its own files in use."""
+        """Remove the directory at the end of the job."""
         if self.directory is None:
             return
         with contextlib.suppress(OSError):

@@ -40,14 +40,15 @@ def read_exit_code(path: Path, job: str, since: float) -> int | None:
 
 def closing_lines(outcome: Outcome) -> list[str]:
     """Return what a person reads last: what happened, what was lost, what to do, how to resume."""
-    lines = [f"{_NAMES.get(outcome.verdict, outcome.verdict.value)}: {outcome.reason} (exit code {outcome.exit_code})"]
+    name = _NAMES.get(outcome.verdict, outcome.verdict.value)
+    lines = [f"{name}: {outcome.reason} (exit code {outcome.exit_code})"]
     if outcome.verdict is Verdict.FINISHED:
         return [*lines, f"run directory: {outcome.run_dir}"]
     if outcome.what:
         lines.append(f"last fault: {outcome.what}")
     if outcome.incidents:
-        last = outcome.incidents[-1]
-        lines.append(f"report: {os.path.join(outcome.run_dir, 'incidents', last, 'report.md')} (resilience why {outcome.run_dir})")
+        report = os.path.join(outcome.run_dir, "incidents", outcome.incidents[-1], "report.md")
+        lines.append(f"report: {report} (all: resilience why {outcome.run_dir})")
     lines.append(state_line(outcome.checkpoint, outcome.run_dir))
     if hint := _HINTS.get(outcome.verdict):
         lines.append(f"what to do: {hint}")

@@ -108,20 +108,21 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
         return Decision(verdict, code, reason, left)
     failures = failures_since_progress(history)
     if failures > max_restarts:
-        since = " without a new checkpoint" if len(history) > 1 else ""
-        spent = f"all {max_restarts} restarts are spent{since}" if max_restarts else "no restart is allowed (--max-restarts 0)"
-        return Decision(Verdict.GIVE_UP, EXIT_FAILED, spent, 0)
+        spent = f"all {max_restarts} restarts are spent without a new checkpoint"
+        none = "no restart is allowed (--max-restarts 0)"
+        return Decision(Verdict.GIVE_UP, EXIT_FAILED, spent if max_restarts else none, 0)
+    since = ", counted from the newest checkpoint" if failures < len(history) else ""
     return Decision(
         Verdict.RESTART,
         EXIT_FAILED,
-        f"restart {failures} of {max_restarts}" + (", counted from the newest checkpoint" if failures < len(history) else ""),
+        f"restart {failures} of {max_restarts}{since}",
         max_restarts - failures,
         delay_s=_delay(history),
     )
 
 
 def failures_since_progress(history: Sequence[AttemptEnd]) -> int:
-    """Count the failed attempts that the budget holds against the job: those since its last new checkpoint."""
+    """Count the failed attempts that count against the budget: those since the last new checkpoint."""
     failures = 0
     for end in history:
         if end.made_checkpoint:
@@ -141,7 +142,8 @@ def _wanted_ending(last: AttemptEnd) -> tuple[Verdict, int, str] | None:
         return Verdict.PREEMPTED, EXIT_PREEMPTED, "the job was asked to leave"
     leaving = sorted(rank for rank, code in last.exit_codes.items() if code == EXIT_PREEMPTED)
     if leaving:
-        return Verdict.PREEMPTED, EXIT_PREEMPTED, f"{_ranks(leaving)} left with {EXIT_PREEMPTED} (asked to be requeued)"
+        reason = f"{_ranks(leaving)} left with {EXIT_PREEMPTED} (asked to be requeued)"
+        return Verdict.PREEMPTED, EXIT_PREEMPTED, reason
     if all_zero and last.stop_agreed:
         return Verdict.PREEMPTED, EXIT_PREEMPTED, "all ranks stopped at the agreed step"
     return None
@@ -158,7 +160,8 @@ def _hopeless(history: Sequence[AttemptEnd]) -> tuple[Verdict, int, str] | None:
     if last.action == "exclude_node" and last.category == "hardware" and last.confidence >= SURE:
         return Verdict.HARDWARE, EXIT_HARDWARE, f"hardware ({last.cause}): this node should be left out"
     if len(history) >= 2 and _same_user_error(history[-2], last):
-        return Verdict.STOP, EXIT_STOP, "the same error ended two attempts in a row, so another one would end alike"
+        reason = "the same error ended two attempts in a row, so another one would end alike"
+        return Verdict.STOP, EXIT_STOP, reason
     recent = history[-STARTUP_FAILURES:]
     if len(recent) == STARTUP_FAILURES and all(end.completed_a_step is False for end in recent):
         reason = f"{STARTUP_FAILURES} attempts in a row ended before their first completed step"

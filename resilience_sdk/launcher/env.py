@@ -33,7 +33,7 @@ def launcher_key() -> str:
 
 
 def job_key(env: Mapping[str, str], rendezvous_id: str | None, endpoint: str) -> str:
-    """Return the job key: the user's or scheduler's, else the rendezvous' (equal on all nodes), else our own."""
+    """Return the job key: the user's or scheduler's, else the rendezvous' (all nodes have it), else our own."""
     fallback = f"elastic-{rendezvous_id}-{endpoint}" if rendezvous_id else f"launcher-{launcher_key()}"
     # A launcher inside a rank of another job is a job of its own.
     return environ.job_key({k: v for k, v in env.items() if k != "TORCHELASTIC_RUN_ID"}, fallback)
@@ -82,4 +82,4 @@ class RankLogs(LogsSpecs):
                 env["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         destination: Any = self._inner.reify(envs)
         self.error_files = dict(destination.error_files)
-        return destination  # type: ignore[no-any-return]
+        return destination

@@ -79,7 +79,7 @@ def attempt_end(facts: Facts, first: FirstDeath) -> AttemptEnd:
 
 
 def completed_a_step(snapshots: Sequence[RankSnapshot | None]) -> bool | None:
-    """Tell whether any rank completed a step; None when the ranks show no sign of progress that could tell."""
+    """Tell whether any rank completed a step; None when no sign of progress is to be expected."""
     pages = [page for page in snapshots if page is not None]
     if any(page.beats > 0 for page in pages):
         return True
@@ -153,15 +153,18 @@ def _culprit(rank: int, facts: Facts) -> Culprit:
 def _order_evidence(facts: Facts) -> list[Evidence]:
     told = []
     if len(facts.exits) > 1:
-        order = ", ".join(
-            f"rank {end.rank} {describe_exit(end.exit_code)}" + (" (ended by the launcher)" if end.ended_by_us else "")
-            for end in list(facts.exits)[:16]
-        )
+        order = ", ".join(map(_told_exit, list(facts.exits)[:16]))
         told.append(Evidence("order", f"seen in this order: {order}"))
     if facts.unkillable:
         pids = ", ".join(map(str, facts.unkillable))
-        told.append(Evidence("proc", f"processes {pids} outlived SIGKILL: they sit in the kernel (driver or storage)"))
+        text = f"processes {pids} outlived SIGKILL: they sit in the kernel (driver or storage)"
+        told.append(Evidence("proc", text))
     return told
+
+
+def _told_exit(end: RankExit) -> str:
+    by_us = " (ended by the launcher)" if end.ended_by_us else ""
+    return f"rank {end.rank} {describe_exit(end.exit_code)}{by_us}"
 
 
 def _where(page: RankSnapshot | None) -> str:
@@ -178,4 +181,5 @@ def _quoted(exception: Mapping[str, Any]) -> str:
     first_line = message[0][:200] if message else ""
     place = exception.get("user_frame")
     at = f" at {place}" if isinstance(place, str) else ""
-    return f"{exception.get('type', 'an exception')}: {first_line}{at}" if first_line else f"{exception.get('type')}{at}"
+    kind = exception.get("type", "an exception")
+    return f"{kind}: {first_line}{at}" if first_line else f"{kind}{at}"

@@ -28,7 +28,7 @@ from resilience_sdk.launcher.script import Script
 # effect. TORCH_NCCL_* and the store's switch are read when a process group is made, CUDA's other variables
 # when CUDA starts.
 _LOAD_TIME = re.compile(
-    r"(OMP|GOMP|MKL|KMP|OPENBLAS|BLIS|NUMEXPR|VECLIB|LD|MALLOC|PYTHON|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO)_?\w*"
+    r"(OMP|GOMP|MKL|KMP|OPENBLAS|BLIS|NUMEXPR|VECLIB|LD|MALLOC|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO)_\w+|PYTHON\w*"
     r"|TORCH_(?!NCCL_|GLOO_|DISABLE_SHARE_RDZV_TCP_STORE)\w+"
     r"|GLIBC_TUNABLES|(CUDA|HIP|ROCR|ZE)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER"
 )
@@ -45,6 +45,7 @@ _NEVER_BLOCKED = frozenset(
         signal.SIGSYS,
     }
 )
+ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
 _READY_TIMEOUT_S = 300.0  # a cold torch on a shared file system takes minutes
 _FORK_TIMEOUT_S = 60.0
 _LOST = -int(signal.SIGKILL)
@@ -86,9 +87,7 @@ class WorkerExit:
     pid: int
     code: int  # negative: the signal that ended it
     seen_ns: int  # CLOCK_MONOTONIC when the launcher learned of it
-    server_lost: bool = (
-        False  # the fork server died, and the kernel killed the worker with it: the code is inferred
-    )
+    server_lost: bool = False  # the fork server died, and the kernel killed the worker with it: the code is inferred
 
 
 class ForkServer:
@@ -115,7 +114,6 @@ class ForkServer:
             OSError: the interpreter cannot be started.
         """
         python = env.get("PYTHON_EXEC", sys.executable)
-        entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
         ours, theirs = socket.socketpair()
         try:
             with _signals_blocked() as mask:
@@ -126,7 +124,7 @@ class ForkServer:
                     [
                         python,
                         "-u",
-                        entry,
+                        ENTRY,
                         "serve",
                         str(theirs.fileno()),
                         str(os.getpid()),

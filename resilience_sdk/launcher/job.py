@@ -112,7 +112,7 @@ class Job:
             self._inbox.sleep(decision.delay_s)
 
     def _attempt(self) -> Finding | Decision | None:
-        """Run one attempt; None when it ended for no fault and does not count, a decision when none was made."""
+        """Run one attempt. None: it ended for no fault and does not count; a decision: it never began."""
         before, kills = newest_checkpoint(self._run_dir), memory.oom_kills()
         try:
             with self._inbox.raising():
@@ -233,7 +233,8 @@ class Job:
             verdict = next((v for v, c in _CODES.items() if c == code), Verdict.GIVE_UP)
             return Decision(verdict, code, "another node ended the job", 0)
         lines = str(error).splitlines() or [type(error).__name__]
-        return Decision(Verdict.GIVE_UP, EXIT_FAILED, f"the nodes did not meet ({type(error).__name__}: {lines[0]})", 0)
+        reason = f"the nodes did not meet ({type(error).__name__}: {lines[0]})"
+        return Decision(Verdict.GIVE_UP, EXIT_FAILED, reason, 0)
 
 
 def newest_checkpoint(run_dir: RunDirectory) -> int | None:
@@ -245,6 +246,8 @@ def newest_checkpoint(run_dir: RunDirectory) -> int | None:
         return None
     for name in names:
         step = step_of(name)
-        if step is not None and (newest is None or step > newest) and (run_dir.checkpoints / name / MANIFEST_NAME).is_file():
+        if step is None or (newest is not None and step <= newest):
+            continue
+        if (run_dir.checkpoints / name / MANIFEST_NAME).is_file():
             newest = step
     return newest

@@ -1,7 +1,7 @@
 """The rendezvous of a job that has one node and was given none: nobody to wait for.
 
-Torch's `--standalone` starts a store server, a heartbeat thread and a state machine that now and then sleeps a
-whole second, once per attempt. With one node all of it agrees with itself.
+Torch's `--standalone` starts a store server, a heartbeat thread and a state machine that now and then sleeps
+a whole second. With one node all of it agrees with itself.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     from resilience_sdk.launcher import env, options
     from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 
-    # Torch's launcher logs each failure in several lines; the user's traceback and our verdict must stand out.
+    # Torch logs each failure in several lines; the user's traceback and our verdict must stand out.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     env.prepare_launcher()
     try:
@@ -51,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
         if named and run_dir.is_finished() and not chosen.fresh:
             say(f"{run_dir.path} is finished: training is complete, nothing to do (--fresh starts over)")
             return 0
-        with SignalInbox([*str(chosen.elastic_signals).split(","), *chosen.settings.preempt_signals]) as inbox:
+        names = [*chosen.elastic_signals.split(","), *chosen.settings.preempt_signals]
+        with SignalInbox(names) as inbox:
             try:
                 return _run_in(chosen, run_dir, named, inbox)
             except LeaveRequested:
@@ -81,9 +82,7 @@ def _run_in(options: Options, run_dir: RunDirectory, named: bool, inbox: SignalI
 
     key = env.job_key(environ.environment(), options.rendezvous_id, str(options.elastic.rdzv_endpoint))
     lease = Lease.acquire(run_dir, key)
-    journal = Journal(
-        run_dir.journal, writer="launcher", host=host_name(), boot_id=boot_id(), job=key
-    )
+    journal = Journal(run_dir.journal, writer="launcher", host=host_name(), boot_id=boot_id(), job=key)
     try:
         return _Launch(options, run_dir, named, inbox, key, lease, journal).run()
     finally:
@@ -160,7 +159,7 @@ class _Launch:
                 self._write_outcome(end)
             return end
         finally:
-            # Other nodes learn from the closed rendezvous that the job is over, after the outcome is there to read.
+            # Other nodes learn from the closed rendezvous that the job is over, and read the outcome.
             agent.leave(closed=end is not None and end.decision.verdict is not Verdict.FINISHED)
 
     def _pages(self) -> Path | None:
@@ -263,7 +262,8 @@ class _Chores:
         if now - self._renewed >= RENEW_INTERVAL_S:
             self._renewed = now
             if not self._lease.renew():
-                say_once("lease-lost", f"another job took {self._lease.path.parent} over; both write there now")
+                place = self._lease.path.parent
+                say_once("lease-lost", f"another job took {place} over; both write there now")
         if self._monitor is not None and (self._looked is None or now - self._looked >= _MONITOR_EVERY_S):
             self._looked = now
             try:

@@ -8,7 +8,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def oom_kills() -> int | None:
-    """Return how many processes of this control group were killed for memory so far; None when nobody counts."""
+    """Return how many processes of this control group were killed for memory; None when nobody counts."""
     for directory in (_own_group(), _CGROUPS):
         if directory is None:
             continue

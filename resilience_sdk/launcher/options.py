@@ -116,7 +116,7 @@ def resume_command(options: Options, run_dir: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     from torch.distributed.run import get_args_parser
 
-    parser = get_args_parser()
+    parser: argparse.ArgumentParser = get_args_parser()
     parser.prog = "resilience run"
     # Abbreviations reach behind the script: its own `--out` would be "ambiguous" with two of our options.
     parser.allow_abbrev = False
@@ -126,15 +126,18 @@ def _parser() -> argparse.ArgumentParser:
             # torchrun's own values mean nothing for scripts; accept them so that its command lines work.
             action.choices = ["forkserver", "exec", "spawn", "fork"]
             action.default = action.default if action.default != "spawn" else "forkserver"
-            action.help = "forkserver: ranks are forked from a server with torch loaded (restarts in a fraction of a second); exec: each rank is a fresh interpreter."
+            action.help = (
+                "forkserver: ranks are forked from a server with torch loaded, so restarts take a fraction of a "
+                "second; exec: each rank is a fresh interpreter."
+            )
     group = parser.add_argument_group("run")
     group.add_argument(
         "--fresh",
         action="store_true",
-        help="start over in a run directory that is finished or has checkpoints; what is there is moved aside",
+        help="start over: what is in the run directory is moved aside, nothing is deleted",
     )
     setting_options.add_setting_options(parser)
-    parser.error = _usage_error  # type: ignore[method-assign,assignment]
+    parser.error = _usage_error  # type: ignore[method-assign]
     return parser
 
 
@@ -171,7 +174,7 @@ def _start_method(name: str) -> StartMethod:
     if name == "forkserver":
         return "forkserver"
     if name != "exec":
-        say(f"--start-method {name} concerns functions, not scripts: ranks are started as fresh interpreters (exec)")
+        say(f"--start-method {name} is for functions, not scripts: ranks are fresh interpreters (exec)")
     return "exec"
 
 

@@ -1,7 +1,7 @@
-"""The rank processes of one attempt on this node: who died, in which order, and how all of them are ended.
+"""The rank processes of one attempt on this node: who died in which order, and how all are ended.
 
-Elastic polls its workers one by one and then waits up to 30 s for those that ignore SIGTERM. Here one `select`
-answers within a millisecond of a death, and ending the ranks has deadlines of our own.
+Elastic polls its workers one by one and then waits up to 30 s for those that ignore SIGTERM. Here one
+`select` answers within a millisecond of a death, and ending the ranks has deadlines of our own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RankProcesses:
         return {end.rank: end.exit_code for end in self.exits}
 
     def wait(self, timeout_s: float) -> list[RankExit]:
-        """Wait until a rank ends, the wakeup descriptor is readable or the time is over; return the new ends."""
+        """Wait until a rank ends, `wakeup` is readable or the time is over; return the new ends."""
         gone = self._collect()
         if gone or not self._running:
             return gone
@@ -78,7 +78,7 @@ class RankProcesses:
         return self._collect()
 
     def end(self, grace_s: float, *, first: int = signal.SIGTERM, hurry: Callable[[], bool] | None = None) -> None:
-        """End every rank and whatever it started: `first`, up to `grace_s` seconds, SIGKILL for whole sessions.
+        """End every rank and what it started: `first`, up to `grace_s` seconds, SIGKILL for whole sessions.
 
         `hurry` is asked after each wait and cuts the grace short.
         """
@@ -127,8 +127,6 @@ class RankProcesses:
             if rank not in self._running:
                 continue
             pid = self._running.pop(rank)
-            gone.append(
-                RankExit(rank, local_rank, pid, seen.code, len(self.exits), seen.seen_ns, self._signalled)
-            )
+            gone.append(RankExit(rank, local_rank, pid, seen.code, len(self.exits), seen.seen_ns, self._signalled))
             self.exits.append(gone[-1])
         return gone

@@ -63,12 +63,14 @@ class Reporter:
         found: Incident | None = None
         with contextlib.suppress(KeyError, OSError):
             found = self._store.get(incident_id)
-        known = classification((found.cause if found else None) or "unknown", (found.confidence if found else None) or 0.0)
+        cause = found.cause if found is not None and found.cause else "unknown"
+        known = classification(cause, found.confidence or 0.0 if found is not None else 0.0)
         end = evidence.attempt_end(facts, FirstDeath((), (), known))
         if found is not None and found.action:
             end = attrs.evolve(end, action=found.action, category=found.category or "hang")
         who = ", ".join(f"rank {culprit.rank}" for culprit in found.culprits[:4]) if found else ""
-        return Finding(end, f"the job hung ({who or 'no rank can be named'}: {known.cause})", incident_id or None)
+        told = f"the job hung ({who or 'no rank can be named'}: {known.cause})"
+        return Finding(end, told, incident_id or None)
 
     def _preemption(self, facts: Facts, end: AttemptEnd) -> str | None:
         """Record that the job left; not twice, should the ranks have recorded it."""
@@ -78,8 +80,9 @@ class Reporter:
                     return known.id
         except OSError:
             return None
-        saved = end.made_checkpoint
-        told = f"saved: the checkpoint after step {end.checkpoint_after}" if saved else "no checkpoint was completed in this attempt"
+        told = "no checkpoint was completed in this attempt"
+        if end.made_checkpoint:
+            told = f"saved: the checkpoint after step {end.checkpoint_after}"
         codes = ", ".join(f"rank {rank}: {code}" for rank, code in sorted(end.exit_codes.items())[:16])
         known_cause = classification("preemption_sigterm", 0.9)
         incident = Incident(
@@ -90,7 +93,7 @@ class Reporter:
             cause=known_cause.cause,
             action=known_cause.action,
             confidence=known_cause.confidence,
-            evidence=(Evidence("checkpoint", told), Evidence("exit", f"exit codes: {codes}" if codes else "no rank had started")),
+            evidence=(Evidence("checkpoint", told), Evidence("exit", f"exit codes: {codes or 'none'}")),
         )
         return self._write("preemption", incident, facts)
 

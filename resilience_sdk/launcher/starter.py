@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from resilience_sdk.console import say, say_once
 from resilience_sdk.launcher.forkserver import (
+    ENTRY,
     ForkServer,
     launcher_environment,
     load_time_part,
@@ -44,9 +45,7 @@ StartMethod = Literal["forkserver", "exec"]
 class WorkerStarter:
     """Owns the fork server over all attempts. Used from the launcher's main thread only."""
 
-    def __init__(
-        self, script: Script, *, start_method: StartMethod = "forkserver", numa_options: Any = None
-    ) -> None:
+    def __init__(self, script: Script, *, start_method: StartMethod = "forkserver", numa_options: Any = None) -> None:
         self._script = script
         self._start_method = start_method
         self._numa_options = numa_options
@@ -143,9 +142,7 @@ class WorkerStarter:
                 return server
             self._unfit = self.reason = readiness.problem
         if self._start_method != "exec" and self._script.kind != "binary":
-            say_once(
-                "exec-workers", f"workers are started by exec, restarts take seconds longer: {self.reason}"
-            )
+            say_once("exec-workers", f"workers are started by exec, restarts take seconds longer: {self.reason}")
         return self._current("exec", envs[0])
 
     def _current(self, mode: Literal["fork", "exec"], env: Mapping[str, str]) -> ForkServer:
@@ -193,8 +190,7 @@ class WorkerStarter:
         if script.kind == "binary":
             command = (script.target, *script.args)
         else:
-            entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
-            command = (python, "-u", entry, "run", script.kind, script.target, *script.args)
+            command = (python, "-u", ENTRY, "run", script.kind, script.target, *script.args)
         return command if self._numa_options is None else _bound(command, local_rank, self._numa_options)
 
 

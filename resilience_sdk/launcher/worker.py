@@ -42,7 +42,7 @@ def run_script(script: Script) -> None:
     """
     command = script.command(sys.executable)
     sys.orig_argv = command
-    sys.argv = [script.target if script.kind == "file" else "-m", *script.args]
+    sys.argv = [script.target, *script.args]
     show_command_line(command)
     # A new module, so that nothing of our entry point is visible; the old one stays alive in our frames.
     main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -51,6 +51,7 @@ def run_script(script: Script) -> None:
     try:
         if script.kind == "module":
             _insert_path(os.getcwd())
+            sys.argv[0] = "-m"  # until the module is found
             # What `python -m` itself calls, so that errors and tracebacks read the same.
             runpy._run_module_as_main(script.target)  # type: ignore[attr-defined]
         else:
@@ -168,9 +169,7 @@ def _hand_over(error: BaseException) -> None:
     _record(error)
     hook = sys.excepthook
 
-    def print_clean(
-        kind: type[BaseException], value: BaseException, trace: types.TracebackType | None
-    ) -> None:
+    def print_clean(kind: type[BaseException], value: BaseException, trace: types.TracebackType | None) -> None:
         if value is error:
             sys.last_traceback = trace = clean
             value.__traceback__ = clean

@@ -69,7 +69,9 @@ class DeathWatch:
 
     def _write_crash(self, attempt: int, dead: Sequence[WatchedRank], ranks: Sequence[WatchedRank]) -> None:
         deaths = [_death(watched) for watched in dead]
-        first = min((d for d, w in zip(deaths, dead, strict=True) if not is_clean(w)), key=lambda death: death.t_ns)
+        first = min(
+            (d for d, w in zip(deaths, dead, strict=True) if not is_clean(w)), key=lambda death: death.t_ns
+        )
         if first.exit_code in _TEARDOWN_SIGNALS:
             return  # the launcher, the scheduler or a person ended the job
         verdict = find_first_death(deaths)
@@ -81,7 +83,9 @@ class DeathWatch:
             incident = self._store.create("crash", incident, stacks, pages)
         except OSError as error:
             console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
-        self._journal.emit(Event.INCIDENT, id=incident.id, kind="crash", culprits=list(culprits), cause=incident.cause)
+        self._journal.emit(
+            Event.INCIDENT, id=incident.id, kind="crash", culprits=list(culprits), cause=incident.cause
+        )
         if incident.id is not None:
             self._incidents.append(incident.id)
         who = ", ".join(f"rank {rank}" for rank in culprits) or "no rank of its own"
@@ -140,7 +144,9 @@ class DeathWatch:
 
 def is_clean(watched: WatchedRank) -> bool:
     """Tell whether a dead rank ended well, by its own word and its exit status where that is known."""
-    return watched.snapshot.exit_state == "clean" and watched.wait_status in (None, 0)
+    if watched.wait_status is not None:
+        return watched.wait_status == 0
+    return watched.snapshot.exit_state == "clean"
 
 
 def exit_code(watched: WatchedRank) -> int | None:

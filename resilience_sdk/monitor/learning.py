@@ -40,7 +40,11 @@ class Learner:
         """Start an attempt; the first one decides for which world the deadlines are learned."""
         if self._book is None:
             self._book = DeadlineBook.from_json(
-                self._read(), self._settings, script=self._script, world_size=world_size, pool=max(1, local_ranks)
+                self._read(),
+                self._settings,
+                script=self._script,
+                world_size=world_size,
+                pool=max(1, local_ranks),
             )
         else:
             self._book.begin_attempt()

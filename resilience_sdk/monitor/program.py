@@ -22,6 +22,7 @@ from resilience_sdk.journal import Journal
 from resilience_sdk.monitor import spawn
 from resilience_sdk.monitor.watch import Watcher
 
+OVER = "over.json"  # our launcher writes it when no attempt will follow
 _NOBODY_CAME_S = 10.0
 _OVER = "over.json"
 _DEFER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
@@ -77,7 +78,9 @@ def _serve(pages: Path, generation: int) -> int:
         return spawn.read_state(pages) == state
 
     journal.emit(
-        Event.MONITOR_START if generation == 1 else Event.MONITOR_REPLACED, pid=os.getpid(), generation=generation
+        Event.MONITOR_START if generation == 1 else Event.MONITOR_REPLACED,
+        pid=os.getpid(),
+        generation=generation,
     )
     watcher = Watcher(pages, config, journal, in_charge)
     _loop(pages, config, watcher, in_charge)
@@ -102,9 +105,9 @@ def _loop(pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[
     wait_s = 0.0
     while in_charge():
         wait_s = watcher.round(wait_s)
-        spawn_time = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         with contextlib.suppress(OSError):
-            os.utime(pages / spawn.STATE, ns=(spawn_time, spawn_time))
+            os.utime(pages / spawn.STATE, ns=(now_ns, now_ns))
         came = came or bool(watcher.table.all())
         if config.launcher_pid is not None:
             if _launcher_is_done(pages, config) and watcher.is_over():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
+import struct
 import time
 from pathlib import Path
 
@@ -13,6 +15,10 @@ from resilience_sdk.monitor.targets import Target, open_target
 from resilience_sdk.rank_page import PageReader, RankSnapshot, parse_stem
 
 _SETTLING_S = 1.0  # a page this young may not be filled in yet
+# struct pidfd_info of <linux/pidfd.h>, first version: mask, cgroup, eleven 32-bit ids, exit code
+_PIDFD_GET_INFO = 0xC040_FF0B
+_PIDFD_INFO_BYTES = 64
+_PIDFD_INFO_EXIT = 1 << 3
 _WAIT_STATUS_FIELD = 49  # exit_code, the 52nd of /proc/<pid>/stat, counted behind the name
 
 
@@ -93,7 +99,7 @@ class RankTable:
         for watched in self.all():
             target = watched.target
             if target is not None and target.pidfd in ready and watched.alive:
-                watched.wait_status = wait_status(target.pid, target.start_ticks)
+                watched.wait_status = wait_status(target)
                 watched.died_ns = time.monotonic_ns()
                 watched.refresh()
                 self._deaths.unregister(target.pidfd)
@@ -103,20 +109,24 @@ class RankTable:
     def _open(self, path: Path) -> WatchedRank | None:
         """Return a verified rank, or None (and the reason in `_refused`); raise _NotYetError to ask again later."""
         if parse_stem(path.stem) is None:
-            return self._refuse(path, "not the name of a rank page")
+            self._refuse(path, "not the name of a rank page")
+            return None
         try:
             reader = PageReader(path)
         except OSError as error:
-            return self._refuse(path, str(error), may_settle=True)
+            self._refuse(path, str(error), may_settle=True)
+            return None
         snapshot = reader.snapshot()
         if snapshot is None:
             reader.close()
-            return self._refuse(path, "not a rank page, or one of another version", may_settle=True)
+            self._refuse(path, "not a rank page, or one of another version", may_settle=True)
+            return None
         stem = path.with_suffix("")
         target = open_target(snapshot.rank, snapshot.pid, snapshot.start_ticks, stem)
         if target is None and not hostinfo.process_is_gone(snapshot.pid, snapshot.start_ticks):
             reader.close()
-            return self._refuse(path, f"process {snapshot.pid}, which it claims, does not have it mapped")
+            self._refuse(path, f"process {snapshot.pid}, which it claims, does not have it mapped")
+            return None
         if target is not None:
             self._deaths.register(target.pidfd, select.EPOLLIN)
         return WatchedRank(stem, reader, snapshot, target)
@@ -141,16 +151,25 @@ class _NotYetError(Exception):
     """A page is too young to be judged."""
 
 
-def wait_status(pid: int, start_ticks: int) -> int | None:
-    """Return the wait status of a process that has ended and was not collected by its parent yet, else None."""
+def wait_status(target: Target) -> int | None:
+    """Return the wait status of a process that has ended, which is not a child of ours; None if nobody can tell.
+
+    Linux 6.15 keeps it with the pidfd. Before that it is in /proc until the parent has collected it.
+    """
+    info = bytearray(_PIDFD_INFO_BYTES)
+    struct.pack_into("=Q", info, 0, _PIDFD_INFO_EXIT)
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(target.pidfd, _PIDFD_GET_INFO, info)
+        mask, status = struct.unpack_from("=Q52xi", info)
+        if mask & _PIDFD_INFO_EXIT:
+            return int(status)
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = Path(f"/proc/{target.pid}/stat").read_text(errors="replace")
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
-    if len(fields) <= _WAIT_STATUS_FIELD or fields[0] not in ("Z", "X") or int(fields[19]) != start_ticks:
-        return None
-    return int(fields[_WAIT_STATUS_FIELD])
+    is_it = len(fields) > _WAIT_STATUS_FIELD and int(fields[19]) == target.start_ticks
+    return int(fields[_WAIT_STATUS_FIELD]) if is_it and fields[0] in ("Z", "X") else None
 
 
 def remove_files(stem: Path) -> None:

@@ -34,7 +34,9 @@ class RecoveryWatch:
                 self._first_beats.add((snapshot.rank, snapshot.pid))
                 self._first_steps[snapshot.rank] = first_step(watched)
                 self._journal.emit(Event.FIRST_BEAT, target_rank=snapshot.rank, step=snapshot.step)
-        wanted = set(expected if expected is not None else range(ranks[0].snapshot.world_size if ranks else 1))
+        wanted = set(
+            expected if expected is not None else range(ranks[0].snapshot.world_size if ranks else 1)
+        )
         beaten = {w.rank for w in ranks if w.snapshot.first_beat_ns is not None}
         if not wanted or not wanted <= beaten:
             return
@@ -57,7 +59,11 @@ class RecoveryWatch:
             say_once("recovery", f"cannot note the recovery in incident {incident.id}: {error}")
             return
         self._journal.emit(
-            Event.RECOVERED, id=incident.id, recovery_s=closed.recovery_s, lost_steps=lost, resumed_at=resumed_at
+            Event.RECOVERED,
+            id=incident.id,
+            recovery_s=closed.recovery_s,
+            lost_steps=lost,
+            resumed_at=resumed_at,
         )
 
     def _reached(self, incident_id: str) -> int | None:

@@ -88,14 +88,26 @@ def _spawn(pages: Path) -> None:
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(pages), *roots]
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, str(pages / LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600),
+        (
+            os.POSIX_SPAWN_OPEN,
+            1,
+            str(pages / LOG),
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW,
+            0o600,
+        ),
     ]
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable_descriptors()]
     # What preloads libraries or talks to Python belongs to the training, not to the monitor.
     env = {"PATH": os.defpath, "LANG": "C.UTF-8"}
     blocked: set[signal.Signals] = set()
     pid = os.posix_spawn(
-        sys.executable, command, env, file_actions=actions, setsid=True, setsigmask=blocked, setsigdef=_catchable()
+        sys.executable,
+        command,
+        env,
+        file_actions=actions,
+        setsid=True,
+        setsigmask=blocked,
+        setsigdef=_catchable(),
     )
     # The program leaves its parent at once and returns when it is the monitor: no child of ours remains
     # that the training script could meet in a wait().
@@ -148,7 +160,11 @@ def _import_roots() -> list[str]:
 
     import resilience_sdk
 
-    roots = {str(Path(module.__file__).resolve().parent.parent) for module in (resilience_sdk, attrs, attr) if module.__file__}
+    roots = {
+        str(Path(module.__file__).resolve().parent.parent)
+        for module in (resilience_sdk, attrs, attr)
+        if module.__file__
+    }
     return sorted(roots)
 
 

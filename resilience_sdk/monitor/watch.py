@@ -37,7 +37,9 @@ _SIGNAL_EXPECTED_S = 30.0
 class Watcher:
     """Watches the ranks of one job on one node. Runs in the monitor's only thread."""
 
-    def __init__(self, pages: Path, config: JobConfig, journal: Journal, in_charge: Callable[[], bool]) -> None:
+    def __init__(
+        self, pages: Path, config: JobConfig, journal: Journal, in_charge: Callable[[], bool]
+    ) -> None:
         """Watch `pages`; `in_charge()` tells whether no other monitor has taken over."""
         self._pages = pages
         self._config = config
@@ -147,7 +149,9 @@ class Watcher:
         if not ranks or self._is_ending():
             return self._settings.monitor_interval
         book, cap = self.learner.book, self._settings.hang_cap
-        judgement = judge(states_of(ranks, self._node, closely=False, look=None, now_ns=now_ns), book, now_ns, cap)
+        judgement = judge(
+            states_of(ranks, self._node, closely=False, look=None, now_ns=now_ns), book, now_ns, cap
+        )
         if judgement.kind == "quiet":
             self._suspected = None
             if judgement.half_way and self._half_way_matters(judgement, ranks):
@@ -236,7 +240,10 @@ class Watcher:
         assert look is not None
         finding = find_culprits(states, look.frames, look.flight, on_cuda=_on_cuda())
         self._journal.emit(
-            Event.CONFIRMED, waited_for=list(judgement.waited_for), culprits=list(finding.culprits), detail=judgement.detail
+            Event.CONFIRMED,
+            waited_for=list(judgement.waited_for),
+            culprits=list(finding.culprits),
+            detail=judgement.detail,
         )
         self._reported = self._place_of(judgement, ranks)
         incident = self._write_incident(judgement, finding, ranks, look)
@@ -254,7 +261,11 @@ class Watcher:
     ) -> Incident:
         by_rank = {watched.rank: watched for watched in ranks}
         now_ns, now = time.monotonic_ns(), time.time()
-        still = [by_rank[r].snapshot.main_lane.last_ns for r in finding.culprits or judgement.waited_for if r in by_rank]
+        still = [
+            by_rank[r].snapshot.main_lane.last_ns
+            for r in finding.culprits or judgement.waited_for
+            if r in by_rank
+        ]
         incident = Incident(
             attempt=self._attempt,
             detected_at=now,
@@ -307,12 +318,19 @@ class Watcher:
             in_charge=self._in_charge,
         )
         if escalation.survivors:
-            console.say(f"cannot end {escalation.survivors}: they survive SIGKILL, which means the kernel holds them")
+            console.say(
+                f"cannot end {escalation.survivors}: they survive SIGKILL, which means the kernel holds them"
+            )
         if self._deaths is not None:
             self._deaths.explained(self._attempt)
 
     def _write_verdict(self, incident: Incident) -> None:
-        verdict = {"attempt": self._attempt, "kind": "hang", "incident": incident.id, "at_ns": time.monotonic_ns()}
+        verdict = {
+            "attempt": self._attempt,
+            "kind": "hang",
+            "incident": incident.id,
+            "at_ns": time.monotonic_ns(),
+        }
         temporary = self._pages / f".verdict.{os.getpid()}"
         try:
             temporary.write_text(json.dumps(verdict))
@@ -328,7 +346,9 @@ def hang_lines(incident: Incident, config: JobConfig) -> list[str]:
         for culprit in incident.culprits:
             where = f" in section '{culprit.section}'" if culprit.section else " outside of any section"
             step = f" at step {culprit.step}" if culprit.step is not None else ""
-            lines.append(f"HANG: rank {culprit.rank} on {culprit.node} stands still{step}{where} ({incident.cause})")
+            lines.append(
+                f"HANG: rank {culprit.rank} on {culprit.node} stands still{step}{where} ({incident.cause})"
+            )
             lines += [f"  at {frame}" for frame in culprit.stack[:3]]
     else:
         lines = [f"HANG: no single rank is to blame ({incident.category}: {incident.cause})"]
@@ -350,7 +370,9 @@ def hang_lines(incident: Incident, config: JobConfig) -> list[str]:
 
 def _suspect_evidence(suspect: Any) -> Evidence:
     limit = "no deadline" if suspect.deadline_s is None else f"deadline {suspect.deadline_s:.2f} s"
-    return Evidence("deadline", f"rank {suspect.rank}: {suspect.name} for {suspect.elapsed_s:.2f} s ({limit})")
+    return Evidence(
+        "deadline", f"rank {suspect.rank}: {suspect.name} for {suspect.elapsed_s:.2f} s ({limit})"
+    )
 
 
 def _some(ranks: tuple[int, ...]) -> str:

@@ -14,7 +14,22 @@ from pathlib import Path
 from resilience_sdk import environ
 
 _NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "beegfs", "afs", "9p", "fuse.sshfs", "pvfs2", "wekafs"}
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "lustre",
+        "gpfs",
+        "ceph",
+        "beegfs",
+        "afs",
+        "9p",
+        "fuse.sshfs",
+        "pvfs2",
+        "wekafs",
+    }
 )
 _STEM = re.compile(r"a(\d+)-r(\d+)-(\d+)$")
 
@@ -31,12 +46,14 @@ def job_page_directory(job_key: str, env: Mapping[str, str]) -> Path:
         except OSError as error:
             refused.append(f"{base}: {error.strerror or error}")
     raise OSError(
-        "no directory can hold the rank pages (" + "; ".join(refused) + f"); set {environ.PAGE_DIR} to a local, writable one"
+        "no directory can hold the rank pages ("
+        + "; ".join(refused)
+        + f"); set {environ.PAGE_DIR} to a local, writable one"
     )
 
 
 def page_directories(env: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the page directories of all jobs of this user on this host; makes nothing, for commands that only look."""
+    """Yield the page directories of all jobs of this user on this host; for who only looks: makes nothing."""
     for base in _bases(env):
         own = base / f"resilience-{os.getuid()}"
         with contextlib.suppress(OSError):
@@ -89,7 +106,8 @@ def check_private(directory: Path) -> None:
         raise PermissionError(1, f"{directory} is not a directory")
     if info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise PermissionError(
-            1, f"{directory} belongs to uid {info.st_uid} with mode {info.st_mode & 0o777:o}, wanted is our own with 700"
+            1,
+            f"{directory} belongs to uid {info.st_uid} with mode {info.st_mode & 0o777:o}, wanted is our own with 700",
         )
 
 

@@ -70,7 +70,8 @@ N_KIND = 0
 N_TIMEOUT_NS = 1  # 0: no timeout by argument, else the timeout
 N_TEXT = 2
 NAME_BYTES = (NAME_WORDS - N_TEXT) * 8
-KINDS = ("heartbeat", "compute", "comm", "io", "idle")
+KINDS = ("heartbeat", "compute", "comm", "io", "idle", "pulse")
+BEAT_KINDS = ("heartbeat", "pulse")
 
 # lanes
 LANES_AT = NAMES_AT + NAME_WORDS * NAME_SLOTS
@@ -78,10 +79,8 @@ LANE_WORDS = 48
 LANE_SLOTS = 4
 L_THREAD = 0
 L_LAST_NS = 1
-L_BEATS = 2
-L_STEP = 3  # step + 1; 0: unknown
-L_STEP_GLOBAL = 4
-L_LAST_BEAT_NS = 5
+L_LAST_BEAT_NS = 2
+L_STEP = 3  # global step + 1; 0: nobody gave one, the ring of the heartbeat counts
 L_STACK = 8
 STACK_DEPTH = 16
 STACK_WORDS = 2  # entered_ns, id + 1

@@ -23,7 +23,7 @@ class OpenSection:
 
     name: str
     kind: str
-    """One of KINDS, or `pulse` for the interval since the last `beat()`."""
+    """`heartbeat`, `compute`, `comm`, `io` or `idle`, or `pulse` for the interval since the last `beat()`."""
     entered_ns: int
     timeout_s: float | None
     """Deadline given as an argument, in seconds."""
@@ -120,6 +120,8 @@ class PageReader:
         self.garbled = 0
         self._counts: dict[int, int] = {}
         self._names: list[tuple[str, str]] = []
+        self._ring_of: dict[int, int] = {}
+        self._rings_seen = 0
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             info = os.fstat(fd)
@@ -131,7 +133,7 @@ class PageReader:
         finally:
             os.close(fd)
         self._bytes = memoryview(self._mapping)
-        self.words: memoryview[int] = self._bytes.cast("Q")  # type: ignore[assignment]
+        self.words: memoryview[int] = self._bytes.cast("Q")
 
     def close(self) -> None:
         """Unmap the page."""
@@ -195,6 +197,7 @@ class PageReader:
         )
         if not plausible:
             return None
+        self._name(min(q[at.W_NAMES], at.NAME_SLOTS) - 1)  # read what is new in the table of names
         flags = q[at.W_FLAGS]
         facts = self._facts()
         lanes = tuple(self._lane(index) for index in range(min(q[at.W_LANES], at.LANE_SLOTS)))
@@ -233,15 +236,24 @@ class PageReader:
     def _lane(self, index: int) -> LaneView:
         q = self.words
         first = at.lane_at(index)
-        step = q[first + at.L_STEP]
+        stack = self._stack(index)
+        beats, step = 0, None
+        for name_index, (_, kind) in enumerate(self._names):
+            if kind in at.BEAT_KINDS and (count := self._count(index, name_index)) is not None:
+                beats += count
+                step = max(step or 0, count)
+        inside = any(section.kind == "heartbeat" for section in stack)
+        if step is not None and step and not inside:
+            step -= 1  # none is open: the one that was completed last
+        explicit = q[first + at.L_STEP]
         return LaneView(
             thread_id=q[first + at.L_THREAD],
             last_ns=q[first + at.L_LAST_NS],
-            beats=q[first + at.L_BEATS],
-            step=step - 1 if step else None,
-            step_is_global=bool(q[first + at.L_STEP_GLOBAL]),
+            beats=beats,
+            step=explicit - 1 if explicit else step,
+            step_is_global=bool(explicit),
             last_beat_ns=q[first + at.L_LAST_BEAT_NS] or None,
-            stack=self._stack(index),
+            stack=stack,
         )
 
     def _stack(self, lane: int) -> tuple[OpenSection, ...]:
@@ -262,22 +274,30 @@ class PageReader:
             sections.append(
                 OpenSection(
                     name=name[0],
-                    kind=name[1] if entry else "pulse",
+                    kind=name[1],
                     entered_ns=q[place],
                     timeout_s=timeout_ns / _NANO if timeout_ns else None,
-                    occurrences=self._occurrences(lane, ident - 1),
+                    occurrences=self._occurrences(lane, ident - 1, name[1]),
                 )
             )
         return tuple(sections)
 
-    def _occurrences(self, lane: int, name_index: int) -> int:
+    def _occurrences(self, lane: int, name_index: int, kind: str) -> int:
+        count = self._count(lane, name_index)
+        if count is None:
+            return 1  # no ring was left for it: it cannot claim the budget of a first occurrence
+        return max(0, count - 1) if kind == "pulse" else count  # the first pulse opens the first interval
+
+    def _count(self, lane: int, name_index: int) -> int | None:
+        """Return how often a name was completed on a lane, or None where it has no ring."""
         q = self.words
-        wanted = name_index | lane << 32
-        for ring in range(min(q[at.W_RINGS], at.RING_SLOTS)):
+        rings = min(q[at.W_RINGS], at.RING_SLOTS)
+        for ring in range(self._rings_seen, rings):
             first = at.ring_at(ring)
-            if q[first + at.R_NAME_LANE] == wanted:
-                return q[first + at.R_COUNT]
-        return 1  # no ring was left for it: it cannot claim the budget of a first occurrence
+            self._ring_of[q[first + at.R_NAME_LANE]] = first
+        self._rings_seen = max(rings, self._rings_seen)
+        first_word = self._ring_of.get(name_index | lane << 32)
+        return None if first_word is None else q[first_word + at.R_COUNT]
 
     def _text(self, offset: int, size: int) -> str:
         return bytes(self._bytes[offset : offset + size]).partition(b"\0")[0].decode(errors="replace")

@@ -24,7 +24,7 @@ class RankPage:
         self.path = path
         self._mapping = mapping
         self.bytes = memoryview(mapping)
-        self.words: memoryview[int] = self.bytes.cast("Q")  # type: ignore[assignment]
+        self.words: memoryview[int] = self.bytes.cast("Q")
 
     @classmethod
     def create(

@@ -81,9 +81,11 @@ class Walk:
         else:
             self._epoch_rng = _take_rng(self._generators)
         batches = iter(loader)
-        if not self._has_state and self.batches:
-            self._fast_forward(batches, is_speaker=is_speaker)
-        restore_rng()
+        if self.batches:
+            if not self._has_state:
+                self._fast_forward(batches, is_speaker=is_speaker)
+            # Not at the start of an epoch: there the save was before what iter() has just drawn.
+            restore_rng()
         return batches
 
     def _fast_forward(self, batches: Iterator[Any], *, is_speaker: bool) -> None:

@@ -29,7 +29,7 @@ def find_identity(env: Mapping[str, str]) -> Identity:
     if found is not None:
         return Identity(found.rank, found.local_rank, found.world_size, provisional=False)
     # Children of mp.spawn are numbered from 1 in the order of their start, which is their rank.
-    numbers = multiprocessing.current_process()._identity  # type: ignore[attr-defined]
+    numbers = multiprocessing.current_process()._identity
     guess = numbers[0] - 1 if numbers else 0
     return Identity(guess, guess, guess + 1, provisional=True)
 

@@ -44,7 +44,9 @@ from resilience_sdk.settings import Settings, load_settings, settings_from_json
 class Session:
     """One rank's side of a job, from its first use to the end of the process."""
 
-    def __init__(self, settings: Settings, identity: Identity, env: Mapping[str, str], explicit_run_dir: str | None) -> None:
+    def __init__(
+        self, settings: Settings, identity: Identity, env: Mapping[str, str], explicit_run_dir: str | None
+    ) -> None:
         """Open everything that a rank owns. Raises OSError or ResilienceError; `ensure_started` handles both."""
         self.pid = os.getpid()
         self.identity = identity
@@ -191,7 +193,10 @@ class Session:
         if self.identity.provisional:
             self.settle()
         words = self.page.words
-        if words[at.W_BEAT_SOURCE] in (at.BEATS_NONE, at.BEATS_COLLECTIVES) and not words[at.W_FLAGS] & at.FLAG_DECLARED:
+        if (
+            words[at.W_BEAT_SOURCE] in (at.BEATS_NONE, at.BEATS_COLLECTIVES)
+            and not words[at.W_FLAGS] & at.FLAG_DECLARED
+        ):
             completed = completed_collectives()
             if completed > self._collectives:
                 self._collectives = words[at.W_COLLECTIVES] = completed

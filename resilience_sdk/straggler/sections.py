@@ -54,7 +54,9 @@ def _check(name: Any, kind: str, timeout: float | None) -> None:
     if kind not in KINDS:
         raise ConfigError(f"section({name!r}, kind={kind!r}): kind is one of {', '.join(KINDS)}")
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-        raise ConfigError(f"section({name!r}, timeout={timeout!r}): timeout is seconds above zero, or None to learn it")
+        raise ConfigError(
+            f"section({name!r}, timeout={timeout!r}): timeout is seconds above zero, or None to learn it"
+        )
 
 
 def iterate(loader: Iterable[T]) -> Iterator[T]:

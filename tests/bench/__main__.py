@@ -55,12 +55,8 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "--quick", action="store_true", help="few repetitions: does it work, roughly how fast"
-    )
-    parser.add_argument(
-        "--only", type=_modules, default=MODULES, metavar="NAME,...", help=f"of: {', '.join(MODULES)}"
-    )
+    parser.add_argument("--quick", action="store_true", help="few repetitions: does it work, roughly how fast")
+    parser.add_argument("--only", type=_modules, default=MODULES, metavar="NAME,...", help=f"of: {', '.join(MODULES)}")
     parser.add_argument("--nvrx-python", metavar="PATH", help="interpreter of an environment with NVRx")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave logs and run directories in DIR")
     return parser.parse_args()

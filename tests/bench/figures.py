@@ -100,8 +100,7 @@ def table(figures: Sequence[Figure]) -> str:
     rows = [head, *(figure.row() for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
-        for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n" for row in rows
     )
 
 

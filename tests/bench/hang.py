@@ -56,15 +56,11 @@ def measure(context: Context) -> list[Figure]:
     if wrong:
         note += f"; {'; '.join(wrong[:3])}"
     target = _TARGET_S if complete else -1.0
-    figure = Figure(
-        "hang: named after the deadline", "ours", "s", tuple(latencies), target, _TARGET_P95_S, note
-    )
+    figure = Figure("hang: named after the deadline", "ours", "s", tuple(latencies), target, _TARGET_P95_S, note)
     return [figure, *_nvrx(context, times)]
 
 
-def _watch(
-    command: list[str], env: dict[str, str], log: Path, look: Callable[[], bool], bound_s: float
-) -> None:
+def _watch(command: list[str], env: dict[str, str], log: Path, look: Callable[[], bool], bound_s: float) -> None:
     """Run a command and call `look()` often, until it says that it has seen enough or the time is up."""
     end = time.monotonic() + bound_s
     with processes.started(command, env, log) as process:

@@ -18,7 +18,7 @@ _SETTLE_S = 3.0
 
 
 def measure(context: Context) -> list[Figure]:
-    """Run 8 ranks and read the monitor's own accounts from /proc, second by second."""
+    """Run 8 ranks and read the accounts of their monitor from /proc, second by second."""
     seconds = context.repeats(20, 5)
     with ExitStack() as stack:
         shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -56,20 +56,22 @@ def _monitor(pages: Path) -> int | None:
 
 
 def _watch(pid: int, seconds: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return one CPU share over the whole time (a tick is 10 ms: too coarse for less), and RSS samples."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    before, start = _cpu_ticks(pid), time.monotonic()
-    memory = []
+    """Return the CPU share (percent of a core) and the resident memory (MB) of each second."""
+    shares, memory = [], []
+    busy, now = _busy_ns(pid), time.monotonic_ns()
     for _ in range(seconds):
         time.sleep(1)
+        before, then = busy, now
+        busy, now = _busy_ns(pid), time.monotonic_ns()
+        shares.append(100 * (busy - before) / (now - then))
         memory.append(_resident_mb(pid))
-    share = 100 * (_cpu_ticks(pid) - before) / ticks / (time.monotonic() - start)
-    return (share,), tuple(memory)
+    return tuple(shares), tuple(memory)
 
 
-def _cpu_ticks(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
+def _busy_ns(pid: int) -> int:
+    """Return the CPU time of all threads; the ticks of /proc/PID/stat are too coarse for a second."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads)
 
 
 def _resident_mb(pid: int) -> float:

@@ -22,9 +22,7 @@ def main():
     if args.standalone:
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", "localhost:0", "conformance"
     config, _, _ = config_from_args(args)
-    script = Script.parse(
-        args.training_script, args.training_script_args, module=args.module, no_python=args.no_python
-    )
+    script = Script.parse(args.training_script, args.training_script_args, module=args.module, no_python=args.no_python)
     starter = WorkerStarter(script, start_method=start_method)
     try:
         with starter.serving_elastic():

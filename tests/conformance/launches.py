@@ -34,11 +34,7 @@ class Launch:
 def launch(launcher: str, out: Path, arguments: list[str], *, ranks: int, **env: str) -> Launch:
     """Run `arguments` under `launcher` with the probe's folder as working directory."""
     logs = out / "logs"
-    program = (
-        ["-m", "torch.distributed.run"]
-        if launcher == "torchrun"
-        else [str(HERE / "elastic_driver.py"), launcher]
-    )
+    program = ["-m", "torch.distributed.run"] if launcher == "torchrun" else [str(HERE / "elastic_driver.py"), launcher]
     options = ["--standalone", f"--nproc-per-node={ranks}", "--redirects=3", f"--log-dir={logs}"]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RESILIENCE_", "PYTEST_", "COV_"))}
     done = subprocess.run(
@@ -56,9 +52,7 @@ def launch(launcher: str, out: Path, arguments: list[str], *, ranks: int, **env:
         stderr=_by_rank(logs, "stderr.log"),
         errors={rank: json.loads(text) for rank, text in _by_rank(logs, "error.json").items()},
         exit_codes=tuple(
-            line.split("(pid")[0].strip()
-            for line in done.stderr.splitlines()
-            if line.startswith("  exitcode")
+            line.split("(pid")[0].strip() for line in done.stderr.splitlines() if line.startswith("  exitcode")
         ),
         launcher=done,
     )
@@ -73,6 +67,17 @@ def launch_all(folder: Path, plan: Mapping[tuple[str, str], dict[str, Any]]) -> 
             out.mkdir()
             running[probe, launcher] = pool.submit(launch, launcher, out, **arguments)
         return {key: future.result() for key, future in running.items()}
+
+
+def light_server(folder: Path, code: str = "") -> dict[str, str]:
+    """Return variables under which a fork server preloads no torch, and so starts at once, and runs `code` first.
+
+    For tests of what the server does with its workers, whatever is preloaded.
+    """
+    only_the_server = ["sys.modules['torch'] = None", *code.splitlines()]
+    lines = ["import sys", "if 'serve' in sys.orig_argv[:4]:", *(f"    {line}" for line in only_the_server)]
+    (folder / "sitecustomize.py").write_text("\n".join(lines))
+    return {"PYTHONPATH": str(folder)}
 
 
 def differences(one: Any, other: Any, path: str = "") -> dict[str, tuple[Any, Any]]:

@@ -6,12 +6,14 @@ import pytest
 from launcher_runs import launch
 
 TWO = ("--nproc-per-node", "2")
+# Scripts without torch start sooner when no server loads it first.
+EXEC = ("--start-method", "exec")
 
 
 def test_success_is_0_and_sets_the_finished_flag_which_the_next_start_respects(tmp_path):
     """All ranks 0: exit 0, `finished`, no incident, nothing left; started again it says so and runs no rank."""
     flag = tmp_path / "their-flag"
-    run = launch(tmp_path, *TWO, "job.py", "finish", env={"FAULT_TOL_FINISHED_FLAG_FILE": str(flag)})
+    run = launch(tmp_path, *TWO, *EXEC, "job.py", "finish", env={"FAULT_TOL_FINISHED_FLAG_FILE": str(flag)})
     assert run.finish() == 0, run.err
     assert sorted(run.out.splitlines()) == ["hello from 0", "hello from 1"]
     assert (run.run_dir / "finished").exists()
@@ -22,12 +24,12 @@ def test_success_is_0_and_sets_the_finished_flag_which_the_next_start_respects(t
     assert [e["rank"] for e in sorted(run.events("rank_exit"), key=lambda e: e["rank"])] == [0, 1]
     (tmp_path / "pid-0-0").unlink()
 
-    again = launch(tmp_path, *TWO, "job.py", "finish")
+    again = launch(tmp_path, *TWO, *EXEC, "job.py", "finish")
     assert again.finish() == 0
     assert "is finished" in again.err
     assert not (tmp_path / "pid-0-0").exists()
 
-    fresh = launch(tmp_path, "--fresh", "job.py", "finish")
+    fresh = launch(tmp_path, *EXEC, "--fresh", "job.py", "finish")
     assert fresh.finish() == 0, fresh.err
     assert (tmp_path / "pid-0-0").exists()
     assert len(list(tmp_path.glob("run.before-*/finished"))) == 1
@@ -52,7 +54,7 @@ def test_the_same_exception_in_two_attempts_stops_the_job_with_77(tmp_path):
 
 def test_a_spent_budget_is_1_and_the_exit_code_is_on_record(tmp_path):
     """--max-restarts counts restarts; the rank that exited is the culprit, the one that we ended is not."""
-    run = launch(tmp_path, *TWO, "--max-restarts", "1", "job.py", "exit", "3")
+    run = launch(tmp_path, *TWO, *EXEC, "--max-restarts", "1", "job.py", "exit", "3")
     assert run.finish() == 1, run.err
     assert len(run.events("attempt_start")) == 2
     assert [e["exit_code"] for e in run.events("rank_exit") if e["rank"] == 1] == [3, 3]
@@ -64,7 +66,7 @@ def test_a_spent_budget_is_1_and_the_exit_code_is_on_record(tmp_path):
 
 def test_a_rank_that_leaves_with_75_is_not_restarted(tmp_path):
     """75 is the end of the job, and no crash; the rank that stays is ended."""
-    run = launch(tmp_path, *TWO, "--preempt-time", "0.2", "job.py", "exit", "75")
+    run = launch(tmp_path, *TWO, *EXEC, "--preempt-time", "0.2", "job.py", "exit", "75")
     assert run.finish() == 75, run.err
     assert len(run.events("attempt_start")) == 1
     assert [incident["kind"] for incident in run.incidents()] == ["preemption"]

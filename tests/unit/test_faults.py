@@ -153,9 +153,7 @@ def test_a_corrected_identity_moves_the_fault() -> None:
     assert strikes(injector)
 
 
-def test_a_plan_made_at_run_time_has_blocks_made_anew(
-    fresh: Injector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_made_at_run_time_has_blocks_made_anew(fresh: Injector, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook is called when arming changes, and not when it does not."""
     calls: list[bool] = []
     monkeypatch.setattr(faults, "on_change", lambda: calls.append(faults.armed()))

@@ -22,9 +22,7 @@ def main(out: Path, repeats: int, loops: int) -> None:
     result = {}
     for name, call in (("heartbeat", client.send_heartbeat), ("section", section)):
         timeit.timeit(call, number=loops // 10)
-        result[name] = [
-            seconds / loops * 1e9 for seconds in timeit.repeat(call, number=loops, repeat=repeats)
-        ]
+        result[name] = [seconds / loops * 1e9 for seconds in timeit.repeat(call, number=loops, repeat=repeats)]
     out.write_text(json.dumps(result))
     client.shutdown_workload_monitoring()
 

@@ -92,9 +92,7 @@ def process():
         "cwd": os.getcwd(),
         "nice": os.nice(0),
         "affinity": sorted(os.sched_getaffinity(0)),
-        "limits": {
-            name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_CORE", "RLIMIT_NOFILE")
-        },
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in ("RLIMIT_CORE", "RLIMIT_NOFILE")},
         "oom": open("/proc/self/oom_score_adj").read(),
         "main_thread": threading.current_thread() is threading.main_thread(),
         "native_id": threading.main_thread().native_id == os.getpid(),

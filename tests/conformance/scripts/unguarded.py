@@ -11,9 +11,7 @@ import loaders
 rank = os.environ["RANK"]
 results = {"first": FIRST}
 if rank == "0" and os.environ.get("PROBE_LOADERS") == "1":
-    results["loaders"] = {
-        context or "default": loaders.outcome(context) for context in (None, "spawn", "forkserver")
-    }
+    results["loaders"] = {context or "default": loaders.outcome(context) for context in (None, "spawn", "forkserver")}
 with open(os.path.join(os.environ["PROBE_OUT"], f"{rank}.json"), "w") as file:
     json.dump(results, file)
 try:

@@ -59,7 +59,9 @@ elif action == "stay":
     # A child in the rank's session, like a DataLoader worker; both ignore SIGTERM when told to.
     if sys.argv[2:] == ["stubborn"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    child = subprocess.Popen([sys.executable, "-c", "import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(60)"])
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(60)"]
+    )
     tell("child", child.pid)
     time.sleep(60)
 elif action == "save":

@@ -117,7 +117,7 @@ def test_status_of_a_running_job(run: RunDirectory, capsys: pytest.CaptureFixtur
 def test_status_reads_live_pages(
     run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What each rank on this host does now is read from its page, under any launcher; garbage is passed over."""
+    """What each rank on this host does now is in its page, under any launcher; garbage is passed over."""
     code = (
         "import sys\nfrom resilience_sdk import heartbeat, straggler\n"
         "with heartbeat(step=7), straggler.section('fwd'):\n print('in', flush=True)\n sys.stdin.read()\n"
@@ -182,11 +182,12 @@ def test_outcome(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """Verdict, exit code and how to go on; `--exit-code` hands the code to a script."""
     assert main(["outcome", str(run.path)]) == 2
     assert "has no outcome" in capsys.readouterr().err
-    _outcome(run, exit_code=75, verdict="preempted")
+    resume = "resilience run x 'a  b' " + "y" * 1000
+    _outcome(run, exit_code=75, verdict="preempted", resume=resume)
     assert main(["outcome", str(run.path)]) == 0
     said = capsys.readouterr().out
     assert "preempted, exit code 75" in said
-    assert "resilience run x" in said
+    assert resume in said, "a command to copy is never cut"
     assert main(["outcome", "--exit-code", str(run.path)]) == 75
     capsys.readouterr()
     outcome = _json(capsys, "outcome", str(run.path))

@@ -251,9 +251,7 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
-            st.sampled_from(
-                ["jobs", "script", "entries", "section:fwd", "window", "peaks", "firsts", "value"]
-            ),
+            st.sampled_from(["jobs", "script", "entries", "section:fwd", "window", "peaks", "firsts", "value"]),
             inner,
             max_size=4,
         )
@@ -297,9 +295,7 @@ def test_double_what_was_never_learned(make):
 
 
 def nvrx(factor: float, prior=None) -> DeadlineBook:
-    return DeadlineBook(
-        Settings(deadline_rule="nvrx", safety_factor=factor, timeout_floor=1e-9), prior, script="s"
-    )
+    return DeadlineBook(Settings(deadline_rule="nvrx", safety_factor=factor, timeout_floor=1e-9), prior, script="s")
 
 
 def test_nvrx_heartbeats():

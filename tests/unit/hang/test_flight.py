@@ -79,8 +79,7 @@ def test_nccl_tells_members_and_started():
 def test_without_status_the_entries_tell():
     """Older versions have no pg_status."""
     entries = [
-        {"process_group": ["0", "default_pg"], "pg_id": 0, "collective_seq_id": n, "retired": n < 3}
-        for n in (1, 2, 3)
+        {"process_group": ["0", "default_pg"], "pg_id": 0, "collective_seq_id": n, "retired": n < 3} for n in (1, 2, 3)
     ]
     group = parse_flight_record(json.dumps({"entries": entries})).groups["0"]
     assert (group.enqueued, group.completed) == (3, 2)

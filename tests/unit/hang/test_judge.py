@@ -201,10 +201,10 @@ def test_pulses_end_like_steps_that_do_not_end(make, verdict):
     assert verdict(over[0], attrs.evolve(over[1], in_collective=True)).kind == "confirmed"
 
 
-@pytest.mark.parametrize("fact", ["traced", "reads_terminal"])
+@pytest.mark.parametrize("fact", [{"traced": True}, {"reads_terminal": True}, {"activity": "prompt"}])
 def test_a_person_is_at_it(make, verdict, fact):
     """breakpoint() and debuggers hold any verdict, whoever else is late."""
-    held = make.rank(1, make.beat(9e4), **{fact: True})
+    held = make.rank(1, make.beat(9e4), **fact)
     assert verdict(make.rank(0, make.beat(9e4)), held).kind == "held"
 
 

@@ -16,20 +16,14 @@ OUTSIDE = ("/app/data.py:3 load", "/app/train.py:5 step")
 
 def record(enqueued, completed, op="all_reduce", size=8, started=None, name="0", members=None):
     """One rank's record of one group that stands (or not) in its last collective."""
-    entries = {
-        n: Collective(n, op, ((size,),), (), ("Float",), n <= completed) for n in range(1, enqueued + 1)
-    }
+    entries = {n: Collective(n, op, ((size,),), (), ("Float",), n <= completed) for n in range(1, enqueued + 1)}
     world = "default_pg" if name == "0" else "other"
-    return FlightRecord(
-        "2.10", {name: GroupRecord(name, world, enqueued, completed, started, members, entries)}
-    )
+    return FlightRecord("2.10", {name: GroupRecord(name, world, enqueued, completed, started, members, entries)})
 
 
 def ranks(make, count, **facts):
     """So many ranks in the same step and section."""
-    return [
-        make.rank(r, make.beat(40), make.section("fwd", 39), world_size=count, **facts) for r in range(count)
-    ]
+    return [make.rank(r, make.beat(40), make.section("fwd", 39), world_size=count, **facts) for r in range(count)]
 
 
 def find(states, stacks=None, flight=None, on_cuda=False):
@@ -66,9 +60,7 @@ def test_a_stopped_rank(make):
     assert "rank 2 (n7) at step 10 in section fwd, at /app/data.py:3 load" in text
 
 
-@pytest.mark.parametrize(
-    ("section", "cause"), [("fwd", "filesystem_stall"), ("checkpoint", "checkpoint_stall")]
-)
+@pytest.mark.parametrize(("section", "cause"), [("fwd", "filesystem_stall"), ("checkpoint", "checkpoint_stall")])
 def test_a_rank_stuck_in_the_kernel(make, section, cause):
     """State D is storage; in a checkpoint, the checkpoint."""
     states = [make.rank(0, make.beat(40)), make.rank(1, make.section(section, 40), process_state="D")]
@@ -307,10 +299,7 @@ def renamed(scene, names):
     """The same scene with other rank numbers."""
     states, stacks, flight = scene
     return (
-        [
-            attrs.evolve(s, rank=names[s.rank], snapshot=attrs.evolve(s.snapshot, rank=names[s.rank]))
-            for s in states
-        ],
+        [attrs.evolve(s, rank=names[s.rank], snapshot=attrs.evolve(s.snapshot, rank=names[s.rank])) for s in states],
         {names[r]: frames for r, frames in stacks.items()},
         {names[r]: flown for r, flown in flight.items()},
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -64,9 +66,7 @@ def test_names_of_threads():
     assert (threads[0].name, threads[0].frames) == ("MainThread", ("a b.py:1 f",))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\n\n", "garbage\n  File", "Thread 0x1 (most recent call first):", "\0" * 10]
-)
+@pytest.mark.parametrize("text", ["", "\n\n", "garbage\n  File", "Thread 0x1 (most recent call first):", "\0" * 10])
 def test_garbage(text):
     """No dump, no frames, no failure."""
     assert main_frames(parse_faulthandler(text)) == ()
@@ -139,3 +139,22 @@ def test_known_slow_work():
     saving = [f"{SITE}/serialization.py:900 _save", f"{SITE}/serialization.py:800 save", "/app/t.py:1 f"]
     running = ["/tmp/torchinductor/x.py:9 call", f"{SITE}/_dynamo/eval_frame.py:1 _fn", "/app/t.py:1 f"]
     assert [busy_with(frames) for frames in (compiling, saving, running)] == ["compile", "checkpoint", None]
+
+
+def test_a_prompt_inside_the_program(tmp_path):
+    """A real breakpoint(), and debuggers of editors, which are no ptrace and no terminal."""
+    script = tmp_path / "ask.py"
+    script.write_text(
+        "import builtins, faulthandler, sys\n"
+        "def ask(*_):\n"
+        "    faulthandler.dump_traceback(sys.stdout, all_threads=True)\n"
+        "    sys.stdout.flush()\n"
+        "    sys._exit = __import__('os')._exit(0)\n"
+        "builtins.input = ask\n"
+        "breakpoint()\n"
+        "print()\n"
+    )
+    run = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert busy_with(main_frames(parse_faulthandler(run.stdout))) == "prompt"
+    assert busy_with(["/x/_pydevd_bundle/pydevd_frame.py:9 do_wait_suspend", "/app/t.py:1 f"]) == "prompt"
+    assert busy_with(["/app/cmd.py:1 run"]) is None

@@ -115,13 +115,14 @@ def test_commands_end_with_their_codes_and_output(server, tmp_path):
 
 def test_a_worker_leads_its_session_and_has_clean_signals(server, tmp_path):
     """As torch's own workers: own session, nothing blocked or ignored, three descriptors."""
-    program = (
-        "import os, signal; print(os.getsid(0) == os.getpid() == os.getpgid(0), "
-        "signal.pthread_sigmask(0, []), signal.getsignal(signal.SIGCHLD).name, len(os.listdir('/proc/self/fd')))"
-    )
+    program = """
+import os, signal
+print(os.getsid(0) == os.getpid() == os.getpgid(0), signal.pthread_sigmask(0, []))
+print(signal.getsignal(signal.SIGCHLD).name, len(os.listdir("/proc/self/fd")))
+"""
     server.launch([order(0, tmp_path, sys.executable, "-c", program)])
     exits(server, 1)
-    assert (tmp_path / "0.out").read_text() == "True set() SIG_DFL 4\n"
+    assert (tmp_path / "0.out").read_text() == "True set()\nSIG_DFL 4\n"
 
 
 def test_signals_meant_for_the_job_do_not_end_the_server(server, tmp_path):

@@ -1,0 +1,1 @@
+"""`resilience run`: torch's elastic agent with workers, restarts and decisions of our own."""
