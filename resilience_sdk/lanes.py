@@ -280,7 +280,7 @@ class ArmedBlock(Block):
 
     def __enter__(self) -> Block:
         block = super().__enter__()
-        faults.reached(self.name, self.lane.current_step())
+        faults.reached(self.name, self.lane.current_step(), beat=False)
         return block
 
 
@@ -291,7 +291,7 @@ class ArmedBeat(Beat):
 
     def __enter__(self) -> Block:
         beat = super().__enter__()
-        faults.reached(self.name, self.lane.current_step())
+        faults.reached(self.name, self.lane.current_step(), beat=True)
         return beat
 
     def __exit__(

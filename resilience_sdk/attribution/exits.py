@@ -19,7 +19,7 @@ from resilience_sdk.attribution.rules import (
 )
 from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.errors import EXIT_PREEMPTED
-from resilience_sdk.incident_record import Evidence
+from resilience_sdk.incidents.record import Evidence
 
 _SHELL_SIGNAL_BASE = 128  # a shell in between reports death by signal n as 128 + n
 _MOST_QUOTED = 500

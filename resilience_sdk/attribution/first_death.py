@@ -16,7 +16,7 @@ from resilience_sdk.attribution.exits import Classification, classification, cla
 from resilience_sdk.attribution.fingerprint import fingerprint
 from resilience_sdk.attribution.rules import ExceptionRecord, own_exception
 from resilience_sdk.errors import EXIT_PREEMPTED
-from resilience_sdk.incident_record import Evidence
+from resilience_sdk.incidents.record import Evidence
 
 _LAUNCHERS_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGCONT, -signal.SIGINT)
 _UNEVEN_CONFIDENCE = 0.6

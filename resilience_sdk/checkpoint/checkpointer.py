@@ -322,9 +322,7 @@ class Checkpointer:
             self._record(Event.CKPT_COMMIT, step, bytes=size, seconds=seconds, checkpoint=name)
             self._store.retire(order["token"])
         else:
-            last = (
-                f"the last good one is step {self.last_good.step}" if self.last_good else "there is none yet"
-            )
+            last = f"the last good one is step {self.last_good.step}" if self.last_good else "there is none yet"
             say(f"checkpoint at step {step} failed: {error}; training goes on, {last}")
             self._record(Event.CKPT_FAIL, step, error=error, seconds=seconds)
         return {"error": error, "next_question": self._policy.saved(step, now_s, None if error else seconds)}
@@ -351,17 +349,11 @@ def _first_error(step: int, parts: list[dict[str, Any]]) -> str | None:
         if part["error"]:
             return f"{where}{part['error']}"
         if part["step"] != step:
-            return (
-                f"rank {rank} saves step {part['step']}, rank 0 step {step}: all ranks must save at one step"
-            )
+            return f"rank {rank} saves step {part['step']}, rank 0 step {step}: all ranks must save at one step"
     return None
 
 
 def _refusal(skipped: tuple[Skipped, ...]) -> str | None:
     """Return why a start from nothing would be wrong: there is a whole checkpoint, but not to be trusted."""
     reasons = [item.why for item in skipped if item.untrusted]
-    return (
-        f"the checkpoints there are refused, and nothing else can be resumed: {reasons[0]}"
-        if reasons
-        else None
-    )
+    return f"the checkpoints there are refused, and nothing else can be resumed: {reasons[0]}" if reasons else None

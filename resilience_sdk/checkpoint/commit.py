@@ -69,9 +69,7 @@ class CheckedWriter:
             self._file.close()
 
 
-def write_file(
-    directory: Path, name: str, fill: Callable[[CheckedWriter], None], *, mode: int = 0o600
-) -> FileEntry:
+def write_file(directory: Path, name: str, fill: Callable[[CheckedWriter], None], *, mode: int = 0o600) -> FileEntry:
     """Create `directory/name`, let `fill` write it, sync it, and return its entry for the manifest.
 
     Raises the `OSError` that stopped the writing, or what `fill` raised.

@@ -109,9 +109,7 @@ def decode_manifest(data: bytes) -> Manifest:
         raise InvalidCheckpointError(
             f"its format is {body.get('format')!r}, not {FORMAT}: read it with the version that wrote it"
         )
-    if not all(_is_count(body.get(name)) for name in _INTEGER_FIELDS) or not isinstance(
-        body.get("files"), list
-    ):
+    if not all(_is_count(body.get(name)) for name in _INTEGER_FIELDS) or not isinstance(body.get("files"), list):
         raise InvalidCheckpointError("its manifest lacks fields")
     files = tuple(FileEntry.from_json(item) for item in body["files"])
     if not files or len({entry.name for entry in files}) != len(files):

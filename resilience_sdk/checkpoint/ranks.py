@@ -61,9 +61,7 @@ class ProcessGroupRanks:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.world = dist.group.WORLD
-        self._group = (
-            self.world if dist.get_backend() == "gloo" else dist.new_group(timeout=_PATIENCE, backend="gloo")
-        )
+        self._group = self.world if dist.get_backend() == "gloo" else dist.new_group(timeout=_PATIENCE, backend="gloo")
 
     def broadcast(self, message: Any) -> Any:
         """Return rank 0's `message` on every rank; collective."""

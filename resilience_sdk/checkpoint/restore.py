@@ -28,9 +28,7 @@ class Restored:
     pending: dict[str, Any]
 
 
-def restore(
-    directory: Path, files: list[str], saved_ranks: int, rank: int, ranks: int, state: StateMap
-) -> Restored:
+def restore(directory: Path, files: list[str], saved_ranks: int, rank: int, ranks: int, state: StateMap) -> Restored:
     """Load a checkpoint that was verified into `state` and the generators; return the rest.
 
     Raises `CheckpointError` when it does not fit, `InvalidCheckpointError` or `OSError` when a file cannot be

@@ -157,8 +157,7 @@ def _loadable(value: Any, place: str) -> Any:
         return value
     if kind in _MAPPINGS:
         changed = {
-            _loadable(key, f"a key of {place}"): _loadable(item, f"{place}[{key!r}]")
-            for key, item in value.items()
+            _loadable(key, f"a key of {place}"): _loadable(item, f"{place}[{key!r}]") for key, item in value.items()
         }
         is_same = _same_items(changed, value) and _same_items(changed.values(), value.values())
         return value if is_same else kind(changed)

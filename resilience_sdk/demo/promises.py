@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.faults import Plan
-from resilience_sdk.incident_record import Incident
+from resilience_sdk.incidents.record import Incident
 
 RANKS = 2
 CHECKPOINT_EVERY = 25

@@ -8,7 +8,7 @@ import attrs
 
 from resilience_sdk.hang.flight import FlightRecord
 from resilience_sdk.hang.states import RankState
-from resilience_sdk.incident_record import Evidence
+from resilience_sdk.incidents.record import Evidence
 
 BUSY_SHARE = 0.5  # of a core
 

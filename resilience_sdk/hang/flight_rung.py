@@ -9,7 +9,7 @@ from resilience_sdk.hang.findings import CulpritFinding, Scene
 from resilience_sdk.hang.flight import Collective, FlightRecord, GroupRecord
 from resilience_sdk.hang.judge import ranks_text
 from resilience_sdk.hang.waits import awaited_components, wait_edges
-from resilience_sdk.incident_record import Evidence
+from resilience_sdk.incidents.record import Evidence
 
 # Operations to which every rank must bring the same number of elements. The others may rightly differ.
 _EQUAL_SIZES = ("all_reduce", "allreduce", "reduce", "broadcast", "_allgather_base", "all_gather_into_tensor")

@@ -9,7 +9,7 @@ from resilience_sdk.hang.judge import ranks_text
 from resilience_sdk.hang.stacks import busy_with, is_in_collective
 from resilience_sdk.hang.states import RankState
 from resilience_sdk.hang.waits import progress, steps_are_global
-from resilience_sdk.incident_record import Evidence
+from resilience_sdk.incidents.record import Evidence
 
 UNKNOWN = ("unknown", "unknown")
 _IDLE = 0.1

@@ -181,6 +181,9 @@ def _snapshot(path: Path) -> RankSnapshot | None:
         return None
     try:
         return reader.snapshot()
+    except Exception as error:  # noqa: BLE001 - what a rank wrote must not end its launcher
+        say_once("page", f"a rank page cannot be decoded ({type(error).__name__}: {error})")
+        return None
     finally:
         reader.close()
 

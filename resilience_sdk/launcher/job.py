@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import attrs
 
 from resilience_sdk.checkpoint.manifest import MANIFEST_NAME
 from resilience_sdk.checkpoint.select import step_of
-from resilience_sdk.console import say
+from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import host_name
@@ -88,7 +88,6 @@ class Job:
         self._history: list[AttemptEnd] = []
         self._incidents: list[str] = []
         self._number = 0
-        self._started_at = time.time()
         self._last_fault: str | None = None
 
     def run(self) -> JobEnd:
@@ -127,7 +126,7 @@ class Job:
         ending = attempt.run()
         finding = None
         if ending.by is not EndedBy.MEMBERSHIP:
-            finding = self._conclude(attempt, ending, before, kills)
+            finding = self._conclude_safely(attempt, ending, before, kills)
         attempt.ranks.close()
         self._files.remove_attempt(self._number)
         self._journal.emit(
@@ -162,6 +161,21 @@ class Job:
             chores=self._chores,
             nodes_waiting=agent.nodes_waiting if agent.elastic else None,
         )
+
+    def _conclude_safely(
+        self, attempt: Attempt, ending: Ending, before: int | None, kills: int | None
+    ) -> Finding:
+        """Conclude, or go on with the exit codes alone: our own fault must not cost the user a restart."""
+        try:
+            return self._conclude(attempt, ending, before, kills)
+        except Exception as error:  # noqa: BLE001 - see above
+            why = f"{type(error).__name__}: {error}"
+            say_once("conclude", f"the end of this attempt could not be examined ({why})")
+            self._journal.emit(Event.DEGRADED, what="attribution", why=why, trace=traceback.format_exc())
+            codes = attempt.ranks.exit_codes
+            after = newest_checkpoint(self._run_dir)
+            end = AttemptEnd(self._number, ending.by, codes, checkpoint_before=before, checkpoint_after=after)
+            return Finding(end, f"ranks ended with exit codes {codes}")
 
     def _conclude(self, attempt: Attempt, ending: Ending, before: int | None, kills: int | None) -> Finding:
         kills_now = memory.oom_kills()
@@ -228,7 +242,7 @@ class Job:
 
     def _never_met(self, error: Exception) -> Decision:
         """End the job on this node because there was no rendezvous: the others may have ended it already."""
-        code = read_exit_code(self._run_dir.outcome, self._key, since=self._started_at)
+        code = read_exit_code(self._run_dir.outcome, self._key)
         if code is not None:
             verdict = next((v for v, c in _CODES.items() if c == code), Verdict.GIVE_UP)
             return Decision(verdict, code, "another node ended the job", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -155,8 +156,7 @@ class _Launch:
             end = job.run()
             if end.decision.verdict is Verdict.FINISHED and not agent.all_nodes_finished():
                 end = attrs.evolve(end, decision=_UNSURE)
-            if agent.node == 0:
-                self._write_outcome(end)
+            self._write_outcome(end, first_node=agent.node == 0)
             return end
         finally:
             # Other nodes learn from the closed rendezvous that the job is over, and read the outcome.
@@ -209,8 +209,17 @@ class _Launch:
             settings=self.options.settings.to_json(),
         )
         say(f"run directory {self.run_dir.path}")
+        with contextlib.suppress(OSError):
+            # What stands there is from now on this job's: nodes read one another's end in it.
+            self.run_dir.outcome.unlink()
 
-    def _write_outcome(self, end: JobEnd) -> None:
+    def _write_outcome(self, end: JobEnd, *, first_node: bool) -> None:
+        """Write how the job ended: the first node if it finished, else whichever node ended it."""
+        from resilience_sdk.launcher.closing import read_exit_code
+
+        finished = end.decision.verdict is Verdict.FINISHED
+        if finished != first_node and (finished or read_exit_code(self.run_dir.outcome, self.key) is not None):
+            return
         if end.decision.verdict is Verdict.FINISHED:
             self.run_dir.mark_finished()
             self.journal.emit(Event.FINISHED, attempts=end.attempts)

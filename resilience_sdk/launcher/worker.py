@@ -177,7 +177,8 @@ def _hand_over(error: BaseException) -> None:
             hook(kind, value, trace)
         except Exception as failure:  # noqa: BLE001 - reported as the interpreter does, less our frame
             sys.stderr.write("Error in sys.excepthook:\n")
-            sys.__excepthook__(type(failure), failure, _without_runner(failure.__traceback__))
+            failure.__traceback__ = _without_runner(failure.__traceback__)
+            sys.__excepthook__(type(failure), failure, failure.__traceback__)
             sys.stderr.write("\nOriginal exception was:\n")
             sys.__excepthook__(kind, value, trace)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import attrs
 
 from resilience_sdk.events import Event
-from resilience_sdk.incident_record import Evidence
+from resilience_sdk.incidents.record import Evidence
 from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.requests import FlightRequest, StackRequest
 from resilience_sdk.monitor.targets import Target, status_fields

@@ -11,7 +11,7 @@ from resilience_sdk.hang.flight import FlightRecord, parse_flight_record
 from resilience_sdk.hang.stacks import busy_with, is_in_collective, main_frames, parse_faulthandler
 from resilience_sdk.hang.states import CollectivePosition
 from resilience_sdk.hostinfo import process_state
-from resilience_sdk.incident_record import Evidence
+from resilience_sdk.incidents.record import Evidence
 from resilience_sdk.monitor import procfs
 from resilience_sdk.monitor.evidence import CpuReading, RankEvidence, read_cpu
 from resilience_sdk.monitor.ranks import WatchedRank

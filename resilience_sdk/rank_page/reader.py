@@ -181,7 +181,7 @@ class PageReader:
             if kind >= len(at.KINDS):
                 return None
             self._names.append((self._text((first + at.N_TEXT) * 8, at.NAME_BYTES), at.KINDS[kind]))
-        return self._names[index] if index < len(self._names) else None
+        return self._names[index] if 0 <= index < len(self._names) else None
 
     def _decode(self) -> RankSnapshot | None:
         q = self.words

@@ -33,9 +33,9 @@ class Walk:
 
     def capture(self) -> dict[str, Any]:
         """Return the position as a JSON value, as of now: between two steps."""
-        if self._loader is not None and not self._has_state and self.batches == _length(self._loader):
-            # The epoch is complete. Nothing is drawn between here and the next one, so that is where we are,
-            # and nobody has to read a whole epoch again to find that out.
+        if self._loader is not None and self.batches == _quiet_length(self._loader) and not self._generators:
+            # The epoch is complete, and nothing is drawn between here and the next one: so that is where we
+            # are, and nobody has to read a whole epoch again to find that out.
             return {"epoch": self.epoch + 1, "batches": 0, "rng": _take_rng(self._generators)}
         return {"epoch": self.epoch, "batches": self.batches, "rng": self._epoch_rng}
 
@@ -108,15 +108,27 @@ def next_batch(batches: Iterator[Any]) -> Any:
         return next(batches, END)
 
 
-def _length(loader: Any) -> int | None:
-    # The length of an iterable dataset is what its author says, not what it gives.
-    dataset = getattr(loader, "dataset", None)
-    if dataset is not None and not hasattr(dataset, "__getitem__"):
+def _quiet_length(loader: Any) -> int | None:
+    """Return the batches of an epoch where it is known that no random number is drawn at its end, else None.
+
+    That is so for torch's own loader and usual samplers. With a generator of its own, a RandomSampler draws
+    one more permutation when it is exhausted; others may do what they like.
+    """
+    from torch.utils.data import (
+        BatchSampler,
+        DataLoader,
+        DistributedSampler,
+        IterableDataset,
+        RandomSampler,
+        SequentialSampler,
+    )
+
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return None
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
+    is_known = type(loader.sampler) in (RandomSampler, SequentialSampler, DistributedSampler)
+    if not is_known or type(loader.batch_sampler) not in (BatchSampler, type(None)):
         return None
+    return len(loader)
 
 
 def _parts(loader: Any) -> list[tuple[str, Any]]:

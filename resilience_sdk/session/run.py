@@ -80,9 +80,7 @@ def start_run(
         load_settings(arguments=overrides, strict_env=False)
     session = ensure_started(None if run_dir is None else os.fspath(run_dir), settings, overrides or None)
     if session is not None and run_dir is not None and session.run_dir.path != Path(os.path.abspath(run_dir)):
-        say_once(
-            "run_dir", f"start_run({os.fspath(run_dir)!r}): this job writes to {session.run_dir.path} already"
-        )
+        say_once("run_dir", f"start_run({os.fspath(run_dir)!r}): this job writes to {session.run_dir.path} already")
     return Run(session, state)
 
 
@@ -116,9 +114,7 @@ class Run:
         if self.session is None:
             return NoCheckpointer()
         if state is None:
-            say_once(
-                "no state", "start_run() has no state=...: this run saves no checkpoints and resumes none"
-            )
+            say_once("no state", "start_run() has no state=...: this run saves no checkpoints and resumes none")
             return NoCheckpointer()
         settings = self.session.settings
         checkpointer = Checkpointer(

@@ -8,7 +8,7 @@ import time
 
 import psutil
 import pytest
-from launches import HERE, PROJECT, SCRIPTS
+from launches import HERE, PROJECT, SCRIPTS, light_server
 
 RANKS = 2
 # Launcher's child is the server; each rank has a program and a forked worker.
@@ -25,6 +25,7 @@ def family(tmp_path, request):
         cwd=SCRIPTS,
         env={
             **os.environ,
+            **light_server(tmp_path),
             "PROBE_OUT": str(tmp_path),
             "PROJECT_ROOT": str(PROJECT),
             "RESILIENCE_DISABLE": "1",

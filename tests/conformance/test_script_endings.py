@@ -1,4 +1,4 @@
-"""However a script begins and ends, a forked worker leaves the output and exit code of `python -u`."""
+"""However a script begins and ends, our workers leave the output and exit code that `python -u` leaves."""
 
 import os
 import re
@@ -7,8 +7,9 @@ import sys
 import zipfile
 
 import pytest
+from launches import light_server
 
-from resilience_sdk.launcher.forkserver import ForkServer
+from resilience_sdk.launcher.forkserver import ENTRY, ForkServer
 from resilience_sdk.launcher.protocol import Order
 from resilience_sdk.launcher.script import Script
 
@@ -59,26 +60,29 @@ ENDINGS = {
 
 
 @pytest.fixture(scope="module")
-def environment():
-    """What both kinds of process get."""
+def environment(tmp_path_factory):
+    """What both kinds of process get. How torch changes endings shows in the launches of the other tests."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RESILIENCE_", "PYTEST_", "COV_"))}
-    return {**kept, "RESILIENCE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    light = light_server(tmp_path_factory.mktemp("site"))
+    return {**kept, **light, "RESILIENCE_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
-def server(environment):
-    """One fork server for all endings."""
-    server = ForkServer(mode="fork")
+@pytest.fixture(scope="module", params=["fork", "exec"])
+def server(environment, request):
+    """One server of each kind for all scripts."""
+    server = ForkServer(mode=request.param)
     server.start(environment, Script("file", "endings"))
     assert server.ready().problem is None
     yield server
     server.close()
 
 
-def by_fork(server, environment, folder, script):
+def by_server(server, environment, folder, script):
     """Run `script` as a worker; return its exit code, stdout and stderr."""
     out, err = folder / "stdout", folder / "stderr"
-    server.launch([Order(0, script, environment, str(folder), str(out), str(err))])
+    command = (sys.executable, "-u", ENTRY, "run", script.kind, script.target, *script.args)
+    forked = server.mode == "fork"
+    server.launch([Order(0, script, environment, str(folder), str(out), str(err), None if forked else command)])
     (end,) = server.exits(30.0)
     return end.code, out.read_bytes(), _without_addresses(err.read_bytes())
 
@@ -100,7 +104,7 @@ def test_ends_as_under_the_interpreter(server, environment, tmp_path, name):
     encoding = "latin-1" if name == "latin1" else "utf-8"
     (tmp_path / "script.py").write_text(ENDINGS[name], encoding=encoding)
     script = Script("file", "script.py", ("--arg", "1"))
-    assert by_fork(server, environment, tmp_path, script) == by_python(environment, tmp_path, script)
+    assert by_server(server, environment, tmp_path, script) == by_python(environment, tmp_path, script)
 
 
 VIEW = (
@@ -157,7 +161,7 @@ def test_begins_as_under_the_interpreter(server, environment, tmp_path, kind, ta
     lay_out(tmp_path)
     (tmp_path / "empty").mkdir()
     script = Script(kind, target.format(folder=tmp_path), ("a", "--b=1"))
-    assert by_fork(server, environment, tmp_path, script) == by_python(environment, tmp_path, script)
+    assert by_server(server, environment, tmp_path, script) == by_python(environment, tmp_path, script)
 
 
 def test_a_safe_path_is_respected(environment, tmp_path):
@@ -170,6 +174,6 @@ def test_a_safe_path_is_respected(environment, tmp_path):
     server = ForkServer(mode="fork")
     server.start(safe, script)
     try:
-        assert by_fork(server, safe, tmp_path, script) == by_python(safe, tmp_path, script)
+        assert by_server(server, safe, tmp_path, script) == by_python(safe, tmp_path, script)
     finally:
         server.close()

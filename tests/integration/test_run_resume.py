@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-VARIANTS = ["plain", "workers", "stateful", "boundary", "ddp"]
+VARIANTS = ["plain", "workers", "ddp"]
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,11 @@ def outcome(tmp_path_factory):
 def test_a_killed_and_resumed_run_reaches_the_same_loss_bit_for_bit(outcome, variant):
     """Shuffled, augmented data, dropout, batch norm: after SIGKILL and resume, each loss is the undisturbed one.
 
-    With the loader read by the process itself, by workers, by a loader that has a state, saved exactly at the
-    end of an epoch, and by two DDP ranks; the resume falls into the middle of an epoch but for `boundary`.
+    With the data read by the process itself, by workers, and by two DDP ranks; the resume falls into the
+    middle of an epoch. The flag `finished` appears when all ranks have ended, and not before.
     """
     result, said = outcome[0][variant], outcome[1][variant]
     ranks, total, killed_at, resumed_at = (2, 15, 8, 6) if variant == "ddp" else (1, 30, 13, 12)
-    resumed_at = 10 if variant == "boundary" else resumed_at
     assert result["reference"]["codes"] == result["resumed"]["codes"] == [0] * ranks, said
     assert -9 in result["killed"]["codes"]
     for rank in range(ranks):
@@ -40,5 +39,5 @@ def test_a_killed_and_resumed_run_reaches_the_same_loss_bit_for_bit(outcome, var
         assert [line[0] for line in reference] == list(range(total))
         assert result["killed"]["lines"][rank][: killed_at + 1] == reference[: killed_at + 1]
         assert result["resumed"]["lines"][rank] == reference[resumed_at:]
-    assert result["finished"] == {"reference": True, "disturbed": True}
-    assert ("again, to go on behind them" in said) == (variant in ("plain", "workers", "ddp"))
+    assert [result[phase]["finished"] for phase in ("reference", "killed", "resumed")] == [True, False, True]
+    assert said.count("again, to go on behind them") == 1

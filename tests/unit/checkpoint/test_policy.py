@@ -91,9 +91,7 @@ def test_a_bad_every_names_the_value(value):
         parse_every(value)
 
 
-@pytest.mark.parametrize(
-    ("value", "parsed"), [("auto", Every()), (5, Every(steps=5)), ("10min", Every(seconds=600.0))]
-)
+@pytest.mark.parametrize(("value", "parsed"), [("auto", Every()), (5, Every(steps=5)), ("10min", Every(seconds=600.0))])
 def test_every_has_three_spellings(value, parsed):
     """`auto`, a number of steps, a duration."""
     assert parse_every(value) == parsed

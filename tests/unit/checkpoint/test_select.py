@@ -73,6 +73,4 @@ def test_unverified_newer_ones_stay():
 @pytest.mark.parametrize("name", ["lost+found", "step-", "step--0000001", "step-00000001.bak"])
 def test_strange_entries_are_never_deleted(name):
     """What is not named like a checkpoint is not ours."""
-    assert (
-        find_deletable([name, "step-00000005", "step-00000006"], {"step-00000005", "step-00000006"}, 2) == ()
-    )
+    assert find_deletable([name, "step-00000005", "step-00000006"], {"step-00000005", "step-00000006"}, 2) == ()

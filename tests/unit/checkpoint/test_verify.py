@@ -20,8 +20,7 @@ CONTENT = {"state.pt": bytes(range(256)) * 3, "values.json": b"{}", "rank-00000.
 def put(checkpoints, step):
     unfinished = begin(checkpoints, step, "t0")
     entries = [
-        write_file(unfinished, name, lambda writer, data=data: writer.write(data))
-        for name, data in CONTENT.items()
+        write_file(unfinished, name, lambda writer, data=data: writer.write(data)) for name, data in CONTENT.items()
     ]
     return commit(unfinished, Manifest(step, 1, tuple(entries)), "t0")
 

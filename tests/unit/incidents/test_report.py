@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.incident_report import compact_ranks, headline, render_markdown
+from resilience_sdk.incidents.report import compact_ranks, headline, render_markdown
 from resilience_sdk.incidents import ACTIONS, Culprit, Evidence, Incident
 
 HUNG = Incident(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from resilience_sdk.console import printable
-from resilience_sdk.incident_record import Culprit, Evidence, Incident
+from resilience_sdk.incidents.record import Culprit, Evidence, Incident
 
 _MOST_FRAMES = 12
 _MOST_CULPRITS = 8

@@ -1,7 +1,7 @@
 """Incidents: what went wrong, one directory each, under `RUN_DIR/incidents`.
 
     0001-hang/report.json        the record, stable keys; missing is null, never absent
-              report.md          the same for a person (see `incident_report`)
+              report.md          the same for a person (see `report`)
               stacks/rank-N.txt  what every reachable rank was doing
               pages/rank-N.json  the last reading of its page
 
@@ -25,8 +25,8 @@ from typing import Any
 import attrs
 
 from resilience_sdk.console import printable
-from resilience_sdk.incident_record import ACTIONS, KINDS, Culprit, Evidence, Incident
-from resilience_sdk.incident_report import render_markdown
+from resilience_sdk.incidents.record import ACTIONS, KINDS, Culprit, Evidence, Incident
+from resilience_sdk.incidents.report import render_markdown
 from resilience_sdk.journal import redact
 
 __all__ = ["ACTIONS", "KINDS", "Culprit", "Evidence", "Incident", "IncidentStore"]

@@ -1,0 +1,7 @@
+"""Incidents: what went wrong, one directory each under `RUN_DIR/incidents`, for programs and for people."""
+
+from resilience_sdk.incidents.record import ACTIONS, KINDS, Culprit, Evidence, Incident
+from resilience_sdk.incidents.report import compact_ranks, headline
+from resilience_sdk.incidents.store import IncidentStore
+
+__all__ = ["ACTIONS", "KINDS", "Culprit", "Evidence", "Incident", "IncidentStore", "compact_ranks", "headline"]

@@ -1,0 +1,122 @@
+"""The demo's verdict: it must not say that all is well when it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+
+from resilience_sdk.demo import command
+from resilience_sdk.demo.command import Verdict, main
+from resilience_sdk.demo.promises import SCENARIOS, Outcome, broken_promises
+from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.incident_record import Culprit, Incident
+
+UNDISTURBED, HUNG, KILLED = SCENARIOS
+
+
+def outcome(first_step: int = 0, *incidents: Incident, loss: str = "0x1p+0", exit_code: int | None = 0) -> Outcome:
+    """Return what a good run leaves behind."""
+    result = {"first_step": first_step, "loss": loss, "parameters": "abc"}
+    return Outcome(exit_code, 5.0, {0: result, 1: result}, incidents)
+
+
+REFERENCE = outcome()
+HANG = Incident(
+    id="0001-hang", kind="hang", culprits=(Culprit(1),), detection_latency_s=3.1, recovery_s=0.6, lost_steps=15
+)
+
+
+def test_a_run_that_keeps_all_promises_has_nothing_against_it() -> None:
+    """Named, recovered, resumed at the checkpoint, and the same bits."""
+    assert broken_promises(UNDISTURBED, REFERENCE, REFERENCE) == []
+    assert broken_promises(HUNG, outcome(25, HANG), REFERENCE) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"kind": "crash"}, "it was called crash, not hang"),
+        ({"culprits": ()}, "it named rank nobody, not 1"),
+        ({"culprits": (Culprit(0),)}, "it named rank [0], not 1"),
+        ({"culprits": (Culprit(0), Culprit(1))}, "it named rank [0, 1], not 1"),
+        ({"detection_latency_s": None}, "it does not say how long detection took"),
+        ({"recovery_s": None}, "it does not say when training went on"),
+        ({"lost_steps": None}, "it counted None lost steps, not 15"),
+        ({"lost_steps": 40}, "it counted 40 lost steps, not 15"),
+    ],
+)
+def test_each_wrong_word_in_the_report_is_found(changes: dict[str, object], sentence: str) -> None:
+    """The report is held against the fault that is known to have struck."""
+    wrong = attrs.evolve(HANG, **changes)
+    assert broken_promises(HUNG, outcome(25, wrong), REFERENCE) == [sentence]
+
+
+def test_a_fault_without_a_report_and_two_reports_of_one_fault_are_both_wrong() -> None:
+    """One fault is one incident."""
+    assert broken_promises(HUNG, outcome(25), REFERENCE) == ["0 incidents were reported for one fault"]
+    assert broken_promises(HUNG, outcome(25, HANG, HANG), REFERENCE) == ["2 incidents were reported for one fault"]
+
+
+def test_a_false_alarm_in_the_undisturbed_run_is_a_failure() -> None:
+    """Nothing was wrong there."""
+    assert broken_promises(UNDISTURBED, outcome(0, HANG), REFERENCE) == [
+        "nothing was wrong, and 1 incidents were reported"
+    ]
+
+
+def test_one_bit_in_the_loss_is_a_failure() -> None:
+    """Close is not equal."""
+    other = outcome(25, HANG, loss="0x1.0000000000001p+0")
+    assert broken_promises(HUNG, other, REFERENCE)[0].startswith("rank 0 ended with other loss")
+
+
+def test_a_restart_from_the_beginning_is_not_a_resume() -> None:
+    """It would reach the same loss too, and lose all the work."""
+    assert "it went on at step {0}, not at the checkpoint of step 25" in broken_promises(
+        HUNG, outcome(0, HANG), REFERENCE
+    )
+
+
+def test_a_run_that_fails_or_does_not_end_is_a_failure() -> None:
+    """Whatever else it left behind."""
+    assert broken_promises(UNDISTURBED, outcome(exit_code=1), REFERENCE) == ["it left with code 1"]
+    stuck = Outcome(None, 240.0, {}, ())
+    assert broken_promises(UNDISTURBED, stuck, stuck) == ["it did not end within 240 s"]
+    silent = Outcome(0, 5.0, {0: {}}, ())
+    assert broken_promises(UNDISTURBED, silent, silent) == ["no result from rank 1"]
+
+
+def test_keep_does_not_write_into_a_directory_that_holds_something(tmp_path: Path) -> None:
+    """Runs of an earlier demo are finished: they would be mistaken for these."""
+    (tmp_path / "something").touch()
+    with pytest.raises(RunDirectoryError, match="something is there already"):
+        main(["--keep", str(tmp_path)])
+
+
+def test_exit_code_table_and_json_tell_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1 and the sentence where a promise broke; the JSON is alone on standard output."""
+    good, bad = outcome(25, HANG), outcome(75, exit_code=1)
+    verdicts = [
+        Verdict(UNDISTURBED, REFERENCE, ()),
+        Verdict(HUNG, good, ()),
+        Verdict(KILLED, bad, tuple(broken_promises(KILLED, bad, REFERENCE))),
+    ]
+    monkeypatch.setattr(command, "_run_all", lambda directory, talk: verdicts)
+    assert main(["--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert not document["ok"]
+    assert [run["name"] for run in document["runs"]] == ["undisturbed", "hung", "killed"]
+    assert document["runs"][1]["incidents"][0]["culprits"][0]["rank"] == 1
+    assert document["runs"][1]["loss"] == 1.0
+    assert document["runs"][2]["broken"]
+    assert main([]) == 1
+    text = capsys.readouterr().out
+    assert "hang rank 1  rank 1   3.10 s    0.60 s     15 steps" in text
+    assert "killed: it left with code 1" in text
+    monkeypatch.setattr(command, "_run_all", lambda directory, talk: verdicts[:2])
+    assert main([]) == 0
