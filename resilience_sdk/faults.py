@@ -133,9 +133,7 @@ class Injector:
     def _select(self) -> None:
         plans = [plan for plan in self._injected + self._named if plan.lasts or not self._has_struck(plan)]
         before = bool(self._mine)
-        self._mine = (
-            [plan for plan in plans if plan.concerns(self._rank, self._attempt)] if self._pid else plans
-        )
+        self._mine = [plan for plan in plans if plan.concerns(self._rank, self._attempt)] if self._pid else plans
         if bool(self._mine) != before:
             on_change()
 

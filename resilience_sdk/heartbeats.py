@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import numbers
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from resilience_sdk.errors import ConfigError
 from resilience_sdk.lanes import BEATS, Beat, NoBlock, Unstarted
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_MOST_STEPS = 1 << 62
 
 
 def _heartbeat(name: str = "step", *, step: int | None = None) -> Beat | NoBlock | Unstarted:
@@ -34,7 +37,7 @@ def _heartbeat(name: str = "step", *, step: int | None = None) -> Beat | NoBlock
     except (KeyError, TypeError):
         return cast("Beat | NoBlock | Unstarted", _first(name, step))
     if step is not None:
-        return beat.at_step(step)
+        return beat.at_step(_checked(step))
     return beat
 
 
@@ -43,24 +46,33 @@ def _first(name: Any, step: int | None) -> Any:
         return lanes.decorate(name, lambda: lanes.find_beat("step"))
     if not isinstance(name, str) or not name:
         raise ConfigError(f"heartbeat(name=...) takes a string, got {name!r}")
-    if step is not None and not isinstance(step, int):
+    unstarted = Unstarted(lambda: lanes.find_beat(name))
+    return unstarted if step is None else unstarted.at_step(_checked(step))
+
+
+def _checked(step: Any) -> int:
+    """Return a step number that the page can hold."""
+    if type(step) is int and 0 <= step < _MOST_STEPS:
+        return step
+    if not isinstance(step, numbers.Integral):  # numpy's are Integral too; a tensor is not, reading it may wait
         raise ConfigError(
             f"heartbeat(step=...) takes an int, got {step!r}; call .item() on a tensor outside the hot path"
         )
-    unstarted = Unstarted(lambda: lanes.find_beat(name))
-    return unstarted if step is None else unstarted.at_step(step)
+    if not 0 <= step < _MOST_STEPS:
+        raise ConfigError(f"heartbeat(step={step}): steps count from 0")
+    return int(step)
 
 
 def beat(step: int | None = None) -> None:
     """Mark progress at this point; the time since the previous pulse of this thread is one unit.
 
     For loops where no block fits. Ends with `heartbeat.done()`: without it, the time after the last pulse looks
-    like a step that does not end.
+    like a step that does not end. Raises ConfigError for a step that is no int from 0.
     """
     recorder = lanes.recorder()
     if recorder is not None:
         recorder.user_beats()
-        recorder.pulse(step)
+        recorder.pulse(None if step is None else _checked(step))
 
 
 @contextmanager
@@ -70,7 +82,7 @@ def paused(reason: str) -> Iterator[None]:
     if recorder is None:
         yield
         return
-    recorder.pause(reason)
+    recorder.pause(str(reason))
     start = time.monotonic_ns()
     try:
         yield

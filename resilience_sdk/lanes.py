@@ -116,22 +116,28 @@ class Block:
         if get_ident() != lane.ident:
             self.lane.recorder.twin(self).__enter__()
             return self
+        if lane.top._entry >= self._top_entry:
+            lane.restack(lane.levels(), monotonic_ns())  # levels of entries that were never complete go
+        self.push(monotonic_ns())
+        if self._entry > self._top_entry:
+            self.q[at.W_LOST] += 1  # deeper than the page can show: timed, but not guarded
+        else:
+            self.q[self._entry] = self.t0
+            self.q[self._entry + 1] = self.ident
+        return self
+
+    def push(self, t0: int) -> None:
+        """Become the innermost level of the lane, entered at `t0`."""
+        lane = self.lane
         if self.t0:  # re-entry: remember the outer level, the page shows the inner one beside it
             if self.saved is None:
                 self.saved = []
             self.saved.append((self.t0, self.prev, self._entry))
             self.owner = _NOBODY  # until the outer level is the only one again, exits take the slow path
         self.prev = lane.top
-        entry = lane.top._entry + 2
-        self._entry = entry
+        self._entry = lane.top._entry + at.STACK_WORDS
         lane.top = self
-        self.t0 = monotonic_ns()
-        if entry > self._top_entry:
-            self.q[at.W_LOST] += 1  # deeper than the page can show: timed, but not guarded
-        else:
-            self.q[entry] = self.t0
-            self.q[entry + 1] = self.ident
-        return self
+        self.t0 = t0
 
     def _exit_slowly(self, now: int) -> None:
         lane = self.lane
@@ -151,7 +157,8 @@ class Block:
             if self._entry <= self._top_entry:
                 self.q[self._entry + 1] = 0
             lane.top = self.prev
-            self.sample(now - self.t0)
+            if self.is_counted():
+                self.sample(now - self.t0)
             lane.q[lane.last_at] = now
             self.after_exit(now)
             if self.saved:
@@ -161,6 +168,10 @@ class Block:
                 self.t0 = 0
         else:
             lane.close_out_of_order(self, now)
+
+    def is_counted(self) -> bool:
+        """Tell whether the level that is being closed counts as a completed one."""
+        return True
 
     def is_settled(self) -> bool:
         """Tell whether this block may take the fast path."""
@@ -226,6 +237,10 @@ class Beat(Block):
     def is_settled(self) -> bool:
         """Tell whether this block may take the fast path: not while beats settle something, or publish a step."""
         return self.lane.settled and not self.explicit
+
+    def is_counted(self) -> bool:
+        """Tell whether the level that is being closed is the outermost: only that is a step."""
+        return not self.saved
 
     def _enter_slowly(self) -> Beat:
         lane = self.lane
@@ -387,47 +402,59 @@ class Lane:
             block.owner = _NOBODY
 
     def close_out_of_order(self, block: Block, now: int) -> None:
-        """Close a block that is not the innermost: no sample, counted, and the stack is written anew.
+        """Close a block that is not the innermost: counted, and the stack is written anew.
 
-        Coroutines interleave, so what is above the block stays open. Without an event loop blocks nest
-        strictly, and what is above was left behind by an exception between two bytecodes: it is closed too.
+        Coroutines interleave, so what is above the block stays open, and the block leaves no sample. Without an
+        event loop blocks nest strictly, and what is above was left behind by an exception between two
+        bytecodes: it is closed without a sample, and the block as usual.
         """
-        above: list[Block] = []
-        link: Block | _Root = self.top
-        while isinstance(link, Block) and link is not block:
-            above.append(link)
-            link = link.prev
         self.q[at.W_ODD_EXITS] += 1
-        block.t0 = 0
-        block.saved = None
-        block.settle_owner()
-        if link is not block:
-            return  # on no stack any more: it was closed with a block below it
-        below = block.prev
+        levels = self.levels()
+        place = next((number for number, (open_block, _) in enumerate(levels) if open_block is block), None)
+        if place is None:  # the chain broke above it; what is below closes in the same way
+            place, levels = len(levels), [*levels, (block, block.t0)]
         if _in_event_loop():
-            for upper in reversed(above):
-                upper.prev = below
-                upper._entry = below._entry + at.STACK_WORDS
-                below = upper
+            self.restack([*levels[:place], *levels[place + 1 :]], now)
         else:
-            for upper in above:
-                upper.t0 = 0
-                upper.saved = None
-                upper.settle_owner()
-        self.top = below
+            self.restack(levels[place:], now)
+            block._leave(now)
+
+    def levels(self) -> list[tuple[Block, int]]:
+        """Return all open levels, innermost first, each with its start; a re-entered block is there repeatedly."""
+        found: list[tuple[Block, int]] = []
+        depths: dict[Block, int] = {}
+        link: Block | _Root = self.top
+        while isinstance(link, Block):
+            depth = depths[link] = depths.get(link, -1) + 1
+            t0, below = link.t0, link.prev
+            if depth:
+                if not link.saved or depth > len(link.saved):
+                    break  # an exception came between two bytecodes of an entry: it was never complete
+                t0, below, _ = link.saved[-depth]
+            if t0:
+                found.append((link, t0))
+            link = below
+        return found
+
+    def restack(self, levels: list[tuple[Block, int]], now: int) -> None:
+        """Make these the open levels (as `levels` returns them), here and on the page."""
+        touched = {block for block, _ in (*self.levels(), *levels)}
+        for block in touched:
+            block.t0 = 0
+            block.saved = None
+        self.top = self.root
+        for block, t0 in reversed(levels):
+            block.push(t0)
+        for block in touched:
+            block.settle_owner()
         self.rewrite(now)
 
     def rewrite(self, now: int) -> None:
         """Write the whole stack again after a change in its middle."""
-        chain: list[Block] = []
-        link: Block | _Root = self.top
-        while isinstance(link, Block):
-            chain.append(link)
-            link = link.prev
         entry = self.pulse_entry + at.STACK_WORDS
-        for block in reversed(chain):
+        for block, t0 in reversed(self.levels()):
             if entry <= self.last_entry:
-                self.q[entry] = block.t0
+                self.q[entry] = t0
                 self.q[entry + 1] = block.ident
             entry += at.STACK_WORDS
         while entry <= self.last_entry:
@@ -437,14 +464,14 @@ class Lane:
 
     def shift(self, pause_ns: int) -> None:
         """Let every open block start later by a pause that must not count."""
-        link: Block | _Root = self.top
-        while isinstance(link, Block):
-            link.t0 += pause_ns
-            link = link.prev
+        now = monotonic_ns()
+        levels = self.levels()
+        if levels:
+            # A block that was entered within the pause starts now, not in the future.
+            self.restack([(block, min(now, t0 + pause_ns)) for block, t0 in levels], now)
         if self.pulse is not None and self.pulse.t0:
-            self.pulse.t0 += pause_ns
-            self.q[self.pulse_entry] = self.pulse.t0
-        self.rewrite(monotonic_ns())
+            self.q[self.pulse_entry] = self.pulse.t0 = min(now, self.pulse.t0 + pause_ns)
+        self.q[self.last_at] = now
 
 
 class Recorder:
@@ -555,7 +582,8 @@ class Recorder:
         """End one pause of `pause_ns`, which counts for no open block."""
         with self._lock:
             self._paused.pop()
-            self.lane().shift(pause_ns)
+            if not self._paused:  # an outer pause will count the inner one too
+                self.lane().shift(pause_ns)
             self.page.set_paused(len(self._paused), self._paused[-1] if self._paused else "")
 
     def stop_pulses(self) -> None:

@@ -323,6 +323,8 @@ class Checkpointer:
             self._store.retire(order["token"])
         else:
             last = f"the last good one is step {self.last_good.step}" if self.last_good else "there is none yet"
+            if unfinished is not None:
+                remove_tree(unfinished)  # before the others hear of it: the disk may be full
             say(f"checkpoint at step {step} failed: {error}; training goes on, {last}")
             self._record(Event.CKPT_FAIL, step, error=error, seconds=seconds)
         return {"error": error, "next_question": self._policy.saved(step, now_s, None if error else seconds)}

@@ -7,7 +7,7 @@
 from resilience_sdk.hang.deadlines import OUT_OF_SECTION, STARTUP, DeadlineBook, Limit
 from resilience_sdk.hang.flight import FlightRecord, parse_flight_record
 from resilience_sdk.hang.gaps import GapWatch
-from resilience_sdk.hang.judge import Confirmation, Judgement, Suspect, judge
+from resilience_sdk.hang.judge import Confirmation, Judgement, Suspect, judge, standing
 from resilience_sdk.hang.ladder import CulpritFinding, find_culprits
 from resilience_sdk.hang.stacks import (
     ThreadStack,
@@ -39,4 +39,5 @@ __all__ = [
     "main_frames",
     "parse_faulthandler",
     "parse_flight_record",
+    "standing",
 ]

@@ -115,18 +115,14 @@ class DeadlineBook:
         and warm-up, and is learned apart.
         """
         entry = self._entry(_key(name, kind))
-        for duration in durations_s:
-            if first:
-                entry.add_first(duration)
-                first = False
-            else:
-                entry.add(duration)
+        durations = list(durations_s)
+        if first and durations:
+            entry.add_first(durations.pop(0))
+        entry.extend(durations)
 
     def add_out_of_section(self, durations_s: Iterable[float]) -> None:
         """Add lengths of completed intervals in which a rank had nothing open."""
-        entry = self._entry(OUT_OF_SECTION)
-        for duration in durations_s:
-            entry.add(duration)
+        self._entry(OUT_OF_SECTION).extend(list(durations_s))
 
     def add_startup(self, duration_s: float) -> None:
         """Add the time from a rank's start to its first beat."""
@@ -302,7 +298,7 @@ class DeadlineBook:
         if not len(entry.samples):
             return None
         factor = self._settings.safety_factor
-        return max(factor * entry.samples.quantile(QUANTILE), max(1.0, factor / 2) * entry.samples.peak())
+        return max(factor * entry.quantile(QUANTILE), max(1.0, factor / 2) * entry.samples.peak())
 
     def _learned_startup(self, entry: Entry | None) -> float | None:
         if entry is None:

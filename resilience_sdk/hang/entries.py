@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.hang.samples import REMEMBERED, Samples, numbers
 
 _ATTEMPTS = 32  # attempts whose first occurrences are remembered
 _MAX_DOUBLINGS = 4
+_FRESH_PARTS = 8
+_ALWAYS_FRESH = 256
 
 
 class Entry:
@@ -24,6 +26,7 @@ class Entry:
         self.prior: float | None = None
         """A deadline that was learned under other conditions."""
         self.doublings = 0
+        self._quantile = (0, -1.0, 0.0)  # (samples added by then, q, value)
         self._doubled_until = 0
         self._first_now: float | None = None  # the slowest of this attempt
         self._attempt_max: float | None = None
@@ -33,12 +36,26 @@ class Entry:
         """Add a first occurrence; it counts from the next attempt on."""
         self._first_now = max(duration_s, self._first_now or 0.0)
 
-    def add(self, duration_s: float) -> None:
-        """Add an occurrence that is not a first one."""
-        self.samples.add(duration_s)
-        self._attempt_max = max(duration_s, self._attempt_max or 0.0)
+    def extend(self, durations_s: Sequence[float]) -> None:
+        """Add occurrences that are not first ones."""
+        if not durations_s:
+            return
+        self.samples.extend(durations_s)
+        self._attempt_max = max(max(durations_s), self._attempt_max or 0.0)
         if self.doublings and self.samples.added >= self._doubled_until:
             self.doublings = 0  # a long time of normal work: the doubt is over
+
+    def quantile(self, q: float) -> float:
+        """Return a quantile of the window; in a full one it is taken again only when an eighth of it is new.
+
+        A longer duration than any before shows at once by `samples.peak()`. Needs a sample.
+        """
+        at, known, value = self._quantile
+        stale = self.samples.added - at > len(self.samples) // _FRESH_PARTS
+        if known != q or stale or len(self.samples) < _ALWAYS_FRESH:
+            value = self.samples.quantile(q)
+            self._quantile = (self.samples.added, q, value)
+        return value
 
     def double(self) -> None:
         """Doubt the deadline: it fired and nothing was found."""
@@ -64,6 +81,7 @@ class Entry:
     def demote(self, scale: float, deadline_s: float | None) -> None:
         """Make a mere prior of what was restored: the deadline that it gave, `scale` times."""
         self.samples = Samples(self._pool)
+        self._quantile = (0, -1.0, 0.0)
         self.prior = None if deadline_s is None else deadline_s * scale
         self.firsts = deque((first * scale for first in self.firsts), maxlen=_ATTEMPTS)
         self._old_value = None if self._old_value is None else self._old_value * scale

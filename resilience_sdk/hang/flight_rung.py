@@ -29,7 +29,7 @@ def by_flight_record(scene: Scene) -> CulpritFinding | None:
     silent = [rank for rank in scene.live if rank not in records]
     found = awaited_components(edges)
     alone = {rank for component in found if len(component) == 1 for rank in component}
-    late = sorted(rank for rank in alone if not edges.get(rank))
+    late = sorted(rank for rank in alone if rank not in edges)  # else it stands in a collective itself
     if late:
         return _did_not_come(scene, records, edges, late)
     if silent or scene.unseen:
@@ -96,6 +96,12 @@ def _knot(scene: Scene, records: Mapping[int, FlightRecord], ranks: list[int]) -
     ]
     if len(texts) < 2:
         return None
+    if any(
+        {r for (name, _), there in places.items() if name == group for r in there} == set(ranks) for group, _ in places
+    ):
+        # Who is a collective behind entered it, and the others have completed it: what they sent did not arrive.
+        text = "; ".join(texts) + ": nobody is missing, data got lost between them"
+        return scene.finding((), ("network", "network_partition"), 0.8, Evidence("flight", text))
     text = "; ".join(texts) + ": the ranks use their process groups in different orders"
     return scene.finding((), ("user", "user_deadlock"), 0.85, Evidence("flight", text))
 

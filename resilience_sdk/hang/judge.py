@@ -8,7 +8,7 @@ stand in backward.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -60,24 +60,35 @@ class Confirmation:
         self._last: Hashable = None
 
     def agrees(self, judgement: Judgement, states: Sequence[RankState]) -> bool:
-        """Return True when `judgement` confirms a hang, and the look before did so with nothing moved."""
+        """Return True when `judgement` confirms a hang, and the look before did so with nobody come further."""
         if judgement.kind != "confirmed":
             self._last = None
             return False
-        waited_for = set(judgement.waited_for)
-        seen = (judgement.waited_for, tuple(_place(s) for s in states if s.rank in waited_for))
+        seen = standing(judgement, states, judgement.waited_for)
         agreed = seen == self._last
         self._last = seen
         return agreed
 
 
-def _place(state: RankState) -> Hashable:
-    """Return what changes on a rank's page when the rank does anything."""
+def standing(judgement: Judgement, states: Sequence[RankState], ranks: Iterable[int]) -> Hashable:
+    """Return what stays the same while these ranks stay where `judgement` found them.
+
+    A rank that is late in a section has not come further by what it does inside of it: it may open and close
+    inner ones for ever. Nor has it by the beats of its other threads.
+    """
+    late = {suspect.rank: suspect.name for suspect in judgement.suspects}
+    wanted = set(ranks)
+    return tuple((state.rank, _place(state, late.get(state.rank))) for state in states if state.rank in wanted)
+
+
+def _place(state: RankState, late_in: str | None) -> Hashable:
     snapshot = state.snapshot
     if snapshot is None:
-        return (state.rank, state.alive)
-    lanes = tuple((lane.last_ns, lane.beats, lane.stack) for lane in snapshot.lanes)
-    return (state.rank, state.alive, snapshot.pid, snapshot.checks, snapshot.paused, snapshot.done, lanes)
+        return state.alive
+    stack = snapshot.main_lane.stack
+    section = next((section for section in stack if section.name == late_in), stack[0] if stack else None)
+    since = (section.name, section.entered_ns) if section is not None else snapshot.main_lane.last_ns
+    return (state.alive, snapshot.pid, snapshot.beats, snapshot.paused, snapshot.done, since)
 
 
 def judge(states: Sequence[RankState], book: DeadlineBook, now_ns: int, hang_cap: float) -> Judgement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -29,35 +28,39 @@ class Samples:
     def __init__(self, pool: int = 1) -> None:
         """`pool` is the number of ranks whose durations are added here."""
         self._block_size = BLOCK * max(1, pool)
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._sorted: list[float] | None = []  # None: to be made when somebody asks
         self._peaks: deque[float] = deque(maxlen=BLOCKS)
         self._block_left = 0
         self.added = 0
 
     def __len__(self) -> int:
-        return len(self._sorted)
+        return len(self._recent)
 
     def add(self, duration_s: float) -> None:
         """Add one duration; what is no duration (negative, not finite) is ignored."""
-        if not 0.0 <= duration_s < math.inf:
+        self.extend((duration_s,))
+
+    def extend(self, durations_s: Iterable[float]) -> None:
+        """Add durations in their order; a monitor of many ranks adds thousands a second."""
+        fresh = [duration for duration in durations_s if 0.0 <= duration < math.inf]
+        if not fresh:
             return
-        self.added += 1
-        if len(self._recent) >= WINDOW:
-            oldest = self._recent.popleft()
-            del self._sorted[bisect_left(self._sorted, oldest)]
-        self._recent.append(duration_s)
-        insort(self._sorted, duration_s)
-        if self._block_left:
-            self._block_left -= 1
-            self._peaks[-1] = max(self._peaks[-1], duration_s)
-        else:
-            self._block_left = self._block_size - 1
-            self._peaks.append(duration_s)
+        self.added += len(fresh)
+        self._recent.extend(fresh)
+        self._sorted = None
+        while fresh:
+            if not self._block_left:
+                self._block_left = self._block_size
+                self._peaks.append(0.0)
+            here, fresh = fresh[: self._block_left], fresh[self._block_left :]
+            self._block_left -= len(here)
+            self._peaks[-1] = max(self._peaks[-1], max(here))
 
     def quantile(self, q: float) -> float:
         """Return the nearest-rank quantile of the window: the maximum while there are few. Needs a sample."""
-        return self._sorted[max(0, math.ceil(q * len(self._sorted)) - 1)]
+        ordered = self._in_order()
+        return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
     def peak(self) -> float:
         """Return the longest duration that is still remembered. Needs a sample."""
@@ -65,21 +68,26 @@ class Samples:
 
     def to_json(self) -> dict[str, Any]:
         """Return a digest: evenly spaced order statistics of the window with its maximum, and the peaks."""
-        last = len(self._sorted) - 1
-        count = min(_STORED, len(self._sorted))
+        ordered = self._in_order()
+        last = len(ordered) - 1
+        count = min(_STORED, len(ordered))
         step = last / (count - 1) if count > 1 else 0.0
         return {
-            "window": [_rounded(self._sorted[round(step * n)]) for n in range(count)],
+            "window": [_rounded(ordered[round(step * n)]) for n in range(count)],
             "peaks": [_rounded(peak) for peak in self._peaks],
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """Add what `to_json` described; anything misshapen in it is skipped."""
-        for duration in numbers(data.get("window")):
-            self.add(duration)
+        self.extend(numbers(data.get("window")))
         self._peaks.extend(numbers(data.get("peaks")))
         self._block_left = 0
         self.added = 0
+
+    def _in_order(self) -> list[float]:
+        if self._sorted is None:
+            self._sorted = sorted(self._recent)
+        return self._sorted
 
 
 def numbers(value: Any) -> Iterable[float]:

@@ -162,9 +162,7 @@ class Job:
             nodes_waiting=agent.nodes_waiting if agent.elastic else None,
         )
 
-    def _conclude_safely(
-        self, attempt: Attempt, ending: Ending, before: int | None, kills: int | None
-    ) -> Finding:
+    def _conclude_safely(self, attempt: Attempt, ending: Ending, before: int | None, kills: int | None) -> Finding:
         """Conclude, or go on with the exit codes alone: our own fault must not cost the user a restart."""
         try:
             return self._conclude(attempt, ending, before, kills)

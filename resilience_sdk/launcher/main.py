@@ -218,9 +218,9 @@ class _Launch:
         from resilience_sdk.launcher.closing import read_exit_code
 
         finished = end.decision.verdict is Verdict.FINISHED
-        if finished != first_node and (finished or read_exit_code(self.run_dir.outcome, self.key) is not None):
+        if not first_node and (finished or read_exit_code(self.run_dir.outcome, self.key) is not None):
             return
-        if end.decision.verdict is Verdict.FINISHED:
+        if finished:
             self.run_dir.mark_finished()
             self.journal.emit(Event.FINISHED, attempts=end.attempts)
         write_outcome(self.run_dir.outcome, self._outcome(end))

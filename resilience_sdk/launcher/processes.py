@@ -23,12 +23,10 @@ from resilience_sdk.launcher.starter import WorkerStarter
 __all__ = ["WorkerProcesses", "WorkerStarter"]
 
 # (local rank -> its arguments, environment, redirects) -> one order each, numbered by local rank
-OrderMaker = Callable[
-    [Mapping[int, tuple[str, ...]], Mapping[int, Mapping[str, str]], "WorkerProcesses"], list[Order]
-]
+OrderMaker = Callable[[Mapping[int, tuple[str, ...]], Mapping[int, Mapping[str, str]], "WorkerProcesses"], list[Order]]
 
 
-class WorkerProcesses(PContext):  # type: ignore[misc]
+class WorkerProcesses(PContext):
     """The local ranks of one attempt. Used from the launcher's main thread only."""
 
     def __init__(
@@ -138,9 +136,7 @@ class WorkerProcesses(PContext):  # type: ignore[misc]
         # ever.
         self._await_end(5.0)
         for local_rank, pid in self._running().items():
-            say(
-                f"local rank {local_rank} (pid {pid}) did not end after SIGKILL (uninterruptible sleep); left"
-            )
+            say(f"local rank {local_rank} (pid {pid}) did not end after SIGKILL (uninterruptible sleep); left")
 
     def _running(self) -> dict[int, int]:
         return {local_rank: pid for local_rank, pid in self._pids.items() if local_rank not in self._exits}

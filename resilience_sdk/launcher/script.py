@@ -32,18 +32,14 @@ class Script:
     args: tuple[str, ...] = attrs.field(default=(), converter=_strings)
 
     @classmethod
-    def parse(
-        cls, target: str, args: Sequence[str] = (), *, module: bool = False, no_python: bool = False
-    ) -> Script:
+    def parse(cls, target: str, args: Sequence[str] = (), *, module: bool = False, no_python: bool = False) -> Script:
         """Build the value from torchrun's positional arguments and its `-m` and `--no-python`.
 
         Raises:
             ConfigError: the two options exclude one another, or there is no target.
         """
         if module and no_python:
-            raise ConfigError(
-                "-m and --no-python exclude one another: a module needs Python; drop one of them"
-            )
+            raise ConfigError("-m and --no-python exclude one another: a module needs Python; drop one of them")
         if not target:
             raise ConfigError("no script given; usage: resilience run [options] script.py [arguments]")
         kind: Kind = "module" if module else "binary" if no_python else "file"
@@ -84,8 +80,4 @@ def _nearest(path: str) -> str:
     except OSError:
         return f": there is no folder {folder!r}"
     matches = difflib.get_close_matches(name, there, n=1)
-    return (
-        f"; did you mean {os.path.join(folder, matches[0])!r}?"
-        if matches
-        else f" in {os.path.abspath(folder)!r}"
-    )
+    return f"; did you mean {os.path.join(folder, matches[0])!r}?" if matches else f" in {os.path.abspath(folder)!r}"

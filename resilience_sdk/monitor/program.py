@@ -16,11 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resilience_sdk import console, hostinfo, job_config
+from resilience_sdk.errors import RunDirectoryError
 from resilience_sdk.events import Event
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
+from resilience_sdk.lease import RENEW_INTERVAL_S, Lease
 from resilience_sdk.monitor import spawn
+from resilience_sdk.monitor.ranks import remove_files
 from resilience_sdk.monitor.watch import Watcher
+from resilience_sdk.run_directory import RunDirectory
 
 OVER = "over.json"  # our launcher writes it when no attempt will follow
 _NOBODY_CAME_S = 10.0
@@ -82,12 +86,18 @@ def _serve(pages: Path, generation: int) -> int:
         pid=os.getpid(),
         generation=generation,
     )
+    lease = _take_lease(config)
     watcher = Watcher(pages, config, journal, in_charge)
-    _loop(pages, config, watcher, in_charge)
+    _loop(pages, config, watcher, in_charge, lease)
     if in_charge():
         watcher.finish()
+        if lease is not None:
+            lease.release()
         if config.foreign or not (pages / _OVER).exists():
-            _remove_directory(pages)  # else our launcher does, which waits for this process to end
+            # Else our launcher does, which waits for this process to end.
+            for watched in watcher.table.all():
+                remove_files(watched.stem)
+            _remove_directory(pages)
     return 0
 
 
@@ -96,11 +106,24 @@ def _launcher_is_done(pages: Path, config: JobConfig) -> bool:
     if (pages / _OVER).exists():
         return True
     pid = config.launcher_pid
-    return pid is not None and hostinfo.process_start_ticks(pid) != config.launcher_ticks
+    return pid is not None and hostinfo.process_is_gone(pid, config.launcher_ticks)
 
 
-def _loop(pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[[], bool]) -> None:
-    started = time.monotonic()
+def _take_lease(config: JobConfig) -> Lease | None:
+    """Hold the run directory for the job where no launcher of ours does."""
+    if not config.foreign:
+        return None
+    try:
+        return Lease.acquire(RunDirectory(Path(config.run_dir)), config.job)
+    except RunDirectoryError as error:
+        console.say_once("lease", str(error))
+        return None
+
+
+def _loop(
+    pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[[], bool], lease: Lease | None
+) -> None:
+    started = renewed = time.monotonic()
     came = False
     wait_s = 0.0
     while in_charge():
@@ -108,6 +131,9 @@ def _loop(pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[
         now_ns = time.monotonic_ns()
         with contextlib.suppress(OSError):
             os.utime(pages / spawn.STATE, ns=(now_ns, now_ns))
+        if lease is not None and time.monotonic() - renewed > RENEW_INTERVAL_S:
+            renewed = time.monotonic()
+            lease.renew()
         came = came or bool(watcher.table.all())
         if config.launcher_pid is not None:
             if _launcher_is_done(pages, config) and watcher.is_over():

@@ -14,7 +14,7 @@ import attrs
 
 from resilience_sdk import console, hostinfo
 from resilience_sdk.events import Event
-from resilience_sdk.hang import Confirmation, CulpritFinding, Judgement, RankState, find_culprits, judge
+from resilience_sdk.hang import Confirmation, CulpritFinding, Judgement, RankState, find_culprits, judge, standing
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
@@ -149,26 +149,27 @@ class Watcher:
         if not ranks or self._is_ending():
             return self._settings.monitor_interval
         book, cap = self.learner.book, self._settings.hang_cap
-        judgement = judge(
-            states_of(ranks, self._node, closely=False, look=None, now_ns=now_ns), book, now_ns, cap
-        )
+        states = states_of(ranks, self._node, closely=False, look=None, now_ns=now_ns)
+        judgement = judge(states, book, now_ns, cap)
         if judgement.kind == "quiet":
             self._suspected = None
             if judgement.half_way and self._half_way_matters(judgement, ranks):
                 self._look_closely(ranks)
             return self._until(judgement.next_look_ns)
-        self._note_suspects(judgement, ranks)
+        self._note_suspects(judgement, states)
         states, judgement = self._judge_closely(ranks, now_ns)
         if judgement.kind != "confirmed" and self._may_look_again(ranks):
             self._look_closely(ranks)
             states, judgement = self._judge_closely(ranks, now_ns)
+        if self._is_reported(judgement, states):
+            return self._settings.monitor_interval
         if judgement.kind == "confirmed" and (self._look is None or not self._look.covers(ranks)):
             self._look_closely(ranks)
             states, judgement = self._judge_closely(ranks, now_ns)
         if judgement.kind != "confirmed":
             self._confirmation.agrees(judgement, states)
             return self._until(judgement.next_look_ns)
-        if self._place_of(judgement, ranks) == self._reported:
+        if self._is_reported(judgement, states):
             return self._settings.monitor_interval
         if not self._confirmation.agrees(judgement, states):
             return _AGREE_S
@@ -210,8 +211,9 @@ class Watcher:
         self._look = CloseLook.of(ranks, found)
         self._looked_at = time.monotonic()
 
-    def _note_suspects(self, judgement: Judgement, ranks: list[WatchedRank]) -> None:
-        suspected = tuple((s.rank, s.name) for s in judgement.suspects), self._places(ranks)
+    def _note_suspects(self, judgement: Judgement, states: list[RankState]) -> None:
+        late = [suspect.rank for suspect in judgement.suspects]
+        suspected = tuple((s.rank, s.name) for s in judgement.suspects), standing(judgement, states, late)
         if suspected != self._suspected:
             self._suspected = suspected
             self._journal.emit(
@@ -220,16 +222,11 @@ class Watcher:
                 detail=judgement.detail,
             )
 
-    def _places(self, ranks: list[WatchedRank]) -> object:
-        return tuple((w.rank, w.snapshot.main_lane.last_ns) for w in ranks)
-
-    def _place_of(self, judgement: Judgement, ranks: list[WatchedRank]) -> object:
-        """Return what stays the same as long as one hang lasts."""
-        return tuple(
-            (w.rank, w.snapshot.pid, w.snapshot.beats, w.snapshot.main_lane.last_ns)
-            for w in ranks
-            if w.rank in judgement.waited_for
-        )
+    def _is_reported(self, judgement: Judgement, states: list[RankState]) -> bool:
+        """Tell whether this is the hang that was reported already: a hang that lasts is one incident."""
+        if judgement.kind != "confirmed" or self._reported is None:
+            return False
+        return standing(judgement, states, judgement.waited_for) == self._reported
 
     # -- acting
 
@@ -245,7 +242,7 @@ class Watcher:
             culprits=list(finding.culprits),
             detail=judgement.detail,
         )
-        self._reported = self._place_of(judgement, ranks)
+        self._reported = standing(judgement, states, judgement.waited_for)
         incident = self._write_incident(judgement, finding, ranks, look)
         if not finding.conclusive:
             for name in {suspect.name for suspect in judgement.suspects}:

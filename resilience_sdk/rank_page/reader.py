@@ -120,6 +120,7 @@ class PageReader:
         self.garbled = 0
         self._counts: dict[int, int] = {}
         self._names: list[tuple[str, str]] = []
+        self._known_facts: dict[str, object] | None = None
         self._ring_of: dict[int, int] = {}
         self._rings_seen = 0
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -227,11 +228,13 @@ class PageReader:
         )
 
     def _facts(self) -> dict[str, object]:
-        try:
-            facts = json.loads(self._text(at.TEXT_AT, at.TEXT_BYTES))
-        except ValueError:
-            return {}
-        return facts if isinstance(facts, dict) else {}
+        if self._known_facts is None:  # written once, before the magic number
+            try:
+                facts = json.loads(self._text(at.TEXT_AT, at.TEXT_BYTES))
+            except ValueError:
+                facts = None
+            self._known_facts = facts if isinstance(facts, dict) else {}
+        return self._known_facts
 
     def _lane(self, index: int) -> LaneView:
         q = self.words

@@ -37,7 +37,8 @@ class Walk:
             # The epoch is complete, and nothing is drawn between here and the next one: so that is where we
             # are, and nobody has to read a whole epoch again to find that out.
             return {"epoch": self.epoch + 1, "batches": 0, "rng": _take_rng(self._generators)}
-        return {"epoch": self.epoch, "batches": self.batches, "rng": self._epoch_rng}
+        rng = self._epoch_rng if self._epoch_rng is not None else _take_rng(self._generators)
+        return {"epoch": self.epoch, "batches": self.batches, "rng": rng}
 
     def restore(self, saved: Mapping[str, Any], saved_ranks: int, ranks: int) -> None:
         """Take a saved position; with another number of ranks it is the nearest one that skips no sample."""

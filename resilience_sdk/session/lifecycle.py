@@ -18,16 +18,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from resilience_sdk import console, environ, faults, hostinfo, job_config, lanes
+from resilience_sdk import console, environ, faults, hostinfo, lanes
 from resilience_sdk.errors import ResilienceError
 from resilience_sdk.events import Event
-from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
 from resilience_sdk.lanes import Recorder
 from resilience_sdk.monitor.spawn import MonitorWatch
 from resilience_sdk.rank_page import RankPage, job_page_directory, page_stem
 from resilience_sdk.rank_page import layout as at
-from resilience_sdk.run_directory import RunDirectory, choose_run_dir
+from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.session import exceptions
 from resilience_sdk.session.helper import HelperThread, completed_collectives
 from resilience_sdk.session.identity import (
@@ -36,8 +35,8 @@ from resilience_sdk.session.identity import (
     find_identity,
     group_identity,
     is_dataloader_worker,
-    parent_process,
 )
+from resilience_sdk.session.job import join_job
 from resilience_sdk.settings import Settings, load_settings, settings_from_json
 
 
@@ -55,7 +54,7 @@ class Session:
         job = environ.job_key(env, fallback_job_key(env))
         internal = env.get(environ.INTERNAL_PAGES)
         self.pages = Path(internal) if internal else job_page_directory(job, env)
-        self.config = job_config.agree(self.pages, self._proposal(job, settings, env, explicit_run_dir))
+        self.config = join_job(self.pages, job, self._script, settings, env, explicit_run_dir)
         self.settings = settings_from_json(self.config.settings)
         self.run_dir = RunDirectory.create(self.config.run_dir, group_readable=self.settings.group_readable)
         self.may_resume = self.config.run_named or self.attempt > 0
@@ -73,6 +72,9 @@ class Session:
         self.recorder = Recorder(self.page, settle=self.settle)
         self._dumps: TextIO | None = self._register_dumps()
         self._collectives = 0
+        self._uses_sdk = False
+        if self.settings.initial_heartbeat_timeout is not None:
+            self.page.set_flag(at.FLAG_DECLARED)  # whoever sets a time for the first beat expects one
         # Ranks start together; the first one on the node starts the monitor, the others see that it is there.
         self._monitor = MonitorWatch(self.pages, delay_s=0.0 if identity.local_rank == 0 else 1.0)
         self._helper = HelperThread(
@@ -94,7 +96,8 @@ class Session:
         atexit.register(self._at_exit)
         # Children of multiprocessing end without atexit; their finalizers do run.
         multiprocessing.util.Finalize(self, self._at_exit, exitpriority=0)
-        _chain_excepthook(self)
+        if environ.INTERNAL_ATTEMPT not in environ.environment():
+            _chain_excepthook(self)  # our launcher's workers record what ends them by themselves
 
     def settle(self) -> bool:
         """Correct a provisional identity once a process group is there; tell whether it is final now."""
@@ -113,7 +116,8 @@ class Session:
 
     def declare(self) -> None:
         """Note that the user's code uses the SDK, so that a first beat is to be expected."""
-        if not self.page.words[at.W_FLAGS] & at.FLAG_DECLARED:
+        if not self._uses_sdk:
+            self._uses_sdk = True
             self.page.set_flag(at.FLAG_DECLARED)
 
     def optimizer_stepped(self) -> None:
@@ -136,27 +140,6 @@ class Session:
         self.recorder.orphan()
 
     # -- parts
-
-    def _proposal(
-        self, job: str, settings: Settings, env: Mapping[str, str], explicit_run_dir: str | None
-    ) -> JobConfig:
-        run_dir, named = choose_run_dir(self._script, env, explicit_run_dir or settings.run_dir)
-        parent_pid, parent_ticks = parent_process()
-        on_hang = settings.on_hang or "report"
-        return JobConfig(
-            job=job,
-            run_dir=str(run_dir),
-            run_named=named,
-            settings=settings.to_json(),
-            on_hang="kill" if on_hang == "restart" else on_hang,
-            script=self._script,
-            launcher_pid=None,
-            launcher_ticks=None,
-            creator_pid=self.pid,
-            creator_ticks=hostinfo.process_start_ticks(self.pid) or 0,
-            parent_pid=parent_pid,
-            parent_ticks=parent_ticks,
-        )
 
     def _create_page(self) -> RankPage:
         page = RankPage.create(
@@ -193,10 +176,7 @@ class Session:
         if self.identity.provisional:
             self.settle()
         words = self.page.words
-        if (
-            words[at.W_BEAT_SOURCE] in (at.BEATS_NONE, at.BEATS_COLLECTIVES)
-            and not words[at.W_FLAGS] & at.FLAG_DECLARED
-        ):
+        if words[at.W_BEAT_SOURCE] in (at.BEATS_NONE, at.BEATS_COLLECTIVES) and not self._uses_sdk:
             completed = completed_collectives()
             if completed > self._collectives:
                 self._collectives = words[at.W_COLLECTIVES] = completed

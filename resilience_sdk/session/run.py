@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
+import attrs
+
 from resilience_sdk import environ
 from resilience_sdk.checkpoint import Checkpointer, GoodCheckpoint
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
@@ -28,6 +30,9 @@ Batch = TypeVar("Batch")
 OnPreempt = Literal["raise", "return"]
 
 _current: Run | None = None
+
+# Read by nobody but the rank itself, so `start_run` may still set them in a job that runs already.
+_OPTIONS_OF_THE_RANK = frozenset({"checkpoint_every", "checkpoint_keep"})
 
 
 class NoCheckpointer:
@@ -81,7 +86,27 @@ def start_run(
     session = ensure_started(None if run_dir is None else os.fspath(run_dir), settings, overrides or None)
     if session is not None and run_dir is not None and session.run_dir.path != Path(os.path.abspath(run_dir)):
         say_once("run_dir", f"start_run({os.fspath(run_dir)!r}): this job writes to {session.run_dir.path} already")
+    if session is not None:
+        _take_options(session, settings, overrides)
     return Run(session, state)
+
+
+def _take_options(session: Session, settings: Settings | None, overrides: Mapping[str, Any]) -> None:
+    """Let the options of the code count in a session that the launcher started before the script.
+
+    What only this rank reads can change now; what the job's monitor reads was settled by who started the job.
+    """
+    standing = session.settings
+    wanted = override_settings(standing, overrides) if settings is None else settings
+    named = set(overrides) if settings is None else wanted.explicit
+    changed = {name for name in named if getattr(wanted, name) != getattr(standing, name)}
+    session.settings = attrs.evolve(
+        standing, **{name: getattr(wanted, name) for name in changed & _OPTIONS_OF_THE_RANK}
+    )
+    late = sorted(changed - _OPTIONS_OF_THE_RANK - {"run_dir"})
+    if late and session.identity.rank == 0:
+        options = " ".join(f"--{name.replace('_', '-')}" for name in late)
+        say_once("late options", f"start_run({late[0]}=...) is too late, the job runs: launch it with {options}")
 
 
 def current_run() -> Run:

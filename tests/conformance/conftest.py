@@ -24,4 +24,6 @@ def launched(tmp_path_factory):
     plan |= {("unguarded", name): {**UNGUARDED, **QUIET, **LOADERS} for name in ("torchrun", "forkserver")}
     plan |= {("module", name): {**MODULE, **QUIET} for name in ("torchrun", "forkserver")}
     plan |= {("guarded", "exec"): {**GUARDED, **QUIET}}
-    return launches.launch_all(tmp_path_factory.mktemp("launches"), plan)
+    folder = tmp_path_factory.mktemp("launches")
+    plan["watched", "forkserver"] = {**GUARDED, "RESILIENCE_RUN_DIR": str(folder / "run")}
+    return launches.launch_all(folder, plan)

@@ -4,6 +4,8 @@ import pytest
 from launches import LAUNCHERS, differences
 
 OURS = [*((name, "forkserver") for name in ("guarded", "unguarded", "module")), ("guarded", "exec")]
+# What the session of a rank adds to the interpreter: its record of uncaught exceptions, its wait for torch.optim.
+SESSION_HOOKS = ("/excepthook_is_default", "/interpreter/meta_path")
 # Per launch: the store's port, the run's name and what is derived from it, and the probe's own folder.
 PER_LAUNCH = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PROBE_OUT")
 
@@ -83,3 +85,20 @@ def test_the_error_file_is_written_without_the_record_decorator(launched):
 def _own_traceback(stderr):
     """The last report; before it come those of DataLoader workers."""
     return stderr[stderr.rindex("Traceback", 0, stderr.rindex("The above exception")) :]
+
+
+def test_a_watched_rank_differs_only_where_documented(launched):
+    """The rank page costs descriptors, one sleeping thread and the dump signal; a script sees nothing else."""
+    watched = launched["watched", "forkserver"]
+    for rank, theirs in launched["guarded", "torchrun"].facts.items():
+        found = differences(theirs, watched.facts[rank])
+        visible = {
+            path: values
+            for path, values in found.items()
+            if not path.startswith(("/draws/", "/environment/", "/loaders", "/descriptors/"))
+        }
+        assert set(visible) <= {"/task_count", "/process/threads", "/status/SigCgt", *SESSION_HOOKS}
+        assert visible["/process/threads"][1] == ["MainThread", "resilience-helper"]
+        assert visible["/task_count"] == (1, 2)
+        assert watched.stdout[rank] == launched["guarded", "torchrun"].stdout[rank]
+    assert watched.launcher.returncode == 0

@@ -174,7 +174,12 @@ def job(
         own["RESILIENCE_RUN_DIR"] = str(run_dir)
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         process = subprocess.Popen(
-            [*within, *command, *args], cwd=SCRIPTS, env=own | (env or {}), stdout=out, stderr=err, start_new_session=True
+            [*within, *command, *args],
+            cwd=SCRIPTS,
+            env=own | (env or {}),
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
         )
     started = Job(process, folder, run_dir, pages, mark)
     try:

@@ -17,8 +17,7 @@ def test_the_demo_keeps_every_promise(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "resilience_sdk", "demo", "--json", "--keep", str(tmp_path / "runs")],
         cwd=Path(__file__).parents[2],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     assert done.stdout, done.stderr

@@ -63,3 +63,28 @@ def test_ctrl_c_is_130(tmp_path):
     assert all(is_gone(pid) for pid in pids)
     assert not run.incidents()
     assert run.outcome()["verdict"] == "interrupted"
+
+
+def test_a_confirmed_hang_is_restarted_as_a_hang_and_not_as_a_crash(tmp_path):
+    """The monitor ends the stuck rank; the launcher takes its verdict over and starts the ranks again."""
+    run = launch(tmp_path, *TWO, *EXEC, "--heartbeat-timeout", "0.5", "job.py", "hang")
+    assert run.finish() == 0, run.err
+    (incident,) = run.incidents()
+    assert incident["kind"] == "hang"
+    assert [culprit["rank"] for culprit in incident["culprits"]] == [1]
+    assert [event["ended_by"] for event in run.events("attempt_end")] == ["hang", "ranks"]
+    assert "the job hung (rank 1" in run.err
+    assert not run.left_pages()
+
+
+def test_nothing_survives_a_killed_launcher(tmp_path):
+    """SIGKILL of the launcher: its ranks die with it, and the monitor leaves last and clears the pages."""
+    run = launch(tmp_path, *TWO, *EXEC, "job.py", "stay", "stubborn")
+    pids = [int(run.wait_for(tmp_path / f"{name}-0-{rank}")) for name in ("pid", "child") for rank in (0, 1)]
+    end(run, signal.SIGKILL)
+    assert run.finish() == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while (run.left_pages() or not all(map(is_gone, pids))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert all(is_gone(pid) for pid in pids)
+    assert not run.left_pages()

@@ -72,3 +72,14 @@ elif action == "save":
         time.sleep(0.01)
     tell("saved", 1)
     sys.exit(75)
+elif action == "hang":
+    from resilience_sdk import heartbeat
+
+    for step in range(5):
+        with heartbeat():
+            if attempt == 0 and step == 3 and rank == 1:
+                time.sleep(60)
+            time.sleep(0.01)
+    while attempt == 0:
+        time.sleep(0.01)
+        heartbeat.beat()

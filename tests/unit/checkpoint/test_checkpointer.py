@@ -75,7 +75,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(tmp_path):
 
 def test_only_the_last_ones_stay(tmp_path):
     """`keep` good checkpoints stay and are journalled with bytes and seconds."""
-    model, optimizer, checkpointer = make(tmp_path, every=1, keep=3)
+    _, _, checkpointer = make(tmp_path, every=1, keep=3)
     for step in range(6):
         checkpointer.maybe_save(step + 1)
     assert steps_on_disk(tmp_path) == ["step-00000004", "step-00000005", "step-00000006"]
@@ -100,7 +100,7 @@ def test_the_same_step_is_written_once(tmp_path):
 
 def test_a_full_disk_is_reported_and_survived(tmp_path, capsys):
     """A save that the system refuses leaves the last good one, no debris, one line and one journal entry."""
-    model, optimizer, checkpointer = make(tmp_path)
+    _, _, checkpointer = make(tmp_path)
     assert checkpointer.save(2)
     with largest_file(900):
         assert not checkpointer.save(4)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import json
 import zlib
 
 import attrs
@@ -44,10 +46,8 @@ def test_a_changed_byte_is_refused_or_changes_nothing(data):
     text = bytearray(encode_manifest(ONE))
     place = data.draw(st.integers(0, len(text) - 1))
     text[place] ^= data.draw(st.integers(1, 255))
-    try:
+    with contextlib.suppress(InvalidCheckpointError):
         assert decode_manifest(bytes(text)) == ONE
-    except InvalidCheckpointError:
-        pass
 
 
 @given(st.binary(max_size=200))
@@ -74,8 +74,6 @@ def test_another_format_names_the_cure():
     """A checkpoint of another format says which version to use."""
     text = encode_manifest(ONE).replace(b'"format": 1', b'"format": 2')
     body = text[text.index(b'"manifest": ') + 12 : -2]
-    import json
-
     crc = zlib.crc32(json.dumps(json.loads(body), sort_keys=True, separators=(",", ":")).encode())
     with pytest.raises(InvalidCheckpointError, match="version that wrote it"):
         decode_manifest(b'{"crc32": %d, "manifest": %s}' % (crc, body))

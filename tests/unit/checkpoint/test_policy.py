@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -46,7 +47,7 @@ def test_a_duration_is_kept_to_within_a_step_with_few_questions(pace, interval):
     """At a steady pace the interval is met within one step, with a number of questions that is logarithmic."""
     steps = int(6 * interval / pace) + 10
     saves, _, questions = simulate(Every(seconds=interval), lambda _: pace, steps=min(steps, 200_000))
-    for before, after in zip(saves, saves[1:], strict=False):
+    for before, after in itertools.pairwise(saves):
         assert interval <= after - before - 0.5 <= interval + pace + 1e-6
     assert questions <= (len(saves) + 1) * 2 * (math.log2(interval / pace) + 2)
 
@@ -55,7 +56,7 @@ def test_a_slower_pace_is_noticed():
     """Steps that become 100 times slower delay a save by a few intervals, not by 100."""
     saves, _, _ = simulate(Every(seconds=60.0), lambda n: 0.01 if n < 1000 else 1.0, steps=5000)
     assert saves[0] < 15 * 60.0
-    gaps = [after - before for before, after in zip(saves[1:], saves[2:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(saves[1:])]
     assert max(gaps) < 62.0
 
 
@@ -63,7 +64,7 @@ def test_auto_follows_the_measured_time_of_a_save():
     """A save of 8 s under an MTTF of 10,000 s is worth taking every 400 s."""
     assert best_interval_s(8.0, 10_000.0) == pytest.approx(400.0)
     saves, _, _ = simulate(Every(), lambda _: 1.0, steps=5000, write_s=8.0, mttf_s=10_000.0)
-    gaps = [after - before for before, after in zip(saves[1:], saves[2:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(saves[1:])]
     assert all(gap == pytest.approx(408.0, abs=1.5) for gap in gaps)
 
 

@@ -12,7 +12,7 @@ from resilience_sdk.demo import command
 from resilience_sdk.demo.command import Verdict, main
 from resilience_sdk.demo.promises import SCENARIOS, Outcome, broken_promises
 from resilience_sdk.errors import RunDirectoryError
-from resilience_sdk.incident_record import Culprit, Incident
+from resilience_sdk.incidents import Culprit, Incident
 
 UNDISTURBED, HUNG, KILLED = SCENARIOS
 

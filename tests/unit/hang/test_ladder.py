@@ -174,6 +174,20 @@ def test_a_rank_that_does_not_answer(make):
     assert finding.confidence < 0.9
 
 
+def test_the_only_other_rank_does_not_answer(make):
+    """With two ranks there is one record, and who wrote it waits: it is not the one that did not come."""
+    finding = find(ranks(make, 2), {0: INSIDE, 1: OUTSIDE}, {0: record(5, 4), 1: None})
+    assert finding.culprits == (1,)
+    assert finding.victims == (0,)
+
+
+def test_a_link_cut_at_the_end_of_a_collective(make):
+    """One rank had all data of number 5 and is in number 6; the other waits in 5 for what was sent and lost."""
+    finding = find(ranks(make, 2), {0: INSIDE, 1: INSIDE}, {0: record(6, 5), 1: record(5, 4)})
+    assert named(finding) == ((), "network", "network_partition")
+    assert finding.victims == (0, 1)
+
+
 def test_unseen_ranks_forbid_a_verdict_on_the_network(make):
     """All that are known wait; who is not known may be missing."""
     states = [attrs.evolve(s, snapshot=attrs.evolve(s.snapshot, world_size=8)) for s in ranks(make, 2)]

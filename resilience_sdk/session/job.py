@@ -1,0 +1,67 @@
+"""The job of a rank that no launcher of ours has described: its key, its run directory, its settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from resilience_sdk import console, environ, hostinfo, job_config
+from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.job_config import JobConfig
+from resilience_sdk.lease import Lease, current_holder
+from resilience_sdk.run_directory import RunDirectory, choose_run_dir
+from resilience_sdk.session.identity import parent_process
+from resilience_sdk.settings import Settings
+
+_MOST_SIBLINGS = 100
+
+
+def join_job(
+    pages: Path, job: str, script: str, settings: Settings, env: Mapping[str, str], run_dir: str | None
+) -> JobConfig:
+    """Return what the job agreed on; the first of its ranks on this node decides.
+
+    Raises OSError and RunDirectoryError.
+    """
+    proposal = _proposal(job, script, settings, env, run_dir)
+    config = job_config.agree(pages, proposal)
+    if config is proposal:
+        # The monitor takes the lease over and renews it; until then it is ours.
+        Lease.acquire(RunDirectory.create(config.run_dir, group_readable=settings.group_readable), job)
+    return config
+
+
+def _proposal(
+    job: str, script: str, settings: Settings, env: Mapping[str, str], explicit_run_dir: str | None
+) -> JobConfig:
+    run_dir, named = choose_run_dir(script, env, explicit_run_dir or settings.run_dir)
+    parent_pid, parent_ticks = parent_process()
+    on_hang = settings.on_hang or "report"
+    return JobConfig(
+        job=job,
+        run_dir=str(_unused(run_dir, job)),
+        run_named=named,
+        settings=settings.to_json(),
+        # Without our launcher nobody restarts: ending the stuck ranks lets the foreign one's policy act.
+        on_hang="kill" if on_hang == "restart" else on_hang,
+        script=script,
+        launcher_pid=None,
+        launcher_ticks=None,
+        creator_pid=os.getpid(),
+        creator_ticks=hostinfo.process_start_ticks(os.getpid()) or 0,
+        parent_pid=parent_pid,
+        parent_ticks=parent_ticks,
+    )
+
+
+def _unused(run_dir: Path, job: str) -> Path:
+    """Return `run_dir`, or a sibling where another live job uses it: a foreign launcher cannot refuse to start."""
+    for number in range(1, _MOST_SIBLINGS):
+        candidate = run_dir if number == 1 else run_dir.with_name(f"{run_dir.name}.{number}")
+        holder = current_holder(RunDirectory(candidate))
+        if holder is None or holder.job == job:
+            if number > 1:
+                console.say_once("in-use", f"{run_dir} is in use by another job; this one uses {candidate}")
+            return candidate
+    raise RunDirectoryError(f"{run_dir} and {_MOST_SIBLINGS} siblings are in use; name another with {environ.RUN_DIR}")

@@ -1,0 +1,132 @@
+"""The rules after an attempt ended, as rules."""
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience_sdk.launcher.decision import AttemptEnd, EndedBy, KnownError, decide, failures_since_progress
+from resilience_sdk.outcome import Verdict
+
+CRASH = AttemptEnd(0, EndedBy.RANKS, {0: -15, 1: -9}, cause="rank_killed_sigkill", category="process")
+ERROR = KnownError("ValueError", "bad", "train.py:3 main")
+USER_ERROR = attrs.evolve(CRASH, error=ERROR, category="user", cause="user_code_error", action="stop")
+FINISHED = AttemptEnd(0, EndedBy.RANKS, {0: 0, 1: 0})
+
+
+def saved(end, before, after):
+    return attrs.evolve(end, checkpoint_before=before, checkpoint_after=after)
+
+
+errors = st.none() | st.builds(
+    KnownError, st.sampled_from(["A", "B"]), st.just("m"), st.none(), st.none() | st.integers(0, 2)
+)
+ends = st.builds(
+    AttemptEnd,
+    attempt=st.integers(0, 9),
+    ended_by=st.sampled_from([by for by in EndedBy if by is not EndedBy.MEMBERSHIP]),
+    exit_codes=st.dictionaries(st.integers(0, 3), st.sampled_from([0, 1, 75, -9, -15]), max_size=4),
+    error=errors,
+    category=st.sampled_from(["user", "network", "process", "hardware"]),
+    action=st.sampled_from(["restart", "stop", "wait", "exclude_node"]),
+    confidence=st.sampled_from([0.3, 0.9]),
+    completed_a_step=st.sampled_from([None, True, False]),
+    checkpoint_before=st.none() | st.integers(0, 3),
+    checkpoint_after=st.none() | st.integers(0, 3),
+    stop_agreed=st.booleans(),
+    all_done=st.booleans(),
+)
+
+
+@given(st.lists(ends, min_size=1, max_size=6), st.integers(0, 4))
+def test_every_history_has_a_decision_whose_parts_agree(history, budget):
+    """The exit code belongs to the verdict, and what is left of the budget is never negative or above it."""
+    decision = decide(history, budget)
+    codes = {
+        Verdict.FINISHED: 0,
+        Verdict.PREEMPTED: 75,
+        Verdict.HARDWARE: 76,
+        Verdict.STOP: 77,
+        Verdict.INTERRUPTED: 130,
+    }
+    assert decision.exit_code == codes.get(decision.verdict, 1)
+    assert 0 <= decision.restarts_left <= budget
+    assert decision.reason
+    assert decision.delay_s >= 0
+    if decision.restarts:
+        assert budget > 0
+        assert 75 not in history[-1].exit_codes.values()
+        assert history[-1].ended_by in (EndedBy.RANKS, EndedBy.HANG)
+
+
+@given(st.lists(ends, min_size=1, max_size=6), st.integers(0, 4))
+def test_a_larger_budget_never_ends_a_job_earlier(history, budget):
+    """One more restart allowed turns "give up" into "restart" at most."""
+    less, more = decide(history, budget), decide(history, budget + 1)
+    assert less.verdict == more.verdict or (less.verdict, more.verdict) == (Verdict.GIVE_UP, Verdict.RESTART)
+
+
+@given(st.integers(0, 5))
+def test_without_progress_there_are_exactly_as_many_restarts_as_allowed(budget):
+    """`max_restarts` restarts, then the end."""
+    verdicts = [decide([CRASH] * n, budget).verdict for n in range(1, budget + 2)]
+    assert verdicts == [Verdict.RESTART] * budget + [Verdict.GIVE_UP]
+
+
+def test_a_new_checkpoint_gives_the_budget_back():
+    """An older or equal one does not; none at all does not."""
+    assert failures_since_progress([CRASH, CRASH, saved(CRASH, 10, 20)]) == 1
+    assert failures_since_progress([CRASH, saved(CRASH, 10, 20), saved(CRASH, 20, 20)]) == 2
+    assert failures_since_progress([saved(CRASH, None, 5), CRASH]) == 2
+    assert decide([CRASH, CRASH, CRASH, saved(CRASH, None, 1)], 3).restarts
+    assert decide([CRASH, CRASH, CRASH, CRASH], 3).verdict is Verdict.GIVE_UP
+    assert decide([saved(CRASH, None, 1)], 0).verdict is Verdict.GIVE_UP
+
+
+def test_the_same_user_error_twice_in_a_row_stops_the_job():
+    """Once is retried; another error, another step, or an attempt between them starts the count again."""
+    assert decide([USER_ERROR], 3).restarts
+    assert decide([USER_ERROR, USER_ERROR], 3).verdict is Verdict.STOP
+    assert decide([USER_ERROR, CRASH, USER_ERROR], 3).restarts
+    for field, value in (("message", "worse"), ("user_frame", "train.py:4 main"), ("type", "KeyError")):
+        other = attrs.evolve(USER_ERROR, error=attrs.evolve(ERROR, **{field: value}))
+        assert decide([USER_ERROR, other], 3).restarts
+    at_step = [attrs.evolve(USER_ERROR, error=attrs.evolve(ERROR, step=step)) for step in (4, 5, 5)]
+    assert decide(at_step[:2], 3).restarts
+    assert decide(at_step[1:], 3).verdict is Verdict.STOP
+
+
+@pytest.mark.parametrize("category", ["network", "storage", "hardware", "host"])
+def test_the_same_message_from_outside_the_program_is_no_user_error(category):
+    """A disk that is full twice is retried: the program is not at fault."""
+    end = attrs.evolve(USER_ERROR, category=category, action="wait")
+    decision = decide([end, end], 3)
+    assert decision.restarts
+    assert decision.delay_s > decide([end], 3).delay_s > 0
+
+
+def test_three_attempts_without_a_first_step_stop_the_job():
+    """Unknown progress proves nothing, and one attempt that got going starts the count again."""
+    stuck, stepping = (attrs.evolve(CRASH, completed_a_step=done) for done in (False, True))
+    assert decide([stuck] * 2, 9).restarts
+    assert decide([stuck] * 3, 9).verdict is Verdict.STOP
+    assert decide([stuck, stuck, stepping, stuck], 9).restarts
+    assert decide([CRASH] * 3, 9).restarts
+
+
+def test_what_the_user_or_the_scheduler_asked_for_comes_first():
+    """75 wins over a crash beside it, an agreed stop over success, Ctrl-C over everything."""
+    assert decide([FINISHED], 3).verdict is Verdict.FINISHED
+    assert decide([attrs.evolve(FINISHED, stop_agreed=True)], 3).verdict is Verdict.PREEMPTED
+    assert decide([attrs.evolve(CRASH, exit_codes={0: 75, 1: 1})], 3).verdict is Verdict.PREEMPTED
+    assert decide([attrs.evolve(USER_ERROR, ended_by=EndedBy.INTERRUPT)] * 2, 3).exit_code == 130
+    left = attrs.evolve(FINISHED, ended_by=EndedBy.PREEMPTION)
+    assert decide([left], 3).exit_code == 75
+    assert decide([attrs.evolve(left, all_done=True)], 3).exit_code == 0
+
+
+def test_only_a_sure_hardware_verdict_leaves_the_node():
+    """A guess is retried here."""
+    broken = attrs.evolve(CRASH, category="hardware", cause="gpu_fell_off_bus", action="exclude_node")
+    assert decide([attrs.evolve(broken, confidence=0.9)], 3).exit_code == 76
+    assert decide([attrs.evolve(broken, confidence=0.5)], 3).restarts
