@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import numbers
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,11 +53,13 @@ def _checked(step: Any) -> int:
     """Return a step number that the page can hold."""
     if type(step) is int and 0 <= step < _MOST_STEPS:
         return step
+    import numbers
+
     if not isinstance(step, numbers.Integral):  # numpy's are Integral too; a tensor is not, reading it may wait
         raise ConfigError(
             f"heartbeat(step=...) takes an int, got {step!r}; call .item() on a tensor outside the hot path"
         )
-    if not 0 <= step < _MOST_STEPS:
+    if not 0 <= int(step) < _MOST_STEPS:
         raise ConfigError(f"heartbeat(step={step}): steps count from 0")
     return int(step)
 

@@ -216,24 +216,6 @@ class Beat(Block):
         block.owner = _NOBODY
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        now = monotonic_ns()
-        lane = self.lane
-        if lane.top is not self or get_ident() != self.owner:
-            self._exit_slowly(now)
-            return
-        q = self.q
-        q[self._entry + 1] = 0
-        lane.top = self.prev
-        n = self.n
-        q[self.ring_at + (n & _MASK)] = now - self.t0
-        self.n = n = n + 1
-        q[self.count_at] = n
-        q[lane.last_at] = q[lane.last_beat_at] = now
-        self.t0 = 0
-
     def is_settled(self) -> bool:
         """Tell whether this block may take the fast path: not while beats settle something, or publish a step."""
         return self.lane.settled and not self.explicit
@@ -336,7 +318,6 @@ class Lane:
         "ident",
         "index",
         "last_at",
-        "last_beat_at",
         "last_entry",
         "pulse",
         "pulse_entry",
@@ -361,7 +342,6 @@ class Lane:
         self.shown = shown
         self.q = recorder.page.words if shown else memoryview(bytearray(at.PAGE_BYTES)).cast("Q")
         self.last_at = first + at.L_LAST_NS
-        self.last_beat_at = first + at.L_LAST_BEAT_NS
         self.step_at = first + at.L_STEP
         self.pulse_entry = first + at.L_STACK
         self.last_entry = first + at.L_STACK + at.STACK_WORDS * (at.STACK_DEPTH - 1)
@@ -385,7 +365,6 @@ class Lane:
 
     def note_beat(self, now: int) -> None:
         """Note a completed heartbeat; the first ones also settle who this process is."""
-        self.q[self.last_beat_at] = now
         if not self.settled:
             self.recorder.early_beat(self, now)
 
@@ -582,9 +561,12 @@ class Recorder:
         """End one pause of `pause_ns`, which counts for no open block."""
         with self._lock:
             self._paused.pop()
-            if not self._paused:  # an outer pause will count the inner one too
-                self.lane().shift(pause_ns)
-            self.page.set_paused(len(self._paused), self._paused[-1] if self._paused else "")
+            if self._paused:  # the outer pause will count this one too
+                self.page.set_paused(len(self._paused), self._paused[-1])
+                return
+            # Durations of blocks that other threads have open keep the pause; their deadlines begin anew.
+            self.lane().shift(pause_ns)
+            self.page.set_paused(0, "", monotonic_ns())
 
     def stop_pulses(self) -> None:
         """Close the running interval of every lane that pulses."""
@@ -763,8 +745,8 @@ def decorate(function: F, find: Callable[[], AnyBlock]) -> F:
 def _refuse_generators(function: Callable[..., Any]) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            f"{getattr(function, '__qualname__', function)!s} is a generator: its body runs while it is iterated, not while "
-            "it is called. Use a `with` block inside it, or straggler.iterate() around it"
+            f"{getattr(function, '__qualname__', function)!s} is a generator: its body runs while it is iterated, "
+            "not while it is called. Use a `with` block inside it, or straggler.iterate() around it"
         )
 
 

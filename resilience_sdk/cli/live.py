@@ -63,7 +63,7 @@ def _ranks_in(pages: Path) -> list[dict[str, Any]]:
 
 
 def _describe(snapshot: RankSnapshot) -> dict[str, Any]:
-    beat = snapshot.last_beat_ns
+    beat = snapshot.main_lane.last_ns if snapshot.beats else 0
     return {
         "rank": snapshot.rank,
         "attempt": snapshot.attempt,

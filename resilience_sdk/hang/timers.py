@@ -93,11 +93,12 @@ def watch(state: RankState, book: DeadlineBook, now_ns: int) -> Watch:
     if not state.has_signal:
         return Watch(state, ())
     now = state.now_ns if state.now_ns is not None else now_ns
+    resumed = snapshot.resumed_ns or 0  # nothing is older than the end of a pause, whichever thread paused
     timers = [
         Timer(
             name=section.name,
             kind=section.kind,
-            elapsed_s=_since(section.entered_ns, now),
+            elapsed_s=_since(max(section.entered_ns, resumed), now),
             limit=book.limit(section),
             first=section.occurrences == 0,
         )
@@ -112,10 +113,10 @@ def _around(snapshot: RankSnapshot, timers: list[Timer], book: DeadlineBook, now
     lane = snapshot.main_lane
     if not snapshot.beats and not any(timer.kind in _BEATS for timer in timers):
         # Completed sections are signs of life in a start-up, and all there is in a loop without heartbeats.
-        since = max(snapshot.created_ns, lane.last_ns)
+        since = max(snapshot.created_ns, lane.last_ns, snapshot.resumed_ns or 0)
         return (Timer(STARTUP, STARTUP, _since(since, now), book.startup_limit()),)
     if not timers:
-        since = max(lane.last_ns, lane.last_beat_ns or 0, snapshot.created_ns)
+        since = max(lane.last_ns, snapshot.created_ns, snapshot.resumed_ns or 0)
         return (Timer(OUT_OF_SECTION, OUT_OF_SECTION, _since(since, now), book.out_of_section_limit()),)
     if all(timer.limit is None for timer in timers):
         # A section without samples outside any heartbeat: nothing may be unbounded.

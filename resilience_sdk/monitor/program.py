@@ -56,12 +56,34 @@ def main(directory: str) -> int:
     status = 1
     try:
         status = _serve(pages, generation)
-    except BaseException:
-        traceback.print_exc()
-        with contextlib.suppress(OSError):
-            os.write(1, traceback.format_exc().encode())
+    except BaseException as error:
+        _report_failure(pages, error)
     finally:
         os._exit(status)
+
+
+def _report_failure(pages: Path, error: BaseException) -> None:
+    """Say in one line that the monitor itself failed; the details are for its log and the journal."""
+    details = traceback.format_exc()
+    with contextlib.suppress(OSError):
+        os.write(1, details.encode())
+    config = job_config.read(pages)
+    if config is not None:
+        _journal(config).emit(Event.DEGRADED, what="monitor", why=details)
+    console.say(
+        f"the monitor failed ({type(error).__name__}: {error}); the training goes on, and a new one is started. "
+        f"Please report what the journal of the run says about it"
+    )
+
+
+def _journal(config: JobConfig) -> Journal:
+    return Journal(
+        Path(config.run_dir) / "journal",
+        writer="monitor",
+        host=hostinfo.host_name(),
+        boot_id=hostinfo.boot_id(),
+        job=config.job,
+    )
 
 
 def _serve(pages: Path, generation: int) -> int:
@@ -69,13 +91,7 @@ def _serve(pages: Path, generation: int) -> int:
     if config is None:
         console.say(f"the monitor finds no {job_config.FILE} in {pages}: hangs are not detected")
         return 1
-    journal = Journal(
-        Path(config.run_dir) / "journal",
-        writer="monitor",
-        host=hostinfo.host_name(),
-        boot_id=hostinfo.boot_id(),
-        job=config.job,
-    )
+    journal = _journal(config)
     state = spawn.read_state(pages)
 
     def in_charge() -> bool:

@@ -23,6 +23,8 @@ LOCK = "monitor.lock"
 STATE = "monitor.json"
 LOG = "monitor.log"
 FROZEN_AFTER_S = 5.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 60.0
 
 _PROGRAM = (
     "import sys; sys.path[:0] = sys.argv[2:]; "
@@ -37,6 +39,7 @@ class MonitorWatch:
         """Watch over `pages`; with `delay_s` leave the first start to a process that comes first."""
         self._pages = pages
         self._not_before = time.monotonic() + delay_s
+        self._pause_s = _FIRST_PAUSE_S
 
     def keep_alive(self) -> bool:
         """Start a monitor if there is none, replace one that is frozen; tell whether one was started.
@@ -44,8 +47,16 @@ class MonitorWatch:
         May wait for a new process to come up (tens of milliseconds), so not for the training thread. Raises
         OSError when it cannot start one.
         """
-        if time.monotonic() < self._not_before or is_alive(self._pages):
+        now = time.monotonic()
+        if is_alive(self._pages):
+            if now > self._not_before + _LONGEST_PAUSE_S:
+                self._pause_s = _FIRST_PAUSE_S
             return False
+        if now < self._not_before:
+            return False
+        # One that dies again and again is started ever more rarely, but never given up.
+        self._not_before = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         return ensure_monitor(self._pages)
 
 

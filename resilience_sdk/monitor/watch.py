@@ -14,7 +14,16 @@ import attrs
 
 from resilience_sdk import console, hostinfo
 from resilience_sdk.events import Event
-from resilience_sdk.hang import Confirmation, CulpritFinding, Judgement, RankState, find_culprits, judge, standing
+from resilience_sdk.hang import (
+    Confirmation,
+    CulpritFinding,
+    Judgement,
+    RankState,
+    Suspect,
+    find_culprits,
+    judge,
+    standing,
+)
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
@@ -25,7 +34,7 @@ from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank, remove_files
 from resilience_sdk.monitor.recovery import RecoveryWatch
 from resilience_sdk.monitor.scene import CloseLook, states_of
-from resilience_sdk.rank_page import snapshot_to_json
+from resilience_sdk.rank_page import RankSnapshot, snapshot_to_json
 from resilience_sdk.settings import settings_from_json
 
 _AGREE_S = 0.02  # between the two looks that must agree on a hang
@@ -37,9 +46,7 @@ _SIGNAL_EXPECTED_S = 30.0
 class Watcher:
     """Watches the ranks of one job on one node. Runs in the monitor's only thread."""
 
-    def __init__(
-        self, pages: Path, config: JobConfig, journal: Journal, in_charge: Callable[[], bool]
-    ) -> None:
+    def __init__(self, pages: Path, config: JobConfig, journal: Journal, in_charge: Callable[[], bool]) -> None:
         """Watch `pages`; `in_charge()` tells whether no other monitor has taken over."""
         self._pages = pages
         self._config = config
@@ -258,15 +265,16 @@ class Watcher:
     ) -> Incident:
         by_rank = {watched.rank: watched for watched in ranks}
         now_ns, now = time.monotonic_ns(), time.time()
+        late = {suspect.rank: suspect for suspect in judgement.suspects}
         still = [
-            by_rank[r].snapshot.main_lane.last_ns
+            _stuck_for(by_rank[r].snapshot, late.get(r), now_ns)
             for r in finding.culprits or judgement.waited_for
             if r in by_rank
         ]
         incident = Incident(
             attempt=self._attempt,
             detected_at=now,
-            detection_latency_s=(now_ns - min(still)) / 1e9 if still else None,
+            detection_latency_s=max(still, default=None),
             culprits=tuple(self._culprit(rank, by_rank, look) for rank in finding.culprits),
             victims=finding.victims,
             category=finding.category,
@@ -315,9 +323,7 @@ class Watcher:
             in_charge=self._in_charge,
         )
         if escalation.survivors:
-            console.say(
-                f"cannot end {escalation.survivors}: they survive SIGKILL, which means the kernel holds them"
-            )
+            console.say(f"cannot end {escalation.survivors}: they survive SIGKILL, which means the kernel holds them")
         if self._deaths is not None:
             self._deaths.explained(self._attempt)
 
@@ -343,9 +349,7 @@ def hang_lines(incident: Incident, config: JobConfig) -> list[str]:
         for culprit in incident.culprits:
             where = f" in section '{culprit.section}'" if culprit.section else " outside of any section"
             step = f" at step {culprit.step}" if culprit.step is not None else ""
-            lines.append(
-                f"HANG: rank {culprit.rank} on {culprit.node} stands still{step}{where} ({incident.cause})"
-            )
+            lines.append(f"HANG: rank {culprit.rank} on {culprit.node} stands still{step}{where} ({incident.cause})")
             lines += [f"  at {frame}" for frame in culprit.stack[:3]]
     else:
         lines = [f"HANG: no single rank is to blame ({incident.category}: {incident.cause})"]
@@ -365,11 +369,21 @@ def hang_lines(incident: Incident, config: JobConfig) -> list[str]:
     return lines
 
 
-def _suspect_evidence(suspect: Any) -> Evidence:
+def _stuck_for(snapshot: RankSnapshot, suspect: Suspect | None, now_ns: int) -> float:
+    """Return for how many seconds a rank has been stuck, as far as its page tells.
+
+    One that moved after its deadline (in inner sections, say) is not standing still: it counts from the
+    entry into what it does not come out of.
+    """
+    idle_s = (now_ns - max(snapshot.created_ns, snapshot.main_lane.last_ns)) / 1e9
+    if suspect is not None and suspect.deadline_s is not None and idle_s < suspect.elapsed_s - suspect.deadline_s:
+        return suspect.elapsed_s
+    return idle_s
+
+
+def _suspect_evidence(suspect: Suspect) -> Evidence:
     limit = "no deadline" if suspect.deadline_s is None else f"deadline {suspect.deadline_s:.2f} s"
-    return Evidence(
-        "deadline", f"rank {suspect.rank}: {suspect.name} for {suspect.elapsed_s:.2f} s ({limit})"
-    )
+    return Evidence("deadline", f"rank {suspect.rank}: {suspect.name} for {suspect.elapsed_s:.2f} s ({limit})")
 
 
 def _some(ranks: tuple[int, ...]) -> str:

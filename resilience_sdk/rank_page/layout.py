@@ -45,6 +45,7 @@ W_LOST = 18  # sections that found no lane, name or ring: guarded by nothing, co
 W_FIRST_BEAT_NS = 19
 W_COLLECTIVES = 20  # collectives completed, from the flight recorder, where somebody asked for it
 W_PAUSED = 21  # depth of heartbeat.paused()
+W_RESUMED_NS = 22  # when the last pause ended: what was open before then has had its time suspended
 
 FLAG_PROVISIONAL = 1  # the rank is a guess until the process group is up
 FLAG_DECLARED = 2  # user code uses the SDK, so a first beat is to be expected
@@ -79,8 +80,7 @@ LANE_WORDS = 48
 LANE_SLOTS = 4
 L_THREAD = 0
 L_LAST_NS = 1
-L_LAST_BEAT_NS = 2
-L_STEP = 3  # global step + 1; 0: nobody gave one, the ring of the heartbeat counts
+L_STEP = 2  # global step + 1; 0: nobody gave one, the ring of the heartbeat counts
 L_STACK = 8
 STACK_DEPTH = 16
 STACK_WORDS = 2  # entered_ns, id + 1

@@ -40,7 +40,6 @@ class LaneView:
     beats: int
     step: int | None
     step_is_global: bool
-    last_beat_ns: int | None
     stack: tuple[OpenSection, ...]
     """Open sections, outermost first."""
 
@@ -71,6 +70,8 @@ class RankSnapshot:
     odd_exits: int
     lost: int
     lanes: tuple[LaneView, ...]
+    resumed_ns: int | None = None
+    """When the last pause ended."""
 
     @property
     def main_lane(self) -> LaneView:
@@ -92,14 +93,10 @@ class RankSnapshot:
         """Completed outermost heartbeats of the beating lane."""
         return self.main_lane.beats
 
-    @property
-    def last_beat_ns(self) -> int | None:
-        """When the beating lane last completed a heartbeat."""
-        return self.main_lane.last_beat_ns
 
 
 _NO_LANE = LaneView(
-    thread_id=0, last_ns=0, beats=0, step=None, step_is_global=False, last_beat_ns=None, stack=()
+    thread_id=0, last_ns=0, beats=0, step=None, step_is_global=False, stack=()
 )
 
 
@@ -225,6 +222,7 @@ class PageReader:
             odd_exits=q[at.W_ODD_EXITS],
             lost=q[at.W_LOST],
             lanes=lanes,
+            resumed_ns=q[at.W_RESUMED_NS] or None,
         )
 
     def _facts(self) -> dict[str, object]:
@@ -255,7 +253,6 @@ class PageReader:
             beats=beats,
             step=explicit - 1 if explicit else step,
             step_is_global=bool(explicit),
-            last_beat_ns=q[first + at.L_LAST_BEAT_NS] or None,
             stack=stack,
         )
 

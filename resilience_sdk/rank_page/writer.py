@@ -79,9 +79,10 @@ class RankPage:
         flags = self.words[at.W_FLAGS]
         self.words[at.W_FLAGS] = flags | flag if on else flags & ~flag
 
-    def set_paused(self, depth: int, reason: str) -> None:
-        """Publish that deadlines are suspended (`depth` > 0), and why."""
+    def set_paused(self, depth: int, reason: str, resumed_ns: int = 0) -> None:
+        """Publish that deadlines are suspended (`depth` > 0), and why, or since when they are not any more."""
         with self._changing():
+            self.words[at.W_RESUMED_NS] = resumed_ns
             self._write_text(at.PAUSE_TEXT_AT, at.PAUSE_TEXT_BYTES, reason)
             self.words[at.W_PAUSED] = depth
 

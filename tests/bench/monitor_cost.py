@@ -41,7 +41,10 @@ def measure(context: Context) -> list[Figure]:
         pid = _monitor(pages)
         if pid is None:
             return [Figure("monitor, 8 ranks", "ours", "% of a core", (), 0.5, note="no monitor was found")]
-        shares, memory = _watch(pid, seconds)
+        try:
+            shares, memory = _watch(pid, seconds)
+        except OSError as error:
+            raise RuntimeError(f"the monitor ended while it was watched ({error}); see {log}") from error
     note = f"{RANKS} ranks, 47 steps/s, 4 sections"
     return [
         Figure("monitor cpu", "ours", "% of a core", shares, 0.5, note=note),

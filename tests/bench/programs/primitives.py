@@ -19,7 +19,7 @@ class Empty:
     def __enter__(self) -> Empty:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         return None
 
 

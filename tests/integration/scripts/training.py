@@ -1,14 +1,16 @@
-"""A training of two or more gloo ranks: every step computes a little and sums over all ranks.
+"""A training of gloo ranks: every step computes a little and sums over all ranks.
 
-    training.py [--steps N] [--until FILE] [--workers N] [--outer]
+    training.py [--steps N] [--until FILE] [--workers N] [--stubborn] [--nested] [--threads]
 
-`--until` goes on until the file is there; `--workers` reads from a DataLoader; `--outer` puts the step into a
-section `outer` that is meant to take 1 s at most, and rank 1 opens and closes inner ones for ever in it.
+`--until` goes on until the file is there, `--workers` reads from a DataLoader (with `--stubborn` its workers do
+not hear SIGTERM). In attempt 0, at step 5, rank 1 stays for ever in a section that is meant to take 1 s with
+`--nested`, opening and closing inner ones, and in a system call with `--threads`, while another thread beats on.
 """
 
 import argparse
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +23,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--until")
 parser.add_argument("--workers", type=int, default=0)
-parser.add_argument("--outer", action="store_true")
+parser.add_argument("--stubborn", action="store_true")
+parser.add_argument("--nested", action="store_true")
+parser.add_argument("--threads", action="store_true")
 args = parser.parse_args()
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["RESILIENCE_INTERNAL_ATTEMPT"])
@@ -35,16 +39,25 @@ def tell(name: str, value: object) -> None:
 
 
 class Numbers(torch.utils.data.Dataset):
-    """Items for ever, read by workers that do not hear SIGTERM, as one that writes a file would not."""
+    """As many items as anybody wants."""
 
     def __len__(self):
-        return 1 << 30
+        return 1 << 20
 
     def __getitem__(self, index):
         if not (told / f"worker-{attempt}-{rank}").exists():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if args.stubborn:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             tell(f"worker-{attempt}-{rank}", os.getpid())
         return float(index)
+
+
+def batches():
+    """Yield what a step trains on."""
+    if args.workers:
+        yield from torch.utils.data.DataLoader(Numbers(), num_workers=args.workers)
+    while True:
+        yield torch.ones(1)
 
 
 def may_go_on(step: int) -> bool:
@@ -58,23 +71,35 @@ def may_go_on(step: int) -> bool:
 
 def never_come_back() -> None:
     """Stay in a section while inner ones come and go."""
+    with straggler.section("outer", timeout=1.0):
+        while True:
+            with straggler.section("inner"):
+                time.sleep(0.02)
+
+
+def beat_on() -> None:
+    """Beat in a thread of its own, whatever the training does."""
     while True:
-        with straggler.section("inner"):
-            time.sleep(0.02)
+        with heartbeat("background"):
+            time.sleep(0.01)
 
 
 tell(f"rank-{attempt}-{rank}", os.getpid())
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-data = iter(torch.utils.data.DataLoader(Numbers(), num_workers=args.workers)) if args.workers else None
-step = 0
+if args.threads:
+    threading.Thread(target=beat_on, daemon=True).start()
+data, step = batches(), 0
 while may_go_on(step):
-    with heartbeat(), straggler.section("outer", timeout=1.0):
+    with heartbeat():
         with straggler.section("compute"):
-            batch = next(data) if data is not None else torch.ones(1)
+            batch = next(data)
             time.sleep(0.005)
-        if args.outer and attempt == 0 and rank == 1 and step == 5:
-            never_come_back()
+        if (attempt, rank, step) == (0, 1, 5):
+            if args.nested:
+                never_come_back()
+            elif args.threads:
+                time.sleep(3600)
         dist.all_reduce(batch)
     step += 1
     tell(f"step-{attempt}-{rank}", step)

@@ -34,7 +34,6 @@ def _snapshot(rank, stack=(), *, beats=10, idle=1.0, created=None, world_size=2,
         beats=beats,
         step=beats if step is None else step,
         step_is_global=step is not None,
-        last_beat_ns=NOW - int(idle * 1e9) if beats else None,
         stack=tuple(stack),
     )
     values = {

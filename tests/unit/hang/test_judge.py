@@ -284,16 +284,28 @@ def test_times_of_another_host_are_read_with_its_own_clock(make, verdict):
 
 
 def test_confirmation_needs_two_looks_that_agree(make, verdict):
-    """Same ranks waited for, standing where they stood; a rank that moved starts the count again."""
+    """Same ranks waited for, standing where they stood; a rank that came further starts the count again."""
     stuck = [make.rank(r, make.beat(31)) for r in (0, 1)]
-    moved = [stuck[0], make.rank(1, make.beat(31), make.section("fwd", 0))]
+    further = [make.rank(r, make.beat(30.5), beats=11) for r in (0, 1)]
     confirmation = Confirmation()
     assert not confirmation.agrees(verdict(*stuck), stuck)
-    assert not confirmation.agrees(verdict(*moved), moved)
-    assert confirmation.agrees(verdict(*moved), moved)
+    assert not confirmation.agrees(verdict(*further), further)
+    assert confirmation.agrees(verdict(*further), further)
     fine = [make.rank(r, make.beat(1)) for r in (0, 1)]
     assert not confirmation.agrees(verdict(*fine), fine)
-    assert not confirmation.agrees(verdict(*moved), moved)
+    assert not confirmation.agrees(verdict(*further), further)
+
+
+def test_what_a_late_rank_does_inside_is_no_progress(make, verdict):
+    """It opens and closes inner sections of an expired one for ever, and another of its threads beats on."""
+    confirmation, looks = Confirmation(), []
+    for seconds in (0.3, 0.2):
+        state = make.rank(0, make.beat(31), make.section("inner", seconds), world_size=1)
+        other = attrs.evolve(state.snapshot.lanes[0], beats=int(100 / seconds), stack=())
+        lanes = (state.snapshot.lanes[0], other)
+        looks.append([attrs.evolve(state, snapshot=attrs.evolve(state.snapshot, lanes=lanes))])
+    assert not confirmation.agrees(verdict(*looks[0]), looks[0])
+    assert confirmation.agrees(verdict(*looks[1]), looks[1])
 
 
 # -- properties

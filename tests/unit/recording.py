@@ -1,0 +1,69 @@
+"""A rank page that the calling process records into, read back as the monitor reads it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from resilience_sdk import lanes
+from resilience_sdk.lanes import Recorder
+from resilience_sdk.rank_page import LaneView, PageReader, RankPage, RankSnapshot
+
+_numbers = itertools.count()
+
+
+class Recording:
+    """Lets `heartbeat()` and `section()` record into a new page until the end of the block."""
+
+    def __init__(self, folder: Path, *, settle: Callable[[], bool] = lambda: True) -> None:
+        self.page = RankPage.create(
+            folder / f"{next(_numbers)}.page",
+            pid=os.getpid(),
+            start_ticks=1,
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            attempt=0,
+            created_ns=time.monotonic_ns(),
+            facts={"host": "here", "script": "train.py"},
+        )
+        self.recorder = Recorder(self.page, settle=settle)
+        self.reader = PageReader(self.page.path)
+        self._starter = lanes._starter
+
+    def __enter__(self) -> Recording:
+        lanes.set_starter(lambda: self.recorder)
+        lanes.forget()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        lanes.set_starter(self._starter)
+        lanes.forget()
+        self.reader.close()
+        self.page.path.unlink()
+
+    def snapshot(self) -> RankSnapshot:
+        """What the monitor sees now."""
+        snapshot = self.reader.snapshot()
+        assert snapshot is not None
+        return snapshot
+
+    def lane(self) -> LaneView:
+        """What the monitor sees of the calling thread."""
+        mine = threading.get_native_id()
+        return next(lane for lane in self.snapshot().lanes if lane.thread_id == mine)
+
+    def stack(self) -> list[str]:
+        """Names of the sections that the calling thread has open, outermost first."""
+        return [section.name for section in self.lane().stack]
+
+    def harvest(self) -> dict[str, list[int]]:
+        """New durations since the last call, by name and over all threads."""
+        found: dict[str, list[int]] = {}
+        for name, _, _, samples in self.reader.harvest():
+            found.setdefault(name, []).extend(samples)
+        return found
