@@ -1,0 +1,126 @@
+"""Ranks and launchers die: who went first is named, the job goes on or ends as it should, nothing is left."""
+
+import os
+import signal
+
+import pytest
+from harness import job
+
+TWO = ("--nproc-per-node", "2")
+# What happens in which attempt; the exception comes again, and the second time in a row is once too often.
+WAYS = ("one", "all", "exit", "raise", "again")
+FAULTS = """
+    kill:rank=1,step=3,attempt=0; kill:step=3,attempt=1; kill:how=exit,code=3,rank=0,step=3,attempt=2;
+    kill:how=exception,rank=1,step=6,attempt=any
+"""
+
+
+@pytest.fixture(scope="module")
+def died(tmp_path_factory):
+    """One job that loses ranks in every attempt until it is stopped, over now, and what was left of it."""
+    options = (*TWO, "--max-restarts", "9")
+    with job(tmp_path_factory.mktemp("died"), *options, "training.py", env={"RESILIENCE_FAULT": FAULTS}) as run:
+        code = run.finish()
+        yield run, code, run.left_behind()
+
+
+def test_the_same_exception_twice_ends_the_job_with_77(died):
+    """It is restarted once, not again: the last lines say why and what to do. All before it are recovered from."""
+    run, code, left = died
+    assert code == 77, run.screen
+    assert [found["attempt"] for found in run.incidents()] == list(range(len(WAYS)))
+    assert [event["verdict"] for event in run.events("decision")] == ["restart"] * 4 + ["stop"]
+    assert all(found["recovered_at"] > found["detected_at"] for found in run.incidents()[:-1])
+    assert run.incidents()[-1]["recovered_at"] is None
+    assert not left
+    assert not run.events("degraded")
+    assert not run.events("confirmed")
+    last = run.last_lines()
+    assert "the same error ended two attempts in a row" in last
+    assert "(exit code 77)" in last
+    assert "InjectedError" in last
+    assert "fix the program" in last
+    assert run.outcome()["verdict"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("way", "culprits", "victims", "cause"),
+    [
+        ("one", [1], [0], "rank_killed_sigkill"),
+        ("exit", [0], [1], "user_exit"),
+        ("raise", [1], [0], "user_code_error"),
+        ("again", [1], [0], "user_code_error"),
+    ],
+)
+def test_the_rank_that_went_first_is_named(died, way, culprits, victims, cause):
+    """Culprit, victims, cause, step; report.md and pages of both ranks."""
+    run = died[0]
+    incident = run.incidents()[WAYS.index(way)]
+    assert incident["kind"] == "crash"
+    assert [named["rank"] for named in incident["culprits"]] == culprits
+    assert incident["victims"] == victims
+    assert incident["cause"] == cause
+    assert incident["culprits"][0]["step"] == (6 if way in ("raise", "again") else 3)
+    assert f"rank {culprits[0]}" in run.incident_file(incident, "report.md")
+    assert all(f'"rank": {rank}' in run.incident_file(incident, f"pages/rank-{rank}.json") for rank in (0, 1))
+
+
+def test_all_ranks_killed(died):
+    """Both were shot at one moment: whoever is named, nobody is called the victim of a hang, and it goes on."""
+    incident = died[0].incidents()[WAYS.index("all")]
+    assert incident["cause"] == "rank_killed_sigkill"
+    assert {named["rank"] for named in incident["culprits"]} <= {0, 1}
+    assert incident["culprits"]
+
+
+def test_an_exception_leaves_its_stack(died):
+    """The frames of the exception, innermost first, down to the user's line."""
+    incident = died[0].incidents()[WAYS.index("raise")]
+    assert any("training.py" in frame for frame in incident["culprits"][0]["stack"])
+    assert "InjectedError" in str(incident["evidence"])
+    assert "training.py" in died[0].incident_file(incident, "stacks/rank-1.txt")
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_kills_in_a_row_are_recovered_from_one_by_one(tmp_path, kills):
+    """As many restarts as kills; every incident is closed by the first beats of the next attempt.
+
+    The killed rank's DataLoader worker outlives it and ignores SIGTERM. It is gone before the next attempt.
+    """
+    faults = ";".join(f"kill:rank={number % 2},step=3,attempt={number}" for number in range(kills))
+    options = (*TWO, "--max-restarts", str(kills), "training.py", "--workers", "1", "--stubborn")
+    with job(tmp_path, *options, env={"RESILIENCE_FAULT": faults}) as run:
+        assert run.finish(110) == 0, run.screen
+        incidents = run.incidents()
+        assert [[named["rank"] for named in found["culprits"]] for found in incidents] == [
+            [number % 2] for number in range(kills)
+        ]
+        assert all(found["recovered_at"] for found in incidents)
+        assert len(run.events("attempt_start")) == kills + 1
+        assert not run.left_behind()
+
+
+def test_a_killed_launcher_leaves_nothing_behind(tmp_path):
+    """SIGKILL of the launcher: ranks, DataLoader workers, fork server, monitor and pages are gone."""
+    options = (*TWO, "training.py", "--until", str(tmp_path / "end"), "--workers", "1", "--stubborn")
+    with job(tmp_path, *options) as run:
+        run.wait(lambda: len(run.told("step-0-*")) == 2, "the first step")
+        run.monitor_pid()
+        assert len(run.processes()) >= 7
+        run.process.kill()
+        assert not run.left_behind()
+        assert not run.incidents()
+
+
+def test_sigterm_to_every_process_ends_the_job_within_the_grace(tmp_path):
+    """As a scheduler sends it: 75, nothing left behind, no hang and no crash, and the monitor stays to the end."""
+    options = (*TWO, "--heartbeat-timeout", "1", "--preempt-time", "2")
+    script = ("training.py", "--until", str(tmp_path / "end"), "--workers", "1", "--stubborn")
+    with job(tmp_path, *options, *script) as run:
+        run.wait(lambda: len(run.told("step-0-*")) == 2, "the first step")
+        for pid in run.processes():
+            os.kill(pid, signal.SIGTERM)
+        assert run.finish() == 75, run.screen
+        assert [found["kind"] for found in run.incidents()] == ["preemption"]
+        assert not run.events("confirmed")
+        assert not run.left_behind()
