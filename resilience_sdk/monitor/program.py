@@ -28,6 +28,7 @@ from resilience_sdk.run_directory import RunDirectory
 
 OVER = "over.json"  # our launcher writes it when no attempt will follow
 _NOBODY_CAME_S = 10.0
+_MOST_FAILURES = 5
 _OVER = "over.json"
 _DEFER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 
@@ -142,8 +143,18 @@ def _loop(
     started = renewed = time.monotonic()
     came = False
     wait_s = 0.0
-    while in_charge():
-        wait_s = watcher.round(wait_s)
+    failures = 0
+    while in_charge() and pages.is_dir():
+        try:
+            wait_s = watcher.round(wait_s)
+            failures = 0
+        except Exception as error:
+            # One bad round (a page that vanishes while it is read) is no reason to leave the ranks alone.
+            failures += 1
+            if failures > _MOST_FAILURES:
+                raise
+            watcher.note_failure(error)
+            time.sleep(wait_s := 0.1 * failures)
         now_ns = time.monotonic_ns()
         with contextlib.suppress(OSError):
             os.utime(pages / spawn.STATE, ns=(now_ns, now_ns))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,10 @@ class Watcher:
         self._say_if_blind(ranks)
         self.learner.save_now_and_then()
         return min(self._settings.monitor_interval, self._judge(ranks, now_ns))
+
+    def note_failure(self, error: Exception) -> None:
+        """Journal a round that failed; the next one begins anew."""
+        self._journal.emit(Event.DEGRADED, what="round", why="".join(traceback.format_exception(error)))
 
     def is_over(self) -> bool:
         """Tell whether nobody is left to watch."""

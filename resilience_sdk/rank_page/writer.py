@@ -11,6 +11,8 @@ from pathlib import Path
 
 from resilience_sdk.rank_page import layout as at
 
+_LONGEST_S = 1e9  # 30 years stand for an endless timeout, which fits into no word
+
 
 class RankPage:
     """A mapped rank page, open for writing by the process that it describes.
@@ -100,7 +102,7 @@ class RankPage:
 
     def set_timeout(self, name_index: int, timeout_s: float | None) -> None:
         """Publish the timeout that a section was given as an argument (seconds), or None for a learned one."""
-        nanoseconds = 0 if timeout_s is None else max(1, int(timeout_s * 1e9))
+        nanoseconds = 0 if timeout_s is None else max(1, int(min(timeout_s, _LONGEST_S) * 1e9))
         self.words[at.name_at(name_index) + at.N_TIMEOUT_NS] = nanoseconds
 
     def add_lane(self, thread_id: int) -> int | None:

@@ -37,7 +37,7 @@ from resilience_sdk.session.identity import (
     is_dataloader_worker,
 )
 from resilience_sdk.session.job import join_job
-from resilience_sdk.settings import Settings, load_settings, settings_from_json
+from resilience_sdk.settings import Settings, load_settings, override_settings, settings_from_json
 
 
 class Session:
@@ -284,9 +284,10 @@ def _pulse_of_optimizer() -> None:
 
 def _effective_settings(env: Mapping[str, str], arguments: Mapping[str, Any] | None) -> Settings:
     handed_down = env.get(environ.INTERNAL_SETTINGS)
-    if handed_down and not arguments:
-        with contextlib.suppress(OSError, ValueError):
-            return settings_from_json(json.loads(Path(handed_down).read_text()))
+    if handed_down:
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            settings = settings_from_json(json.loads(Path(handed_down).read_text()))
+            return override_settings(settings, arguments) if arguments else settings
     return load_settings(arguments=arguments, env=env, strict_env=False)
 
 

@@ -149,7 +149,7 @@ class Settings:
         metavar=_SECONDS,
     )
     monitor_interval: float = _option(
-        0.25,
+        0.5,
         parse.positive_duration,
         "How often the monitor and the launcher look at least.",
         metavar=_SECONDS,

@@ -53,7 +53,8 @@ def _check(name: Any, kind: str, timeout: float | None) -> None:
         raise ConfigError(f"section(name) takes a string, got {name!r}")
     if kind not in KINDS:
         raise ConfigError(f"section({name!r}, kind={kind!r}): kind is one of {', '.join(KINDS)}")
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout > 0):
         raise ConfigError(
             f"section({name!r}, timeout={timeout!r}): timeout is seconds above zero, or None to learn it"
         )

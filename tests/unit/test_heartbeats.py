@@ -1,0 +1,340 @@
+"""Heartbeats: steps, pulses, pauses and the end, in every form in which they are written."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import numpy
+import pytest
+from recording import Recording
+
+from resilience_sdk import heartbeat
+from resilience_sdk.errors import ConfigError
+
+
+def test_steps_are_counted_where_nobody_numbers_them(recording):
+    """The step is the number of completed heartbeats while one is open, and that of the last one after it."""
+    for step in range(20):
+        with heartbeat():
+            assert (recording.snapshot().step, recording.snapshot().beats) == (step, step)
+        assert (recording.snapshot().step, recording.snapshot().beats) == (step, step + 1)
+    assert not recording.snapshot().step_is_global
+
+
+def test_a_given_step_is_the_step(recording):
+    """The argument names the step, on entry and after the exit, and makes it comparable between attempts."""
+    for step in (0, 7, 8, 3, 1 << 40):
+        with heartbeat(step=step):
+            assert recording.snapshot().step == step
+        assert recording.snapshot().step == step
+    assert recording.snapshot().step_is_global
+    assert recording.snapshot().beats == 5
+
+
+def test_steps_may_be_given_late_and_stop_again(recording):
+    """A loop that begins to number its steps, or ends to, is followed at once."""
+    for _ in range(20):
+        with heartbeat():
+            pass
+    with heartbeat(step=500):
+        assert recording.snapshot().step == 500
+    with heartbeat():
+        assert recording.snapshot().step == 21
+        assert not recording.snapshot().step_is_global
+
+
+def test_a_numpy_integer_is_a_step(recording):
+    """Counters of numpy are accepted."""
+    with heartbeat(step=numpy.int64(12)):
+        assert recording.snapshot().step == 12
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("step", ["3", 2.0, -1, 1 << 80, object()])
+def test_a_step_that_is_none_is_refused(recording, warm, step):
+    """The error names the value, at the first call as at any other, and leaves the heartbeat usable."""
+    if warm:
+        with heartbeat():
+            pass
+    with pytest.raises(ConfigError, match=r"heartbeat\(step="):
+        heartbeat(step=step)
+    with pytest.raises(ConfigError, match=r"heartbeat\(step="):
+        heartbeat.beat(step)
+    with heartbeat():
+        assert recording.stack() == ["step"]
+
+
+@pytest.mark.parametrize("name", ["", 3, None, ["a"]])
+def test_a_name_that_is_none_is_refused(recording, name):
+    """The error names the value."""
+    with pytest.raises(ConfigError, match=r"takes a string"):
+        heartbeat(name)
+
+
+def test_names_are_counted_apart(recording):
+    """Two heartbeats of two names have their own durations; the rank's beats are those of both."""
+    for _ in range(3):
+        with heartbeat("generator"):
+            pass
+        with heartbeat("critic"):
+            pass
+    assert {name: len(samples) for name, samples in recording.harvest().items()} == {"generator": 3, "critic": 3}
+
+
+def test_the_first_beat_is_noted_and_the_identity_asked_for(tmp_path):
+    """Beats ask whether the identity is final until it is, at most a few times."""
+    asked = []
+    with Recording(tmp_path, settle=lambda: bool(asked.append(1)) or len(asked) == 3) as recording:
+        assert recording.snapshot().first_beat_ns is None
+        with heartbeat():
+            pass
+        first = recording.snapshot().first_beat_ns
+        for _ in range(10):
+            with heartbeat():
+                pass
+        assert len(asked) == 3
+        assert recording.snapshot().first_beat_ns == first is not None
+        assert recording.snapshot().beats == 11
+
+
+def test_an_identity_that_never_settles_is_given_up(tmp_path):
+    """A process without a process group does not ask for ever."""
+    asked = []
+    with Recording(tmp_path, settle=lambda: bool(asked.append(1))) as recording:
+        for _ in range(100):
+            with heartbeat():
+                pass
+        assert 1 < len(asked) < 50
+        assert recording.snapshot().beats == 100
+
+
+# -- decorators
+
+
+def test_decorated_with_and_without_parentheses(recording):
+    """Both forms keep the function's name and result, and record."""
+
+    @heartbeat
+    def plain(x: int) -> int:
+        """Adds one."""
+        assert recording.stack() == ["step"]
+        return x + 1
+
+    @heartbeat()
+    def called(x: int) -> int:
+        assert recording.stack() == ["step"]
+        return x
+
+    @heartbeat("tick")
+    def named() -> list[str]:
+        return recording.stack()
+
+    assert (plain(1), plain.__name__, plain.__doc__) == (2, "plain", "Adds one.")
+    assert called(2) == 2
+    assert named() == ["tick"]
+    assert recording.snapshot().beats == 3
+
+
+def test_a_decorated_method(recording):
+    """A method is bound as ever."""
+
+    class Trainer:
+        steps = 0
+
+        @heartbeat
+        def train_step(self, batch: int) -> int:
+            self.steps += batch
+            return self.steps
+
+    trainer = Trainer()
+    assert [trainer.train_step(2), trainer.train_step(batch=3)] == [2, 5]
+    assert recording.snapshot().beats == 2
+
+
+def test_a_decorated_coroutine_function(recording):
+    """What is timed is the whole awaited duration, not the making of the coroutine."""
+
+    @heartbeat()
+    async def step() -> list[str]:
+        await asyncio.sleep(0.01)
+        return recording.stack()
+
+    assert asyncio.iscoroutinefunction(step)
+    assert asyncio.run(step()) == ["step"]
+    assert recording.harvest()["step"][0] >= 10_000_000
+
+
+@pytest.mark.parametrize("decorator", [heartbeat, heartbeat(), heartbeat("other")])
+def test_generators_are_refused(decorator):
+    """A generator's body does not run in the call; decorating one is an error that says what to do."""
+
+    def batches():
+        yield 1
+
+    async def tokens():
+        yield 1
+
+    for function in (batches, tokens):
+        with pytest.raises(TypeError, match=r"is a generator.*with"):
+            decorator(function)
+
+
+def test_generators_are_refused_once_recording(recording):
+    """The same where the heartbeat exists already."""
+    with heartbeat():
+        pass
+
+    def batches():
+        yield 1
+
+    with pytest.raises(TypeError, match="is a generator"):
+        heartbeat()(batches)
+
+
+def test_decorating_starts_nothing():
+    """A decorator runs at import, in processes that are no ranks, too: it must not start the recording."""
+    from resilience_sdk import lanes
+
+    before = lanes._starter
+    started = []
+    lanes.set_starter(lambda: started.append(1))
+    lanes.forget()
+    try:
+        heartbeat(lambda: None)
+        heartbeat()(lambda: None)
+        heartbeat("other")(lambda: None)
+        assert not started
+    finally:
+        lanes.set_starter(before)
+        lanes.forget()
+
+
+# -- pulses
+
+
+def test_pulses_count_and_time_what_is_between_them(recording):
+    """Each pulse is a step; the running interval is open on the page."""
+    for count in range(4):
+        heartbeat.beat()
+        (opened,) = recording.lane().stack
+        assert (opened.name, opened.kind, opened.occurrences) == ("step", "pulse", count)
+        assert recording.snapshot().beats == count + 1
+        time.sleep(0.005)
+    assert [sample >= 5_000_000 for sample in recording.harvest()["step"]] == [False, True, True, True]
+
+
+def test_a_pulse_may_carry_its_step(recording):
+    """The argument is the global step."""
+    heartbeat.beat(41)
+    assert (recording.snapshot().step, recording.snapshot().step_is_global) == (41, True)
+    heartbeat.beat(step=42)
+    assert recording.snapshot().step == 42
+
+
+def test_blocks_within_the_interval_of_a_pulse(recording):
+    """Sections nest in the interval."""
+    from resilience_sdk.straggler import section
+
+    heartbeat.beat()
+    with section("fwd"):
+        assert recording.stack() == ["step", "fwd"]
+    heartbeat.beat()
+    assert recording.stack() == ["step"]
+
+
+def test_pulses_of_several_threads(recording):
+    """Each thread has its own interval."""
+
+    together = threading.Barrier(3)
+
+    def pulse() -> None:
+        together.wait()
+        for _ in range(50):
+            heartbeat.beat()
+        together.wait()
+
+    threads = [threading.Thread(target=pulse) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [lane.beats for lane in recording.snapshot().lanes[1:]] == [50, 50, 50]
+
+
+# -- pauses and the end
+
+
+def test_a_pause_is_on_the_page_with_its_reason(recording):
+    """The monitor sees that and why deadlines are suspended; pauses nest."""
+    with heartbeat.paused("label by hand"):
+        assert recording.snapshot().paused == "label by hand"
+        with heartbeat.paused("coffee"):
+            assert recording.snapshot().paused == "coffee"
+        assert recording.snapshot().paused == "label by hand"
+        assert recording.snapshot().resumed_ns is None
+    assert recording.snapshot().paused is None
+    assert recording.snapshot().resumed_ns is not None
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_pause_does_not_count(recording, nested):
+    """Neither for the open step nor for its duration, and a pause within a pause counts once."""
+    with heartbeat():
+        entered = recording.lane().stack[0].entered_ns
+        with heartbeat.paused("a"):
+            if nested:
+                with heartbeat.paused("b"):
+                    time.sleep(0.2)
+            time.sleep(0.1)
+        later = recording.lane().stack[0].entered_ns
+        assert entered + 100_000_000 <= later <= time.monotonic_ns()
+    (sample,) = recording.harvest()["step"]
+    assert sample < 90_000_000
+
+
+def test_a_pause_does_not_count_for_a_pulse(recording):
+    """The interval is shorter by the pause."""
+    heartbeat.beat()
+    with heartbeat.paused("a"):
+        time.sleep(0.1)
+    heartbeat.beat()
+    assert recording.harvest()["step"][1] < 90_000_000
+
+
+def test_a_block_that_begins_in_a_pause_and_outlasts_it(recording):
+    """It starts no later than now, and its duration is no wonder."""
+    step = heartbeat()
+    with heartbeat.paused("a"):
+        time.sleep(0.02)
+        step.__enter__()
+    assert recording.lane().stack[0].entered_ns <= time.monotonic_ns()
+    step.__exit__(None, None, None)
+    assert 0 <= recording.harvest()["step"][0] < 20_000_000
+
+
+def test_an_exception_ends_a_pause(recording):
+    """A pause that is left by an exception is over."""
+    with pytest.raises(ValueError, match="no"), heartbeat.paused("a"):
+        raise ValueError("no")
+    assert recording.snapshot().paused is None
+
+
+def test_the_end_ends_all_deadlines(recording):
+    """After `done()` the page says so, and a running interval is closed uncounted."""
+    heartbeat.beat()
+    heartbeat.beat()
+    heartbeat.done()
+    assert recording.snapshot().done
+    assert recording.stack() == []
+    assert recording.snapshot().beats == 2
+
+
+def test_heartbeats_replace_what_was_made_for_the_script(recording):
+    """A script that beats by itself closes the interval that an optimizer's step opened for it."""
+    recording.recorder.pulse(None)
+    assert recording.stack() == ["step"]
+    with heartbeat():
+        assert [s.kind for s in recording.lane().stack] == ["heartbeat"]
+    assert recording.snapshot().beat_source == "user"

@@ -1,0 +1,229 @@
+"""The page between a rank and its monitor: what is written is read back, and garbage never hurts the reader."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recording import Recording
+
+from resilience_sdk import heartbeat
+from resilience_sdk.rank_page import PageReader, RankPage, RankSnapshot, snapshot_to_json
+from resilience_sdk.rank_page import layout as at
+from resilience_sdk.straggler import section
+
+ANY_WORD = st.one_of(
+    st.integers(0, 200), st.integers(0, (1 << 64) - 1), st.sampled_from([1 << 32, (1 << 63) - 1, (1 << 64) - 1])
+)
+
+
+def create(path: Path, **changes: object) -> RankPage:
+    values = {
+        "pid": 4242,
+        "start_ticks": 99,
+        "rank": 3,
+        "local_rank": 1,
+        "world_size": 8,
+        "attempt": 2,
+        "created_ns": 12345,
+        "facts": {"host": "node7", "script": "train.py"},
+    }
+    return RankPage.create(path, **(values | changes))
+
+
+@pytest.fixture(scope="module")
+def used_page(tmp_path_factory) -> bytes:
+    """The bytes of a page in the middle of a step, with all tables in use."""
+    with Recording(tmp_path_factory.mktemp("page")) as recording:
+        for step in range(5):
+            with heartbeat(step=step), section("fwd"), section("load", kind="io", timeout=3.0):
+                pass
+        heartbeat.beat(7)
+        with heartbeat(), section("fwd"):
+            return bytes(recording.page.bytes)
+
+
+def test_identity_is_read_back(tmp_path):
+    """What the rank said at the start, and what it corrected."""
+    page = create(tmp_path / "a.page")
+    reader = PageReader(page.path)
+    snapshot = reader.snapshot()
+    assert snapshot is not None
+    assert (snapshot.rank, snapshot.local_rank, snapshot.world_size, snapshot.attempt) == (3, 1, 8, 2)
+    assert (snapshot.pid, snapshot.start_ticks, snapshot.host, snapshot.script) == (4242, 99, "node7", "train.py")
+    assert (snapshot.step, snapshot.beats, snapshot.lanes, snapshot.exit_state) == (None, 0, (), "running")
+    page.set_identity(5, 0, 16)
+    assert (corrected := reader.snapshot()) is not None
+    assert (corrected.rank, corrected.world_size) == (5, 16)
+
+
+def test_a_page_is_made_exclusively_and_privately(tmp_path):
+    """No page is overwritten, no link is followed, nobody else may read it."""
+    page = create(tmp_path / "a.page")
+    assert page.path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        create(page.path)
+    (tmp_path / "link.page").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match=r"link\.page"):
+        create(tmp_path / "link.page")
+    assert not (tmp_path / "target").exists()
+
+
+def test_what_is_not_a_private_page_is_not_opened(tmp_path):
+    """A page that others can read, a link, a short file and a directory are refused with OSError."""
+    path = create(tmp_path / "a.page").path
+    (tmp_path / "link.page").symlink_to(path)
+    (tmp_path / "short.page").write_bytes(b"x" * 100)
+    (tmp_path / "short.page").chmod(0o600)
+    (tmp_path / "folder.page").mkdir(mode=0o700)
+    path.chmod(0o644)
+    for name in ("a", "link", "short", "folder", "missing"):
+        with pytest.raises(OSError, match=name):
+            PageReader(tmp_path / f"{name}.page")
+
+
+def test_an_unfinished_page_is_none_yet(tmp_path):
+    """Until the writer has set the magic word, there is no snapshot; and none while a change is under way."""
+    page = create(tmp_path / "a.page")
+    reader = PageReader(page.path)
+    page.words[at.W_MAGIC] = 0
+    assert reader.snapshot() is None
+    page.words[at.W_MAGIC] = at.MAGIC
+    page.words[at.W_SEQUENCE] += 1
+    assert reader.snapshot() is None
+    page.words[at.W_SEQUENCE] += 1
+    assert reader.snapshot() is not None
+    assert reader.garbled == 2
+
+
+def test_harvest_gives_each_duration_once(recording):
+    """Durations come in order, once, with a mark on the very first; the oldest of too many are dropped."""
+    for _ in range(3):
+        with section("a"):
+            pass
+    ((name, kind, first, samples),) = recording.reader.harvest()
+    assert (name, kind, first, len(samples)) == ("a", "compute", True, 3)
+    assert recording.reader.harvest() == []
+    for _ in range(2 * at.RING_SAMPLES):
+        with section("a"):
+            pass
+    ((_, _, first, samples),) = recording.reader.harvest()
+    assert (first, len(samples)) == (False, at.RING_SAMPLES - 1)
+
+
+def read_all(data: bytes) -> RankSnapshot | None:
+    """Read a page of these bytes in every way; whatever they are, nothing may be raised."""
+    path = Path(f"/dev/shm/page-test-{os.getpid()}")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(fd, data.ljust(at.PAGE_BYTES, b"\0"))
+        reader = PageReader(path)
+        snapshot = reader.snapshot()
+        for name, kind, _, samples in reader.harvest():
+            assert isinstance(name, str)
+            assert kind in at.KINDS
+            assert all(0 <= sample < 1 << 64 for sample in samples)
+            assert len(samples) < at.RING_SAMPLES
+        reader.harvest()
+        again = reader.snapshot()
+        assert (again is None) == (snapshot is None)
+        reader.close()
+    finally:
+        os.close(fd)
+        path.unlink()
+    if snapshot is not None:
+        assert 0 <= snapshot.rank < snapshot.world_size
+        assert len(snapshot.main_lane.stack) <= at.STACK_DEPTH
+        assert snapshot.step is None or snapshot.step >= 0
+        snapshot_to_json(snapshot)
+    return snapshot
+
+
+@given(st.binary(max_size=4096))
+@settings(max_examples=100, deadline=None)
+def test_random_bytes_are_no_page(data):
+    """Anything without the magic word is None."""
+    assert read_all(data) is None
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_a_damaged_page_is_none_or_plausible(used_page, data):
+    """A page with any words overwritten by anything gives None or a snapshot in range, never an exception."""
+    words = data.draw(
+        st.dictionaries(st.one_of(st.integers(0, 160), st.integers(0, at.PAGE_WORDS - 1)), ANY_WORD, max_size=40)
+    )
+    page = bytearray(used_page)
+    for index, word in words.items():
+        if index != at.W_MAGIC:
+            struct.pack_into("=Q", page, index * 8, word)
+    read_all(bytes(page))
+
+
+@given(st.binary(min_size=1, max_size=at.TEXT_BYTES + at.PAUSE_TEXT_BYTES), st.integers(0, 8))
+@settings(max_examples=60, deadline=None)
+def test_any_text_can_be_read(used_page, text, name):
+    """Host, script, pause and names may hold any bytes."""
+    page = bytearray(used_page)
+    page[at.TEXT_AT : at.TEXT_AT + len(text)] = text
+    struct.pack_into("=Q", page, at.W_PAUSED * 8, 1)
+    place = (at.name_at(name) + at.N_TEXT) * 8
+    page[place : place + at.NAME_BYTES] = text[: at.NAME_BYTES].ljust(at.NAME_BYTES, b"\xff")
+    snapshot = read_all(bytes(page))
+    assert snapshot is not None
+    assert snapshot.paused is not None
+
+
+def test_deeply_nested_text_is_no_trap(used_page):
+    """JSON that nests as deep as the text has room does not overflow the reader."""
+    page = bytearray(used_page)
+    page[at.TEXT_AT : at.TEXT_AT + at.TEXT_BYTES] = b"[" * at.TEXT_BYTES
+    assert read_all(bytes(page)) is not None
+
+
+def test_a_reader_beside_a_busy_writer_sees_no_impossible_state(recording):
+    """While another thread works as fast as it can, each reading is one of a possible moment."""
+    stop, order = threading.Event(), random.Random(5)
+    names = ["a", "b", "c"]
+    page = recording.page
+
+    def work() -> None:
+        while not stop.is_set():
+            with heartbeat():
+                for name in order.sample(names, 3):
+                    section(name).__enter__()
+                for _ in names:
+                    recording.recorder.lane().top.__exit__(None, None, None)
+            page.set_identity(order.randrange(4), 0, 4 + order.randrange(9))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    beats, seen = 0, 0
+    try:
+        until = time.monotonic() + 0.7
+        while time.monotonic() < until:
+            snapshot = recording.reader.snapshot()
+            now = time.monotonic_ns()
+            if snapshot is None:
+                continue
+            seen += 1
+            assert snapshot.rank < snapshot.world_size
+            lane = snapshot.main_lane
+            assert lane.beats >= beats
+            beats = lane.beats
+            assert len(lane.stack) <= 4
+            assert all(opened.entered_ns <= now for opened in lane.stack)
+            for _, _, _, samples in recording.reader.harvest():
+                assert all(sample < 60e9 for sample in samples)
+    finally:
+        stop.set()
+        worker.join()
+    assert seen > 10
+    assert beats > 10
