@@ -75,7 +75,7 @@ def checksum(model: nn.Module) -> str:
     """Return the SHA-256 of all parameters: equal only if every bit of every one is equal."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
+        digest.update(bytes(parameter.detach().contiguous().view(torch.uint8).flatten().tolist()))
     return digest.hexdigest()
 
 

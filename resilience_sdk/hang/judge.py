@@ -58,16 +58,22 @@ class Confirmation:
 
     def __init__(self) -> None:
         self._last: Hashable = None
+        self._clocks: dict[int, int] = {}
 
     def agrees(self, judgement: Judgement, states: Sequence[RankState]) -> bool:
-        """Return True when `judgement` confirms a hang, and the look before did so with nobody come further."""
+        """Return True when `judgement` confirms a hang, and the look before did so with nobody come further.
+
+        What another node told of its ranks once is one look, however often it is read.
+        """
         if judgement.kind != "confirmed":
             self._last = None
             return False
         seen = standing(judgement, states, judgement.waited_for)
-        agreed = seen == self._last
-        self._last = seen
-        return agreed
+        clocks = {s.rank: s.now_ns for s in states if s.rank in judgement.waited_for and s.now_ns is not None}
+        if seen != self._last:
+            self._last, self._clocks = seen, clocks
+            return False
+        return all(at_ns > self._clocks.get(rank, at_ns) for rank, at_ns in clocks.items())
 
 
 def standing(judgement: Judgement, states: Sequence[RankState], ranks: Iterable[int]) -> Hashable:

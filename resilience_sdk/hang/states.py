@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
+    from resilience_sdk.hang.timers import Timer
     from resilience_sdk.rank_page import OpenSection, RankSnapshot
 
 
@@ -57,6 +58,10 @@ class RankState:
     """CPU time over wall time since the last look, of the whole process."""
     role: str = ""
     """Ranks of one role run the same code (pipeline stages do not)."""
+    timers: tuple[Timer, ...] | None = None
+    """Running deadlines as the rank's own node sees them, which alone has learned them; None: ours apply."""
+    past: bool | None = None
+    """Whether that node finds it past what may reasonably be granted; None where `timers` is."""
 
     @property
     def running(self) -> bool:

@@ -73,6 +73,8 @@ class Watch:
         occurrence and within that budget. Learned deadlines also do not count within the first heartbeat
         (warm-up), nor while the stack shows work that is known to be slow.
         """
+        if self.state.past is not None:
+            return self.state.past
         if not self.expired:
             return False
         if self.timers[-1].in_first_budget:
@@ -87,6 +89,8 @@ class Watch:
 
 def watch(state: RankState, book: DeadlineBook, now_ns: int) -> Watch:
     """Return the timers of a rank. A paused or finished rank, and one without any signal, has none."""
+    if state.timers is not None:
+        return Watch(state, state.timers)
     snapshot = state.snapshot
     if snapshot is None or not state.running or snapshot.done or snapshot.paused is not None:
         return Watch(state, ())

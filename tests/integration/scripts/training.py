@@ -1,10 +1,10 @@
 """A training of gloo ranks: every step computes a little and sums over all ranks.
 
-    training.py [--steps N] [--until FILE] [--workers N] [--stubborn] [--nested] [--threads]
+    training.py [--steps N] [--until FILE] [--workers N] [--stubborn] [--nested ATTEMPT] [--threads ATTEMPT]
 
 `--until` goes on until the file is there, `--workers` reads from a DataLoader (with `--stubborn` its workers do
-not hear SIGTERM). In attempt 0, at step 5, rank 1 stays for ever in a section that is meant to take 1 s with
-`--nested`, opening and closing inner ones, and in a system call with `--threads`, while another thread beats on.
+not hear SIGTERM). In the attempts given rank 1 stays for ever in step 5: with `--nested` in a section that is
+meant to take 1 s, opening and closing inner ones, with `--threads` asleep, while another thread beats on.
 """
 
 import argparse
@@ -24,8 +24,8 @@ parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--until")
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--stubborn", action="store_true")
-parser.add_argument("--nested", action="store_true")
-parser.add_argument("--threads", action="store_true")
+parser.add_argument("--nested", type=int)
+parser.add_argument("--threads", type=int)
 args = parser.parse_args()
 
 rank, attempt = int(os.environ["RANK"]), int(os.environ["RESILIENCE_INTERNAL_ATTEMPT"])
@@ -87,7 +87,7 @@ def beat_on() -> None:
 tell(f"rank-{attempt}-{rank}", os.getpid())
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-if args.threads:
+if attempt == args.threads:
     threading.Thread(target=beat_on, daemon=True).start()
 data, step = batches(), 0
 while may_go_on(step):
@@ -95,13 +95,13 @@ while may_go_on(step):
         with straggler.section("compute"):
             batch = next(data)
             time.sleep(0.005)
-        if (attempt, rank, step) == (0, 1, 5):
-            if args.nested:
-                never_come_back()
-            elif args.threads:
-                time.sleep(3600)
+        if (rank, step) == (1, 5) and attempt == args.nested:
+            never_come_back()
+        if (rank, step) == (1, 5) and attempt == args.threads:
+            time.sleep(3600)
         dist.all_reduce(batch)
     step += 1
     tell(f"step-{attempt}-{rank}", step)
+data.close()
 dist.destroy_process_group()
 print(f"rank {rank} finished attempt {attempt}")

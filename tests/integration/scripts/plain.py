@@ -1,0 +1,48 @@
+"""A training that knows nothing of the SDK: `plain.py [--hang] [--upload S] [--no-optimizer] [--quiet]`."""
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--hang", type=int, default=-1, help="rank 1 stops at this step of the first attempt")
+parser.add_argument("--crash", type=int, default=-1, help="rank 1 raises at this step")
+parser.add_argument("--upload", type=float, default=0.0, help="seconds after the last step")
+parser.add_argument("--sgd", action="store_true", help="steps with a torch optimizer, else only collectives")
+parser.add_argument("--mute", type=float, default=0.0, help="seconds in which nothing of all that happens")
+args = parser.parse_args()
+
+rank = int(os.environ.get("RANK", "0"))
+attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+marker = f"{os.environ['TOLD']}/hung"
+
+
+def hang() -> None:
+    """Stop for good, once."""
+    open(marker, "w").close()
+    while True:
+        time.sleep(1)
+
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.ones(8))
+optimizer = torch.optim.SGD([weight], lr=0.01) if args.sgd else None
+time.sleep(args.mute)
+for step in range(0 if args.mute else args.steps):
+    if rank == 1 and step == args.hang and not os.path.exists(marker):
+        hang()
+    if rank == 1 and step == args.crash:
+        raise ValueError("the loss is not a number")
+    weight.grad = torch.ones(8)
+    dist.all_reduce(weight.grad)
+    if optimizer is not None:
+        optimizer.step()
+    time.sleep(0.01)
+time.sleep(args.upload)
+dist.destroy_process_group()
+print(f"rank {rank} finished")
