@@ -26,7 +26,7 @@ NON_FIELDS = frozenset({DISABLE, FAULT, "RESILIENCE_AUTO", CONFIG, "RESILIENCE_D
 # Written by the launcher for its ranks and its monitor.
 INTERNAL_JOB = "RESILIENCE_INTERNAL_JOB"  # the job key: equal in all processes of the job
 INTERNAL_ATTEMPT = "RESILIENCE_INTERNAL_ATTEMPT"  # 0, 1, ... counted by our launcher
-INTERNAL_PAGES = "RESILIENCE_INTERNAL_PAGES"  # directory of this job's rank pages
+INTERNAL_PAGES = "RESILIENCE_INTERNAL_PAGES"  # directory of this job's rank pages; empty: none could be had
 INTERNAL_SETTINGS = "RESILIENCE_INTERNAL_SETTINGS"  # JSON file with the launcher's effective settings
 INTERNAL_RUN_NAMED = (
     "RESILIENCE_INTERNAL_RUN_NAMED"  # "1": the user named the run directory, so resuming is allowed

@@ -194,7 +194,7 @@ class DeadlineBook:
         return self.out_of_section_limit().seconds
 
     def for_activity(self, activity: str) -> float:
-        """Return how long a rank may be seen at known slow work (`compile`, `checkpoint`), in seconds.
+        """Return how long a rank may be seen at known slow work (`compile`, `checkpoint`, `import`), in seconds.
 
         It overrules learned deadlines only: a compilation in the middle of a run resembles nothing before.
         """

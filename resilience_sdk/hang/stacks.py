@@ -129,8 +129,12 @@ _PROMPT = re.compile(
 )
 
 
+_IMPORTER = "<frozen importlib._bootstrap"
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3")
+
+
 def busy_with(frames: Sequence[str]) -> str | None:
-    """Return what a stack is known to take long with: `prompt`, `compile` or `checkpoint`; else None.
+    """Return what a stack is known to take long with: `prompt`, `compile`, `checkpoint`, `import`; else None.
 
     `prompt` is a debugger or shell inside the program that waits for a person.
     """
@@ -140,4 +144,13 @@ def busy_with(frames: Sequence[str]) -> str | None:
         return "compile"
     if any(place in frame for frame in frames for place in _SAVING):
         return "checkpoint"
-    return None
+    return "import" if _imports_library(frames) else None
+
+
+def _imports_library(frames: Sequence[str]) -> bool:
+    """Tell whether the innermost import is of a library: slow where many ranks read one file system.
+
+    A user's module does not count: a whole training may run while it is imported.
+    """
+    place = next((number for number, frame in enumerate(frames) if frame.startswith(_IMPORTER)), None)
+    return place is not None and (place == 0 or any(part in frames[place - 1] for part in _LIBRARIES))

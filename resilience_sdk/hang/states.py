@@ -53,7 +53,7 @@ class RankState:
     in_collective: bool | None = None
     """Whether the main thread's stack is inside a collective; None where no stack was taken."""
     activity: str | None = None
-    """What the stack is known to take long with (`stacks.busy_with`): `compile`, `checkpoint`, `prompt`."""
+    """What the stack is known to take long with (`stacks.busy_with`)."""
     cpu_share: float | None = None
     """CPU time over wall time since the last look, of the whole process."""
     role: str = ""

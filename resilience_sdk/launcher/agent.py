@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from resilience_sdk.console import say_once
+from resilience_sdk.hostinfo import host_name
 from resilience_sdk.launcher.env import RankLogs
 from resilience_sdk.launcher.local_rendezvous import LocalRendezvous, free_port
 from resilience_sdk.launcher.processes import WorkerStarter
@@ -27,6 +29,7 @@ from resilience_sdk.launcher.ranks import RankProcesses
 from resilience_sdk.launcher.script import Script
 from resilience_sdk.launcher.signals import SignalInbox
 
+_LET_READ_S = 5.0
 _AGREE_S = 60.0  # how long nodes wait for one another's attempt number after they have met
 _ATTEMPT_KEY = "resilience/attempt"
 _FINISHED_KEY = "resilience/finished"
@@ -54,6 +57,7 @@ class Agent(LocalElasticAgent):
         self._starter = starter
         self._quiet_events = getattr(config, "event_log_handler", "null") == "null"
         self.attempt = 0
+        self.node_name = host_name()
 
     @property
     def group(self) -> WorkerGroup:
@@ -81,6 +85,11 @@ class Agent(LocalElasticAgent):
         return int(self._config.max_nodes) > 1
 
     @property
+    def store(self) -> Any:
+        """The store of this rendezvous; to be cloned for use in another thread."""
+        return self._worker_group.store
+
+    @property
     def node(self) -> int:
         """Number of this node, known once nodes have met."""
         return int(self._worker_group.group_rank or 0)
@@ -92,6 +101,7 @@ class Agent(LocalElasticAgent):
         """
         self.attempt = attempt
         self._rendezvous(self._worker_group)
+        self.node_name = host_name()
         if self.nodes > 1:
             self.attempt = self._agree_on_attempt(attempt)
         if self._rdzv_handler.get_backend() == "static" and self.attempt > 0:
@@ -142,7 +152,18 @@ class Agent(LocalElasticAgent):
         except Exception as error:  # noqa: BLE001 - a store that went away proves nothing
             say_once("finish", f"not all nodes said that they finished ({_first_line(error)})")
             return False
+        self._let_others_read(store, prefix)
         return True
+
+    def _let_others_read(self, store: Any, prefix: str) -> None:
+        """Wait a moment until all nodes know that all have finished: the store may be in this very process."""
+        deadline = time.monotonic() + _LET_READ_S
+        with contextlib.suppress(Exception):
+            store.set(f"{prefix}/read/{self.node}", "1")
+            while not store.check([f"{prefix}/read/{node}" for node in range(self.nodes)]):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.02)
 
     @contextlib.contextmanager
     def record_duration(self, state: str) -> Iterator[None]:
@@ -160,10 +181,13 @@ class Agent(LocalElasticAgent):
         """Return the highest attempt number that any node counts: nodes that joined late take it over."""
         store = self._worker_group.store
         try:
-            store.set(f"{_ATTEMPT_KEY}/{self.node}", str(own))
+            store.set(f"{_ATTEMPT_KEY}/{self.node}", f"{own} {host_name()}")
             keys = [f"{_ATTEMPT_KEY}/{node}" for node in range(self.nodes)]
             store.wait(keys, timedelta(seconds=_AGREE_S))
-            return max(int(store.get(key)) for key in keys)
+            words = [store.get(key).decode().partition(" ") for key in keys]
+            if [host for _, _, host in words].count(host_name()) > 1:  # several launchers on one host
+                self.node_name = f"{host_name()}#{self.node}"
+            return max(int(number) for number, _, _ in words)
         except Exception as error:  # noqa: BLE001 - only the label of the attempt is at stake
             told = f"the nodes could not agree on the attempt's number ({_first_line(error)})"
             say_once("attempt", f"{told}; this node counts {own}")

@@ -46,8 +46,12 @@ class Attempt:
         journal: Journal,
         chores: Callable[[], None],
         nodes_waiting: Callable[[], int] | None,
+        note_fault: Callable[[], None] = lambda: None,
     ) -> None:
-        """Watch `ranks`. `chores` is called about once a second; `nodes_waiting` is None with one node."""
+        """Watch `ranks`. `chores` is called about once a second; `nodes_waiting` is None with one node.
+
+        `note_fault` is called as soon as a rank has failed of its own.
+        """
         self.number = number
         self.ranks = ranks
         self._settings = settings
@@ -56,6 +60,7 @@ class Attempt:
         self._journal = journal
         self._chores = chores
         self._nodes_waiting = nodes_waiting
+        self._note_fault = note_fault
         self._reported = 0
         self._ending_ns: int | None = None
 
@@ -99,6 +104,8 @@ class Attempt:
         if self._files.hang_verdict(self.number) is not None:
             return attrs.evolve(self._end("hang", EndedBy.HANG), first_ns=first_ns)
         self._settle()
+        if not self._only_symptoms(self.traces()):
+            self._note_fault()
         ending = self._end("rank failed", EndedBy.RANKS)
         # The monitor may have spoken in the moment between.
         if self._files.hang_verdict(self.number) is not None:

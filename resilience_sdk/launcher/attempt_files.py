@@ -47,10 +47,10 @@ class AttemptFiles:
         pid = os.getpid()
         self._write("launcher.json", {"pid": pid, "start_ticks": process_start_ticks(pid), **facts})
 
-    def write_attempt(self, attempt: int, ranks: Sequence[int], world_size: int) -> None:
-        """Announce an attempt and its ranks on this node, before they start."""
+    def write_attempt(self, attempt: int, ranks: Sequence[int], world_size: int, **node: Any) -> None:
+        """Announce an attempt and its ranks on this node, before they start; `node`: number, name and count."""
         facts = {"attempt": attempt, "started_ns": time.monotonic_ns(), "ranks": list(ranks)}
-        self._write(f"attempt-{attempt}.json", {**facts, "world_size": world_size})
+        self._write(f"attempt-{attempt}.json", {**facts, "world_size": world_size, **node})
 
     def write_ending(self, attempt: int, reason: str) -> None:
         """Say, before any signal is sent, that the launcher ends what dies from now on; the first wins."""

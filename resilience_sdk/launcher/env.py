@@ -45,8 +45,7 @@ def job_variables(
     """Return the variables that are equal for all ranks and attempts."""
     variables = {environ.RUN_DIR: str(run_dir), environ.INTERNAL_JOB: job}
     variables[environ.INTERNAL_RUN_NAMED] = "1" if named else "0"
-    if pages is not None:
-        variables[environ.INTERNAL_PAGES] = str(pages)
+    variables[environ.INTERNAL_PAGES] = "" if pages is None else str(pages)
     if settings_file is not None:
         variables[environ.INTERNAL_SETTINGS] = str(settings_file)
     return variables

@@ -38,6 +38,8 @@ class Facts:
     checkpoint_before: int | None = None
     checkpoint_after: int | None = None
     stop_agreed: bool = False
+    node_number: int = 0
+    nodes: int = 1
 
 
 def first_death(facts: Facts) -> FirstDeath:

@@ -14,7 +14,6 @@ from resilience_sdk.checkpoint.select import step_of
 from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
-from resilience_sdk.hostinfo import host_name
 from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.launcher import memory
 from resilience_sdk.launcher.agent import Agent
@@ -23,6 +22,7 @@ from resilience_sdk.launcher.attempt_files import AttemptFiles, RankTrace, excep
 from resilience_sdk.launcher.closing import read_exit_code, restart_line
 from resilience_sdk.launcher.decision import AttemptEnd, Decision, EndedBy, decide
 from resilience_sdk.launcher.evidence import Facts
+from resilience_sdk.launcher.relay import NodeRelay
 from resilience_sdk.launcher.reporter import Finding, Reporter
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 from resilience_sdk.outcome import (
@@ -84,7 +84,8 @@ class Job:
         self._inbox = inbox
         self._chores = chores
         self._error_files = error_files
-        self._reporter = Reporter(run_dir, journal)
+        self._relay = NodeRelay(files.directory, journal)
+        self._reporter = Reporter(run_dir, journal, self._relay, term_grace_s=settings.term_grace)
         self._history: list[AttemptEnd] = []
         self._incidents: list[str] = []
         self._number = 0
@@ -127,6 +128,7 @@ class Job:
         finding = None
         if ending.by is not EndedBy.MEMBERSHIP:
             finding = self._conclude_safely(attempt, ending, before, kills)
+        self._relay.stop()
         attempt.ranks.close()
         self._files.remove_attempt(self._number)
         self._journal.emit(
@@ -142,7 +144,10 @@ class Job:
         agent, number = self._agent, self._number
         ranks = sorted(agent.ranks.values())
         self._journal.attempt = number
-        self._files.write_attempt(number, ranks, agent.world_size)
+        self._files.write_attempt(
+            number, ranks, agent.world_size, node=agent.node, nodes=agent.nodes, node_name=agent.node_name
+        )
+        self._relay.start(agent.store, number, agent.node, agent.nodes)
         self._journal.emit(
             Event.ATTEMPT_START, ranks=ranks, world_size=agent.world_size, node=agent.node, nodes=agent.nodes
         )
@@ -160,6 +165,7 @@ class Job:
             journal=self._journal,
             chores=self._chores,
             nodes_waiting=agent.nodes_waiting if agent.elastic else None,
+            note_fault=self._relay.note_fault,
         )
 
     def _conclude_safely(self, attempt: Attempt, ending: Ending, before: int | None, kills: int | None) -> Finding:
@@ -180,7 +186,9 @@ class Job:
         codes = attempt.ranks.exit_codes
         facts = Facts(
             attempt=self._number,
-            node=host_name(),
+            node=self._agent.node_name,
+            node_number=self._agent.node,
+            nodes=self._agent.nodes,
             exits=tuple(attempt.ranks.exits),
             traces=self._with_torch_errors(attempt.traces(), attempt),
             ended_by=ending.by,
@@ -226,6 +234,8 @@ class Job:
             restarts_left=decision.restarts_left,
             cause=end.cause,
         )
+        if decision.restarts and finding.incident is not None:
+            self._reporter.note_restart(finding.incident)
         return decision
 
     def _ended(self, decision: Decision) -> JobEnd:

@@ -192,7 +192,7 @@ class _Launch:
                 ),
             )
         except OSError as error:
-            say_once("pages", f"the ranks run unwatched, hangs are not detected: {error}")
+            say_once("pages", f"the ranks run unwatched, without hang detection and start_run's checkpoints: {error}")
             self.journal.emit(Event.DEGRADED, what="pages", why=str(error))
             return None
         return pages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
@@ -16,11 +17,24 @@ from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
 from resilience_sdk.incidents import Evidence, Incident, IncidentStore
 from resilience_sdk.journal import Journal
-from resilience_sdk.launcher import evidence
+from resilience_sdk.launcher import evidence, node_ends
 from resilience_sdk.launcher.decision import AttemptEnd, EndedBy
 from resilience_sdk.launcher.evidence import Facts
+from resilience_sdk.launcher.node_ends import NodeEnd, read_end
+from resilience_sdk.launcher.relay import NodeRelay
+from resilience_sdk.monitor.recovery import RecoveryWatch
 from resilience_sdk.rank_page import snapshot_to_json
 from resilience_sdk.run_directory import RunDirectory
+
+
+def _own_end(facts: Facts, first: FirstDeath, headline: str, incident: str | None) -> NodeEnd:
+    codes = {end.rank: end.exit_code for end in facts.exits}
+    died = tuple(rank for rank in first.culprits if codes.get(rank))  # one that finished too early died of nothing
+    return NodeEnd(facts.node_number, culprits=died, headline=headline, incident=incident)
+
+
+def _read(told: Mapping[int, Mapping[str, Any]], own: NodeEnd) -> dict[int, NodeEnd]:
+    return {own.node: own, **{node: read_end(node, data) for node, data in told.items()}}
 
 
 @attrs.frozen
@@ -35,15 +49,20 @@ class Finding:
 class Reporter:
     """Turns the facts of an ended attempt into an incident and a finding. Never raises for a full disk."""
 
-    def __init__(self, run_dir: RunDirectory, journal: Journal) -> None:
-        """Write into `run_dir`; events go to `journal`."""
+    def __init__(self, run_dir: RunDirectory, journal: Journal, relay: NodeRelay, *, term_grace_s: float) -> None:
+        """Write into `run_dir`; events go to `journal`, and what other nodes need to know through `relay`."""
         self._store = IncidentStore(run_dir.path, explain=meaning)
         self._journal = journal
+        self._relay = relay
+        self._term_grace_s = term_grace_s
 
     def conclude(self, facts: Facts, verdict: Mapping[str, object] | None, first_ns: int | None) -> Finding:
         """Conclude an attempt; `verdict` is the monitor's, when a hang ended it."""
+        self._note_recovery(facts)
         if facts.ended_by is EndedBy.HANG:
-            return self._after_hang(facts, str((verdict or {}).get("incident") or ""))
+            incident_id = str((verdict or {}).get("incident") or "")
+            self._relay.tell_end(NodeEnd(facts.node_number, incident=incident_id, hang=True).to_json())
+            return self._after_hang(facts, incident_id)
         first = evidence.first_death(facts)
         end = evidence.attempt_end(facts, first)
         if facts.ended_by is EndedBy.INTERRUPT:
@@ -55,8 +74,49 @@ class Reporter:
             return Finding(end, "all ranks exited with 0")
         now = time.time()
         latency = None if first_ns is None else max(0.0, (time.monotonic_ns() - first_ns) / 1e9)
+        headline = evidence.headline(facts, first)
+        other = self._told_by_another_node(facts, first, headline)
+        if other is not None and other.hang:
+            return self._after_hang(attrs.evolve(facts, ended_by=EndedBy.HANG), other.incident or "")
+        if other is not None:
+            return Finding(end, other.headline or headline, other.incident)
         incident = evidence.crash_incident(facts, first, now, latency)
-        return Finding(end, evidence.headline(facts, first), self._write("crash", incident, facts))
+        written = self._write("crash", incident, facts)
+        self._relay.tell_end(_own_end(facts, first, headline, written).to_json())
+        return Finding(end, headline, written)
+
+    def _told_by_another_node(self, facts: Facts, first: FirstDeath, headline: str) -> NodeEnd | None:
+        """Return the end that another node reports as the cause of ours; None where this node is to report."""
+        if not self._relay.active:
+            return None
+        own = _own_end(facts, first, headline, None)
+        if own.culprits:
+            self._relay.note_fault()
+        self._relay.tell_end(own.to_json())
+
+        def decided(ends: Mapping[int, Mapping[str, Any]], faults: int, waited_s: float) -> bool:
+            known = _read(ends, own)
+            who = node_ends.reporter(known, facts.nodes)
+            told = sum(1 for end in known.values() if end.order is not None)
+            over = waited_s > node_ends.patience_s(faults, told, self._term_grace_s)
+            return over or who == own.node or (who is not None and known[who].incident is not None)
+
+        ends = _read(self._relay.wait_for_ends(decided, self._term_grace_s + node_ends.AFTER_FAULT_S), own)
+        who = node_ends.reporter_at_last(ends)
+        return None if who is None or who == own.node else ends[who]
+
+    def note_restart(self, incident_id: str) -> None:
+        """Correct an incident that advised to stop: what may have been a coincidence is tried once more."""
+        with contextlib.suppress(KeyError, OSError):
+            if self._store.get(incident_id).action in ("stop", "none"):
+                self._store.update(incident_id, action="restart")
+
+    def _note_recovery(self, facts: Facts) -> None:
+        """Close what this attempt recovered from, should it have been over before the monitor's next look."""
+        with contextlib.suppress(OSError):
+            if any(i.attempt is not None and i.attempt < facts.attempt for i in self._store.open_recoveries()):
+                pages = [trace.snapshot for trace in facts.traces.values() if trace.snapshot is not None]
+                RecoveryWatch(self._store, self._journal).look(facts.attempt, pages, sorted(facts.traces))
 
     def _after_hang(self, facts: Facts, incident_id: str) -> Finding:
         """Take over what the monitor found; the deaths are its doing."""
@@ -65,7 +125,10 @@ class Reporter:
             found = self._store.get(incident_id)
         cause = found.cause if found is not None and found.cause else "unknown"
         known = classification(cause, found.confidence or 0.0 if found is not None else 0.0)
-        end = evidence.attempt_end(facts, FirstDeath((), (), known))
+        # What the culprits raised counts where the monitor found it: later it may be our signals' doing.
+        raised = found is not None and any(item.source == "exception" for item in found.evidence)
+        culprits = tuple(culprit.rank for culprit in found.culprits) if found is not None and raised else ()
+        end = evidence.attempt_end(facts, FirstDeath(culprits, (), known))
         if found is not None and found.action:
             end = attrs.evolve(end, action=found.action, category=found.category or "hang")
         who = ", ".join(f"rank {culprit.rank}" for culprit in found.culprits[:4]) if found else ""

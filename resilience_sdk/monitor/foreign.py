@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from resilience_sdk import console
 from resilience_sdk.attribution.first_death import Death, FirstDeath, find_first_death
@@ -15,6 +13,7 @@ from resilience_sdk.events import Event
 from resilience_sdk.incidents import Culprit, Incident, IncidentStore
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
+from resilience_sdk.monitor.raised import read_exception
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.outcome import Outcome, Verdict, write_outcome
 from resilience_sdk.rank_page import snapshot_to_json
@@ -69,9 +68,7 @@ class DeathWatch:
 
     def _write_crash(self, attempt: int, dead: Sequence[WatchedRank], ranks: Sequence[WatchedRank]) -> None:
         deaths = [_death(watched) for watched in dead]
-        first = min(
-            (d for d, w in zip(deaths, dead, strict=True) if not is_clean(w)), key=lambda death: death.t_ns
-        )
+        first = min((d for d, w in zip(deaths, dead, strict=True) if not is_clean(w)), key=lambda death: death.t_ns)
         if first.exit_code in _TEARDOWN_SIGNALS:
             return  # the launcher, the scheduler or a person ended the job
         verdict = find_first_death(deaths)
@@ -83,9 +80,7 @@ class DeathWatch:
             incident = self._store.create("crash", incident, stacks, pages)
         except OSError as error:
             console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
-        self._journal.emit(
-            Event.INCIDENT, id=incident.id, kind="crash", culprits=list(culprits), cause=incident.cause
-        )
+        self._journal.emit(Event.INCIDENT, id=incident.id, kind="crash", culprits=list(culprits), cause=incident.cause)
         if incident.id is not None:
             self._incidents.append(incident.id)
         who = ", ".join(f"rank {rank}" for rank in culprits) or "no rank of its own"
@@ -158,15 +153,7 @@ def _death(watched: WatchedRank) -> Death:
     code = exit_code(watched)
     if code is None and watched.snapshot.exit_state == "clean":
         code = 0
-    return Death(rank=watched.rank, exit_code=code, exception=_exception(watched), t_ns=watched.died_ns or 0)
-
-
-def _exception(watched: WatchedRank) -> Mapping[str, Any] | None:
-    try:
-        record = json.loads(Path(f"{watched.stem}.error.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) else None
+    return Death(rank=watched.rank, exit_code=code, exception=read_exception(watched.stem), t_ns=watched.died_ns or 0)
 
 
 def _stacks(watched: WatchedRank) -> str:
@@ -178,7 +165,7 @@ def _stacks(watched: WatchedRank) -> str:
 
 def _culprit(watched: WatchedRank, node: str) -> Culprit:
     stack = watched.snapshot.main_lane.stack
-    frames = (_exception(watched) or {}).get("frames") or ()
+    frames = (read_exception(watched.stem) or {}).get("frames") or ()
     return Culprit(
         rank=watched.rank,
         node=node,

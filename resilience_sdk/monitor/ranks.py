@@ -108,11 +108,14 @@ class RankTable:
 
     def _open(self, path: Path) -> WatchedRank | None:
         """Return a verified rank, or None (and the reason in `_refused`); raise _NotYetError to ask again later."""
-        if parse_stem(path.stem) is None:
+        name = parse_stem(path.stem)
+        if name is None:
             self._refuse(path, "not the name of a rank page")
             return None
         try:
             reader = PageReader(path)
+        except FileNotFoundError:
+            raise _NotYetError from None  # removed since it was listed
         except OSError as error:
             self._refuse(path, str(error), may_settle=True)
             return None
@@ -121,10 +124,16 @@ class RankTable:
             reader.close()
             self._refuse(path, "not a rank page, or one of another version", may_settle=True)
             return None
+        if (snapshot.attempt, snapshot.pid) != (name[0], name[2]):
+            reader.close()
+            self._refuse(path, f"the page itself says attempt {snapshot.attempt} and process {snapshot.pid}")
+            return None
         stem = path.with_suffix("")
         target = open_target(snapshot.rank, snapshot.pid, snapshot.start_ticks, stem)
         if target is None and not hostinfo.process_is_gone(snapshot.pid, snapshot.start_ticks):
             reader.close()
+            if _is_ending(snapshot.pid, snapshot.start_ticks):
+                raise _NotYetError
             self._refuse(path, f"process {snapshot.pid}, which it claims, does not have it mapped")
             return None
         if target is not None:
@@ -148,7 +157,15 @@ class RankTable:
 
 
 class _NotYetError(Exception):
-    """A page is too young to be judged."""
+    """A page is too young to be judged, or about to go."""
+
+
+def _is_ending(pid: int, start_ticks: int) -> bool:
+    """Tell whether the process of that pid and start has given its memory back, on its way to being a zombie."""
+    try:
+        return not Path(f"/proc/{pid}/maps").read_bytes() and hostinfo.process_start_ticks(pid) == start_ticks
+    except OSError:
+        return False
 
 
 def wait_status(target: Target) -> int | None:

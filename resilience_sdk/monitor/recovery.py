@@ -10,7 +10,9 @@ from resilience_sdk.console import say_once
 from resilience_sdk.events import Event
 from resilience_sdk.incidents import Incident, IncidentStore
 from resilience_sdk.journal import Journal
-from resilience_sdk.monitor.ranks import WatchedRank
+from resilience_sdk.rank_page import RankSnapshot
+
+_LEAVE_IT_S = 5.0  # to the node of rank 0, which closes what is open
 
 
 class RecoveryWatch:
@@ -23,31 +25,53 @@ class RecoveryWatch:
         self._first_beats: set[tuple[int, int]] = set()
         self._first_steps: dict[int, int] = {}
         self._closed: int | None = None
+        self._complete: tuple[int, float] | None = None
 
-    def look(self, attempt: int | None, ranks: Sequence[WatchedRank], expected: list[int] | None) -> None:
-        """Note first beats, and close what is open when all have come."""
+    def look(
+        self,
+        attempt: int | None,
+        ranks: Sequence[RankSnapshot],
+        expected: list[int] | None,
+        elsewhere: Sequence[RankSnapshot] | None = None,
+    ) -> None:
+        """Note first beats, and close what is open when all have come.
+
+        Args:
+            attempt: The attempt that runs now.
+            ranks: Its pages on this node.
+            expected: Its ranks on this node, None for the whole world.
+            elsewhere: Last known pages on other nodes, their times moved to our clock; None with one node.
+        """
         if attempt is None or self._closed == attempt:
             return
-        for watched in ranks:
-            snapshot = watched.snapshot
+        for snapshot in ranks:
             if snapshot.first_beat_ns is not None and (snapshot.rank, snapshot.pid) not in self._first_beats:
                 self._first_beats.add((snapshot.rank, snapshot.pid))
-                self._first_steps[snapshot.rank] = first_step(watched)
+                self._first_steps[snapshot.rank] = first_step(snapshot)
                 self._journal.emit(Event.FIRST_BEAT, target_rank=snapshot.rank, step=snapshot.step)
-        wanted = set(
-            expected if expected is not None else range(ranks[0].snapshot.world_size if ranks else 1)
-        )
-        beaten = {w.rank for w in ranks if w.snapshot.first_beat_ns is not None}
+        if elsewhere is not None:
+            self._first_steps.update({page.rank: first_step(page) for page in elsewhere})
+            leads, ranks, expected = any(page.rank == 0 for page in ranks), [*ranks, *elsewhere], None
+        wanted = set(expected if expected is not None else range(ranks[0].world_size if ranks else 1))
+        beaten = {page.rank for page in ranks if page.first_beat_ns is not None}
         if not wanted or not wanted <= beaten:
             return
+        if elsewhere is not None and not leads and not self._has_waited(attempt):
+            return
         self._closed = attempt
-        newest_ns = max(w.snapshot.first_beat_ns or 0 for w in ranks)
+        newest_ns = max(page.first_beat_ns or 0 for page in ranks)
         at = time.time() - (time.monotonic_ns() - newest_ns) / 1e9
-        is_global = all(w.snapshot.step_is_global for w in ranks)
+        is_global = all(page.step_is_global for page in ranks)
         resumed_at = min((self._first_steps[rank] for rank in wanted), default=0) if is_global else None
         for incident in self._store.open_recoveries():
             if incident.attempt is not None and incident.attempt < attempt and incident.id is not None:
                 self._close(incident, at, resumed_at)
+
+    def _has_waited(self, attempt: int) -> bool:
+        """Tell whether the node of rank 0 has had the time to close what is open."""
+        if self._complete is None or self._complete[0] != attempt:
+            self._complete = attempt, time.monotonic()
+        return time.monotonic() - self._complete[1] > _LEAVE_IT_S
 
     def _close(self, incident: Incident, at: float, resumed_at: int | None) -> None:
         assert incident.id is not None
@@ -85,8 +109,8 @@ class RecoveryWatch:
         return min(reached, default=None)
 
 
-def first_step(watched: WatchedRank) -> int:
+def first_step(page: RankSnapshot) -> int:
     """Return the step with which a rank began, from what its page shows after the first beats."""
-    lane = watched.snapshot.main_lane
+    lane = page.main_lane
     inside = any(section.kind in ("heartbeat", "pulse") for section in lane.stack)
     return max(0, (lane.step or 0) - lane.beats + (not inside))

@@ -47,6 +47,8 @@ class StackRequest:
             return "the process is gone"
         if (state := status.get("State", "")[:1]) in _STOPPED:
             return f"{_STOPPED[state]} (state {state}) and cannot answer"
+        if status.get("TracerPid", "0") != "0":
+            return "a debugger is attached, and would stop it at the dump signal"
         if not has_signal(status.get("SigCgt"), self._signal):
             return "it has no handler for the dump signal"
         size = _size(self._path)

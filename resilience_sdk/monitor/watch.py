@@ -7,7 +7,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +20,31 @@ from resilience_sdk.hang import (
     CulpritFinding,
     Judgement,
     RankState,
-    Suspect,
     find_culprits,
     judge,
     standing,
 )
-from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore
+from resilience_sdk.incidents import Incident, IncidentStore
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.escalate import end_ranks
 from resilience_sdk.monitor.evidence import collect_evidence
 from resilience_sdk.monitor.foreign import DeathWatch
+from resilience_sdk.monitor.hang_report import hang_incident, hang_lines, headline
 from resilience_sdk.monitor.learning import Learner
+from resilience_sdk.monitor.merge import succession
+from resilience_sdk.monitor.nodes import Nodes
+from resilience_sdk.monitor.raised import blame_exceptions
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank, remove_files
 from resilience_sdk.monitor.recovery import RecoveryWatch
 from resilience_sdk.monitor.scene import CloseLook, states_of
-from resilience_sdk.rank_page import RankSnapshot, snapshot_to_json
+from resilience_sdk.monitor.summary import Verdict
+from resilience_sdk.rank_page import snapshot_to_json
 from resilience_sdk.settings import settings_from_json
 
 _AGREE_S = 0.02  # between the two looks that must agree on a hang
+_MOVING_AGAIN_S = 0.2  # of ranks that have moved since; five times that when only another node asks
+_TURN_S = 1.0  # how long the node whose turn it is to report a hang may take before the next one does
 _LOOK_AGAIN_S = 5.0  # between two collections of evidence about ranks that stay where they are
 _TERM_GRACE_S = 1.0  # a hung rank that handles SIGTERM gets this long; its peers only wait for it
 _SIGNAL_EXPECTED_S = 30.0
@@ -55,13 +61,16 @@ class Watcher:
         self._journal = journal
         self._in_charge = in_charge
         self._store = IncidentStore(config.run_dir)
-        self._node = hostinfo.host_name()
         self.table = RankTable(pages)
         self.learner = Learner(Path(config.run_dir) / "timeouts.json", self._settings, config.script)
         self._recovery = RecoveryWatch(self._store, journal)
-        self._deaths = DeathWatch(config, self._store, journal, self._node) if config.foreign else None
+        host = hostinfo.host_name()
+        self.nodes = Nodes(pages, lambda: self.learner.book, host)
+        self._deaths = DeathWatch(config, self._store, journal, host) if config.foreign else None
         self._attempt: int | None = None
         self._confirmation = Confirmation()
+        self._confirmed_at: float | None = None
+        self._followed: Verdict | None = None
         self._look: CloseLook | None = None
         self._looked_at = float("-inf")
         self._suspected: object = None
@@ -83,7 +92,9 @@ class Watcher:
         if self._deaths is not None:
             self._deaths.note(died)
             self._deaths.conclude([w for w in self.table.all() if w.snapshot.attempt == self._attempt])
-        self._recovery.look(self._attempt, ranks, self._expected_ranks())
+        self.nodes.read()
+        pages, elsewhere = [watched.snapshot for watched in ranks], self.nodes.pages()
+        self._recovery.look(self._attempt, pages, self._expected_ranks(), elsewhere)
         self._say_if_blind(ranks)
         self.learner.save_now_and_then()
         return min(self._settings.monitor_interval, self._judge(ranks, now_ns))
@@ -115,19 +126,23 @@ class Watcher:
         if attempt != self._attempt:
             self._attempt = self._journal.attempt = attempt
             self.learner.begin_attempt(current[0].snapshot.world_size, len(current))
-            self._look = self._suspected = self._reported = None
+            self._look = self._suspected = self._reported = self._confirmed_at = self._followed = None
+            self.nodes.begin(attempt, self._announcement())
             self._quiet_said = False
         return current
 
     def _expected_ranks(self) -> list[int] | None:
         """Return the ranks of this attempt on this node, where our launcher announced them."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             return [int(rank) for rank in self._announcement()["ranks"]]
         return None
 
     def _announcement(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = json.loads((self._pages / f"attempt-{self._attempt}.json").read_text())
-        return found
+        """Return what our launcher has said about the attempt; empty where nobody has."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self._pages / f"attempt-{self._attempt}.json").read_text())
+            return found if isinstance(found, dict) else {}
+        return {}
 
     def _is_ending(self) -> bool:
         """Tell whether the launcher has announced that it ends the ranks."""
@@ -158,27 +173,42 @@ class Watcher:
 
     def _judge(self, ranks: list[WatchedRank], now_ns: int) -> float:
         """Judge the attempt, act on a confirmed hang, and return the seconds until the next look."""
-        if not ranks or self._is_ending():
-            return self._settings.monitor_interval
         book, cap = self.learner.book, self._settings.hang_cap
-        states = states_of(ranks, self._node, closely=False, look=None, now_ns=now_ns)
+        states = states_of(ranks, self.nodes.name, closely=False, look=None, now_ns=now_ns)
+        ending = self._is_ending()
+        if not ranks or ending:
+            self.nodes.tell_calmly(states, ending=ending)
+            return self._settings.monitor_interval
+        if self._follow_others(ranks, states):
+            return self._settings.monitor_interval
         judgement = judge(states, book, now_ns, cap)
-        if judgement.kind == "quiet":
+        if judgement.kind != "quiet":
+            self._note_suspects(judgement, states)
+        else:
             self._suspected = None
             if judgement.half_way and self._half_way_matters(judgement, ranks):
                 self._look_closely(ranks)
-            return self._until(judgement.next_look_ns)
-        self._note_suspects(judgement, states)
-        states, judgement = self._judge_closely(ranks, now_ns)
-        if judgement.kind != "confirmed" and self._may_look_again(ranks):
+            if not self.nodes.asked():
+                self._confirmed_at = None
+                self.nodes.relax()
+                self.nodes.tell_calmly(states, ending=False)
+                return self._until(judgement.next_look_ns)
+        return self._judge_suspicion(ranks, now_ns, here=judgement.kind != "quiet")
+
+    def _judge_suspicion(self, ranks: list[WatchedRank], now_ns: int, *, here: bool) -> float:
+        """Judge with all evidence, of all nodes, when something is late: `here`, or on a node that asks."""
+        states, judgement = self._judge_closely(ranks, now_ns, here)
+        patience_s = _MOVING_AGAIN_S * (1 if here else 5)
+        if judgement.kind != "confirmed" and self._may_look_again(ranks, patience_s):
             self._look_closely(ranks)
-            states, judgement = self._judge_closely(ranks, now_ns)
+            states, judgement = self._judge_closely(ranks, now_ns, here)
         if self._is_reported(judgement, states):
             return self._settings.monitor_interval
         if judgement.kind == "confirmed" and (self._look is None or not self._look.covers(ranks)):
             self._look_closely(ranks)
-            states, judgement = self._judge_closely(ranks, now_ns)
+            states, judgement = self._judge_closely(ranks, now_ns, here)
         if judgement.kind != "confirmed":
+            self._confirmed_at = None
             self._confirmation.agrees(judgement, states)
             return self._until(judgement.next_look_ns)
         if self._is_reported(judgement, states):
@@ -186,24 +216,29 @@ class Watcher:
         if not self._confirmation.agrees(judgement, states):
             return _AGREE_S
         self._act(judgement, ranks, states)
-        return self._settings.monitor_interval
+        return self._until(None)
 
-    def _judge_closely(self, ranks: list[WatchedRank], now_ns: int) -> tuple[list[RankState], Judgement]:
-        states = states_of(ranks, self._node, closely=True, look=self._look, now_ns=now_ns)
+    def _judge_closely(
+        self, ranks: list[WatchedRank], now_ns: int, wants: bool
+    ) -> tuple[list[RankState], Judgement]:
+        own = states_of(ranks, self.nodes.name, closely=True, look=self._look, now_ns=now_ns)
+        self.nodes.tell_closely(own, self._look, time.monotonic() - self._looked_at, wants=wants)
+        states = [*own, *self.nodes.states(own, now_ns)]
         return states, judge(states, self.learner.book, now_ns, self._settings.hang_cap)
 
     def _until(self, next_look_ns: int | None) -> float:
+        wait_s = self.nodes.wait_s(self._settings.monitor_interval)
         if next_look_ns is None:
-            return self._settings.monitor_interval
-        return max(0.001, (next_look_ns - time.monotonic_ns()) / 1e9)
+            return wait_s
+        return min(wait_s, max(0.001, (next_look_ns - time.monotonic_ns()) / 1e9))
 
     def _half_way_matters(self, judgement: Judgement, ranks: list[WatchedRank]) -> bool:
         """Tell whether evidence should be taken early: a process group's own timeout may come before ours."""
         return bool(judgement.half_way) and self._may_look_again(ranks)
 
-    def _may_look_again(self, ranks: list[WatchedRank]) -> bool:
+    def _may_look_again(self, ranks: list[WatchedRank], patience_s: float = _MOVING_AGAIN_S) -> bool:
         if self._look is None or not self._look.covers(ranks):
-            return time.monotonic() - self._looked_at > 0.2
+            return time.monotonic() - self._looked_at > patience_s
         return time.monotonic() - self._looked_at > _LOOK_AGAIN_S
 
     def _look_closely(self, ranks: list[WatchedRank]) -> None:
@@ -247,7 +282,14 @@ class Watcher:
             return
         look = self._look
         assert look is not None
-        finding = find_culprits(states, look.frames, look.flight, on_cuda=_on_cuda())
+        frames, flight = self.nodes.evidence(states, look)
+        finding = find_culprits(states, frames, flight, on_cuda=_on_cuda())
+        finding = blame_exceptions(finding, ranks)
+        if self._followed is not None and set(self._followed.culprits) == set(finding.culprits):
+            self._reported = standing(judgement, states, judgement.waited_for)
+            return
+        if not self._is_our_turn(finding, ranks):
+            return
         self._journal.emit(
             Event.CONFIRMED,
             waited_for=list(judgement.waited_for),
@@ -255,46 +297,74 @@ class Watcher:
             detail=judgement.detail,
         )
         self._reported = standing(judgement, states, judgement.waited_for)
-        incident = self._write_incident(judgement, finding, ranks, look)
-        if not finding.conclusive:
+        incident = self._write_incident(judgement, finding, states, frames)
+        if not finding.conclusive or _is_unnamed(judgement, states):
             for name in {suspect.name for suspect in judgement.suspects}:
                 self.learner.book.double(name)
         self.learner.save()
-        for line in hang_lines(incident, self._config):
+        for line in hang_lines(incident, self._config.on_hang, self._config.run_dir):
             console.say(line)
+        verdict = Verdict(incident.id, finding.culprits, incident.cause, headline(incident))
         if self._config.on_hang != "report":
-            self._end(incident, finding, ranks)
+            self._write_verdict(verdict)
+        self.nodes.announce(verdict, _own(states), look)
+        if self._config.on_hang != "report":
+            self._end(verdict, ranks)
+
+    def _is_our_turn(self, finding: CulpritFinding, ranks: list[WatchedRank]) -> bool:
+        """Tell whether this node reports the hang: at once if it is the culprit's, else when that is silent.
+
+        Before that the other nodes are given a moment to answer: alone, no node can tell culprits from victims.
+        """
+        if self._confirmed_at is None:
+            self._confirmed_at = time.monotonic()
+        if not self.nodes.all_heard() and time.monotonic() - self._confirmed_at < _TURN_S:
+            return False
+        order = succession(finding.culprits, self.nodes.ranks_of([watched.rank for watched in ranks]))
+        return time.monotonic() - self._confirmed_at >= order.index(self.nodes.me) * _TURN_S
+
+    def _follow_others(self, ranks: list[WatchedRank], states: list[RankState]) -> bool:
+        """Act on a hang that another node has reported: end our ranks too, so that all start again."""
+        told = self.nodes.verdict()
+        if told is None or told[1] == self._followed or not self._in_charge():
+            return False
+        name, verdict = told
+        self._followed = verdict
+        self._journal.emit(Event.CONFIRMED, culprits=list(verdict.culprits), by=name, incident=verdict.incident)
+        if self._config.on_hang == "report":
+            self.nodes.pass_on(verdict, states)
+            return False
+        self._write_verdict(verdict)
+        self.nodes.pass_on(verdict, states)
+        console.say(f"HANG, told by {name}: {verdict.headline}")
+        self._end(verdict, ranks)
+        return True
 
     def _write_incident(
-        self, judgement: Judgement, finding: CulpritFinding, ranks: list[WatchedRank], look: CloseLook
+        self,
+        judgement: Judgement,
+        finding: CulpritFinding,
+        states: list[RankState],
+        frames: Mapping[int, Sequence[str]],
     ) -> Incident:
-        by_rank = {watched.rank: watched for watched in ranks}
-        now_ns, now = time.monotonic_ns(), time.time()
-        late = {suspect.rank: suspect for suspect in judgement.suspects}
-        still = [
-            _stuck_for(by_rank[r].snapshot, late.get(r), now_ns)
-            for r in finding.culprits or judgement.waited_for
-            if r in by_rank
-        ]
-        incident = Incident(
+        look = self._look
+        assert look is not None
+        now_ns = time.monotonic_ns()
+        incident = hang_incident(
+            judgement,
+            finding,
+            states,
+            frames,
+            (*look.facts, *self.nodes.facts(now_ns)),
             attempt=self._attempt,
-            detected_at=now,
-            detection_latency_s=max(still, default=None),
-            culprits=tuple(self._culprit(rank, by_rank, look) for rank in finding.culprits),
-            victims=finding.victims,
-            category=finding.category,
-            cause=finding.cause,
-            action="restart" if self._config.on_hang != "report" else "none",
-            confidence=finding.confidence,
-            evidence=(
-                *finding.evidence,
-                *(_suspect_evidence(suspect) for suspect in judgement.suspects),
-                *look.facts,
-            ),
+            on_hang=self._config.on_hang,
+            now_ns=now_ns,
+            now=time.time(),
         )
-        pages = {rank: snapshot_to_json(watched.snapshot) for rank, watched in by_rank.items()}
+        pages = {state.rank: snapshot_to_json(state.snapshot) for state in states if state.snapshot is not None}
+        stacks = {rank: "\n".join(("innermost first:", *lines, "")) for rank, lines in frames.items()}
         try:
-            incident = self._store.create("hang", incident, look.texts, pages)
+            incident = self._store.create("hang", incident, {**stacks, **look.texts}, pages)
         except OSError as error:
             console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
         self._journal.emit(
@@ -302,28 +372,14 @@ class Watcher:
         )
         return incident
 
-    def _culprit(self, rank: int, by_rank: Mapping[int, WatchedRank], look: CloseLook) -> Culprit:
-        watched = by_rank.get(rank)
-        if watched is None:
-            return Culprit(rank=rank, node=None, step=None, section=None, stack=())
-        stack = watched.snapshot.main_lane.stack
-        return Culprit(
-            rank=rank,
-            node=self._node,
-            step=watched.snapshot.step,
-            section=stack[-1].name if stack else None,
-            stack=look.frames.get(rank, ()),
-        )
-
-    def _end(self, incident: Incident, finding: CulpritFinding, ranks: list[WatchedRank]) -> None:
+    def _end(self, verdict: Verdict, ranks: list[WatchedRank]) -> None:
         """End the stuck ranks; our launcher, or a foreign one by its own policy, does the rest."""
-        self._write_verdict(incident)
         living = [watched.target for watched in ranks if watched.alive and watched.target is not None]
-        guilty = [target for target in living if target.rank in finding.culprits]
+        guilty = [target for target in living if target.rank in verdict.culprits]
         escalation = end_ranks(
             guilty or living,
             term_grace_s=min(_TERM_GRACE_S, self._settings.term_grace),
-            reason=f"hang, incident {incident.id}",
+            reason=f"hang, incident {verdict.incident}",
             journal=self._journal,
             in_charge=self._in_charge,
         )
@@ -332,67 +388,33 @@ class Watcher:
         if self._deaths is not None:
             self._deaths.explained(self._attempt)
 
-    def _write_verdict(self, incident: Incident) -> None:
-        verdict = {
+    def _write_verdict(self, verdict: Verdict) -> None:
+        facts = {
             "attempt": self._attempt,
             "kind": "hang",
-            "incident": incident.id,
+            "incident": verdict.incident,
             "at_ns": time.monotonic_ns(),
         }
         temporary = self._pages / f".verdict.{os.getpid()}"
         try:
-            temporary.write_text(json.dumps(verdict))
+            temporary.write_text(json.dumps(facts))
             temporary.replace(self._pages / f"verdict-{self._attempt}.json")
         except OSError as error:
             console.say_once("verdict", f"cannot tell the launcher about the hang: {error}")
 
 
-def hang_lines(incident: Incident, config: JobConfig) -> list[str]:
-    """Return what a person is told when a hang is confirmed: who, where, why, and what happens next."""
-    if incident.culprits:
-        lines = []
-        for culprit in incident.culprits:
-            where = f" in section '{culprit.section}'" if culprit.section else " outside of any section"
-            step = f" at step {culprit.step}" if culprit.step is not None else ""
-            lines.append(f"HANG: rank {culprit.rank} on {culprit.node} stands still{step}{where} ({incident.cause})")
-            lines += [f"  at {frame}" for frame in culprit.stack[:3]]
-    else:
-        lines = [f"HANG: no single rank is to blame ({incident.category}: {incident.cause})"]
-    if incident.victims:
-        lines.append(f"  waiting for it: {len(incident.victims)} rank(s), {_some(incident.victims)}")
-    lines += [f"  why: {evidence.text}" for evidence in incident.evidence[:2]]
-    if incident.id is not None:
-        lines.append(f"  report: {config.run_dir}/incidents/{incident.id}/report.md")
-    lines.append(
-        {
-            "restart": "  next: the ranks are restarted",
-            "kill": "  next: the stuck ranks are ended, so that the launcher's restart policy acts",
-            "report": "  next: nothing is done to it; --on-hang restart under `resilience run`, or "
-            "RESILIENCE_ON_HANG=kill, would end it",
-        }[config.on_hang]
-    )
-    return lines
+def _own(states: Sequence[RankState]) -> list[RankState]:
+    """Return the states of this node's ranks: only those of others carry a clock of their own."""
+    return [state for state in states if state.now_ns is None]
 
 
-def _stuck_for(snapshot: RankSnapshot, suspect: Suspect | None, now_ns: int) -> float:
-    """Return for how many seconds a rank has been stuck, as far as its page tells.
+def _is_unnamed(judgement: Judgement, states: list[RankState]) -> bool:
+    """Tell whether all that expired is time that nobody named.
 
-    One that moved after its deadline (in inner sections, say) is not standing still: it counts from the
-    entry into what it does not come out of.
+    Rank 0 may export in it while the others wait, in every attempt anew: it must get through some time.
     """
-    idle_s = (now_ns - max(snapshot.created_ns, snapshot.main_lane.last_ns)) / 1e9
-    if suspect is not None and suspect.deadline_s is not None and idle_s < suspect.elapsed_s - suspect.deadline_s:
-        return suspect.elapsed_s
-    return idle_s
-
-
-def _suspect_evidence(suspect: Suspect) -> Evidence:
-    limit = "no deadline" if suspect.deadline_s is None else f"deadline {suspect.deadline_s:.2f} s"
-    return Evidence("deadline", f"rank {suspect.rank}: {suspect.name} for {suspect.elapsed_s:.2f} s ({limit})")
-
-
-def _some(ranks: tuple[int, ...]) -> str:
-    return ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
+    late = {suspect.rank for suspect in judgement.suspects}
+    return all(not state.stack or state.stack[-1].kind == "pulse" for state in states if state.rank in late)
 
 
 def _on_cuda() -> bool:

@@ -31,13 +31,15 @@ _NETWORK_FILE_SYSTEMS = frozenset(
         "wekafs",
     }
 )
+_LEAST_FREE_BYTES = 1 << 20  # pages and stack dumps of a node's ranks take tens of KiB each
 _STEM = re.compile(r"a(\d+)-r(\d+)-(\d+)$")
 
 
 def job_page_directory(job_key: str, env: Mapping[str, str]) -> Path:
     """Return (and create) the private page directory of a job.
 
-    Raises OSError naming every place that was tried when none can be used.
+    A file system that is all but full is passed over: the `/dev/shm` of a container is small, and other
+    libraries fill it. Raises OSError naming every place that was tried when none can be used.
     """
     refused: list[str] = []
     for base in _bases(env):
@@ -48,7 +50,7 @@ def job_page_directory(job_key: str, env: Mapping[str, str]) -> Path:
     raise OSError(
         "no directory can hold the rank pages ("
         + "; ".join(refused)
-        + f"); set {environ.PAGE_DIR} to a local, writable one"
+        + f"); set {environ.PAGE_DIR} to a local, writable one with room"
     )
 
 
@@ -92,6 +94,9 @@ def _job_directory(base: Path, job_key: str) -> Path:
         raise OSError(95, f"is on a network file system ({kind})")
     own = base / f"resilience-{os.getuid()}"
     job = own / hashlib.sha256(job_key.encode()).hexdigest()[:16]
+    # Who comes later uses what the first one of the job has found good enough.
+    if not job.is_dir() and (free := _free_bytes(base)) < _LEAST_FREE_BYTES:
+        raise OSError(28, f"has {free // 1024} KiB free, {_LEAST_FREE_BYTES // 1024} are needed")
     for directory in (own, job):
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700)
@@ -109,6 +114,12 @@ def check_private(directory: Path) -> None:
             1,
             f"{directory} belongs to uid {info.st_uid} with mode {info.st_mode & 0o777:o}, wanted is our own with 700",
         )
+
+
+def _free_bytes(directory: Path) -> int:
+    """Return how much this user may still write there."""
+    info = os.statvfs(directory)
+    return info.f_bavail * info.f_frsize
 
 
 def _file_system_of(path: Path) -> str:

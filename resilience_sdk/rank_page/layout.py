@@ -6,13 +6,14 @@ It is an array of native, aligned 64-bit words, because a store of one such word
     header    identity and state that changes rarely
     text      JSON with what is not a number (host, script), fixed at creation, and the reason of a pause
     names     the table of section names: kind, explicit timeout, UTF-8 name
-    lanes     one per thread: last activity, beats, step, and the stack of open sections
-    rings     one per (lane, name): how often it completed, and its last 64 durations
+    lanes     one per thread: its id, and the step that it published
+    rings     one per (lane, name): when it was entered and left last, how often, and its last 64 durations
 
 Every word has one writer: a lane's thread, or for the header and the tables the thread that holds the
 session's lock. Words that belong together and change rarely are bracketed by SEQUENCE (odd while changing).
-A stack entry is written time first, id second, and cleared by its id, so a reader that meets it half
-written sees it closed, or open since a moment too late: both only delay a verdict by one poll.
+The stack of open blocks is not kept: it is the open blocks of a lane by their time of entry. A reader that
+comes in the middle of a store sees a block closed a moment too early or open a moment too long; both only
+delay a verdict by one poll.
 """
 
 from __future__ import annotations
@@ -76,26 +77,25 @@ BEAT_KINDS = ("heartbeat", "pulse")
 
 # lanes
 LANES_AT = NAMES_AT + NAME_WORDS * NAME_SLOTS
-LANE_WORDS = 48
-LANE_SLOTS = 4
+LANE_WORDS = 8
+LANE_SLOTS = 8
 L_THREAD = 0
-L_LAST_NS = 1
-L_STEP = 2  # global step + 1; 0: nobody gave one, the ring of the heartbeat counts
-L_STACK = 8
-STACK_DEPTH = 16
-STACK_WORDS = 2  # entered_ns, id + 1
+L_STEP = 1  # global step + 1; 0: nobody gave one, the ring of the heartbeat counts
 
 # rings
 RINGS_AT = LANES_AT + LANE_WORDS * LANE_SLOTS
-RING_WORDS = 66
+RING_WORDS = 68
 RING_SLOTS = 100
 R_NAME_LANE = 0  # (name id) | lane << 32
-R_COUNT = 1
-R_SAMPLES = 2
+R_ENTERED_NS = 1  # when the block was entered last
+R_LEFT_NS = 2  # when it was left last; it is open while ENTERED is after that
+R_COUNT = 3  # completed passes
+R_SAMPLES = 4
 RING_SAMPLES = 64
 RING_MASK = RING_SAMPLES - 1
 
-assert RINGS_AT + RING_WORDS * RING_SLOTS <= PAGE_WORDS
+# One ring more than is handed out, at the very end: for those who found none.
+assert RINGS_AT + RING_WORDS * (RING_SLOTS + 1) <= PAGE_WORDS
 assert PAUSE_TEXT_AT + PAUSE_TEXT_BYTES <= NAMES_AT * 8
 
 

@@ -94,10 +94,7 @@ class RankSnapshot:
         return self.main_lane.beats
 
 
-
-_NO_LANE = LaneView(
-    thread_id=0, last_ns=0, beats=0, step=None, step_is_global=False, stack=()
-)
+_NO_LANE = LaneView(thread_id=0, last_ns=0, beats=0, step=None, step_is_global=False, stack=())
 
 
 def snapshot_to_json(snapshot: RankSnapshot) -> dict[str, object]:
@@ -118,7 +115,7 @@ class PageReader:
         self._counts: dict[int, int] = {}
         self._names: list[tuple[str, str]] = []
         self._known_facts: dict[str, object] | None = None
-        self._ring_of: dict[int, int] = {}
+        self._rings: list[list[tuple[int, int]]] = [[] for _ in range(at.LANE_SLOTS)]
         self._rings_seen = 0
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -198,6 +195,7 @@ class PageReader:
         self._name(min(q[at.W_NAMES], at.NAME_SLOTS) - 1)  # read what is new in the table of names
         flags = q[at.W_FLAGS]
         facts = self._facts()
+        self._find_rings()
         lanes = tuple(self._lane(index) for index in range(min(q[at.W_LANES], at.LANE_SLOTS)))
         return RankSnapshot(
             rank=rank,
@@ -234,70 +232,69 @@ class PageReader:
             self._known_facts = facts if isinstance(facts, dict) else {}
         return self._known_facts
 
-    def _lane(self, index: int) -> LaneView:
-        q = self.words
-        first = at.lane_at(index)
-        stack = self._stack(index)
-        beats, step = 0, None
-        for name_index, (_, kind) in enumerate(self._names):
-            if kind in at.BEAT_KINDS and (count := self._count(index, name_index)) is not None:
-                beats += count
-                step = max(step or 0, count)
-        inside = any(section.kind == "heartbeat" for section in stack)
-        if step is not None and step and not inside:
-            step -= 1  # none is open: the one that was completed last
-        explicit = q[first + at.L_STEP]
-        return LaneView(
-            thread_id=q[first + at.L_THREAD],
-            last_ns=q[first + at.L_LAST_NS],
-            beats=beats,
-            step=explicit - 1 if explicit else step,
-            step_is_global=bool(explicit),
-            stack=stack,
-        )
-
-    def _stack(self, lane: int) -> tuple[OpenSection, ...]:
-        q = self.words
-        first = at.lane_at(lane) + at.L_STACK
-        sections: list[OpenSection] = []
-        for entry in range(at.STACK_DEPTH):
-            place = first + at.STACK_WORDS * entry
-            ident = q[place + 1]
-            if not ident:
-                if entry:
-                    break
-                continue  # entry 0 belongs to beat(), and is empty in a loop of blocks
-            name = self._name(ident - 1)
-            if name is None:
-                continue  # a name that found no place in the table
-            timeout_ns = q[at.name_at(ident - 1) + at.N_TIMEOUT_NS]
-            sections.append(
-                OpenSection(
-                    name=name[0],
-                    kind=name[1],
-                    entered_ns=q[place],
-                    timeout_s=timeout_ns / _NANO if timeout_ns else None,
-                    occurrences=self._occurrences(lane, ident - 1, name[1]),
-                )
-            )
-        return tuple(sections)
-
-    def _occurrences(self, lane: int, name_index: int, kind: str) -> int:
-        count = self._count(lane, name_index)
-        if count is None:
-            return 1  # no ring was left for it: it cannot claim the budget of a first occurrence
-        return max(0, count - 1) if kind == "pulse" else count  # the first pulse opens the first interval
-
-    def _count(self, lane: int, name_index: int) -> int | None:
-        """Return how often a name was completed on a lane, or None where it has no ring."""
+    def _find_rings(self) -> None:
+        """Read what is new in the table of rings: `(first word, name)` by lane."""
         q = self.words
         rings = min(q[at.W_RINGS], at.RING_SLOTS)
         for ring in range(self._rings_seen, rings):
             first = at.ring_at(ring)
-            self._ring_of[q[first + at.R_NAME_LANE]] = first
+            lane, name_index = divmod(q[first + at.R_NAME_LANE], 1 << 32)
+            if lane < at.LANE_SLOTS:
+                self._rings[lane].append((first, name_index))
         self._rings_seen = max(rings, self._rings_seen)
-        first_word = self._ring_of.get(name_index | lane << 32)
-        return None if first_word is None else q[first_word + at.R_COUNT]
+
+    def _lane(self, index: int) -> LaneView:
+        q = self.words
+        beats, step, last_ns, inside = 0, None, 0, False
+        last_pass: list[tuple[int, int]] = []
+        open_rings: list[tuple[int, int, int]] = []
+        for first, name_index in self._rings[index]:
+            name = self._name(name_index)
+            if name is None:
+                continue
+            entered, left, count = q[first + at.R_ENTERED_NS], q[first + at.R_LEFT_NS], q[first + at.R_COUNT]
+            last_ns = max(last_ns, left)
+            is_open = entered > left
+            if is_open:
+                open_rings.append((entered, first, name_index))
+            if name[1] in at.BEAT_KINDS:
+                beats += count
+                step = max(step or 0, count)
+                if name[1] == "heartbeat":
+                    inside = inside or is_open
+                    if count:
+                        took = q[first + at.R_SAMPLES + (count - 1 & at.RING_MASK)]
+                        last_pass.append((left - took, left))
+        if step and not inside:
+            step -= 1  # none is open: the one that was completed last
+        explicit = q[at.lane_at(index) + at.L_STEP]
+        return LaneView(
+            thread_id=q[at.lane_at(index) + at.L_THREAD],
+            last_ns=last_ns,
+            beats=beats,
+            step=explicit - 1 if explicit else step,
+            step_is_global=bool(explicit),
+            stack=tuple(
+                self._open_section(entered, first, name_index)
+                for entered, first, name_index in sorted(open_rings)
+                # One that was entered within a completed heartbeat was left behind by an exception between two
+                # bytecodes, or belongs to a coroutine, whose blocks are not guarded.
+                if not any(since <= entered < left for since, left in last_pass)
+            ),
+        )
+
+    def _open_section(self, entered: int, first: int, name_index: int) -> OpenSection:
+        name, kind = self._names[name_index]
+        count = self.words[first + at.R_COUNT]
+        timeout_ns = self.words[at.name_at(name_index) + at.N_TIMEOUT_NS]
+        return OpenSection(
+            name=name,
+            kind=kind,
+            entered_ns=entered,
+            timeout_s=timeout_ns / _NANO if timeout_ns else None,
+            # The first pulse opens the first interval, and is counted like every other.
+            occurrences=max(0, count - 1) if kind == "pulse" else count,
+        )
 
     def _text(self, offset: int, size: int) -> str:
         return bytes(self._bytes[offset : offset + size]).partition(b"\0")[0].decode(errors="replace")

@@ -222,6 +222,10 @@ def ensure_started(
         why = environ.DISABLE if environ.is_disabled(env) else "the platform has no POSIX processes"
         console.say_once("disabled", f"switched off ({why}): nothing is watched, recorded or restarted")
         return None
+    if env.get(environ.INTERNAL_PAGES) == "":
+        _failed = True  # the launcher has said why
+        lanes.disable()
+        return None
     if is_dataloader_worker():
         return None
     if arguments or settings is None:

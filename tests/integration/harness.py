@@ -80,10 +80,13 @@ class Job:
         return found
 
     def wait(self, happened: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until something happened; fail with the screen when it does not."""
+        """Wait until something happened; fail with the screen when it does not, or cannot any more."""
         deadline = time.monotonic() + timeout_s
-        while not happened():
-            assert time.monotonic() < deadline, f"{what} did not come:\n{self.screen}"
+        while True:
+            over = self.process.poll() is not None  # asked first: what a job does last still counts
+            if happened():
+                return
+            assert not over and time.monotonic() < deadline, f"{what} did not come:\n{self.screen}"
             time.sleep(0.02)
 
     def incidents(self) -> list[dict[str, Any]]:
@@ -153,12 +156,14 @@ def job(
     pages: Path | None = None,
     within: tuple[str, ...] = (),
     command: tuple[str, ...] | None = None,
+    terminal: int | None = None,
 ) -> Iterator[Job]:
     """Start `resilience run` with these arguments and, at the end, kill whatever is left of it.
 
     `args`: options, script and its arguments; scripts are those of `scripts/`. `pages` overrides the private
     page directory; `within` is a command that runs the launcher (such as `ip netns exec NAME`); `command`
-    replaces the launcher by a foreign one, which `RESILIENCE_RUN_DIR` tells the run directory.
+    replaces the launcher by a foreign one, which `RESILIENCE_RUN_DIR` tells the run directory; `terminal` is a
+    descriptor that becomes its standard input and output.
     """
     mark = uuid.uuid4().hex
     if pages is None:
@@ -177,7 +182,8 @@ def job(
             [*within, *command, *args],
             cwd=SCRIPTS,
             env=own | (env or {}),
-            stdout=out,
+            stdin=terminal,
+            stdout=out if terminal is None else terminal,
             stderr=err,
             start_new_session=True,
         )

@@ -8,10 +8,10 @@ from harness import job
 
 TWO = ("--nproc-per-node", "2")
 # What happens in which attempt; the exception comes again, and the second time in a row is once too often.
-WAYS = ("one", "all", "exit", "raise", "again")
+WAYS = ("one", "other", "all", "exit", "raise", "again")
 FAULTS = """
-    kill:rank=1,step=3,attempt=0; kill:step=3,attempt=1; kill:how=exit,code=3,rank=0,step=3,attempt=2;
-    kill:how=exception,rank=1,step=6,attempt=any
+    kill:rank=1,step=3,attempt=0; kill:rank=0,step=3,attempt=1; kill:step=3,attempt=2;
+    kill:how=exit,code=3,rank=0,step=3,attempt=3; kill:how=exception,rank=1,step=6,attempt=any
 """
 
 
@@ -29,7 +29,7 @@ def test_the_same_exception_twice_ends_the_job_with_77(died):
     run, code, left = died
     assert code == 77, run.screen
     assert [found["attempt"] for found in run.incidents()] == list(range(len(WAYS)))
-    assert [event["verdict"] for event in run.events("decision")] == ["restart"] * 4 + ["stop"]
+    assert [event["verdict"] for event in run.events("decision")] == ["restart"] * 5 + ["stop"]
     assert all(found["recovered_at"] > found["detected_at"] for found in run.incidents()[:-1])
     assert run.incidents()[-1]["recovered_at"] is None
     assert not left
@@ -47,7 +47,8 @@ def test_the_same_exception_twice_ends_the_job_with_77(died):
     ("way", "culprits", "victims", "cause"),
     [
         ("one", [1], [0], "rank_killed_sigkill"),
-        ("exit", [0], [1], "user_exit"),
+        ("other", [0], [1], "rank_killed_sigkill"),
+        ("exit", [0], [1], "unknown"),
         ("raise", [1], [0], "user_code_error"),
         ("again", [1], [0], "user_code_error"),
     ],
@@ -81,22 +82,41 @@ def test_an_exception_leaves_its_stack(died):
     assert "training.py" in died[0].incident_file(incident, "stacks/rank-1.txt")
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_kills_in_a_row_are_recovered_from_one_by_one(tmp_path, kills):
-    """As many restarts as kills; every incident is closed by the first beats of the next attempt.
-
-    The killed rank's DataLoader worker outlives it and ignores SIGTERM. It is gone before the next attempt.
-    """
-    faults = ";".join(f"kill:rank={number % 2},step=3,attempt={number}" for number in range(kills))
-    options = (*TWO, "--max-restarts", str(kills), "training.py", "--workers", "1", "--stubborn")
-    with job(tmp_path, *options, env={"RESILIENCE_FAULT": faults}) as run:
+@pytest.mark.slow
+def test_twenty_kills_in_a_row_are_recovered_from_one_by_one(tmp_path):
+    """As many restarts as kills; every incident is closed by the first beats of the next attempt."""
+    faults = ";".join(f"kill:rank={number % 2},step=3,attempt={number}" for number in range(20))
+    with job(tmp_path, *TWO, "--max-restarts", "20", "training.py", env={"RESILIENCE_FAULT": faults}) as run:
         assert run.finish(110) == 0, run.screen
         incidents = run.incidents()
-        assert [[named["rank"] for named in found["culprits"]] for found in incidents] == [
-            [number % 2] for number in range(kills)
-        ]
+        assert [found["culprits"][0]["rank"] for found in incidents] == [0, 1] * 10
         assert all(found["recovered_at"] for found in incidents)
-        assert len(run.events("attempt_start")) == kills + 1
+        assert len(run.events("attempt_start")) == 21
+        assert not run.left_behind()
+
+
+def test_a_data_loader_worker_that_does_not_end(tmp_path):
+    """It ignores SIGTERM. When its rank is killed, it does not keep the next attempt from its start.
+
+    When its rank raises, the rank cannot end either: the hang that this makes is named by what was raised,
+    and the second time in a row ends the job.
+    """
+    faults = "kill:rank=1,step=3,attempt=0;kill:how=exception,rank=1,step=6,attempt=any"
+    options = (*TWO, "--max-restarts", "9", "--heartbeat-timeout", "1.5")
+    script = ("training.py", "--workers", "1", "--stubborn")
+    with job(tmp_path, *options, *script, env={"RESILIENCE_FAULT": faults}) as run:
+        assert run.finish() == 77, run.screen
+        killed, raised, again = run.incidents()
+        assert (killed["kind"], raised["kind"], again["kind"]) == ("crash", "hang", "hang")
+        for found in (killed, raised, again):
+            assert [named["rank"] for named in found["culprits"]] == [1]
+            assert found["victims"] == [0]
+        assert killed["recovered_at"]
+        assert (raised["category"], raised["cause"]) == ("user", "user_code_error")
+        assert raised["recovered_at"]
+        assert "InjectedError" in raised["evidence"][0]["text"]
+        assert "the same error ended two attempts in a row" in run.last_lines()
+        assert len(run.told("worker-*")) == 6
         assert not run.left_behind()
 
 

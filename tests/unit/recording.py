@@ -33,7 +33,7 @@ class Recording:
         )
         self.recorder = Recorder(self.page, settle=settle)
         self.reader = PageReader(self.page.path)
-        self._starter = lanes._starter
+        self._starter = lanes.starter()
 
     def __enter__(self) -> Recording:
         lanes.set_starter(lambda: self.recorder)

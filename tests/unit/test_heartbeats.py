@@ -197,7 +197,7 @@ def test_decorating_starts_nothing():
     """A decorator runs at import, in processes that are no ranks, too: it must not start the recording."""
     from resilience_sdk import lanes
 
-    before = lanes._starter
+    before = lanes.starter()
     started = []
     lanes.set_starter(lambda: started.append(1))
     lanes.forget()

@@ -38,9 +38,7 @@ def test_a_command_with_parentheses_does_not_shift_the_fields() -> None:
         "import ctypes, sys; ctypes.CDLL(None).prctl(15, b') R 1 (x y', 0, 0, 0); print('named', flush=True);"
         "sys.stdin.read()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"named\n"
         own = hostinfo.process_start_ticks(os.getpid())

@@ -88,9 +88,7 @@ def test_a_killed_job_is_no_obstacle(run: RunDirectory) -> None:
         f"lease = Lease.acquire(RunDirectory.open({str(run.path)!r}), 'job-a')\n"
         "print('held', flush=True)\nsys.stdin.read()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         with pytest.raises(RunDirectoryError, match=f"pid {process.pid}"):

@@ -140,7 +140,7 @@ def read_all(data: bytes) -> RankSnapshot | None:
         path.unlink()
     if snapshot is not None:
         assert 0 <= snapshot.rank < snapshot.world_size
-        assert len(snapshot.main_lane.stack) <= at.STACK_DEPTH
+        assert len(snapshot.main_lane.stack) <= at.RING_SLOTS
         assert snapshot.step is None or snapshot.step >= 0
         snapshot_to_json(snapshot)
     return snapshot
@@ -197,10 +197,11 @@ def test_a_reader_beside_a_busy_writer_sees_no_impossible_state(recording):
     def work() -> None:
         while not stop.is_set():
             with heartbeat():
-                for name in order.sample(names, 3):
+                entered = order.sample(names, 3)
+                for name in entered:
                     section(name).__enter__()
-                for _ in names:
-                    recording.recorder.lane().top.__exit__(None, None, None)
+                for name in reversed(entered):
+                    section(name).__exit__(None, None, None)
             page.set_identity(order.randrange(4), 0, 4 + order.randrange(9))
 
     worker = threading.Thread(target=work)

@@ -142,9 +142,7 @@ def test_newest(tmp_path: Path) -> None:
         newest_run_dir({}, tmp_path / "nothing")
 
 
-def test_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The flag is set here and where the other extension's tools look; a bad place there is said."""
     monkeypatch.setattr(console, "_said", set())
     run = RunDirectory.create(tmp_path / "run")

@@ -12,6 +12,7 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--hang", type=int, default=-1, help="rank 1 stops at this step of the first attempt")
 parser.add_argument("--crash", type=int, default=-1, help="rank 1 raises at this step")
 parser.add_argument("--upload", type=float, default=0.0, help="seconds after the last step")
+parser.add_argument("--alone", action="store_true", help="rank 0 uploads while the others wait for it")
 parser.add_argument("--sgd", action="store_true", help="steps with a torch optimizer, else only collectives")
 parser.add_argument("--mute", type=float, default=0.0, help="seconds in which nothing of all that happens")
 args = parser.parse_args()
@@ -43,6 +44,9 @@ for step in range(0 if args.mute else args.steps):
     if optimizer is not None:
         optimizer.step()
     time.sleep(0.01)
-time.sleep(args.upload)
+if rank == 0 or not args.alone:
+    time.sleep(args.upload)
+if args.alone:
+    dist.barrier()
 dist.destroy_process_group()
 print(f"rank {rank} finished")

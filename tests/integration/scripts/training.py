@@ -1,9 +1,10 @@
 """A training of gloo ranks: every step computes a little and sums over all ranks.
 
-    training.py [--steps N] [--until FILE] [--workers N] [--stubborn] [--nested ATTEMPT] [--threads ATTEMPT]
+    training.py [--steps N] [--until FILE] [--hang-when FILE] [--workers N] [--stubborn] [--nested ATTEMPT]
+                [--threads ATTEMPT]
 
 `--until` goes on until the file is there, `--workers` reads from a DataLoader (with `--stubborn` its workers do
-not hear SIGTERM). In the attempts given rank 1 stays for ever in step 5: with `--nested` in a section that is
+not hear SIGTERM). In attempt 0 rank 1 hangs when the file of `--hang-when` is there. In the attempts given rank 1 stays for ever in step 5: with `--nested` in a section that is
 meant to take 1 s, opening and closing inner ones, with `--threads` asleep, while another thread beats on.
 """
 
@@ -22,6 +23,7 @@ from resilience_sdk import heartbeat, straggler
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
 parser.add_argument("--until")
+parser.add_argument("--hang-when", default="")
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--stubborn", action="store_true")
 parser.add_argument("--nested", type=int)
@@ -98,6 +100,8 @@ while may_go_on(step):
         if (rank, step) == (1, 5) and attempt == args.nested:
             never_come_back()
         if (rank, step) == (1, 5) and attempt == args.threads:
+            time.sleep(3600)
+        if (rank, attempt) == (1, 0) and os.path.exists(args.hang_when):
             time.sleep(3600)
         dist.all_reduce(batch)
     step += 1

@@ -89,9 +89,7 @@ def test_sys_exit_is_an_exit_code_unless_it_says_something(message, cause):
 
 def test_garbage_in_the_error_file_is_no_reason_to_fail():
     """Fields of the wrong type, as a torn or foreign file has them, still give a verdict."""
-    assert (
-        classify_exit(1, {"type": 3, "message": None, "frames": "no list", "x": 1}).cause == "user_code_error"
-    )
+    assert classify_exit(1, {"type": 3, "message": None, "frames": "no list", "x": 1}).cause == "user_code_error"
 
 
 def test_a_real_process_that_kills_itself():

@@ -57,8 +57,6 @@ def test_the_innermost_frame_of_the_user_counts():
         "/home/u/model.py:9 forward",
         "/home/u/train.py:3 main",
     ]
-    assert (
-        fingerprint({"type": "T", "message": "", "frames": frames}).user_frame == "/home/u/model.py:9 forward"
-    )
+    assert fingerprint({"type": "T", "message": "", "frames": frames}).user_frame == "/home/u/model.py:9 forward"
     assert fingerprint({"type": "T", "user_frame": "a.py:1 f", "frames": frames}).user_frame == "a.py:1 f"
     assert fingerprint({}) == ("", "", None)

@@ -24,9 +24,7 @@ def test_the_killed_rank_is_the_culprit_and_its_peers_are_victims():
     )
     assert (found.culprits, found.victims) == ((1,), (0, 2))
     assert found.classification.cause == "rank_killed_sigkill"
-    assert (
-        found.classification.evidence[0].text == "rank 1 was the first to die of its own: it died by SIGKILL"
-    )
+    assert found.classification.evidence[0].text == "rank 1 was the first to die of its own: it died by SIGKILL"
 
 
 def test_a_later_exception_of_the_user_beats_an_earlier_symptom():

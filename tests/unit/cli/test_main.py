@@ -43,9 +43,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["status", "why", "outcome"])
-def test_commands_have_help_and_refuse_what_they_do_not_know(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_have_help_and_refuse_what_they_do_not_know(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """argparse's own conventions hold: 0 for help, 2 for a mistake."""
     for words, code in (([name, "--help"], 0), (["help", name], 0), ([name, "--jsn"], 2)):
         with pytest.raises(SystemExit) as left:

@@ -83,16 +83,12 @@ def test_several_nodes_announce_one_job() -> None:
 
 def test_another_job_in_the_same_directory() -> None:
     """A foreign launcher announces nothing; its ranks do."""
-    state = state_of(
-        _events({"event": "rank_start", "rank": 5}, {"event": "rank_start", "rank": 0, "job": "k"})
-    )
+    state = state_of(_events({"event": "rank_start", "rank": 5}, {"event": "rank_start", "rank": 0, "job": "k"}))
     assert state.job == "k"
     assert list(state.ranks) == [0]
 
 
-_values = (
-    st.none() | st.booleans() | st.integers(-3, 10**30) | st.floats() | st.text(max_size=3) | st.just([])
-)
+_values = st.none() | st.booleans() | st.integers(-3, 10**30) | st.floats() | st.text(max_size=3) | st.just([])
 
 
 @given(

@@ -141,6 +141,16 @@ def test_known_slow_work():
     assert [busy_with(frames) for frames in (compiling, saving, running)] == ["compile", "checkpoint", None]
 
 
+def test_a_library_that_is_imported_late():
+    """Importing in the middle of a step takes long on a shared disk; a training inside an import is no import."""
+    importer = "<frozen importlib._bootstrap>:241 _call_with_frames_removed"
+    reading = ["<frozen importlib._bootstrap_external>:1042 get_code", "/app/train.py:3 step"]
+    executing = ["/usr/lib/python3.11/typing.py:362 inner", f"{SITE}/_dynamo/x.py:1 <module>", importer, reading[1]]
+    training = ["/app/job.py:9 step", "/app/job.py:20 <module>", importer, "/app/main.py:1 <module>"]
+    own = [f"{SITE}/nn/linear.py:4 forward", *training]
+    assert [busy_with(frames) for frames in (reading, executing, training, own)] == ["import", "import", None, None]
+
+
 def test_a_prompt_inside_the_program(tmp_path):
     """A real breakpoint(), and debuggers of editors, which are no ptrace and no terminal."""
     script = tmp_path / "ask.py"

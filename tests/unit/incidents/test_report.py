@@ -79,7 +79,5 @@ def test_the_jobs_text_stays_in_its_block(evidence, frame, section, cause):
     assert all(c.isprintable() or c == "\n" for c in page)
     headings = [line for line in page.split("\n") if line.startswith("#")]
     assert len(headings) == 5
-    outside = "".join(
-        part for line in page.split("\n") if not line.startswith("    ") for part in line.split("`")[::2]
-    )
+    outside = "".join(part for line in page.split("\n") if not line.startswith("    ") for part in line.split("`")[::2])
     assert "<" not in outside

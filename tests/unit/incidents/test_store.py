@@ -126,9 +126,7 @@ for _ in range(15):
 def test_two_writers_at_once_never_share_a_number(tmp_path):
     """A crash and a hang found by two processes at one moment get different numbers, none is lost."""
     writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), kind], stdin=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), kind], stdin=subprocess.PIPE, text=True)
         for kind in ("hang", "crash")
     ]
     for writer in writers:

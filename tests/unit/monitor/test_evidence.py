@@ -99,9 +99,7 @@ def test_switched_off_and_replaced(start_rank):
     off = collect_evidence([rank.target], dump_signal=0, grace_s=LONG_S)[0]
     assert off.stacks is None
     assert off.flight is not None
-    replaced = collect_evidence(
-        [rank.target], dump_signal=DUMP_SIGNAL, grace_s=LONG_S, may_ask=lambda: False
-    )[0]
+    replaced = collect_evidence([rank.target], dump_signal=DUMP_SIGNAL, grace_s=LONG_S, may_ask=lambda: False)[0]
     assert replaced.stacks is replaced.flight is None
     assert "another monitor" in texts(replaced)
 

@@ -22,8 +22,7 @@ _seconds = st.floats(min_value=0.001, max_value=1e7, allow_nan=False)
 _learned = st.none() | _seconds
 SETTINGS = st.builds(
     Settings,
-    run_dir=st.none()
-    | st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=20),
+    run_dir=st.none() | st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=20),
     on_hang=st.sampled_from([None, "restart", "report", "kill"]),
     initial_heartbeat_timeout=_learned,
     heartbeat_timeout=_learned,

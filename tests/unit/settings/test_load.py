@@ -101,9 +101,7 @@ def test_an_empty_file_is_no_settings(tmp_path: Path) -> None:
         ({"RESILIENCE_DUMP_SIGNAL": "SIGTERM"}, "SIGTERM is both"),
     ],
 )
-def test_a_mistake_in_the_environment(
-    env: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_in_the_environment(env: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On the command line an error; in an implicit start one warning, and the default holds."""
     with pytest.raises(ConfigError, match=message):
         load_settings(env=env, strict_env=True)
@@ -148,9 +146,7 @@ def test_known_variables_that_are_no_settings() -> None:
         ({"max_restarts": "x"}, "--max-restarts"),
     ],
 )
-def test_a_mistake_in_an_argument_always_raises(
-    arguments: dict[str, object], message: str, strict: bool
-) -> None:
+def test_a_mistake_in_an_argument_always_raises(arguments: dict[str, object], message: str, strict: bool) -> None:
     """Code and command lines are read by their writer."""
     with pytest.raises(ConfigError, match=message):
         load_settings(arguments=arguments, env={}, strict_env=strict)

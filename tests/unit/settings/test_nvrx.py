@@ -70,9 +70,7 @@ def test_a_section_at_any_depth(tmp_path: Path, option: str, capsys: pytest.Capt
         ("fault_tolerance: {safety_factor: 0.5}", "safety_factor: expected a factor"),
     ],
 )
-def test_mistakes_are_errors_even_where_we_have_no_counterpart(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_mistakes_are_errors_even_where_we_have_no_counterpart(tmp_path: Path, text: str, message: str) -> None:
     """A typo must not disable a protection."""
     file = _file(tmp_path, text)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -99,10 +97,7 @@ def test_our_keys_beside_the_section_win(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_an_empty_section_is_fine(tmp_path: Path) -> None:
     """Only defaults, as there."""
-    assert (
-        load_settings(config_file=_file(tmp_path, "fault_tolerance:\n"), env={}, strict_env=True)
-        == Settings()
-    )
+    assert load_settings(config_file=_file(tmp_path, "fault_tolerance:\n"), env={}, strict_env=True) == Settings()
 
 
 def test_every_key_has_a_field_or_a_reason() -> None:

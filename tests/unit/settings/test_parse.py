@@ -75,9 +75,7 @@ def test_bad_section_timeouts_are_refused(bad: object) -> None:
         parse.section_timeouts(bad)
 
 
-@pytest.mark.parametrize(
-    "text", ["SIGUSR1", "usr1", int(signal.SIGUSR1), str(int(signal.SIGUSR1)), signal.SIGUSR1]
-)
+@pytest.mark.parametrize("text", ["SIGUSR1", "usr1", int(signal.SIGUSR1), str(int(signal.SIGUSR1)), signal.SIGUSR1])
 def test_signals_by_name_or_number(text: object) -> None:
     """All spellings of one signal are that signal."""
     assert parse.signal_number(text) == signal.SIGUSR1
@@ -92,9 +90,7 @@ def test_real_time_signals_have_names() -> None:
     assert parse.signal_number("rtmin+2") == signal.SIGRTMIN + 2
 
 
-@pytest.mark.parametrize(
-    "bad", ["SIGKILL", 9, "STOP", "SIGNOTHING", "SIG_DFL", 0, -1, 4096, None, True, "SIGRTMAX+1"]
-)
+@pytest.mark.parametrize("bad", ["SIGKILL", 9, "STOP", "SIGNOTHING", "SIG_DFL", 0, -1, 4096, None, True, "SIGRTMAX+1"])
 def test_signals_that_cannot_be_handled_are_refused(bad: object) -> None:
     """A signal that no handler sees would make the setting a lie."""
     with pytest.raises(ValueError, match="expected"):
@@ -108,9 +104,7 @@ def test_signal_lists() -> None:
     assert parse.signal_names("none") == ()
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [(True, True), ("Yes", True), ("1", True), ("off", False), (0, False)]
-)
+@pytest.mark.parametrize(("text", "value"), [(True, True), ("Yes", True), ("1", True), ("off", False), (0, False)])
 def test_switches(text: object, value: bool) -> None:
     """The usual spellings of true and false."""
     assert parse.switch(text) is value

@@ -1,0 +1,295 @@
+"""Timed blocks: the context managers under `heartbeat()` and `straggler.section()`.
+
+A block belongs to one name on one lane (one thread) and is reused for every pass. Entering stores one word into
+the page, leaving stores three: no lock, no system call, no allocation but the integers. The page keeps for each
+block when it was entered and left last, so the stack of open blocks needs no keeping: it is their order of entry.
+
+One comparison, of the thread's id with the block's `owner`, leads from the fast path to the slow one. There is
+no owner while a block is entered by several threads, is open on several levels, is a heartbeat whose steps are
+given or whose process is not settled yet, and in a forked child, where nothing is written at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from time import monotonic_ns
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from resilience_sdk import faults
+from resilience_sdk.lanes.coroutines import in_event_loop
+from resilience_sdk.rank_page import layout as at
+
+if TYPE_CHECKING:
+    from resilience_sdk.lanes.recorder import Lane
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NOBODY = 0  # no thread has this id
+_MASK = at.RING_MASK
+
+
+class Block:
+    """A timed block of one name on one lane: context manager, and decorator when called with a function."""
+
+    __slots__ = (
+        "_levels",
+        "_mixed",
+        "_shared",
+        "count_at",
+        "entered_at",
+        "index",
+        "kind",
+        "lane",
+        "left_at",
+        "n",
+        "name",
+        "owner",
+        "q",
+        "samples_at",
+        "t0",
+        "timeout",
+    )
+
+    def __init__(self, lane: Lane, name: str, kind: str, timeout: float | None) -> None:
+        """Give `name` an entry in the page's table of names and a ring on `lane`."""
+        index, ring = lane.recorder.register(lane, name, kind, timeout)
+        self.lane = lane
+        self.q = lane.q
+        self.name = name
+        self.kind = kind
+        self.timeout = timeout
+        self.index = index
+        self.entered_at = ring + at.R_ENTERED_NS
+        self.left_at = ring + at.R_LEFT_NS
+        self.count_at = ring + at.R_COUNT
+        self.samples_at = ring + at.R_SAMPLES
+        self.n = self.q[self.count_at]
+        self.t0 = 0
+        self._levels: list[int] = []  # starts of the outer levels of a block that is entered again inside itself
+        self._mixed = False  # levels of several coroutines: nobody can tell whose end is whose
+        self._shared = False
+        self.owner = _NOBODY
+        self.settle_owner()
+
+    def __enter__(self) -> Block:
+        if self.t0 or get_ident() != self.owner:
+            return self._enter_slowly()
+        self.q[self.entered_at] = self.t0 = monotonic_ns()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        now = monotonic_ns()
+        t0 = self.t0
+        if kind is not None or not (t0 and self.owner):
+            self._exit_slowly(now, unwinding=kind is not None)
+            return
+        q = self.q
+        n = self.n
+        q[self.samples_at + (n & _MASK)] = now - t0
+        self.n = n = n + 1
+        q[self.count_at] = n
+        q[self.left_at] = now
+        self.t0 = 0
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function or a coroutine function; each call looks its block up anew."""
+        # Late, because `lookup` stands above the blocks that it finds; decorating is no hot path.
+        from resilience_sdk.lanes import lookup
+
+        return lookup.decorate(function, lambda: lookup.find_block(self.name, self.kind, self.timeout))
+
+    # -- the slow path
+
+    def may_be_fast(self) -> bool:
+        """Tell whether the lane's thread may take the fast path."""
+        return not (self._shared or self._levels or self._mixed)
+
+    def settle_owner(self) -> None:
+        """Say who may take the fast path."""
+        self.owner = self.lane.ident if self.may_be_fast() else _NOBODY
+
+    def shift(self, pause_ns: int, now: int) -> None:
+        """Let the levels that are open begin later by a pause that must not count, but not in the future."""
+        if self.t0:
+            self.t0 = min(now, self.t0 + pause_ns)
+            self._levels = [min(now, t0 + pause_ns) for t0 in self._levels]
+            self.q[self.entered_at] = self._levels[0] if self._levels else self.t0
+
+    def _enter_slowly(self) -> Block:
+        lane = self.lane
+        if lane.ident == _NOBODY:  # a forked child holds its parent's block
+            return self
+        if get_ident() != lane.ident:
+            self._shared = True  # the owner's exits have to look from now on whose exit it is
+            self.owner = _NOBODY
+            lane.recorder.twin(self).__enter__()
+            return self
+        now = monotonic_ns()
+        if self.t0 and self._was_left_behind():
+            self.abandon(now - 1)  # it is entered again now, and open means entered after it was left
+        if self.t0:
+            self._levels.append(self.t0)
+            self._mixed = self._mixed or in_event_loop()
+            self.owner = _NOBODY
+        else:
+            self.q[self.entered_at] = now  # the outermost level is the one with a deadline
+        self.t0 = now
+        return self
+
+    def _was_left_behind(self) -> bool:
+        """Tell whether this pass lies within a completed heartbeat: an exception between two bytecodes lost its exit."""
+        return not in_event_loop() and self.lane.is_within_last_beat(self.t0)
+
+    def abandon(self, now: int) -> None:
+        """Close all levels without a sample: their exits were lost."""
+        self.q[at.W_ODD_EXITS] += 1
+        self.q[self.left_at] = now
+        self.t0 = 0
+        self._levels.clear()
+        self.settle_owner()
+
+    def _exit_slowly(self, now: int, *, unwinding: bool) -> None:
+        if self.lane.ident == _NOBODY:
+            return
+        block = self if get_ident() == self.lane.ident else self.lane.recorder.twin(self)
+        if unwinding and not in_event_loop():
+            # Blocks nest, so what was entered later on this lane and is still open lost its exit to an exception
+            # that came between two bytecodes.
+            block.lane.abandon_after(block.t0, now)
+        block._leave(now)
+
+    def _leave(self, now: int) -> None:
+        """Close the innermost level."""
+        if not self.t0:
+            return  # an exit without an enter
+        duration = now - self.t0
+        outermost = not self._levels
+        if self._mixed:
+            self.q[at.W_ODD_EXITS] += 1
+        else:
+            self._complete(duration, outermost)
+        if outermost:
+            self.q[self.left_at] = now
+            self.t0 = 0
+            self._mixed = False
+        else:
+            self.t0 = self._levels.pop()
+        self.settle_owner()
+
+    def _complete(self, duration_ns: int, outermost: bool) -> None:
+        """Count one pass; an inner one counts like any other."""
+        self.sample(duration_ns)
+
+    def sample(self, duration_ns: int) -> None:
+        """Add one duration to the ring."""
+        self.q[self.samples_at + (self.n & _MASK)] = duration_ns
+        self.n += 1
+        self.q[self.count_at] = self.n
+
+
+class Beat(Block):
+    """A block whose completion is progress."""
+
+    __slots__ = ("_explicit", "_pending")
+
+    def __init__(self, lane: Lane, name: str, kind: str = "heartbeat", timeout: float | None = None) -> None:
+        """Like a block, of kind `heartbeat`."""
+        self._explicit = False  # somebody gives step numbers: every entry publishes one
+        self._pending: int | None = None
+        super().__init__(lane, name, kind, timeout)
+        lane.beats.append(self)
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function or a coroutine function; each call looks its heartbeat up anew."""
+        from resilience_sdk.lanes import lookup  # see Block.__call__
+
+        return lookup.decorate(function, lambda: lookup.find_beat(self.name))
+
+    def at_step(self, step: int) -> Beat:
+        """Set the global step number of the next entry and return the block to enter."""
+        beat = self
+        if get_ident() != self.lane.ident and self.lane.ident != _NOBODY:
+            beat = self.lane.recorder.twin(self)
+        beat._explicit = True
+        beat._pending = step
+        beat.owner = _NOBODY
+        return self
+
+    def may_be_fast(self) -> bool:
+        """Tell whether the lane's thread may take the fast path."""
+        return self.lane.settled and not self._explicit and super().may_be_fast()
+
+    def _enter_slowly(self) -> Beat:
+        lane = self.lane
+        if lane.ident != _NOBODY and get_ident() == lane.ident:
+            if not self.t0:
+                lane.publish_step(self._pending)
+            self._pending = None
+        super()._enter_slowly()
+        return self
+
+    def _complete(self, duration_ns: int, outermost: bool) -> None:
+        """Count the pass when its outermost level is complete: a step inside a step is no further progress."""
+        if outermost:
+            self.sample(duration_ns)
+            self.lane.note_beat()
+
+
+class Pulse(Beat):
+    """Progress without a block: each `beat()` closes the interval since the last one and opens the next."""
+
+    __slots__ = ()
+
+    def __init__(self, lane: Lane, name: str) -> None:
+        """Like a heartbeat, of kind `pulse`."""
+        super().__init__(lane, name, "pulse")
+
+    def beat(self, step: int | None) -> None:
+        """Record one pulse on this lane; the first of a row has no duration."""
+        now = monotonic_ns()
+        self.sample(now - self.t0 if self.t0 else 0)
+        q = self.q
+        q[self.entered_at] = self.t0 = now
+        q[self.left_at] = now - 1  # the interval that begins here is open
+        self.lane.publish_step(step)
+        self.lane.note_beat()
+
+    def stop(self) -> None:
+        """Close the running interval without counting it."""
+        if self.t0:
+            self.q[self.left_at] = monotonic_ns()
+            self.t0 = 0
+
+
+class ArmedBlock(Block):
+    """A block that asks on entry whether an injected fault is due."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Block:
+        block = super().__enter__()
+        faults.reached(self.name, self.lane.current_step(), beat=False)
+        return block
+
+
+class ArmedBeat(Beat):
+    """A heartbeat that asks on entry and exit whether an injected fault is due."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Block:
+        beat = super().__enter__()
+        faults.reached(self.name, self.lane.current_step(), beat=True)
+        return beat
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        step = self.lane.current_step()
+        super().__exit__(kind, error, trace)
+        if kind is None:
+            faults.left(self.name, step)

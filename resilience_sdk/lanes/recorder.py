@@ -1,0 +1,237 @@
+"""Lanes and the recorder: which thread writes where in the rank's page."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from threading import get_ident
+from time import monotonic_ns
+from typing import TypeVar
+
+from resilience_sdk import faults
+from resilience_sdk.lanes.blocks import ArmedBeat, ArmedBlock, Beat, Block, Pulse
+from resilience_sdk.rank_page import RankPage
+from resilience_sdk.rank_page import layout as at
+
+B = TypeVar("B", bound=Block)
+
+_NOBODY = 0
+_EARLY_BEATS = 16  # beats that look for a process group themselves; later the helper thread looks
+_SCRAP_RING = at.PAGE_WORDS - at.RING_WORDS  # written by whoever found no ring, read by nobody
+
+
+class Lane:
+    """One thread's part of the page."""
+
+    def __init__(self, recorder: Recorder, index: int, ident: int, *, shown: bool = True) -> None:
+        """Describe lane `index` of the page, owned by the thread `ident`.
+
+        A lane that is not `shown` is for a thread that found none free: it writes into a scrap page.
+        """
+        self.recorder = recorder
+        self.index = index
+        self.ident = ident
+        self.shown = shown
+        self.q = recorder.page.words if shown else memoryview(bytearray(at.PAGE_BYTES)).cast("Q")
+        self.settled = False
+        self.pulse: Pulse | None = None
+        self.blocks: dict[tuple[type[Block], str], Block] = {}
+        self.beats: list[Beat] = []
+        self._step_at = at.lane_at(index) + at.L_STEP
+
+    def publish_step(self, step: int | None) -> None:
+        """Say which global step the lane is in; None: steps are counted, and the ring has the count."""
+        self.q[self._step_at] = 0 if step is None else step + 1
+
+    def current_step(self) -> int:
+        """Return the step that the lane is in, or was in last; -1 before the first."""
+        explicit = self.q[self._step_at]
+        if explicit:
+            return explicit - 1
+        if not self.beats:
+            return -1
+        return next((beat for beat in self.beats if beat.t0), self.beats[-1]).n
+
+    def note_beat(self) -> None:
+        """Note a completed heartbeat; the first ones also settle who this process is."""
+        if not self.settled:
+            self.recorder.early_beat(self)
+
+    def settle(self) -> None:
+        """End the time in which each heartbeat takes the slow path."""
+        self.settled = True
+        for block in self._all():
+            block.settle_owner()
+
+    def disown(self) -> None:
+        """Belong to no thread any more."""
+        self.ident = _NOBODY
+        for block in self._all():
+            block.owner = _NOBODY
+
+    def is_within_last_beat(self, time_ns: int) -> bool:
+        """Tell whether a time lies within the heartbeat that was completed last on this lane."""
+        for beat in self.beats:
+            if beat.n and not isinstance(beat, Pulse):
+                left = self.q[beat.left_at]
+                if left - self.q[beat.samples_at + (beat.n - 1 & at.RING_MASK)] <= time_ns < left:
+                    return True
+        return False
+
+    def abandon_after(self, time_ns: int, now: int) -> None:
+        """Close what was entered after a time and is still open."""
+        if time_ns:
+            for block in self._all():
+                if block.t0 > time_ns and not isinstance(block, Pulse):
+                    block.abandon(now)
+
+    def is_idle(self) -> bool:
+        """Tell whether no block is open."""
+        return not any(block.t0 for block in self.blocks.values())
+
+    def shift(self, pause_ns: int) -> None:
+        """Let every open block begin later by a pause that must not count."""
+        now = monotonic_ns()
+        for block in self._all():
+            block.shift(pause_ns, now)
+
+    def _all(self) -> set[Block]:
+        return {*self.blocks.values(), *self.beats}
+
+
+class Recorder:
+    """All lanes of this process over one rank page."""
+
+    def __init__(self, page: RankPage, *, settle: Callable[[], bool]) -> None:
+        """Record into `page`; `settle()` is asked on early beats whether the rank's identity is final."""
+        self.page = page
+        self._settle = settle
+        self._lock = threading.RLock()
+        self._names: dict[tuple[str, str], int] = {}
+        self._rings: dict[tuple[int, int], int] = {}
+        self._lanes: dict[int, Lane] = {}
+        self._paused: list[str] = []
+        self._early = 0
+        self.owner = self.lane()
+
+    def lane(self) -> Lane:
+        """Return the calling thread's lane; threads beyond the page's lanes get one that is not shown."""
+        ident = get_ident()
+        with self._lock:
+            if ident not in self._lanes:
+                index = self.page.add_lane(threading.get_native_id())
+                if index is None:
+                    self.page.words[at.W_LOST] += 1
+                self._lanes[ident] = Lane(self, index or 0, ident, shown=index is not None)
+            return self._lanes[ident]
+
+    def block(self, name: str, kind: str, timeout: float | None) -> Block:
+        """Return the owner's block of a name, making it at first use."""
+        return self._block(self.owner, ArmedBlock if faults.armed() else Block, name, kind, timeout)
+
+    def beat(self, name: str) -> Beat:
+        """Return the owner's heartbeat of a name. The first thread that beats becomes the owner of the fast path."""
+        self.user_beats()
+        lane = self.lane()
+        if lane is not self.owner and not self.owner.beats and self.owner.is_idle():
+            self.owner = lane
+        return self._block(self.owner, ArmedBeat if faults.armed() else Beat, name, "heartbeat", None)
+
+    def user_beats(self) -> None:
+        """Let the script's own heartbeats replace those made for it, where both are there."""
+        words = self.page.words
+        if words[at.W_BEAT_SOURCE] != at.BEATS_USER:
+            words[at.W_BEAT_SOURCE] = at.BEATS_USER
+            self.stop_pulses()
+
+    def pulse(self, step: int | None) -> None:
+        """Record one pulse of the calling thread."""
+        lane = self.lane()
+        if lane.pulse is None:
+            lane.pulse = Pulse(lane, "step")
+        lane.pulse.beat(step)
+        if faults.armed():
+            faults.reached("step", lane.current_step(), beat=True)
+
+    def twin(self, block: B) -> B:
+        """Return the calling thread's block for the same name."""
+        return self._block(self.lane(), type(block), block.name, block.kind, block.timeout)
+
+    def register(self, lane: Lane, name: str, kind: str, timeout: float | None) -> tuple[int, int]:
+        """Return `(name index, first word of the ring)`; where tables are full, ones that nobody reads."""
+        with self._lock:
+            index = self._names.get((name, kind))
+            if index is None:
+                index = self.page.add_name(name, kind, timeout)
+                if index is None:
+                    self.page.words[at.W_LOST] += 1
+                    return at.NAME_SLOTS, _SCRAP_RING
+                self._names[name, kind] = index
+            if not lane.shown:
+                return index, _SCRAP_RING
+            ring = self._rings.get((lane.index, index))
+            if ring is None:
+                ring = self.page.add_ring(lane.index, index)
+                if ring is None:
+                    self.page.words[at.W_LOST] += 1
+                    return index, _SCRAP_RING
+                self._rings[lane.index, index] = ring
+            return index, ring
+
+    def retime(self, block: Block, timeout: float | None) -> None:
+        """Publish a changed explicit timeout of a section."""
+        with self._lock:
+            block.timeout = timeout
+            if block.index < at.NAME_SLOTS:
+                self.page.set_timeout(block.index, timeout)
+
+    def early_beat(self, lane: Lane) -> None:
+        """Handle one of the first beats: publish the first, and settle the identity while it is provisional."""
+        words = self.page.words
+        if not words[at.W_FIRST_BEAT_NS]:
+            words[at.W_FIRST_BEAT_NS] = monotonic_ns()
+        self._early += 1
+        if self._settle() or self._early >= _EARLY_BEATS:
+            lane.settle()
+
+    def pause(self, reason: str) -> None:
+        """Suspend all deadlines of this process until the matching `resume`."""
+        with self._lock:
+            self._paused.append(reason)
+            self.page.set_paused(len(self._paused), reason)
+
+    def resume(self, pause_ns: int) -> None:
+        """End one pause of `pause_ns`, which counts for no open block of this thread."""
+        with self._lock:
+            self._paused.pop()
+            if self._paused:  # the outer pause will count this one too
+                self.page.set_paused(len(self._paused), self._paused[-1])
+                return
+            # Durations of blocks that other threads have open keep the pause; their deadlines begin anew.
+            self.lane().shift(pause_ns)
+            self.page.set_paused(0, "", monotonic_ns())
+
+    def stop_pulses(self) -> None:
+        """Close the running interval of every lane that pulses."""
+        with self._lock:
+            for lane in self._lanes.values():
+                if lane.pulse is not None:
+                    lane.pulse.stop()
+
+    def done(self) -> None:
+        """End all deadlines: the loop is over."""
+        self.stop_pulses()
+        self.page.set_flag(at.FLAG_DONE)
+
+    def orphan(self) -> None:
+        """Disown every lane, in a forked child: its calls then cost a comparison and write nothing."""
+        for lane in self._lanes.values():
+            lane.disown()
+
+    def _block(self, lane: Lane, cls: type[B], name: str, kind: str, timeout: float | None) -> B:
+        with self._lock:
+            block = lane.blocks.get((cls, name))
+            if not isinstance(block, cls):
+                block = cls(lane, name, kind, timeout)
+                lane.blocks[cls, name] = block
+            return block

@@ -1,0 +1,268 @@
+"""Carries words between the nodes of a job, through the store of the rendezvous.
+
+Two kinds: what the monitors tell one another (`node.json`, `peers.json` in the page directory, opaque here but
+for one flag), and how an attempt ended on each node (`ends`). A thread of its own with a client of its own: a
+store that is slow or gone delays nothing and nobody else. Its loss is evidence, said once, and never fatal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from resilience_sdk.console import say_once
+from resilience_sdk.events import Event
+from resilience_sdk.journal import Journal
+from resilience_sdk.monitor.nodes import OWN, PEERS
+
+_TURN_S = 0.05  # a look at our file costs one stat
+_ASK_S = 0.1  # a look at the store costs one request; with many nodes it is done less often
+_ASK_PER_NODE_S = 0.001
+_CALM_S = 2.0
+_TIMEOUT_S = 2.0
+_LAST_WORDS_S = 1.0
+_RETRY_S = 5.0
+_MOST_BYTES = 4 << 20
+
+
+class NodeRelay:
+    """The relay of one node; started and stopped with each attempt. Main thread, except for its own thread."""
+
+    def __init__(self, pages: Path | None, journal: Journal) -> None:
+        """Carry what is in `pages`; without a page directory only how attempts end."""
+        self._pages = pages
+        self._journal = journal
+        self._round: _Round | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether there are other nodes in this attempt."""
+        return self._round is not None
+
+    def start(self, store: Any, attempt: int, node: int, nodes: int) -> None:
+        """Begin to relay for an attempt; a no-op with one node. Blocks for no answer of the store."""
+        self.stop()
+        if nodes > 1 and store is not None:
+            self._round = _Round(store, attempt, node, nodes, self._pages, self._lost)
+
+    def stop(self) -> None:
+        """Say what is left to say, and end."""
+        if self._round is not None:
+            self._round.stop()
+            self._round = None
+
+    def note_fault(self) -> None:
+        """Take a number: the order in which nodes saw a rank fail, which no clock could tell."""
+        if self._round is not None:
+            self._round.note_fault()
+
+    def tell_end(self, end: Mapping[str, Any]) -> None:
+        """Tell the other nodes how the attempt ended here; may be told again with more."""
+        if self._round is not None:
+            self._round.tell_end(end)
+
+    def wait_for_ends(
+        self, decide: Callable[[Mapping[int, Mapping[str, Any]], int, float], bool], timeout_s: float
+    ) -> dict[int, Mapping[str, Any]]:
+        """Wait until `decide(ends by node, faults seen, seconds waited)` or the time is over; return the ends."""
+        return self._round.wait_for_ends(decide, timeout_s) if self._round is not None else {}
+
+    def _lost(self, error: Exception) -> None:
+        text = str(error).splitlines()
+        why = f"{type(error).__name__}: {text[0] if text else ''}"
+        if say_once("relay", f"the store between the nodes does not answer ({why}); hangs across nodes are told late"):
+            self._journal.emit(Event.DEGRADED, what="relay", why=why)
+
+
+class _Round:
+    """One attempt: the thread, and what it has to say and has heard, under one lock."""
+
+    def __init__(
+        self,
+        store: Any,
+        attempt: int,
+        node: int,
+        nodes: int,
+        pages: Path | None,
+        lost: Callable[[Exception], None],
+    ) -> None:
+        self._shared = store
+        self._attempt, self._node, self._nodes = attempt, node, nodes
+        self._pages = pages
+        self._lost = lost
+        self._prefix = f"resilience/{attempt}"
+        self._others = [number for number in range(nodes) if number != node]
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._fault: int | None = None  # 0: to be numbered
+        self._end: dict[str, Any] | None = None
+        self._end_told = True
+        self._ends: dict[int, Mapping[str, Any]] = {}
+        self._faults = 0
+        self._seen: tuple[int, int] | None = None
+        self._news = -1
+        self._texts: dict[int, bytes] = {}
+        self._fetched_at = self._asked_at = float("-inf")
+        if pages is not None:
+            with contextlib.suppress(OSError):
+                (pages / PEERS).unlink()
+        self._thread = threading.Thread(target=self._run, name="resilience-relay", daemon=True)
+        self._thread.start()
+
+    # -- main thread
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+        self._thread.join(_LAST_WORDS_S)
+
+    def note_fault(self) -> None:
+        with self._changed:
+            if self._fault is None:
+                self._fault = 0
+        self._wake.set()
+
+    def tell_end(self, end: Mapping[str, Any]) -> None:
+        with self._changed:
+            self._end, self._end_told = dict(end), False
+        self._wake.set()
+
+    def wait_for_ends(
+        self, decide: Callable[[Mapping[int, Mapping[str, Any]], int, float], bool], timeout_s: float
+    ) -> dict[int, Mapping[str, Any]]:
+        began = time.monotonic()
+        with self._changed:
+            while (waited := time.monotonic() - began) < timeout_s and not decide(self._ends, self._faults, waited):
+                self._changed.wait(min(_ASK_S, timeout_s - waited))
+            return dict(self._ends)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        store: Any = None
+        while not self._stopping.is_set():
+            try:
+                store = store if store is not None else own_client(self._shared)
+                self._turn(store)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the ranks run
+                self._lost(error)
+                store = None
+                self._stopping.wait(_RETRY_S)
+            self._wake.wait(_TURN_S)
+            self._wake.clear()
+        with contextlib.suppress(Exception):
+            if store is not None:
+                self._turn(store)
+
+    def _turn(self, store: Any) -> None:
+        now = time.monotonic()
+        urgent = self._publish_summary(store) | self._publish_end(store)
+        if urgent:
+            store.add(f"{self._prefix}/news", 1)
+        if not urgent and now - self._asked_at < _ASK_S + _ASK_PER_NODE_S * self._nodes:
+            return
+        self._asked_at = now
+        news = int(store.add(f"{self._prefix}/news", 0))
+        calm_s = _CALM_S * max(1.0, self._nodes / 32)
+        if news == self._news and now - self._fetched_at < calm_s:
+            return
+        self._news, self._fetched_at = news, now
+        self._fetch_summaries(store)
+        self._fetch_ends(store)
+
+    def _publish_summary(self, store: Any) -> bool:
+        """Publish what our monitor has written, if it is new; tell whether the others should read it at once."""
+        if self._pages is None:
+            return False
+        path = self._pages / OWN
+        try:
+            info = path.stat()
+            if (seen := (info.st_ino, info.st_mtime_ns)) == self._seen or info.st_size > _MOST_BYTES:
+                return False
+            text = path.read_bytes()
+            data = json.loads(text)
+            if data["attempt"] != self._attempt:
+                return False
+            urgent = bool(data["urgent"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        store.set(f"{self._prefix}/node/{self._node}", text)
+        self._seen = seen
+        return urgent
+
+    def _publish_end(self, store: Any) -> bool:
+        with self._changed:
+            number = self._fault == 0
+            end = None if self._end_told or self._end is None else dict(self._end)
+        if number:
+            self._fault = int(store.add(f"{self._prefix}/faults", 1))
+        if end is not None:
+            end["order"] = self._fault
+            store.set(f"{self._prefix}/end/{self._node}", json.dumps(end))
+            with self._changed:
+                self._ends[self._node] = end
+                if self._end is not None and {**self._end, "order": self._fault} == end:
+                    self._end_told = True
+                self._changed.notify_all()
+        return number or end is not None
+
+    def _fetch_summaries(self, store: Any) -> None:
+        keys = {number: f"{self._prefix}/node/{number}" for number in self._others}
+        found = _present(store, keys)
+        if self._pages is None or not found or found == self._texts:
+            return
+        self._texts = found
+        texts = {str(number): text.decode("utf-8", "replace") for number, text in found.items()}
+        temporary = self._pages / f".{PEERS}.{os.getpid()}"
+        try:
+            temporary.write_text(json.dumps({"attempt": self._attempt, "nodes": texts}))
+            temporary.replace(self._pages / PEERS)
+        except OSError as error:
+            say_once("peers", f"the monitor cannot be told about the other nodes: {error}")
+
+    def _fetch_ends(self, store: Any) -> None:
+        faults = int(store.add(f"{self._prefix}/faults", 0))
+        keys = {n: f"{self._prefix}/end/{n}" for n in self._others} if faults or self._end is not None else {}
+        ends: dict[int, Mapping[str, Any]] = {}
+        for number, text in _present(store, keys).items():
+            with contextlib.suppress(ValueError):
+                data = json.loads(text)
+                if isinstance(data, dict):
+                    ends[number] = data
+        with self._changed:
+            self._faults = faults
+            self._ends.update(ends)
+            self._changed.notify_all()
+
+
+def _present(store: Any, keys: Mapping[int, str]) -> dict[int, bytes]:
+    """Return the values of the keys that exist. A get of one that does not would wait for it."""
+    if not keys:
+        return {}
+    if not store.check(list(keys.values())):
+        keys = {number: key for number, key in keys.items() if store.check([key])}
+    values = store.multi_get(list(keys.values())) if keys else []
+    return dict(zip(keys, values, strict=True))
+
+
+def own_client(store: Any) -> Any:
+    """Return a client of the same store for the calling thread, with a short timeout."""
+    if hasattr(store, "clone"):
+        client = store.clone()
+    else:  # torch before it had clone(): a client of the server below, whose keys then lack the prefix
+        from torch.distributed import TCPStore
+
+        below = store
+        while hasattr(below, "underlying_store"):
+            below = below.underlying_store
+        client = TCPStore(below.host, below.port, is_master=False, timeout=timedelta(seconds=_TIMEOUT_S))
+    client.set_timeout(timedelta(seconds=_TIMEOUT_S))
+    return client

@@ -1,0 +1,102 @@
+"""What is written and said about a confirmed hang. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from resilience_sdk.hang import CulpritFinding, Judgement, RankState, Suspect
+from resilience_sdk.incidents import Culprit, Evidence, Incident
+
+_NEXT = {
+    "restart": "  next: the ranks are restarted",
+    "kill": "  next: the stuck ranks are ended, so that the launcher's restart policy acts",
+    "report": "  next: nothing is done to it; --on-hang restart under `resilience run`, or "
+    "RESILIENCE_ON_HANG=kill, would end it",
+}
+
+
+def hang_incident(
+    judgement: Judgement,
+    finding: CulpritFinding,
+    states: Sequence[RankState],
+    frames: Mapping[int, Sequence[str]],
+    facts: Iterable[Evidence],
+    *,
+    attempt: int | None,
+    on_hang: str,
+    now_ns: int,
+    now: float,
+) -> Incident:
+    """Return the incident. `now_ns` is the monotonic clock of this host, `now` is Unix time in seconds."""
+    by_rank = {state.rank: state for state in states}
+    blamed = [by_rank[rank] for rank in finding.culprits or judgement.waited_for if rank in by_rank]
+    still_s = [still for state in blamed if (still := _stands_still_s(state, now_ns)) is not None]
+    return Incident(
+        attempt=attempt,
+        detected_at=now,
+        detection_latency_s=max(still_s, default=None),
+        culprits=tuple(_culprit(by_rank.get(rank), rank, frames) for rank in finding.culprits),
+        victims=finding.victims,
+        category=finding.category,
+        cause=finding.cause,
+        action="restart" if on_hang != "report" else "none",
+        confidence=finding.confidence,
+        evidence=(*finding.evidence, *map(_suspect_evidence, judgement.suspects), *facts),
+    )
+
+
+def hang_lines(incident: Incident, on_hang: str, run_dir: str) -> list[str]:
+    """Return what a person is told when a hang is confirmed: who, where, why, and what happens next."""
+    if incident.culprits:
+        lines = []
+        for culprit in incident.culprits:
+            lines.append(f"HANG: {who(culprit)} ({incident.cause})")
+            lines += [f"  at {frame}" for frame in culprit.stack[:3]]
+    else:
+        lines = [f"HANG: no single rank is to blame ({incident.category}: {incident.cause})"]
+    if incident.victims:
+        lines.append(f"  waiting for it: {len(incident.victims)} rank(s), {_some(incident.victims)}")
+    lines += [f"  why: {evidence.text}" for evidence in incident.evidence[:2]]
+    if incident.id is not None:
+        lines.append(f"  report: {run_dir}/incidents/{incident.id}/report.md")
+    lines.append(_NEXT[on_hang])
+    return lines
+
+
+def headline(incident: Incident) -> str:
+    """Say in a few words who hangs, for the screens of other nodes."""
+    if not incident.culprits:
+        return f"no single rank is to blame ({incident.category}: {incident.cause})"
+    return "; ".join(who(culprit) for culprit in incident.culprits[:4]) + f" ({incident.cause})"
+
+
+def who(culprit: Culprit) -> str:
+    """Say which rank stands still, and where."""
+    where = f" in section '{culprit.section}'" if culprit.section else " outside of any section"
+    step = f" at step {culprit.step}" if culprit.step is not None else ""
+    return f"rank {culprit.rank} on {culprit.node} stands still{step}{where}"
+
+
+def _culprit(state: RankState | None, rank: int, frames: Mapping[int, Sequence[str]]) -> Culprit:
+    if state is None:
+        return Culprit(rank=rank, node=None, step=None, section=None, stack=())
+    step = state.snapshot.step if state.snapshot is not None else None
+    stack = tuple(frames.get(rank, ()))
+    return Culprit(rank=rank, node=state.node, step=step, section=state.section, stack=stack)
+
+
+def _stands_still_s(state: RankState, now_ns: int) -> float | None:
+    """Return for how long a rank has not moved, by the clock that its page's times are of."""
+    if state.snapshot is None:
+        return None
+    read_ns = now_ns if state.now_ns is None else state.now_ns
+    return (read_ns - state.snapshot.main_lane.last_ns) / 1e9
+
+
+def _suspect_evidence(suspect: Suspect) -> Evidence:
+    limit = "no deadline" if suspect.deadline_s is None else f"deadline {suspect.deadline_s:.2f} s"
+    return Evidence("deadline", f"rank {suspect.rank}: {suspect.name} for {suspect.elapsed_s:.2f} s ({limit})")
+
+
+def _some(ranks: tuple[int, ...]) -> str:
+    return ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
