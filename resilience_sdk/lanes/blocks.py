@@ -141,7 +141,7 @@ class Block:
         return self
 
     def _was_left_behind(self) -> bool:
-        """Tell whether this pass lies within a completed heartbeat: an exception between two bytecodes lost its exit."""
+        """Tell whether this pass lies in a completed heartbeat: an exception between two bytecodes lost its exit."""
         return not in_event_loop() and self.lane.is_within_last_beat(self.t0)
 
     def abandon(self, now: int) -> None:

@@ -206,9 +206,10 @@ class _Round:
             self._fault = int(store.add(f"{self._prefix}/faults", 1))
         if end is not None:
             end["order"] = self._fault
-            store.set(f"{self._prefix}/end/{self._node}", json.dumps(end))
+            text = json.dumps(end)
+            store.set(f"{self._prefix}/end/{self._node}", text)
             with self._changed:
-                self._ends[self._node] = end
+                self._ends[self._node] = json.loads(text)
                 if self._end is not None and {**self._end, "order": self._fault} == end:
                     self._end_told = True
                 self._changed.notify_all()

@@ -30,11 +30,12 @@ def hang_incident(
     """Return the incident. `now_ns` is the monotonic clock of this host, `now` is Unix time in seconds."""
     by_rank = {state.rank: state for state in states}
     blamed = [by_rank[rank] for rank in finding.culprits or judgement.waited_for if rank in by_rank]
-    still_s = [still for state in blamed if (still := _stands_still_s(state, now_ns)) is not None]
+    late = {suspect.rank: suspect for suspect in judgement.suspects}
+    stuck_s = [s for state in blamed if (s := _stuck_s(state, late.get(state.rank), now_ns)) is not None]
     return Incident(
         attempt=attempt,
         detected_at=now,
-        detection_latency_s=max(still_s, default=None),
+        detection_latency_s=max(stuck_s, default=None),
         culprits=tuple(_culprit(by_rank.get(rank), rank, frames) for rank in finding.culprits),
         victims=finding.victims,
         category=finding.category,
@@ -85,12 +86,20 @@ def _culprit(state: RankState | None, rank: int, frames: Mapping[int, Sequence[s
     return Culprit(rank=rank, node=state.node, step=step, section=state.section, stack=stack)
 
 
-def _stands_still_s(state: RankState, now_ns: int) -> float | None:
-    """Return for how long a rank has not moved, by the clock that its page's times are of."""
-    if state.snapshot is None:
+def _stuck_s(state: RankState, suspect: Suspect | None, now_ns: int) -> float | None:
+    """Return for how long a rank has been stuck, by the clock that its page's times are of.
+
+    One that still moved after its deadline (in inner sections, say) does not stand still: it counts from the
+    entry into what it does not come out of.
+    """
+    snapshot = state.snapshot
+    if snapshot is None:
         return None
     read_ns = now_ns if state.now_ns is None else state.now_ns
-    return (read_ns - state.snapshot.main_lane.last_ns) / 1e9
+    still_s = (read_ns - max(snapshot.created_ns, snapshot.main_lane.last_ns)) / 1e9
+    if suspect is not None and suspect.deadline_s is not None and still_s < suspect.elapsed_s - suspect.deadline_s:
+        return suspect.elapsed_s
+    return still_s
 
 
 def _suspect_evidence(suspect: Suspect) -> Evidence:

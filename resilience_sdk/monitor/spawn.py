@@ -61,12 +61,15 @@ class MonitorWatch:
 
 
 def is_alive(pages: Path) -> bool:
-    """Tell whether the monitor of a page directory has looked within the last seconds."""
+    """Tell whether the monitor of a page directory has looked within the last seconds, and is there."""
     try:
         seen_ns = (pages / STATE).stat().st_mtime_ns
     except OSError:
         return False
-    return 0 <= time.monotonic_ns() - seen_ns < FROZEN_AFTER_S * 1e9
+    if not 0 <= time.monotonic_ns() - seen_ns < FROZEN_AFTER_S * 1e9:
+        return False
+    state = read_state(pages)
+    return not state or not hostinfo.process_is_gone(state["pid"], state["start_ticks"])
 
 
 def ensure_monitor(pages: Path) -> bool:

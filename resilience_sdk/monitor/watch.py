@@ -47,7 +47,7 @@ _MOVING_AGAIN_S = 0.2  # of ranks that have moved since; five times that when on
 _TURN_S = 1.0  # how long the node whose turn it is to report a hang may take before the next one does
 _LOOK_AGAIN_S = 5.0  # between two collections of evidence about ranks that stay where they are
 _TERM_GRACE_S = 1.0  # a hung rank that handles SIGTERM gets this long; its peers only wait for it
-_SIGNAL_EXPECTED_S = 30.0
+_SIGNAL_EXPECTED_S = 30.0  # or the least deadline, where that is shorter
 
 
 class Watcher:
@@ -96,6 +96,7 @@ class Watcher:
         pages, elsewhere = [watched.snapshot for watched in ranks], self.nodes.pages()
         self._recovery.look(self._attempt, pages, self._expected_ranks(), elsewhere)
         self._say_if_blind(ranks)
+        self._say_if_alone(ranks)
         self.learner.save_now_and_then()
         return min(self._settings.monitor_interval, self._judge(ranks, now_ns))
 
@@ -121,8 +122,11 @@ class Watcher:
         ranks = self.table.all()
         if not ranks:
             return []
-        attempt = max(watched.snapshot.attempt for watched in ranks)
-        current = [watched for watched in ranks if watched.snapshot.attempt == attempt]
+        attempt = self._newest_attempt(ranks)
+        present = [watched for watched in ranks if watched.snapshot.attempt == attempt]
+        last = {w.rank: w for w in sorted(present, key=lambda w: (w.alive, w.snapshot.created_ns))}
+        # The dead count as long as nobody has taken their place.
+        current = [watched for watched in present if watched.alive or last[watched.rank] is watched]
         if attempt != self._attempt:
             self._attempt = self._journal.attempt = attempt
             self.learner.begin_attempt(current[0].snapshot.world_size, len(current))
@@ -130,6 +134,13 @@ class Watcher:
             self.nodes.begin(attempt, self._announcement())
             self._quiet_said = False
         return current
+
+    def _newest_attempt(self, ranks: list[WatchedRank]) -> int:
+        """Return the newest attempt that has living ranks: pages of the dead prove nothing."""
+        living = [watched.snapshot.attempt for watched in ranks if watched.alive]
+        if not living and self._attempt is not None:
+            return self._attempt
+        return max(living or [watched.snapshot.attempt for watched in ranks])
 
     def _expected_ranks(self) -> list[int] | None:
         """Return the ranks of this attempt on this node, where our launcher announced them."""
@@ -151,6 +162,7 @@ class Watcher:
     def _say_if_blind(self, ranks: list[WatchedRank]) -> None:
         """Say once per attempt that there is no progress signal, so that no hang can be told."""
         now_ns = time.monotonic_ns()
+        expected_s = min(_SIGNAL_EXPECTED_S, self._settings.timeout_floor)
         blind = [
             watched.rank
             for watched in ranks
@@ -158,7 +170,7 @@ class Watcher:
             and not watched.snapshot.declared
             and not watched.snapshot.beats
             and not watched.snapshot.done
-            and now_ns - watched.snapshot.created_ns > _SIGNAL_EXPECTED_S * 1e9
+            and now_ns - watched.snapshot.created_ns > expected_s * 1e9
         ]
         if blind and not self._quiet_said:
             self._quiet_said = True
@@ -168,6 +180,18 @@ class Watcher:
                     "no progress signal so far (no heartbeat, optimizer step or collective): deaths are handled, "
                     "but a hang cannot be told until there is one"
                 )
+
+    def _say_if_alone(self, ranks: list[WatchedRank]) -> None:
+        """Say once that ranks elsewhere are not seen: under a foreign launcher nobody relays between nodes."""
+        old_ns = time.monotonic_ns() - int(_SIGNAL_EXPECTED_S * 1e9)
+        first = next((w.snapshot for w in ranks if w.rank == 0 and w.snapshot.created_ns < old_ns), None)
+        unseen = first.world_size - len(ranks) if first is not None and self._config.foreign else 0
+        if unseen > 0 and console.say_once(
+            "alone",
+            f"{unseen} of {len(ranks) + unseen} ranks are not on this node: hangs across nodes are told late under "
+            f"this launcher; `resilience run` relays between nodes",
+        ):
+            self._journal.emit(Event.DEGRADED, what="relay", why="not under our launcher", unseen=unseen)
 
     # -- judging
 

@@ -86,7 +86,8 @@ class Job:
             over = self.process.poll() is not None  # asked first: what a job does last still counts
             if happened():
                 return
-            assert not over and time.monotonic() < deadline, f"{what} did not come:\n{self.screen}"
+            in_time = not over and time.monotonic() < deadline
+            assert in_time, f"{what} did not come:\n{self.screen}"
             time.sleep(0.02)
 
     def incidents(self) -> list[dict[str, Any]]:

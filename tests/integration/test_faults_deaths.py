@@ -1,5 +1,6 @@
 """Ranks and launchers die: who went first is named, the job goes on or ends as it should, nothing is left."""
 
+import contextlib
 import os
 import signal
 
@@ -139,7 +140,8 @@ def test_sigterm_to_every_process_ends_the_job_within_the_grace(tmp_path):
     with job(tmp_path, *options, *script) as run:
         run.wait(lambda: len(run.told("step-0-*")) == 2, "the first step")
         for pid in run.processes():
-            os.kill(pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         assert run.finish() == 75, run.screen
         assert [found["kind"] for found in run.incidents()] == ["preemption"]
         assert not run.events("confirmed")

@@ -66,55 +66,72 @@ def two_nodes(
         yield TwoNodes(*jobs)
 
 
-@pytest.mark.parametrize("per_node", [1, 2])
-def test_a_hang_on_another_node_is_told_at_its_deadline(tmp_path, per_node):
-    """The rank that stopped is named with its node, soon after its deadline, once; both nodes start again."""
-    culprit = 2 * per_node - 1
-    with two_nodes(tmp_path, per_node=per_node, fault=f"hang:how=sleep,rank={culprit},step=5,attempt=0") as nodes:
-        assert nodes.finish() == [0, 0], nodes.screens
-        (incident,) = nodes.first.incidents()
-        (named,) = incident["culprits"]
-        assert (incident["kind"], named["rank"]) == ("hang", culprit)
-        assert named["node"].endswith("#1")
-        assert named["stack"]
-        assert sorted(incident["victims"]) == [rank for rank in range(2 * per_node) if rank != culprit]
-        assert DEADLINE_S <= incident["detection_latency_s"] < DEADLINE_S + ON_TIME_S
-        assert incident["recovered_at"] is not None
-        assert {end["ended_by"] for end in nodes.first.events("attempt_end", attempt=0)} == {"hang"}
-        pages = (nodes.first.run_dir / "incidents" / incident["id"] / "pages").glob("*")
-        assert len(list(pages)) == 2 * per_node
+def named_in(incident) -> list[tuple[int, str]]:
+    """Return rank and number of the node of each culprit."""
+    return [(culprit["rank"], culprit["node"].partition("#")[2]) for culprit in incident["culprits"]]
 
 
-def test_a_rank_killed_on_one_node_is_one_incident(tmp_path):
-    """Lost connections on the other node are no second incident, and both nodes start again."""
-    with two_nodes(tmp_path, "--steps", "200") as nodes:
-        os.kill(nodes.rank_pid(1), signal.SIGKILL)
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """A job of one rank on each node: the one of node 1 hangs, and in the next attempt is killed."""
+    faults = "hang:how=sleep,rank=1,step=5,attempt=0; kill:how=sigkill,rank=1,step=5,attempt=1"
+    with two_nodes(tmp_path_factory.mktemp("faulty"), fault=faults) as nodes:
         assert nodes.finish() == [0, 0], nodes.screens
-        (incident,) = nodes.first.incidents()
-        (named,) = incident["culprits"]
-        assert (incident["kind"], incident["cause"], named["rank"]) == ("crash", "rank_killed_sigkill", 1)
-        assert named["node"].endswith("#1")
-        assert incident["recovered_at"] is not None
+        yield nodes
+
+
+def test_each_fault_is_one_incident(faulty):
+    """Both nodes start again after each, and finish."""
+    found = faulty.first.incidents()
+    assert [(incident["kind"], incident["attempt"]) for incident in found] == [("hang", 0), ("crash", 1)]
+    assert all(incident["recovered_at"] is not None for incident in found)
+    assert len(faulty.first.events("attempt_start")) == 6
+    assert not faulty.first.events("degraded")
+
+
+def test_a_hang_on_another_node_is_told_at_its_deadline(faulty):
+    """The rank that stopped is named with its node, soon after its deadline; both launchers know of it."""
+    incident = faulty.first.incidents()[0]
+    assert named_in(incident) == [(1, "1")]
+    assert incident["culprits"][0]["stack"]
+    assert incident["victims"] == [0]
+    assert DEADLINE_S <= incident["detection_latency_s"] < DEADLINE_S + ON_TIME_S
+    assert {end["ended_by"] for end in faulty.first.events("attempt_end", attempt=0)} == {"hang"}
+    for folder in ("pages", "stacks"):
+        assert len(list((faulty.first.run_dir / "incidents" / incident["id"] / folder).glob("rank-*"))) == 2
+
+
+def test_a_rank_killed_on_one_node_is_no_fault_of_the_other(faulty):
+    """Its lost connections are no incident: the other launcher repeats what that of the killed rank says."""
+    incident = faulty.first.incidents()[1]
+    assert named_in(incident) == [(1, "1")]
+    assert incident["cause"] == "rank_killed_sigkill"
+    for screen in (faulty.first.screen, faulty.second.screen):
+        assert "rank 1 on " in screen
+        assert "died by SIGKILL" in screen
 
 
 def test_a_monitor_that_died_is_replaced_and_the_hang_still_told(tmp_path):
-    """The judgement of all nodes does without one of them until it is there again."""
-    with two_nodes(tmp_path, fault="hang:how=sleep,rank=1,step=5,attempt=0") as nodes:
-        nodes.rank_pid(1)
+    """Two ranks on each node; the judgement does without one of the monitors until it is there again."""
+    with two_nodes(tmp_path, per_node=2, fault="hang:how=sleep,rank=3,step=5,attempt=0") as nodes:
+        nodes.rank_pid(3)
         os.kill(nodes.second.monitor_pid(), signal.SIGKILL)
         assert nodes.finish() == [0, 0], nodes.screens
         (incident,) = nodes.first.incidents()
-        assert [culprit["rank"] for culprit in incident["culprits"]] == [1]
+        assert named_in(incident) == [(3, "1")]
+        assert incident["victims"] == [0, 1, 2]
 
 
-def test_a_launcher_that_died_leaves_the_other_node_its_judgement(tmp_path):
-    """A whole node goes: the other one says that its ranks lost their peers, and ends them."""
-    with two_nodes(tmp_path, "--until", str(tmp_path / "never"), options=("--max-restarts", "0")) as nodes:
-        nodes.rank_pid(1)
+def test_a_hang_that_is_only_reported_and_a_launcher_that_dies(tmp_path):
+    """One report for both nodes; then a whole node goes, and the other says that its ranks lost their peers."""
+    options = ("--max-restarts", "0", "--on-hang", "report")
+    with two_nodes(tmp_path, options=options, fault="hang:how=sleep,rank=1,step=5,attempt=0") as nodes:
         survivor = nodes.rank_pid(0)
+        nodes.first.wait_event("confirmed", count=2)
+        (hang,) = nodes.first.incidents()
+        assert (named_in(hang), hang["action"]) == ([(1, "1")], "none")
         nodes.second.process.kill()
         assert nodes.first.finish() == 1, nodes.screens
         assert not is_running(survivor)
-        (incident,) = nodes.first.incidents()
-        assert incident["kind"] == "crash"
-        assert incident["culprits"] == []
+        (crash,) = nodes.first.incidents()[1:]
+        assert (crash["kind"], crash["culprits"]) == ("crash", [])

@@ -69,7 +69,7 @@ def test_an_exception_closes_every_level(recording):
 
 
 def test_a_section_may_be_entered_again_within_itself(recording):
-    """Recursion leaves one duration per call, the outer the longest; the page shows since when the outermost is open."""
+    """Recursion leaves one duration per call, the outer the longest; the page shows the outermost."""
 
     def recurse(depth: int) -> None:
         with section("tree"):

@@ -1,11 +1,9 @@
 """A training of gloo ranks: every step computes a little and sums over all ranks.
 
-    training.py [--steps N] [--until FILE] [--hang-when FILE] [--workers N] [--stubborn] [--nested ATTEMPT]
-                [--threads ATTEMPT]
-
 `--until` goes on until the file is there, `--workers` reads from a DataLoader (with `--stubborn` its workers do
-not hear SIGTERM). In attempt 0 rank 1 hangs when the file of `--hang-when` is there. In the attempts given rank 1 stays for ever in step 5: with `--nested` in a section that is
-meant to take 1 s, opening and closing inner ones, with `--threads` asleep, while another thread beats on.
+not hear SIGTERM). Rank 1 hangs in attempt 0 when the file of `--hang-when` is there, and at step 5 of the
+attempts of `--nested` (in a section that is meant to take 1 s, opening and closing inner ones for ever) and of
+`--threads` (asleep, while another thread beats on).
 """
 
 import argparse
