@@ -7,12 +7,22 @@ and the torch-free monitor cannot afford one.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 
 _PREFIX = "resilience: "
 _said: set[str] = set()
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it
 
 
 def say(message: str) -> None:

@@ -43,12 +43,22 @@ def pid_namespace() -> str:
         return ""
 
 
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat from the state on (field 3 of proc(5)), or an empty list."""
+    try:
+        text = (_PROC / str(int(pid)) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    # The command, in parentheses, may itself hold blanks and parentheses: count from the last one.
+    return text.rpartition(")")[2].split()
+
+
 def process_start_ticks(pid: int) -> int | None:
     """Return when process `pid` started, in clock ticks since boot, or None: no such process, or no /proc.
 
     Together with the pid it names a process for good: pids are reused, (pid, start) pairs are not.
     """
-    fields = _stat_fields(pid)
+    fields = stat_fields(pid)
     try:
         return int(fields[19])  # field 22 of proc(5); the list begins with field 3
     except (IndexError, ValueError):
@@ -57,7 +67,7 @@ def process_start_ticks(pid: int) -> int | None:
 
 def process_state(pid: int) -> str | None:
     """Return the state letter of process `pid` (R, S, D, T, t, Z, ...), or None like above."""
-    fields = _stat_fields(pid)
+    fields = stat_fields(pid)
     return fields[0] if fields else None
 
 
@@ -73,16 +83,6 @@ def process_is_gone(pid: int, start_ticks: int | None) -> bool:
         return True
     now = process_start_ticks(pid)
     return start_ticks is not None and now is not None and now != start_ticks
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat from the state on, or an empty list."""
-    try:
-        text = (_PROC / str(int(pid)) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    # The command, in parentheses, may itself hold blanks and parentheses: count from the last one.
-    return text.rpartition(")")[2].split()
 
 
 def _pid_exists(pid: int) -> bool:

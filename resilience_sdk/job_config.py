@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk import hostinfo
+from resilience_sdk.whole_file import write_whole
 
 FILE = "config.json"
 _LOCK = "config.lock"
@@ -61,11 +62,11 @@ def agree(pages: Path, proposal: JobConfig) -> JobConfig:
         standing = read(pages)
         if standing is not None and _belongs_together(standing, proposal):
             return standing
-        temporary = pages / f".{FILE}.{os.getpid()}"
-        temporary.write_text(json.dumps(attrs.asdict(proposal)))
-        temporary.replace(pages / FILE)
+        write_whole(pages / FILE, json.dumps(attrs.asdict(proposal)))
         return proposal
     finally:
+        # Not left to the close: a process that another thread forks meanwhile keeps the file open.
+        fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 

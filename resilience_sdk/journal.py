@@ -19,6 +19,7 @@ import attrs
 from resilience_sdk.clock import Clock, SystemClock
 from resilience_sdk.console import say_once
 from resilience_sdk.events import Event
+from resilience_sdk.whole_file import share_like_directory
 
 VERSION = 1
 
@@ -78,6 +79,7 @@ class Journal:
                         os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
                         0o600,
                     )
+                    share_like_directory(self._fd, self.path.parent)
                 os.write(self._fd, data)
         except (OSError, ValueError, TypeError) as error:
             say_once(

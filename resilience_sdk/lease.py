@@ -22,6 +22,7 @@ from resilience_sdk.console import printable, say_once
 from resilience_sdk.errors import RunDirectoryError
 from resilience_sdk.hostinfo import boot_id, host_name, pid_namespace, process_is_gone, process_start_ticks
 from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.whole_file import share_like_directory, write_whole
 
 RENEW_INTERVAL_S = 10.0
 STALE_AFTER_S = 60.0
@@ -152,22 +153,21 @@ class Lease:
         except FileExistsError:
             return False
         try:
-            os.write(fd, self._text())
+            share_like_directory(fd, self.path.parent)
+            os.write(fd, self._text().encode())
+        except OSError:
+            # Empty it would keep everybody out until it is stale.
+            self.path.unlink()
+            raise
         finally:
             os.close(fd)
         return True
 
     def _replace(self) -> None:
-        temporary = self.path.with_name(f".lease-{os.getpid()}-{time.monotonic_ns()}")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, self._text())
-        finally:
-            os.close(fd)
-        os.replace(temporary, self.path)
+        write_whole(self.path, self._text())
 
-    def _text(self) -> bytes:
-        return json.dumps(attrs.asdict(self.holder)).encode() + b"\n"
+    def _text(self) -> str:
+        return json.dumps(attrs.asdict(self.holder)) + "\n"
 
     def _age(self, found: _Found) -> float:
         """Return seconds since the lease was written, both readings by the clock of its file system."""

@@ -5,9 +5,7 @@ Written by our launcher, and by the monitor where a foreign launcher's exit code
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.console import say_once
+from resilience_sdk.whole_file import write_whole
 
 EXIT_FINISHED = 0
 EXIT_FAILED = 1
@@ -64,13 +63,9 @@ class Outcome:
 
 def write_outcome(path: Path, outcome: Outcome) -> None:
     """Write `outcome.json`, whole or not at all; a full disk is said and not raised."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(outcome.to_json(), indent=1) + "\n")
-        temporary.replace(path)
+        write_whole(path, json.dumps(outcome.to_json(), indent=1) + "\n")
     except OSError as error:
         say_once(
             "outcome", f"cannot write {path}: {error.strerror}; the verdict is exit code {outcome.exit_code}"
         )
-        with contextlib.suppress(OSError):
-            temporary.unlink()

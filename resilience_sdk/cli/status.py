@@ -23,8 +23,8 @@ from resilience_sdk.cli.live import live_ranks
 from resilience_sdk.cli.outcome import read_outcome
 from resilience_sdk.cli.run_state import RunState, state_of
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.incidents.report import compact_ranks, headline
 from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.incidents.report import compact_ranks, headline
 from resilience_sdk.journal import JournalContents, read_journal
 from resilience_sdk.lease import LeaseHolder, current_holder
 from resilience_sdk.run_directory import RunDirectory

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser, when
 from resilience_sdk.errors import ConfigError, RunDirectoryError
-from resilience_sdk.incidents.report import compact_ranks, headline
 from resilience_sdk.incidents import Culprit, Incident, IncidentStore
+from resilience_sdk.incidents.report import compact_ranks, headline
 from resilience_sdk.run_directory import RunDirectory
 
 _MOST_CULPRITS = 8

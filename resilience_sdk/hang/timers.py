@@ -8,9 +8,10 @@ import attrs
 
 from resilience_sdk.hang.deadlines import OUT_OF_SECTION, STARTUP, DeadlineBook, Limit
 from resilience_sdk.hang.states import RankState
+from resilience_sdk.rank_page.layout import COLLECTIVES_EVERY_S
 
 if TYPE_CHECKING:
-    from resilience_sdk.rank_page import RankSnapshot
+    from resilience_sdk.rank_page import OpenSection, RankSnapshot
 
 _NANO = 1e9
 _BEATS = ("heartbeat", "pulse")
@@ -102,7 +103,7 @@ def watch(state: RankState, book: DeadlineBook, now_ns: int) -> Watch:
         Timer(
             name=section.name,
             kind=section.kind,
-            elapsed_s=_since(max(section.entered_ns, resumed), now),
+            elapsed_s=max(0.0, _since(max(section.entered_ns, resumed), now) - _unseen_s(snapshot, section)),
             limit=book.limit(section),
             first=section.occurrences == 0,
         )
@@ -110,6 +111,12 @@ def watch(state: RankState, book: DeadlineBook, now_ns: int) -> Watch:
     ]
     around = _around(snapshot, timers, book, now)
     return Watch(state, (*around, *timers))
+
+
+def _unseen_s(snapshot: RankSnapshot, section: OpenSection) -> float:
+    """Return by how much an interval between completed collectives may look longer than it is: they are sampled."""
+    is_sampled = section.kind == "pulse" and snapshot.beat_source == "collectives"
+    return 1.25 * COLLECTIVES_EVERY_S if is_sampled else 0.0
 
 
 def _around(snapshot: RankSnapshot, timers: list[Timer], book: DeadlineBook, now: int) -> tuple[Timer, ...]:

@@ -202,6 +202,8 @@ class Recorder:
 
     def resume(self, pause_ns: int) -> None:
         """End one pause of `pause_ns`, which counts for no open block of this thread."""
+        if self.owner.ident == _NOBODY:
+            return  # a forked child leaves its parent's pause, which is the parent's to end
         with self._lock:
             self._paused.pop()
             if self._paused:  # the outer pause will count this one too
@@ -222,6 +224,12 @@ class Recorder:
         """End all deadlines: the loop is over."""
         self.stop_pulses()
         self.page.set_flag(at.FLAG_DONE)
+
+    def begin(self) -> None:
+        """Take the deadlines up again after `done`: another loop begins. The time between counts for nothing."""
+        if self.page.words[at.W_FLAGS] & at.FLAG_DONE:
+            self.page.set_resumed(monotonic_ns())
+            self.page.set_flag(at.FLAG_DONE, False)
 
     def orphan(self) -> None:
         """Disown every lane, in a forked child: its calls then cost a comparison and write nothing."""

@@ -30,6 +30,7 @@ from resilience_sdk.launcher.script import Script
 from resilience_sdk.launcher.signals import SignalInbox
 
 _LET_READ_S = 5.0
+_LAST_READ_S = 0.1
 _AGREE_S = 60.0  # how long nodes wait for one another's attempt number after they have met
 _ATTEMPT_KEY = "resilience/attempt"
 _FINISHED_KEY = "resilience/finished"
@@ -164,6 +165,7 @@ class Agent(LocalElasticAgent):
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.02)
+            time.sleep(_LAST_READ_S)  # nobody knows who has the store: the others read this last key, too
 
     @contextlib.contextmanager
     def record_duration(self, state: str) -> Iterator[None]:

@@ -18,7 +18,8 @@ import attrs
 
 from resilience_sdk.console import say_once
 from resilience_sdk.hostinfo import process_start_ticks
-from resilience_sdk.rank_page import PageReader, RankSnapshot, parse_stem
+from resilience_sdk.rank_page import PageReader, RankSnapshot, page_stem, parse_stem
+from resilience_sdk.whole_file import write_whole
 
 _MOST_BYTES = 1 << 20
 
@@ -77,7 +78,7 @@ class AttemptFiles:
         """Return what each of these rank processes left, by rank."""
         traces = {}
         for rank, pid in pids.items():
-            stem = None if self.directory is None else self.directory / f"a{attempt}-r{rank}-{pid}"
+            stem = None if self.directory is None else self.directory / page_stem(attempt, rank, pid)
             if stem is None:
                 traces[rank] = RankTrace(rank, pid, None, None, None, None)
                 continue
@@ -121,10 +122,8 @@ class AttemptFiles:
         if self.directory is None:
             return None
         path = self.directory / name
-        temporary = path.with_name(f".{name}.{os.getpid()}")
         try:
-            temporary.write_text(json.dumps(facts))
-            temporary.replace(path)
+            write_whole(path, json.dumps(facts))
         except OSError as error:
             say_once(f"write:{name}", f"cannot write {path} ({error.strerror}); the ranks run unwatched")
             return None

@@ -22,6 +22,7 @@ from resilience_sdk.launcher.attempt_files import AttemptFiles, RankTrace, excep
 from resilience_sdk.launcher.closing import read_exit_code, restart_line
 from resilience_sdk.launcher.decision import AttemptEnd, Decision, EndedBy, decide
 from resilience_sdk.launcher.evidence import Facts
+from resilience_sdk.launcher.node_ends import read_end
 from resilience_sdk.launcher.relay import NodeRelay
 from resilience_sdk.launcher.reporter import Finding, Reporter
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
@@ -44,6 +45,7 @@ _CODES = {
     Verdict.INTERRUPTED: EXIT_INTERRUPTED,
 }
 
+_WORD_S = 0.5  # for the word of a node that has come again
 _NO_FAULT = (EXIT_FINISHED, EXIT_PREEMPTED, EXIT_INTERRUPTED)
 
 
@@ -128,6 +130,8 @@ class Job:
         finding = None
         if ending.by is not EndedBy.MEMBERSHIP:
             finding = self._conclude_safely(attempt, ending, before, kills)
+        else:
+            self._say_why_they_come_again()
         self._relay.stop()
         attempt.ranks.close()
         self._files.remove_attempt(self._number)
@@ -138,6 +142,13 @@ class Job:
         )
         self._number += 1
         return finding
+
+    def _say_why_they_come_again(self) -> None:
+        """Repeat what a node told whose ranks failed, and which is therefore here again before ours noticed."""
+        ends = self._relay.wait_for_ends(lambda ends, faults, waited: bool(ends), _WORD_S)
+        for node, told in ends.items():
+            if headline := read_end(node, told).headline:
+                say(headline)
 
     def _start(self) -> Attempt | str:
         """Start the ranks; return why that was not possible."""

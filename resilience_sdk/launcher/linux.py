@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from resilience_sdk.hostinfo import stat_fields
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -54,13 +56,10 @@ def show_command_line(command: Sequence[str]) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     line = b" ".join(os.fsencode(word) for word in command)
+    fields = stat_fields(os.getpid())
     try:
-        with open("/proc/self/stat", "rb") as stat:
-            # The second field may hold spaces and parentheses; 48 and 49 are counted from 1, the rest
-            # begins at 3.
-            fields = stat.read().rpartition(b")")[2].split()
-        start, end = int(fields[48 - 3]), int(fields[49 - 3])
-    except (OSError, ValueError, IndexError):
+        start, end = int(fields[48 - 3]), int(fields[49 - 3])  # fields 48 and 49 of proc(5); the list begins with 3
+    except (ValueError, IndexError):
         return False
     room = end - start - 1
     if not start or len(line) >= room:

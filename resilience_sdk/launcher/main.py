@@ -81,7 +81,7 @@ def _open_run_dir(options: Options) -> tuple[RunDirectory, bool]:
 def _run_in(options: Options, run_dir: RunDirectory, named: bool, inbox: SignalInbox) -> int:
     from resilience_sdk.launcher import env
 
-    key = env.job_key(environ.environment(), options.rendezvous_id, str(options.elastic.rdzv_endpoint))
+    key = env.job_key(environ.environment(), options.rendezvous_id, options.meeting_point)
     lease = Lease.acquire(run_dir, key)
     journal = Journal(run_dir.journal, writer="launcher", host=host_name(), boot_id=boot_id(), job=key)
     try:

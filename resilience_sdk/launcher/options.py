@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 
 import attrs
 
-from resilience_sdk import environ
+from resilience_sdk import environ, faults
 from resilience_sdk.console import say
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.launcher.script import Script
@@ -53,9 +53,18 @@ class Options:
 
     @property
     def rendezvous_id(self) -> str | None:
-        """The id that the user gave the rendezvous, or None."""
+        """The id of a rendezvous that other nodes may share, or None."""
         given = str(self.elastic.rdzv_id)
-        return None if self.local or given in ("", "none") else given
+        if self.local:
+            return None
+        # Without an id, nodes are of one job if they meet at one place; on one node a place proves nothing.
+        return given if given not in ("", "none") or str(self.elastic.nnodes) not in ("1", "1:1") else None
+
+    @property
+    def meeting_point(self) -> str:
+        """Where the nodes meet: the endpoint of the rendezvous, else the master's address."""
+        elastic = self.elastic
+        return str(elastic.rdzv_endpoint or f"{elastic.master_addr}:{elastic.master_port}")
 
 
 def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = None) -> Options:
@@ -78,6 +87,7 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
     )
     script.check()
     settings = _settings(namespace, env)
+    faults.parse(env.get(environ.FAULT, ""))  # a fault that is misspelt must not look like a promise that held
     start_method = _start_method(namespace.start_method)
     local = _settle_rendezvous(namespace)
     _settle_for_elastic(namespace, settings)

@@ -8,6 +8,8 @@ import signal
 import time
 from collections.abc import Mapping
 
+from resilience_sdk.hostinfo import stat_fields
+
 _ROUNDS = 5  # a member may fork while we kill
 
 
@@ -40,8 +42,8 @@ def _members(leaders: Mapping[int, int | None]) -> list[int] | None:
     own = os.getpid()
     members = []
     for pid in pids:
-        fields = _stat(pid)
-        if fields is None or pid == own or fields[0] in "ZX":
+        fields = stat_fields(pid)
+        if not fields or pid == own or fields[0] in "ZX":
             continue
         for leader in {int(fields[2]), int(fields[3])} & leaders.keys():
             born = leaders[leader]
@@ -49,14 +51,3 @@ def _members(leaders: Mapping[int, int | None]) -> list[int] | None:
                 members.append(pid)
                 break
     return members
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on: the name before it may hold spaces."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return fields if len(fields) > 19 else None

@@ -15,7 +15,8 @@ import attrs
 
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
-from resilience_sdk.monitor.targets import Target, status_fields
+from resilience_sdk.monitor.procfs import status_fields
+from resilience_sdk.monitor.targets import Target
 
 _NS_PER_S = 1_000_000_000
 _KILL_GRACE_S = 5.0

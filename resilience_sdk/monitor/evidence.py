@@ -15,8 +15,9 @@ import attrs
 from resilience_sdk.events import Event
 from resilience_sdk.incidents.record import Evidence
 from resilience_sdk.journal import Journal
+from resilience_sdk.monitor.procfs import status_fields
 from resilience_sdk.monitor.requests import FlightRequest, StackRequest
-from resilience_sdk.monitor.targets import Target, status_fields
+from resilience_sdk.monitor.targets import Target
 
 _NS_PER_S = 1_000_000_000
 _POLL_S = 0.003

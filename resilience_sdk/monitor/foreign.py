@@ -12,7 +12,7 @@ from resilience_sdk.attribution.first_death import Death, FirstDeath, find_first
 from resilience_sdk.events import Event
 from resilience_sdk.incidents import Culprit, Incident, IncidentStore
 from resilience_sdk.job_config import JobConfig
-from resilience_sdk.journal import Journal
+from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.monitor.raised import read_exception
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.outcome import Outcome, Verdict, write_outcome
@@ -32,7 +32,6 @@ class DeathWatch:
         self._journal = journal
         self._node = node
         self._done: set[int] = set()
-        self._incidents: list[str] = []
         self._noted: set[Path] = set()
         self._started_at = time.time()
 
@@ -81,8 +80,6 @@ class DeathWatch:
         except OSError as error:
             console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
         self._journal.emit(Event.INCIDENT, id=incident.id, kind="crash", culprits=list(culprits), cause=incident.cause)
-        if incident.id is not None:
-            self._incidents.append(incident.id)
         who = ", ".join(f"rank {rank}" for rank in culprits) or "no rank of its own"
         why = incident.evidence[0].text if incident.evidence else incident.cause
         console.say(f"CRASH: {who} on {self._node} ended first ({incident.cause}): {why}")
@@ -108,6 +105,7 @@ class DeathWatch:
 
     def _write_outcome(self, ranks: Sequence[WatchedRank]) -> None:
         """Write what the foreign launcher's exit code hides."""
+        began = self._began_at()
         attempt = max(watched.snapshot.attempt for watched in ranks)
         final = [watched for watched in ranks if watched.snapshot.attempt == attempt]
         clean = all(is_clean(watched) for watched in final)
@@ -129,12 +127,21 @@ class DeathWatch:
                 job=self._config.job,
                 run_dir=self._config.run_dir,
                 node=self._node,
-                started_at=self._started_at,
+                started_at=began,
                 ended_at=time.time(),
                 attempts=attempt + 1,
-                incidents=tuple(self._incidents),
+                incidents=tuple(i.id for i in self._store.all() if i.id and (i.detected_at or 0.0) >= began),
             ),
         )
+
+    def _began_at(self) -> float:
+        """Return when the first attempt of this job began; each attempt may have had a monitor and a key of its own."""
+        starts = {
+            event["rank"]: float(event["t"])
+            for event in read_journal(Path(self._config.run_dir) / "journal").events
+            if event["event"] == Event.RANK_START and event["attempt"] == 0
+        }
+        return min(starts.values(), default=self._started_at)
 
 
 def is_clean(watched: WatchedRank) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from resilience_sdk.hang import DeadlineBook
 from resilience_sdk.hang.gaps import GapWatch
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.settings import Settings
+from resilience_sdk.whole_file import write_whole
 
 _NANO = 1e9
 _SAVE_PERIOD_S = 60.0
@@ -74,10 +74,8 @@ class Learner:
         self._saved_at = time.monotonic()
         if self._book is None:
             return
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(self._book.to_json()))
-            temporary.replace(self._path)
+            write_whole(self._path, json.dumps(self._book.to_json()))
 
     def _read(self) -> object:
         with contextlib.suppress(OSError, ValueError, RecursionError):

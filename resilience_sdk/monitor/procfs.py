@@ -7,13 +7,27 @@ import os
 from pathlib import Path
 
 
+def status_fields(pid: int, thread: int | None = None) -> dict[str, str]:
+    """Return the fields of /proc/<pid>/status, or of one thread's; empty when there is none."""
+    path = f"/proc/{pid}/status" if thread is None else f"/proc/{pid}/task/{thread}/status"
+    try:
+        lines = Path(path).read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def has_signal(mask: str | None, number: int) -> bool:
+    """Tell whether a signal is in a mask of /proc/<pid>/status, such as `SigCgt`."""
+    try:
+        return bool(int(mask or "0", 16) >> (number - 1) & 1)
+    except ValueError:
+        return False
+
+
 def is_traced(pid: int) -> bool:
     """Tell whether a debugger is attached."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
-            if line.startswith("TracerPid:"):
-                return int(line.partition(":")[2]) != 0
-    return False
+    return status_fields(pid).get("TracerPid", "0") != "0"
 
 
 def reads_terminal(pid: int) -> bool:

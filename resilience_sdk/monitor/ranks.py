@@ -180,17 +180,13 @@ def wait_status(target: Target) -> int | None:
         mask, status = struct.unpack_from("=Q52xi", info)
         if mask & _PIDFD_INFO_EXIT:
             return int(status)
-    try:
-        text = Path(f"/proc/{target.pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
+    fields = hostinfo.stat_fields(target.pid)
     is_it = len(fields) > _WAIT_STATUS_FIELD and int(fields[19]) == target.start_ticks
     return int(fields[_WAIT_STATUS_FIELD]) if is_it and fields[0] in ("Z", "X") else None
 
 
 def remove_files(stem: Path) -> None:
     """Remove all files of one rank process from the page directory."""
-    for suffix in (".page", ".stack", ".fifo", ".fr.json", ".fr.part", ".error.json", ".error.tmp"):
+    for suffix in (".page", ".stack", ".fifo", ".fr.json", ".error.json"):
         with contextlib.suppress(OSError):
             os.unlink(f"{stem}{suffix}")

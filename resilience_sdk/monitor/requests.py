@@ -12,7 +12,8 @@ import os
 import stat
 from pathlib import Path
 
-from resilience_sdk.monitor.targets import Target, has_signal, is_ours, status_fields
+from resilience_sdk.monitor.procfs import has_signal, status_fields
+from resilience_sdk.monitor.targets import Target, is_ours
 
 _ASK_FLIGHT = b"f"
 _MOST_STACK_BYTES = 1 << 20

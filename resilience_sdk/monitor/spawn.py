@@ -80,9 +80,8 @@ def ensure_monitor(pages: Path) -> bool:
     with _try_lock(pages / "spawn.lock") as mine:
         if not mine:
             return False  # another rank is starting it
-        if not _is_unlocked(pages / LOCK):
-            if is_alive(pages) or not _kill_frozen(pages):
-                return False
+        if not _is_unlocked(pages / LOCK) and (is_alive(pages) or not _kill_frozen(pages)):
+            return False
         _spawn(pages)
         return True
 
@@ -125,7 +124,10 @@ def _spawn(pages: Path) -> None:
     )
     # The program leaves its parent at once and returns when it is the monitor: no child of ours remains
     # that the training script could meet in a wait().
-    _, status = os.waitpid(pid, 0)
+    try:
+        _, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        return  # the script collects every child itself, or ignores SIGCHLD: what became of it shows in STATE
     if status != 0:
         raise OSError(f"the monitor did not start (status {status}); see {pages / LOG}")
 
@@ -157,7 +159,11 @@ def _try_lock(path: Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
         else:
-            yield True
+            try:
+                yield True
+            finally:
+                # Not left to the close: a DataLoader worker that is forked meanwhile keeps the file open.
+                fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import attrs
 
 from resilience_sdk.hostinfo import process_start_ticks
-
-_PROC = Path("/proc")
+from resilience_sdk.monitor.procfs import status_fields
 
 
 @attrs.frozen
@@ -81,26 +80,6 @@ def is_ours(target: Target) -> bool:
     )
 
 
-def status_fields(pid: int, thread: int | None = None) -> dict[str, str]:
-    """Return the fields of /proc/<pid>/status, or of one thread's; empty when there is none."""
-    path = (
-        _PROC / str(pid) / "status" if thread is None else _PROC / str(pid) / "task" / str(thread) / "status"
-    )
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def has_signal(mask: str | None, number: int) -> bool:
-    """Tell whether a signal is in a mask of /proc/<pid>/status, such as `SigCgt`."""
-    try:
-        return bool(int(mask or "0", 16) >> (number - 1) & 1)
-    except ValueError:
-        return False
-
-
 def _maps(pid: int, page: Path) -> bool:
     """Tell whether the process has the page mapped.
 
@@ -108,7 +87,7 @@ def _maps(pid: int, page: Path) -> bool:
     a page that was deleted and made anew by another process is shown as `(deleted)`.
     """
     try:
-        text = (_PROC / str(pid) / "maps").read_text(errors="surrogateescape")
+        text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
     except OSError:
         return False
     return any(line.endswith(f"/{page.parent.name}/{page.name}") for line in text.splitlines())

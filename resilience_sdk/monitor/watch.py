@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +16,27 @@ from resilience_sdk import console, hostinfo
 from resilience_sdk.events import Event
 from resilience_sdk.hang import (
     Confirmation,
-    CulpritFinding,
     Judgement,
     RankState,
-    find_culprits,
     judge,
     standing,
 )
-from resilience_sdk.incidents import Incident, IncidentStore
+from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
-from resilience_sdk.monitor.escalate import end_ranks
 from resilience_sdk.monitor.evidence import collect_evidence
 from resilience_sdk.monitor.foreign import DeathWatch
-from resilience_sdk.monitor.hang_report import hang_incident, hang_lines, headline
 from resilience_sdk.monitor.learning import Learner
-from resilience_sdk.monitor.merge import succession
 from resilience_sdk.monitor.nodes import Nodes
-from resilience_sdk.monitor.raised import blame_exceptions
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank, remove_files
 from resilience_sdk.monitor.recovery import RecoveryWatch
+from resilience_sdk.monitor.respond import HangResponse
 from resilience_sdk.monitor.scene import CloseLook, states_of
-from resilience_sdk.monitor.summary import Verdict
-from resilience_sdk.rank_page import snapshot_to_json
 from resilience_sdk.settings import settings_from_json
 
 _AGREE_S = 0.02  # between the two looks that must agree on a hang
 _MOVING_AGAIN_S = 0.2  # of ranks that have moved since; five times that when only another node asks
-_TURN_S = 1.0  # how long the node whose turn it is to report a hang may take before the next one does
 _LOOK_AGAIN_S = 5.0  # between two collections of evidence about ranks that stay where they are
-_TERM_GRACE_S = 1.0  # a hung rank that handles SIGTERM gets this long; its peers only wait for it
 _SIGNAL_EXPECTED_S = 30.0  # or the least deadline, where that is shorter
 
 
@@ -67,14 +57,21 @@ class Watcher:
         host = hostinfo.host_name()
         self.nodes = Nodes(pages, lambda: self.learner.book, host)
         self._deaths = DeathWatch(config, self._store, journal, host) if config.foreign else None
+        self._response = HangResponse(
+            pages,
+            config,
+            journal,
+            in_charge,
+            store=self._store,
+            nodes=self.nodes,
+            learner=self.learner,
+            deaths=self._deaths,
+        )
         self._attempt: int | None = None
         self._confirmation = Confirmation()
-        self._confirmed_at: float | None = None
-        self._followed: Verdict | None = None
         self._look: CloseLook | None = None
         self._looked_at = float("-inf")
         self._suspected: object = None
-        self._reported: object = None
         self._quiet_said = False
 
     def round(self, timeout_s: float) -> float:
@@ -130,8 +127,9 @@ class Watcher:
         if attempt != self._attempt:
             self._attempt = self._journal.attempt = attempt
             self.learner.begin_attempt(current[0].snapshot.world_size, len(current))
-            self._look = self._suspected = self._reported = self._confirmed_at = self._followed = None
+            self._look = self._suspected = None
             self.nodes.begin(attempt, self._announcement())
+            self._response.begin(attempt)
             self._quiet_said = False
         return current
 
@@ -203,7 +201,7 @@ class Watcher:
         if not ranks or ending:
             self.nodes.tell_calmly(states, ending=ending)
             return self._settings.monitor_interval
-        if self._follow_others(ranks, states):
+        if self._response.follow_others(ranks, states):
             return self._settings.monitor_interval
         judgement = judge(states, book, now_ns, cap)
         if judgement.kind != "quiet":
@@ -213,7 +211,7 @@ class Watcher:
             if judgement.half_way and self._half_way_matters(judgement, ranks):
                 self._look_closely(ranks)
             if not self.nodes.asked():
-                self._confirmed_at = None
+                self._response.relax()
                 self.nodes.relax()
                 self.nodes.tell_calmly(states, ending=False)
                 return self._until(judgement.next_look_ns)
@@ -226,25 +224,24 @@ class Watcher:
         if judgement.kind != "confirmed" and self._may_look_again(ranks, patience_s):
             self._look_closely(ranks)
             states, judgement = self._judge_closely(ranks, now_ns, here)
-        if self._is_reported(judgement, states):
+        if self._response.is_reported(judgement, states):
             return self._settings.monitor_interval
         if judgement.kind == "confirmed" and (self._look is None or not self._look.covers(ranks)):
             self._look_closely(ranks)
             states, judgement = self._judge_closely(ranks, now_ns, here)
         if judgement.kind != "confirmed":
-            self._confirmed_at = None
+            self._response.relax()
             self._confirmation.agrees(judgement, states)
             return self._until(judgement.next_look_ns)
-        if self._is_reported(judgement, states):
+        if self._response.is_reported(judgement, states):
             return self._settings.monitor_interval
         if not self._confirmation.agrees(judgement, states):
             return _AGREE_S
-        self._act(judgement, ranks, states)
+        if self._look is not None:
+            self._response.act(judgement, ranks, states, self._look)
         return self._until(None)
 
-    def _judge_closely(
-        self, ranks: list[WatchedRank], now_ns: int, wants: bool
-    ) -> tuple[list[RankState], Judgement]:
+    def _judge_closely(self, ranks: list[WatchedRank], now_ns: int, wants: bool) -> tuple[list[RankState], Judgement]:
         own = states_of(ranks, self.nodes.name, closely=True, look=self._look, now_ns=now_ns)
         self.nodes.tell_closely(own, self._look, time.monotonic() - self._looked_at, wants=wants)
         states = [*own, *self.nodes.states(own, now_ns)]
@@ -292,155 +289,3 @@ class Watcher:
                 suspects=[attrs.asdict(suspect) for suspect in judgement.suspects],
                 detail=judgement.detail,
             )
-
-    def _is_reported(self, judgement: Judgement, states: list[RankState]) -> bool:
-        """Tell whether this is the hang that was reported already: a hang that lasts is one incident."""
-        if judgement.kind != "confirmed" or self._reported is None:
-            return False
-        return standing(judgement, states, judgement.waited_for) == self._reported
-
-    # -- acting
-
-    def _act(self, judgement: Judgement, ranks: list[WatchedRank], states: list[RankState]) -> None:
-        if not self._in_charge():
-            return
-        look = self._look
-        assert look is not None
-        frames, flight = self.nodes.evidence(states, look)
-        finding = find_culprits(states, frames, flight, on_cuda=_on_cuda())
-        finding = blame_exceptions(finding, ranks)
-        if self._followed is not None and set(self._followed.culprits) == set(finding.culprits):
-            self._reported = standing(judgement, states, judgement.waited_for)
-            return
-        if not self._is_our_turn(finding, ranks):
-            return
-        self._journal.emit(
-            Event.CONFIRMED,
-            waited_for=list(judgement.waited_for),
-            culprits=list(finding.culprits),
-            detail=judgement.detail,
-        )
-        self._reported = standing(judgement, states, judgement.waited_for)
-        incident = self._write_incident(judgement, finding, states, frames)
-        if not finding.conclusive or _is_unnamed(judgement, states):
-            for name in {suspect.name for suspect in judgement.suspects}:
-                self.learner.book.double(name)
-        self.learner.save()
-        for line in hang_lines(incident, self._config.on_hang, self._config.run_dir):
-            console.say(line)
-        verdict = Verdict(incident.id, finding.culprits, incident.cause, headline(incident))
-        if self._config.on_hang != "report":
-            self._write_verdict(verdict)
-        self.nodes.announce(verdict, _own(states), look)
-        if self._config.on_hang != "report":
-            self._end(verdict, ranks)
-
-    def _is_our_turn(self, finding: CulpritFinding, ranks: list[WatchedRank]) -> bool:
-        """Tell whether this node reports the hang: at once if it is the culprit's, else when that is silent.
-
-        Before that the other nodes are given a moment to answer: alone, no node can tell culprits from victims.
-        """
-        if self._confirmed_at is None:
-            self._confirmed_at = time.monotonic()
-        if not self.nodes.all_heard() and time.monotonic() - self._confirmed_at < _TURN_S:
-            return False
-        order = succession(finding.culprits, self.nodes.ranks_of([watched.rank for watched in ranks]))
-        return time.monotonic() - self._confirmed_at >= order.index(self.nodes.me) * _TURN_S
-
-    def _follow_others(self, ranks: list[WatchedRank], states: list[RankState]) -> bool:
-        """Act on a hang that another node has reported: end our ranks too, so that all start again."""
-        told = self.nodes.verdict()
-        if told is None or told[1] == self._followed or not self._in_charge():
-            return False
-        name, verdict = told
-        self._followed = verdict
-        self._journal.emit(Event.CONFIRMED, culprits=list(verdict.culprits), by=name, incident=verdict.incident)
-        if self._config.on_hang == "report":
-            self.nodes.pass_on(verdict, states)
-            return False
-        self._write_verdict(verdict)
-        self.nodes.pass_on(verdict, states)
-        console.say(f"HANG, told by {name}: {verdict.headline}")
-        self._end(verdict, ranks)
-        return True
-
-    def _write_incident(
-        self,
-        judgement: Judgement,
-        finding: CulpritFinding,
-        states: list[RankState],
-        frames: Mapping[int, Sequence[str]],
-    ) -> Incident:
-        look = self._look
-        assert look is not None
-        now_ns = time.monotonic_ns()
-        incident = hang_incident(
-            judgement,
-            finding,
-            states,
-            frames,
-            (*look.facts, *self.nodes.facts(now_ns)),
-            attempt=self._attempt,
-            on_hang=self._config.on_hang,
-            now_ns=now_ns,
-            now=time.time(),
-        )
-        pages = {state.rank: snapshot_to_json(state.snapshot) for state in states if state.snapshot is not None}
-        stacks = {rank: "\n".join(("innermost first:", *lines, "")) for rank, lines in frames.items()}
-        try:
-            incident = self._store.create("hang", incident, {**stacks, **look.texts}, pages)
-        except OSError as error:
-            console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
-        self._journal.emit(
-            Event.INCIDENT, id=incident.id, kind="hang", culprits=list(finding.culprits), cause=finding.cause
-        )
-        return incident
-
-    def _end(self, verdict: Verdict, ranks: list[WatchedRank]) -> None:
-        """End the stuck ranks; our launcher, or a foreign one by its own policy, does the rest."""
-        living = [watched.target for watched in ranks if watched.alive and watched.target is not None]
-        guilty = [target for target in living if target.rank in verdict.culprits]
-        escalation = end_ranks(
-            guilty or living,
-            term_grace_s=min(_TERM_GRACE_S, self._settings.term_grace),
-            reason=f"hang, incident {verdict.incident}",
-            journal=self._journal,
-            in_charge=self._in_charge,
-        )
-        if escalation.survivors:
-            console.say(f"cannot end {escalation.survivors}: they survive SIGKILL, which means the kernel holds them")
-        if self._deaths is not None:
-            self._deaths.explained(self._attempt)
-
-    def _write_verdict(self, verdict: Verdict) -> None:
-        facts = {
-            "attempt": self._attempt,
-            "kind": "hang",
-            "incident": verdict.incident,
-            "at_ns": time.monotonic_ns(),
-        }
-        temporary = self._pages / f".verdict.{os.getpid()}"
-        try:
-            temporary.write_text(json.dumps(facts))
-            temporary.replace(self._pages / f"verdict-{self._attempt}.json")
-        except OSError as error:
-            console.say_once("verdict", f"cannot tell the launcher about the hang: {error}")
-
-
-def _own(states: Sequence[RankState]) -> list[RankState]:
-    """Return the states of this node's ranks: only those of others carry a clock of their own."""
-    return [state for state in states if state.now_ns is None]
-
-
-def _is_unnamed(judgement: Judgement, states: list[RankState]) -> bool:
-    """Tell whether all that expired is time that nobody named.
-
-    Rank 0 may export in it while the others wait, in every attempt anew: it must get through some time.
-    """
-    late = {suspect.rank for suspect in judgement.suspects}
-    return all(not state.stack or state.stack[-1].kind == "pulse" for state in states if state.rank in late)
-
-
-def _on_cuda() -> bool:
-    """Tell whether this node has NVIDIA devices, where Python runs ahead of what the device does."""
-    return os.path.exists("/proc/driver/nvidia/version")

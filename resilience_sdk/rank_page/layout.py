@@ -9,8 +9,9 @@ It is an array of native, aligned 64-bit words, because a store of one such word
     lanes     one per thread: its id, and the step that it published
     rings     one per (lane, name): when it was entered and left last, how often, and its last 64 durations
 
-Every word has one writer: a lane's thread, or for the header and the tables the thread that holds the
-session's lock. Words that belong together and change rarely are bracketed by SEQUENCE (odd while changing).
+Every word has one writer: a lane's thread, or for the tables and the header the thread that holds the
+recorder's lock or the page's own. Words that belong together and change rarely are bracketed by SEQUENCE (odd
+while changing).
 The stack of open blocks is not kept: it is the open blocks of a lane by their time of entry. A reader that
 comes in the middle of a store sees a block closed a moment too early or open a moment too long; both only
 delay a verdict by one poll.
@@ -57,6 +58,7 @@ EXIT_RUNNING, EXIT_CLEAN, EXIT_ERROR = 0, 1, 2
 EXIT_NAMES = ("running", "clean", "error")
 BEATS_NONE, BEATS_USER, BEATS_OPTIMIZER, BEATS_COLLECTIVES = 0, 1, 2, 3
 BEAT_SOURCES = ("none", "user", "optimizer", "collectives")
+COLLECTIVES_EVERY_S = 2.0  # how often a rank that gives no other sign looks for completed collectives
 
 # text
 TEXT_AT = 64 * 8  # bytes

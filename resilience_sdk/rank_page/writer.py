@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,13 +19,14 @@ class RankPage:
     """A mapped rank page, open for writing by the process that it describes.
 
     `words` is the page as a writable sequence of u64; the hot path stores into it directly. The methods
-    here are for what changes rarely and must be called with the session's lock held.
+    here are for what changes rarely; any thread may call those that set, the recorder's lock guards those that add.
     """
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         """Wrap an existing mapping; use `create`."""
         self.path = path
         self._mapping = mapping
+        self._lock = threading.RLock()  # the training thread and the helper thread both change the header
         self.bytes = memoryview(mapping)
         self.words: memoryview[int] = self.bytes.cast("Q")
 
@@ -78,8 +80,9 @@ class RankPage:
 
     def set_flag(self, flag: int, on: bool = True) -> None:
         """Set or clear one FLAG_ bit."""
-        flags = self.words[at.W_FLAGS]
-        self.words[at.W_FLAGS] = flags | flag if on else flags & ~flag
+        with self._lock:
+            flags = self.words[at.W_FLAGS]
+            self.words[at.W_FLAGS] = flags | flag if on else flags & ~flag
 
     def set_paused(self, depth: int, reason: str, resumed_ns: int = 0) -> None:
         """Publish that deadlines are suspended (`depth` > 0), and why, or since when they are not any more."""
@@ -87,6 +90,10 @@ class RankPage:
             self.words[at.W_RESUMED_NS] = resumed_ns
             self._write_text(at.PAUSE_TEXT_AT, at.PAUSE_TEXT_BYTES, reason)
             self.words[at.W_PAUSED] = depth
+
+    def set_resumed(self, now_ns: int) -> None:
+        """Publish that no deadline began before now."""
+        self.words[at.W_RESUMED_NS] = now_ns
 
     def add_name(self, name: str, kind: str, timeout_s: float | None) -> int | None:
         """Append to the table of names and return the index, or None when the table is full."""
@@ -126,11 +133,18 @@ class RankPage:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        self.words[at.W_SEQUENCE] += 1
-        try:
-            yield
-        finally:
-            self.words[at.W_SEQUENCE] += 1
+        """Keep readers off while words change that belong together.
+
+        An odd number that stayed would make the page unreadable for good, and its rank look stuck. So one that an
+        exception between two bytecodes left odd is taken as it is, and made even by the next change.
+        """
+        with self._lock:
+            during = self.words[at.W_SEQUENCE] | 1
+            try:
+                self.words[at.W_SEQUENCE] = during
+                yield
+            finally:
+                self.words[at.W_SEQUENCE] = during + 1
 
     def _set_identity(self, rank: int, local_rank: int, world_size: int) -> None:
         self.words[at.W_RANK] = rank

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
 from typing import Any
 
+from resilience_sdk.whole_file import write_whole
+
 _MAX_FRAMES = 100
 _MAX_MESSAGE = 4000
-_OWN = str(Path(__file__).resolve().parent.parent)
+_OWN = f"{Path(__file__).resolve().parent.parent}{os.sep}"  # not the user's resilience_sdk_example beside it
 
 
 def describe(error: BaseException, step: int | None) -> dict[str, Any]:
@@ -28,14 +31,12 @@ def describe(error: BaseException, step: int | None) -> dict[str, Any]:
 
 def write(path: Path, error: BaseException, step: int | None) -> None:
     """Write the description of `error` to `path` at once (rename). Raises OSError."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(describe(error, step)))
-    temporary.replace(path)
+    write_whole(path, json.dumps(describe(error, step)))
 
 
 def is_user_file(filename: str) -> bool:
     """Tell whether a source file is the user's: not the library's, an installed package's or the SDK's."""
-    if filename.startswith("<") or filename.startswith(_OWN):
+    if filename.startswith(("<", _OWN)):
         return False
     paths = sysconfig.get_paths()
     return not any(

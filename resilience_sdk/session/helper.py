@@ -17,9 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from resilience_sdk.rank_page.layout import COLLECTIVES_EVERY_S
+from resilience_sdk.whole_file import write_whole
+
 REQUEST_FLIGHT_RECORD = b"f"
 _WAKE = b"w"
-_PERIOD_S = 2.0
+_PERIOD_S = COLLECTIVES_EVERY_S
 
 
 class HelperThread:
@@ -71,9 +74,7 @@ class HelperThread:
 
 def write_flight_record(path: Path) -> None:
     """Write torch's flight recorder to `path` at once (rename); without torch.distributed an empty object."""
-    temporary = path.with_suffix(".part")
-    temporary.write_text(flight_record(everything=True) or "{}")
-    temporary.replace(path)
+    write_whole(path, flight_record(everything=True) or "{}")
 
 
 def flight_record(*, everything: bool) -> str | None:

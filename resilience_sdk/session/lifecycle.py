@@ -68,18 +68,17 @@ class Session:
             rank=identity.rank,
         )
         self._stem = self.pages / page_stem(self.attempt, identity.rank, self.pid)
-        self.page = self._create_page()
-        self.recorder = Recorder(self.page, settle=self.settle)
-        self._dumps: TextIO | None = self._register_dumps()
         self._collectives = 0
         self._uses_sdk = False
-        if self.settings.initial_heartbeat_timeout is not None:
-            self.page.set_flag(at.FLAG_DECLARED)  # whoever sets a time for the first beat expects one
         # Ranks start together; the first one on the node starts the monitor, the others see that it is there.
         self._monitor = MonitorWatch(self.pages, delay_s=0.0 if identity.local_rank == 0 else 1.0)
         self._helper = HelperThread(
             self._stem.with_suffix(".fifo"), self._stem.with_suffix(".fr.json"), periodic=self._tick
         )
+        self._dumps: TextIO | None = self._register_dumps()
+        # Last, because what can fail is behind us: whoever has a page is watched.
+        self.page = self._create_page()
+        self.recorder = Recorder(self.page, settle=self.settle)
 
     def start(self) -> None:
         """Begin to serve: helper thread, journal line, clean-up at the end of the process."""
@@ -111,7 +110,7 @@ class Session:
         self.page.set_identity(found.rank, local_rank, found.world_size)
         self.page.set_flag(at.FLAG_PROVISIONAL, False)
         self.journal.rank = found.rank
-        faults.load(environ.environment().get(environ.FAULT, ""), found.rank, self.attempt)
+        _load_faults(environ.environment(), self)
         return True
 
     def declare(self) -> None:
@@ -139,6 +138,11 @@ class Session:
         """Give everything up in a forked child: it belongs to the parent."""
         self.recorder.orphan()
 
+    def withdraw(self) -> None:
+        """Take the page back when the start fails: one that never moves would look like a rank that hangs."""
+        with contextlib.suppress(OSError):
+            self.page.path.unlink()
+
     # -- parts
 
     def _create_page(self) -> RankPage:
@@ -154,6 +158,9 @@ class Session:
             facts={"host": hostinfo.host_name(), "script": self._script},
         )
         page.set_flag(at.FLAG_PROVISIONAL, self.identity.provisional)
+        page.set_flag(at.FLAG_DUMPS, self._dumps is not None)
+        # Whoever sets a time for the first beat expects one.
+        page.set_flag(at.FLAG_DECLARED, self.settings.initial_heartbeat_timeout is not None)
         return page
 
     def _register_dumps(self) -> TextIO | None:
@@ -163,7 +170,6 @@ class Session:
             return None
         file = open(self._stem.with_suffix(".stack"), "x", opener=_private)  # noqa: SIM115 - open to the end
         faulthandler.register(number, file=file, all_threads=True, chain=False)
-        self.page.set_flag(at.FLAG_DUMPS)
         return file
 
     def _tick(self) -> None:
@@ -220,7 +226,8 @@ def ensure_started(
         _failed = True
         lanes.disable()
         why = environ.DISABLE if environ.is_disabled(env) else "the platform has no POSIX processes"
-        console.say_once("disabled", f"switched off ({why}): nothing is watched, recorded or restarted")
+        if find_identity(env).local_rank == 0:  # one line, not one per rank
+            console.say_once("disabled", f"switched off ({why}): nothing is watched, recorded or restarted")
         return None
     if env.get(environ.INTERNAL_PAGES) == "":
         _failed = True  # the launcher has said why
@@ -232,17 +239,20 @@ def ensure_started(
         settings = _effective_settings(env, arguments)
     with _lock:
         if _session is None and not _failed:
+            session = None
             try:
-                identity = find_identity(env)
-                session = Session(settings, identity, env, run_dir)
+                session = Session(settings, find_identity(env), env, run_dir)
                 _load_faults(env, session)
                 session.start()
-                _session = session
-            except (OSError, ResilienceError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - no thread to be had, a file of another version: never the user's
                 _failed = True
                 lanes.disable()
-                console.say_once("start", f"cannot start, this process is not watched: {error}")
+                if session is not None:
+                    session.withdraw()
+                why = str(error) if isinstance(error, (OSError, ResilienceError)) else repr(error)
+                console.say_once("start", f"cannot start, this process is not watched: {why}")
                 return None
+            _session = session
             faults.started()
     return current()
 
@@ -320,7 +330,8 @@ def _private(path: str, flags: int) -> int:
 
 def _after_fork_in_child() -> None:
     """A forked child records nothing until it turns out to be a rank of its own."""
-    global _session, _failed
+    global _session, _failed, _lock
+    _lock = threading.RLock()  # another thread of the parent may have held it
     parent, _session = _session, None
     lanes.forget()
     if parent is not None:

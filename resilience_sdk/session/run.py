@@ -268,6 +268,8 @@ class Run:
         walk.enter_window(first)
         is_enough = max_steps is not None and self.step >= max_steps
         is_worked = False
+        if self.session is not None and walk.epoch < last and not is_enough:
+            self.session.recorder.begin()  # the end of an earlier call has ended all deadlines
         while walk.epoch < last and not is_enough:
             batches = self._start_epoch(loader)
             while not is_enough:

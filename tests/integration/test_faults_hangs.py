@@ -10,7 +10,7 @@ KEYS = {
     "id", "kind", "attempt", "detected_at", "detection_latency_s", "culprits", "victims", "category", "cause",
     "action", "confidence", "evidence", "recovered_at", "recovery_s", "lost_steps",
 }  # fmt: skip
-DEADLINE_S, STARTUP_S = 1.5, 4.0
+DEADLINE_S, STARTUP_S = 1.5, 3.0
 # What happens in which attempt; the last two are the script's own doing.
 WAYS = ("sleep", "c", "gil", "stop", "outside", "start", "nested", "threads")
 FAULTS = """
@@ -121,7 +121,7 @@ def test_a_stopped_rank(incident, way):
 @pytest.mark.parametrize("way", ["start"])
 def test_a_hang_before_the_first_beat(incident, way):
     """An explicit start-up time is a deadline even though the rank has not used the SDK yet."""
-    assert "rank 1: start-up for 4." in evidence(incident, "deadline")
+    assert "rank 1: start-up for 3." in evidence(incident, "deadline")
     assert incident["culprits"][0]["section"] is None
 
 

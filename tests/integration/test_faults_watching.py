@@ -31,9 +31,9 @@ def steps(run):
 
 
 def goes_on(run):
-    """Wait until both ranks have completed more steps than now."""
+    """Wait until each rank has completed more steps than now."""
     before = steps(run)
-    run.wait(lambda: min(steps(run)) > max(before) + 5, "further steps")
+    run.wait(lambda: all(now > then + 5 for now, then in zip(steps(run), before, strict=True)), "further steps")
 
 
 def claim(page, pid, *, rank, attempt=0):
@@ -70,6 +70,32 @@ def test_a_monitor_that_is_killed_or_frozen_is_replaced(tmp_path):
         assert [event["generation"] for event in run.events("monitor_replaced")] == [2, 3]
         assert len(run.events("attempt_start")) == 2
         assert not run.events("degraded")
+        assert not run.left_behind()
+
+
+def test_a_hang_that_lasts_is_reported_once(tmp_path):
+    """Under `--on-hang report` nothing is done to it: one incident however often it is seen, and the job may go on.
+
+    Here the rank does come back, as nobody was killed.
+    """
+    end, hang = tmp_path / "end", tmp_path / "hang"
+    options = (*TWO, "--on-hang", "report", "--heartbeat-timeout", "1", "--monitor-interval", "0.1")
+    with job(tmp_path, *options, *LIGHT, str(end), str(hang)) as run:
+        run.wait(lambda: len(steps(run)) == 2, "the first step")
+        hang.touch()
+        run.wait_event("confirmed")
+        looked = run.page_directory() / "monitor.json"
+        seen = set()
+        run.wait(lambda: seen.add(looked.stat().st_mtime_ns) or len(seen) > 10, "ten more looks")
+        hang.unlink()
+        goes_on(run)
+        end.touch()
+        assert run.finish() == 0, run.screen
+        (found,) = run.incidents()
+        assert ([named["rank"] for named in found["culprits"]], found["action"]) == ([1], "none")
+        assert len(run.events("confirmed")) == 1
+        assert not run.events("signal_sent")
+        assert "nothing is done to it" in run.screen
         assert not run.left_behind()
 
 

@@ -338,3 +338,18 @@ def test_heartbeats_replace_what_was_made_for_the_script(recording):
     with heartbeat():
         assert [s.kind for s in recording.lane().stack] == ["heartbeat"]
     assert recording.snapshot().beat_source == "user"
+
+
+def test_another_loop_takes_the_deadlines_up_again(recording):
+    """What lies between two loops counts for nothing: no deadline began before the second one."""
+    with heartbeat():
+        pass
+    recording.recorder.begin()
+    assert recording.snapshot().resumed_ns is None  # there was nothing to take up
+    heartbeat.done()
+    before = time.monotonic_ns()
+    recording.recorder.begin()
+    snapshot = recording.snapshot()
+    assert not snapshot.done
+    assert snapshot.resumed_ns is not None
+    assert before <= snapshot.resumed_ns <= time.monotonic_ns()

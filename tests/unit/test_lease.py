@@ -188,3 +188,16 @@ def test_an_old_lease_without_extras_is_read(run: RunDirectory) -> None:
     assert attrs.asdict(holder)["pid"] is None
     with pytest.raises(RunDirectoryError, match="in use by job job-a"):
         Lease.acquire(run, "job-b")
+
+
+def test_a_full_disk_leaves_no_lease_that_nobody_holds(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that was made and could not be filled is taken back: it would keep everybody out for a minute."""
+
+    def full(*_args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(RunDirectoryError, match="No space"):
+        patch.setattr(os, "write", full)
+        Lease.acquire(run, "job-a")
+    assert not run.lease.exists()
+    assert Lease.acquire(run, "job-b").holder.job == "job-b"

@@ -228,3 +228,29 @@ def test_a_reader_beside_a_busy_writer_sees_no_impossible_state(recording):
         worker.join()
     assert seen > 10
     assert beats > 10
+
+
+def test_a_change_that_was_cut_off_is_healed_by_the_next(tmp_path):
+    """An exception between two bytecodes may leave the page odd; the rank must not stay unreadable for that."""
+    page = create(tmp_path / "a.page")
+    reader = PageReader(page.path)
+    page.words[at.W_SEQUENCE] += 1
+    assert reader.snapshot() is None
+    page.set_paused(1, "why")
+    snapshot = reader.snapshot()
+    assert snapshot is not None
+    assert snapshot.paused == "why"
+
+
+def test_two_threads_change_the_header_one_after_the_other(tmp_path):
+    """The helper thread corrects the identity while the training thread registers a name; neither may undo the other."""
+    page = create(tmp_path / "a.page")
+    helper = threading.Thread(target=page.set_identity, args=(1, 1, 4))
+    with page._changing():
+        helper.start()
+        helper.join(0.05)
+        assert helper.is_alive()
+    helper.join()
+    snapshot = PageReader(page.path).snapshot()
+    assert snapshot is not None
+    assert (snapshot.rank, snapshot.world_size) == (1, 4)

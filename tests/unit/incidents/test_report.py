@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.incidents.report import compact_ranks, headline, render_markdown
 from resilience_sdk.incidents import ACTIONS, Culprit, Evidence, Incident
+from resilience_sdk.incidents.report import compact_ranks, headline, render_markdown
 
 HUNG = Incident(
     id="0001-hang",

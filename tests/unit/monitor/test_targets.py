@@ -6,7 +6,8 @@ import os
 import pytest
 
 from resilience_sdk.hostinfo import process_start_ticks
-from resilience_sdk.monitor.targets import has_signal, is_ours, open_target, status_fields
+from resilience_sdk.monitor.procfs import has_signal, status_fields
+from resilience_sdk.monitor.targets import is_ours, open_target
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,17 @@ def test_each_call_takes_the_next_epochs():
     with Run(None, None) as run:
         epochs = [[(run.epoch, step) for step, _ in run.steps("ab")] for _ in range(3)]
     assert epochs == [[(0, 0), (0, 1)], [(1, 2), (1, 3)], [(2, 4), (2, 5)]]
+
+
+def test_each_loop_of_a_run_is_guarded(recording):
+    """The end of one `steps()` ends the deadlines, the next one takes them up again."""
+    run = Run(None, None)
+    run.session = SimpleNamespace(recorder=recording.recorder, may_resume=False)
+    for _ in range(2):
+        assert [recording.snapshot().done for _ in run.steps("ab")] == [False, False]
+        assert recording.snapshot().done
+    assert list(run.steps("ab", max_steps=4)) == []  # nothing is left to do
+    assert recording.snapshot().done
 
 
 def test_calls_whose_epochs_are_complete_yield_nothing_after_a_resume():

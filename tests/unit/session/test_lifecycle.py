@@ -1,0 +1,76 @@
+"""The start of a session may fail, and things around it change: the training never sees any of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilience_sdk.session.exceptions import is_user_file
+
+NO_THREADS = """
+import os, threading
+from pathlib import Path
+from resilience_sdk import heartbeat
+
+def start(thread):
+    raise RuntimeError("can't start new thread")
+
+threading.Thread.start = start
+for _ in range(2):
+    with heartbeat():
+        print("step")
+print(list(Path(os.environ["RESILIENCE_PAGE_DIR"]).rglob("*.page")))
+"""
+
+LATE_GROUP = """
+import sys, types
+from resilience_sdk import heartbeat
+from resilience_sdk.session import current
+
+with heartbeat():
+    pass
+group = types.SimpleNamespace(is_initialized=lambda: True, get_rank=lambda: 1, get_world_size=lambda: 2)
+sys.modules["torch.distributed"] = group
+with heartbeat():
+    pass
+print(current().identity.rank)
+"""
+
+def run_script(folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as a rank of its own, with everything that it writes under `folder`."""
+    (folder / "pages").mkdir()
+    places = {"RESILIENCE_PAGE_DIR": str(folder / "pages"), "RESILIENCE_RUN_DIR": str(folder / "run")}
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", **places, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_start_that_fails_is_said_and_leaves_no_page(tmp_path):
+    """Without a thread to be had the training runs unwatched, and no page stands there that never moves."""
+    done = run_script(tmp_path, NO_THREADS)
+    assert (done.returncode, done.stdout) == (0, "step\nstep\n[]\n")
+    assert "not watched" in done.stderr
+    assert "can't start new thread" in done.stderr
+
+
+def test_a_bad_fault_is_ignored_when_the_rank_is_known_late(tmp_path):
+    """A mistake in RESILIENCE_FAULT is one line, also where the process group comes after the first steps."""
+    done = run_script(tmp_path, LATE_GROUP, RESILIENCE_FAULT="nonsense:rank=1")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert done.stderr.count("RESILIENCE_FAULT") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "is_users"), [("resilience_sdk/lease.py", False), ("resilience_sdk_demo/train.py", True)]
+)
+def test_a_neighbour_of_the_sdk_is_the_users(name, is_users):
+    """A frame is the SDK's by its folder, not by the beginning of a name."""
+    assert is_user_file(str(Path(__file__).resolve().parents[3] / name)) is is_users
