@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.attribution.exits import Classification, describe_exit
+from resilience_sdk.attribution.exits import describe_exit
 from resilience_sdk.attribution.fingerprint import fingerprint
 from resilience_sdk.attribution.first_death import Death, FirstDeath, find_first_death
 from resilience_sdk.incidents import Culprit, Evidence, Incident
@@ -123,11 +123,6 @@ def headline(facts: Facts, first: FirstDeath) -> str:
     more = f" (and {others} other rank{'s' * (others > 1)} the same)" if others else ""
     where = _where(trace.snapshot if trace is not None else None)
     return f"rank {rank} on {facts.node} {told}{where}{more}"
-
-
-def without_culprit(classification: Classification) -> FirstDeath:
-    """Return a verdict that names nobody, for endings that are no fault of a rank."""
-    return FirstDeath((), (), classification)
 
 
 def _known_error(facts: Facts, first: FirstDeath) -> KnownError | None:

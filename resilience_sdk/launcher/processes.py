@@ -68,12 +68,6 @@ class WorkerProcesses(PContext):
         """
         return self._server.fileno()
 
-    def wait_for_change(self, timeout_s: float) -> bool:
-        """Sleep until a rank exits, at most `timeout_s` seconds; tell whether one did."""
-        before = len(self._exits)
-        self._collect(timeout_s)
-        return len(self._exits) > before
-
     def signal(self, local_rank: int, signum: int) -> bool:
         """Send `signum` to one rank alone, not to what it started; tell whether it still ran."""
         self._collect(0.0)

@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import attrs
 
 from resilience_sdk import environ, hostinfo
 from resilience_sdk.environ import RankIdentity
+from resilience_sdk.rank_page import PageReader, RankSnapshot, parse_stem
 
 
 @attrs.frozen
@@ -56,6 +58,37 @@ def is_dataloader_worker() -> bool:
     """Tell whether this process is a DataLoader worker, which is no rank."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and data.get_worker_info() is not None
+
+
+def process_of_rank(pages: Path, attempt: int, rank: int) -> int | None:
+    """Return the living process, not this one, that records as this rank already; None when there is none.
+
+    What a rank starts (an evaluation, a pool of helpers) inherits its environment, and would pass for the rank. A
+    process that has recorded nothing so far may be a wrapper around the one that trains, so it does not count; nor
+    does one that only guessed its rank.
+    """
+    for path in pages.glob(f"a{attempt}-r{rank}-*.page"):
+        stem = parse_stem(path.stem)
+        if stem is None or stem[2] == os.getpid():
+            continue
+        page = _read_page(path)
+        recorded = page is not None and any(lane.last_ns or lane.stack for lane in page.lanes)
+        if page is None or page.provisional or not recorded:
+            continue
+        if not hostinfo.process_is_gone(page.pid, page.start_ticks):
+            return page.pid
+    return None
+
+
+def _read_page(path: Path) -> RankSnapshot | None:
+    try:
+        reader = PageReader(path)
+    except OSError:
+        return None
+    try:
+        return reader.snapshot()
+    finally:
+        reader.close()
 
 
 def fallback_job_key(env: Mapping[str, str]) -> str:

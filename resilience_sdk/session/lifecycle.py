@@ -35,6 +35,7 @@ from resilience_sdk.session.identity import (
     find_identity,
     group_identity,
     is_dataloader_worker,
+    process_of_rank,
 )
 from resilience_sdk.session.job import join_job
 from resilience_sdk.settings import Settings, load_settings, override_settings, settings_from_json
@@ -54,6 +55,8 @@ class Session:
         job = environ.job_key(env, fallback_job_key(env))
         internal = env.get(environ.INTERNAL_PAGES)
         self.pages = Path(internal) if internal else job_page_directory(job, env)
+        if not identity.provisional and (other := process_of_rank(self.pages, self.attempt, identity.rank)):
+            raise ResilienceError(f"rank {identity.rank} is process {other} already, whose environment this one has")
         self.config = join_job(self.pages, job, self._script, settings, env, explicit_run_dir)
         self.settings = settings_from_json(self.config.settings)
         self.run_dir = RunDirectory.create(self.config.run_dir, group_readable=self.settings.group_readable)

@@ -67,7 +67,7 @@ def outcomes(tmp_path_factory):
             return Outcome(started)
 
     def run_light(name: str) -> Outcome:
-        command = (sys.executable, "ranks.py", "2", "light.py", "--slow", str(LONG_S))
+        command = (sys.executable, "ranks.py", "2", "torch", "light.py", "--slow", str(LONG_S))
         with job(tmp_path_factory.mktemp(name), *LIGHT[name], command=command, env=LIGHT_SETTINGS) as started:
             return Outcome(started)
 

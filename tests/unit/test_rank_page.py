@@ -243,7 +243,7 @@ def test_a_change_that_was_cut_off_is_healed_by_the_next(tmp_path):
 
 
 def test_two_threads_change_the_header_one_after_the_other(tmp_path):
-    """The helper thread corrects the identity while the training thread registers a name; neither may undo the other."""
+    """The helper thread corrects the identity while the training thread registers a name: one waits for the other."""
     page = create(tmp_path / "a.page")
     helper = threading.Thread(target=page.set_identity, args=(1, 1, 4))
     with page._changing():

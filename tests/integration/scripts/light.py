@@ -1,12 +1,14 @@
 """Two ranks that keep step through files, without torch: `light.py [--beats block|pulse] [--slow S] PHASE...`
 
 Before each phase there are steps as usual, under names of its own. `upload`, `upload-0` (rank 0 alone, while the
-other waits outside of any section), `upload-done` (after `heartbeat.done()`); `breakpoint-0` and `traced-0` (within a step).
+other waits outside of any section), `upload-done` (after `heartbeat.done()`), `mute` (nothing at all). Within a
+step: `breakpoint-0`, `traced-0`; and of the last rank: `hang` (until the file `go` is there), `raise`, `exit`, `kill`.
 """
 
 import argparse
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +22,9 @@ parser.add_argument("--slow", type=float, default=2.0)
 parser.add_argument("--beats", choices=["block", "pulse"], default="block")
 parser.add_argument("--steps", type=int, default=25)
 args = parser.parse_args()
-rank, attempt = int(os.environ["RANK"]), int(os.environ.get("RESILIENCE_INTERNAL_ATTEMPT", "0"))
+VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+rank, size = next(((int(os.environ[r]), int(os.environ[s])) for r, s in VARIABLES if r in os.environ), (0, 1))
+attempt = int(os.environ.get("RESILIENCE_INTERNAL_ATTEMPT", "0"))
 told = Path(os.environ["TOLD"])
 met = 0
 
@@ -45,8 +49,14 @@ def meet() -> None:
     global met
     met += 1
     (told / f"met-{attempt}-{met}-{rank}").touch()
-    while not (told / f"met-{attempt}-{met}-{1 - rank}").exists():
+    while size > 1 and not (told / f"met-{attempt}-{met}-{1 - rank}").exists():
         time.sleep(0.002)
+
+
+def hang_here() -> None:
+    """Stop until somebody says go."""
+    while not (told / "go").exists():
+        time.sleep(0.02)
 
 
 def start_tracer() -> subprocess.Popen:
@@ -65,6 +75,14 @@ def work(phase: str) -> None:
     print(f"begin {phase} {rank}")
     if phase == "breakpoint-0":
         breakpoint()
+    elif phase == "hang":
+        hang_here()
+    elif phase == "raise":
+        raise ValueError("the loss is not a number")
+    elif phase == "exit":
+        sys.exit(7)
+    elif phase == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     elif phase == "traced-0":
         tracer.communicate(f"{os.getpid()}\n")
         print("traced" if tracer.returncode == 0 else "cannot trace")
@@ -74,9 +92,9 @@ def work(phase: str) -> None:
 
 
 def step(number: int, phase: str = "") -> None:
-    """One step, with the work of a phase on rank 0."""
+    """One step, with the work of a phase on the rank that it is for."""
     time.sleep(0.005)
-    if phase and rank == 0:
+    if phase and rank == (0 if phase.endswith("-0") else size - 1):
         work(phase)
     with straggler.section(f"reduce-{number}", kind="comm"):
         meet()
@@ -93,6 +111,9 @@ def beating_step(number: int, phase: str = "") -> None:
 
 
 for number, phase in enumerate(args.phases):
+    if phase == "mute":
+        time.sleep(args.slow)
+        continue
     tracer = start_tracer() if phase == "traced-0" and rank == 0 else None
     for _ in range(args.steps):
         beating_step(number)

@@ -38,13 +38,29 @@ with heartbeat():
     pass
 print(current().identity.rank)
 """
+HELPER = """
+import os, subprocess, sys
+from pathlib import Path
+from resilience_sdk import heartbeat
+from resilience_sdk.session import ensure_started
 
-def run_script(folder: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+step = "from resilience_sdk import heartbeat\\nwith heartbeat():\\n    pass"
+if sys.argv[1] == "trains":
+    with heartbeat():
+        pass
+else:
+    ensure_started()
+subprocess.run([sys.executable, "-c", step], check=True)
+print(len(list(Path(os.environ["RESILIENCE_PAGE_DIR"]).rglob("*.page"))))
+"""
+
+
+def run_script(folder: Path, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a script as a rank of its own, with everything that it writes under `folder`."""
     (folder / "pages").mkdir()
     places = {"RESILIENCE_PAGE_DIR": str(folder / "pages"), "RESILIENCE_RUN_DIR": str(folder / "run")}
     return subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, *args],
         env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", **places, **env},
         capture_output=True,
         text=True,
@@ -74,3 +90,16 @@ def test_a_bad_fault_is_ignored_when_the_rank_is_known_late(tmp_path):
 def test_a_neighbour_of_the_sdk_is_the_users(name, is_users):
     """A frame is the SDK's by its folder, not by the beginning of a name."""
     assert is_user_file(str(Path(__file__).resolve().parents[3] / name)) is is_users
+
+
+def test_what_a_rank_starts_does_not_pass_for_the_rank(tmp_path):
+    """An evaluation that a rank runs as a program has the rank's environment; its steps are not the rank's."""
+    done = run_script(tmp_path, HELPER, "trains", RANK="0", WORLD_SIZE="1")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "rank 0 is process" in done.stderr
+
+
+def test_a_wrapper_leaves_the_rank_to_what_it_starts(tmp_path):
+    """A process that records nothing may be there only to start the one that trains."""
+    done = run_script(tmp_path, HELPER, "wraps", RANK="0", WORLD_SIZE="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
