@@ -111,7 +111,9 @@ def job_key(env: Mapping[str, str], fallback: str) -> str:
         return f"slurm-{job}.{env.get('SLURM_STEP_ID', 'batch')}"
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")
     if run_id != "none":
-        return f"elastic-{run_id}-{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"
+        # The port tells two jobs with one run id apart, but without the agent's store it is another in each attempt.
+        port = env.get("MASTER_PORT", "") if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else ""
+        return f"elastic-{run_id}-{env.get('MASTER_ADDR', '')}:{port}"
     return fallback
 
 

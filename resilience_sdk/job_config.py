@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from resilience_sdk.whole_file import write_whole
 
 FILE = "config.json"
 _LOCK = "config.lock"
+_LOCK_TRIES, _LOCK_PAUSE_S = 200, 0.01
 
 
 @attrs.frozen
@@ -58,7 +60,7 @@ def agree(pages: Path, proposal: JobConfig) -> JobConfig:
     """
     fd = os.open(pages / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        _lock(fd)
         standing = read(pages)
         if standing is not None and _belongs_together(standing, proposal):
             return standing
@@ -68,6 +70,17 @@ def agree(pages: Path, proposal: JobConfig) -> JobConfig:
         # Not left to the close: a process that another thread forks meanwhile keeps the file open.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    """Take the lock, but never wait long: a sibling that was stopped while it held it must not stop this rank."""
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return
 
 
 def read(pages: Path) -> JobConfig | None:

@@ -99,8 +99,13 @@ def by_stack(scene: Scene) -> CulpritFinding | None:
     waiting = {rank: waits for rank, state in scene.live.items() if (waits := _waits(scene, state)) is not None}
     inside = [rank for rank, waits in waiting.items() if waits]
     outside = [rank for rank, waits in waiting.items() if not waits]
+    waited_in = "a collective"
+    if not inside and len(scene.live) > 1:  # no stack is in one of torch: the user's word counts, for other libraries
+        waited_in = "a section of kind comm"
+        inside = [rank for rank in outside if scene.live[rank].stack and scene.live[rank].stack[-1].kind == "comm"]
+        outside = [rank for rank in outside if rank not in inside]
     if inside and outside and _same_role(scene, inside + outside):
-        text = "; ".join(scene.where(rank) for rank in outside) + f"; {ranks_text(inside)} wait in a collective"
+        text = "; ".join(scene.where(rank) for rank in outside) + f"; {ranks_text(inside)} wait in {waited_in}"
         return scene.finding(outside, scene.cause_of(outside), 0.7, Evidence("stack", text))
     everybody = len(inside) == len(scene.live) > 1 and not scene.unseen
     if everybody and all(rank in scene.stacks for rank in inside):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 
 _HEADER = re.compile(
-    r"(?P<current>Current thread|Thread) (?P<ident>0x[0-9a-fA-F]+)(?: \[(?P<name>.*)\])?"
+    r"(?:(?P<kind>Current thread|Thread) (?P<ident>0x[0-9a-fA-F]+)(?: \[(?P<name>.*)\])?|Stack)"
     r" \(most recent call first\):$"
 )
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
@@ -39,16 +39,15 @@ def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
 
     def close() -> None:
         if header is not None:
-            ident = int(header["ident"], 16)
-            current = header["current"] == "Current thread"
-            dumps[-1].append(ThreadStack(ident, header["name"] or "", current, tuple(frames)))
+            current = header["kind"] != "Thread"
+            dumps[-1].append(ThreadStack(_ident(header), header["name"] or "", current, tuple(frames)))
 
     for line in text.split("\n"):
         found = _HEADER.match(line.rstrip("\r"))
         if found:
             close()
             # Threads of one dump are set apart by an empty line; two dumps are not, or repeat a thread.
-            if not dumps or not blank or int(found["ident"], 16) in {t.ident for t in dumps[-1]}:
+            if not dumps or not blank or _ident(found) in {t.ident for t in dumps[-1]}:
                 dumps.append([])
             header, frames = found, []
         elif frame := _FRAME.match(line.rstrip("\r")):
@@ -56,6 +55,11 @@ def parse_faulthandler(text: str) -> tuple[ThreadStack, ...]:
         blank = not line
     close()
     return _last_complete(dumps, text.endswith("\n"))
+
+
+def _ident(header: re.Match[str]) -> int:
+    """Return the thread's identity; 0 in a dump of one thread, which does not tell it."""
+    return int(header["ident"] or "0", 16)
 
 
 def _last_complete(dumps: Sequence[Sequence[ThreadStack]], ends_whole: bool) -> tuple[ThreadStack, ...]:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -140,6 +141,7 @@ class _Launch:
         self._announce(files)
         logs = env.RankLogs(config.logs_specs, variables)
         agent = Agent(config, options.script, logs, starter, local=options.local)
+        chores = _Chores(self.lease, self.journal, files.directory)
         job = Job(
             agent,
             key=self.key,
@@ -148,7 +150,7 @@ class _Launch:
             journal=self.journal,
             files=files,
             inbox=self.inbox,
-            chores=_Chores(self.lease, self.journal, files.directory),
+            chores=chores,
             error_files=lambda: logs.error_files,
         )
         end: JobEnd | None = None
@@ -159,6 +161,7 @@ class _Launch:
             self._write_outcome(end, first_node=agent.node == 0)
             return end
         finally:
+            chores.close()
             # Other nodes learn from the closed rendezvous that the job is over, and read the outcome.
             agent.leave(closed=end is not None and end.decision.verdict is not Verdict.FINISHED)
 
@@ -263,16 +266,25 @@ class _Chores:
         self._lease = lease
         self._journal = journal
         self._monitor = None if pages is None else MonitorWatch(pages)
-        self._renewed = time.monotonic()
         self._looked: float | None = None
+        self._over = threading.Event()
+        # A thread, because the main one may wait for minutes: for other nodes, or for ranks that save and leave.
+        self._renewer = threading.Thread(target=self._renew, name="resilience-lease", daemon=True)
+        self._renewer.start()
 
-    def __call__(self) -> None:
-        now = time.monotonic()
-        if now - self._renewed >= RENEW_INTERVAL_S:
-            self._renewed = now
+    def close(self) -> None:
+        """Stop renewing the lease, so that it can be released."""
+        self._over.set()
+        self._renewer.join(RENEW_INTERVAL_S)
+
+    def _renew(self) -> None:
+        while not self._over.wait(RENEW_INTERVAL_S):
             if not self._lease.renew():
                 place = self._lease.path.parent
                 say_once("lease-lost", f"another job took {place} over; both write there now")
+
+    def __call__(self) -> None:
+        now = time.monotonic()
         if self._monitor is not None and (self._looked is None or now - self._looked >= _MONITOR_EVERY_S):
             self._looked = now
             try:

@@ -97,7 +97,7 @@ class RankProcesses:
         """
         self._signalled = True
         for pid in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):
                 os.kill(pid, number)
                 os.kill(pid, signal.SIGCONT)
 
@@ -105,7 +105,7 @@ class RankProcesses:
         """SIGKILL every running rank, and what is left in the sessions of all that did not end with 0."""
         self._signalled = True
         for pid in self._running.values():
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + _KILL_WAIT_S
         while self._running and (left := deadline - time.monotonic()) > 0:

@@ -2,6 +2,9 @@
 
 All requests go out before the first answer is awaited, so the whole takes as long as the slowest rank, and
 at most the grace that the settings give. A rank that does not answer is evidence too, and is said.
+
+The helper threads are asked first, which is safe whatever a rank is doing. Only who is silent then, because
+something holds its GIL, gets the dump signal: its frames cannot change while a signal handler reads them.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ _NS_PER_S = 1_000_000_000
 _POLL_S = 0.003
 # Once something was answered, the rest gets three times as long as the slowest answer took, and at least:
 _LEAST_PATIENCE_S = 0.5
+_HELPERS_S = 0.3  # then the others are asked by signal; a helper that is late for want of CPU time still counts
 _STANDS_STILL_BELOW = 0.01  # of one core: helper threads wake up now and then
 _MOST_KERNEL_FRAMES = 8
 _STATES = {
@@ -77,14 +81,21 @@ def collect_evidence(
     started_ns = time.monotonic_ns()
     # The kernel first: answering a dump costs the rank CPU time and changes what it is waiting in.
     facts = {target.rank: proc_evidence(target, (earlier or {}).get(target.rank)) for target in targets}
-    questions: list[_Question] = []
-    for target in targets:
-        if may_ask():
-            questions.append(_Question(target.rank, "stack", StackRequest(target, dump_signal)))
-            questions.append(_Question(target.rank, "flight", FlightRequest(target)))
-    for question in questions:
+    helpers = [_Question(t.rank, "flight", FlightRequest(t)) for t in targets if may_ask()]
+    for question in helpers:
         question.ask()
+    _await_answers(helpers, started_ns, min(grace_s, _HELPERS_S))
+    silent = {question.rank for question in helpers if question.answer is None}
+    dumps = [
+        _Question(t.rank, "stack", StackRequest(t, dump_signal)) for t in targets if t.rank in silent and may_ask()
+    ]
+    for question in dumps:
+        question.ask()
+    questions = helpers + dumps
     _await_answers(questions, started_ns, grace_s)
+    for question in questions:
+        if question.open:
+            question.give_up()
     found = {target.rank: _of_rank(target.rank, questions, facts[target.rank]) for target in targets}
     if journal is not None:
         journal.emit(
@@ -144,6 +155,11 @@ class _Question:
         self._sent_ns = 0
 
     @property
+    def stacks(self) -> str | None:
+        """Stacks of all threads, where a helper has written them."""
+        return self._request.stacks() if self.answer and isinstance(self._request, FlightRequest) else None
+
+    @property
     def open(self) -> bool:
         return self.answer is None and self.why_not is None
 
@@ -178,28 +194,25 @@ def _await_answers(questions: Sequence[_Question], started_ns: int, grace_s: flo
         if time.monotonic_ns() - started_ns >= min(grace_ns, patience_ns):
             break
         time.sleep(_POLL_S)
-    for question in questions:
-        if question.open:
-            question.give_up()
 
 
 def _of_rank(rank: int, questions: Sequence[_Question], facts: tuple[Evidence, ...]) -> RankEvidence:
     mine = {question.kind: question for question in questions if question.rank == rank}
+    flight, dump = mine.get("flight"), mine.get("stack")
+    stacks = (flight.stacks if flight else None) or (dump.answer if dump else None)
     lines = list(facts)
-    for kind, what in (("stack", "no stacks from"), ("flight", "no flight record from")):
-        question = mine.get(kind)
-        if question is None:
-            lines.append(Evidence(kind, f"rank {rank} was not asked: another monitor has taken over"))
-        elif question.why_not is not None:
-            what = "incomplete stacks from" if question.answer else what
-            lines.append(Evidence(kind, f"{what} rank {rank}: {question.why_not}"))
-    stack, flight = mine.get("stack"), mine.get("flight")
-    return RankEvidence(
-        rank=rank,
-        stacks=stack.answer if stack else None,
-        flight=flight.answer if flight else None,
-        evidence=tuple(lines),
-    )
+    if stacks is None or (dump is not None and dump.why_not is not None and stacks == dump.answer):
+        what = f"no stacks from rank {rank}" if stacks is None else f"incomplete stacks from rank {rank}"
+        lines.append(Evidence("stack", f"{what}: {_why_not(dump)}"))
+    if flight is None or flight.why_not is not None:
+        lines.append(Evidence("flight", f"no flight record from rank {rank}: {_why_not(flight)}"))
+    return RankEvidence(rank, stacks, flight.answer if flight else None, tuple(lines))
+
+
+def _why_not(question: _Question | None) -> str:
+    if question is None:
+        return "it was not asked, another monitor has taken over"
+    return question.why_not or "it did not write them"
 
 
 def _proc_text(pid: int, name: str) -> str:

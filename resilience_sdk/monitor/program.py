@@ -29,6 +29,7 @@ from resilience_sdk.run_directory import RunDirectory
 OVER = "over.json"  # our launcher writes it when no attempt will follow
 _NOBODY_CAME_S = 10.0
 _MOST_FAILURES = 5
+_RESTART_WITHIN_S = 60.0  # torchrun takes seconds, and up to 30 s for ranks that ignore SIGTERM
 _OVER = "over.json"
 _DEFER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 
@@ -51,13 +52,16 @@ def main(directory: str) -> int:
         os.write(tell, b"1")  # another one was faster, which serves as well
         os._exit(0)
     generation = spawn.read_state(pages).get("generation", 0) + 1
-    _publish(pages, generation)
+    try:
+        _publish(pages, generation)
+    except OSError:
+        os._exit(1)  # whoever started us finds nobody ready, and says so
     os.write(tell, b"1")
     os.close(tell)
     status = 1
     try:
         status = _serve(pages, generation)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is told, and this process ends here
         _report_failure(pages, error)
     finally:
         os._exit(status)
@@ -141,6 +145,7 @@ def _loop(
     pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[[], bool], lease: Lease | None
 ) -> None:
     started = renewed = time.monotonic()
+    over_since: float | None = None
     came = False
     wait_s = 0.0
     failures = 0
@@ -165,8 +170,19 @@ def _loop(
         if config.launcher_pid is not None:
             if _launcher_is_done(pages, config) and watcher.is_over():
                 return
-        elif watcher.is_over() and (came or time.monotonic() - started > _NOBODY_CAME_S):
+        elif not watcher.is_over():
+            over_since = None
+        elif came:
+            over_since = over_since or time.monotonic()
+            if watcher.ended_well() or not _may_restart(config) or time.monotonic() - over_since > _RESTART_WITHIN_S:
+                return
+        elif time.monotonic() - started > _NOBODY_CAME_S:
             return
+
+
+def _may_restart(config: JobConfig) -> bool:
+    """Tell whether a foreign launcher is there that may start the ranks again, into the same run directory."""
+    return bool(config.parent_pid) and not hostinfo.process_is_gone(config.parent_pid, config.parent_ticks)
 
 
 def _publish(pages: Path, generation: int) -> None:

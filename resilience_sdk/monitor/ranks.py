@@ -14,6 +14,7 @@ from resilience_sdk import hostinfo
 from resilience_sdk.monitor.targets import Target, open_target
 from resilience_sdk.rank_page import PageReader, RankSnapshot, parse_stem
 
+_GARBLED = 3  # readings in a row after which nothing is known of a rank any more
 _SETTLING_S = 1.0  # a page this young may not be filled in yet
 # struct pidfd_info of <linux/pidfd.h>, first version: mask, cgroup, eleven 32-bit ids, exit code
 _PIDFD_GET_INFO = 0xC040_FF0B
@@ -34,6 +35,7 @@ class WatchedRank:
         self.died_ns: int | None = None if target is not None else time.monotonic_ns()
         self.wait_status: int | None = None
         """How it ended, where that could be read before the parent collected it."""
+        self._garbled = 0
 
     @property
     def rank(self) -> int:
@@ -50,6 +52,14 @@ class WatchedRank:
         fresh = self.reader.snapshot()
         if fresh is not None and fresh.pid == self.snapshot.pid:
             self.snapshot = fresh
+            self._garbled = 0
+        else:
+            self._garbled += 1
+
+    @property
+    def readable(self) -> bool:
+        """Whether the page can be read; the last good reading of one that cannot looks like a rank that hangs."""
+        return self._garbled < _GARBLED
 
     def close(self) -> None:
         """Release the page and the pinned process."""
@@ -76,6 +86,7 @@ class RankTable:
     def scan(self) -> list[WatchedRank]:
         """Look for new pages and return the ranks that appeared."""
         new: list[WatchedRank] = []
+        now_ns = time.monotonic_ns()
         names = {entry.name for entry in os.scandir(self._pages) if entry.name.endswith(".page")}
         for name in [known for known in self._known if known not in names]:
             self._forget(name)
@@ -85,6 +96,8 @@ class RankTable:
             except _NotYetError:
                 continue
             if watched is not None:
+                if not watched.alive:
+                    watched.died_ns = now_ns  # one time for all: nobody saw in which order they went
                 new.append(watched)
         return new
 
@@ -93,12 +106,12 @@ class RankTable:
         return [watched for watched in self._known.values() if watched is not None]
 
     def wait(self, timeout_s: float) -> list[WatchedRank]:
-        """Sleep until a rank dies, at most `timeout_s`; return those that died."""
+        """Sleep until a rank dies, at most `timeout_s`; return those that died, in the order of their deaths."""
         died: list[WatchedRank] = []
-        ready = {fd for fd, _ in self._deaths.poll(max(0.0, timeout_s))}
-        for watched in self.all():
-            target = watched.target
-            if target is not None and target.pidfd in ready and watched.alive:
+        living = {w.target.pidfd: w for w in self.all() if w.target is not None and w.alive}
+        for fd, _ in self._deaths.poll(max(0.0, timeout_s)):  # the kernel lists them as they became ready
+            watched = living.get(fd)
+            if watched is not None and (target := watched.target) is not None:
                 watched.wait_status = wait_status(target)
                 watched.died_ns = time.monotonic_ns()
                 watched.refresh()
@@ -187,6 +200,6 @@ def wait_status(target: Target) -> int | None:
 
 def remove_files(stem: Path) -> None:
     """Remove all files of one rank process from the page directory."""
-    for suffix in (".page", ".stack", ".fifo", ".fr.json", ".error.json"):
+    for suffix in (".page", ".stack", ".threads", ".fifo", ".fr.json", ".error.json"):
         with contextlib.suppress(OSError):
             os.unlink(f"{stem}{suffix}")

@@ -1,7 +1,8 @@
-"""Questions to one rank: "dump your stacks" and "write your flight record". Each is sent, then polled.
+"""Questions to one rank: "write your stacks and flight record" and "dump your stack". Each is sent, then polled.
 
-Neither needs the rank's training thread. Stacks are written in C inside a signal handler, even while an
-extension holds the GIL; the flight record is written by the rank's helper thread, which needs the GIL.
+Neither needs the rank's training thread. The first is answered by the rank's helper thread, which needs the
+GIL. The second by a signal handler in C, even while an extension holds the GIL; it reads frames that a running
+thread may change under it, so it is for ranks whose helper is silent: there nothing runs.
 Nothing here waits: `evidence` asks all ranks first and then collects.
 """
 
@@ -24,7 +25,7 @@ _STOPPED = {"T": "it is stopped", "t": "it is stopped by a debugger", "Z": "it i
 
 
 class StackRequest:
-    """Asks one rank for the stacks of all its threads."""
+    """Asks one rank for the stack of its main thread."""
 
     def __init__(self, target: Target, dump_signal: int) -> None:
         """Prepare; nothing is sent yet. `dump_signal` 0 means that dumps are switched off."""
@@ -93,13 +94,15 @@ class StackRequest:
 
 
 class FlightRequest:
-    """Asks one rank's helper thread for torch's flight record."""
+    """Asks one rank's helper thread for torch's flight record and the stacks of all threads."""
 
     def __init__(self, target: Target) -> None:
         """Prepare; nothing is sent yet."""
         self.target = target
         self._answer = target.file(".fr.json")
+        self._stacks = target.file(".threads")
         self._before: tuple[int, int, int] | None = None
+        self._stacks_before: tuple[int, int, int] | None = None
 
     def send(self) -> str | None:
         """Write the request into the rank's FIFO; return why not, in words, when nobody can answer."""
@@ -107,10 +110,9 @@ class FlightRequest:
         if state in _STOPPED:
             return f"{_STOPPED[state]} (state {state}) and cannot answer"
         self._before = _identity(self._answer)
+        self._stacks_before = _identity(self._stacks)
         try:
-            fd = os.open(
-                self.target.file(".fifo"), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-            )
+            fd = os.open(self.target.file(".fifo"), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:  # ENXIO: nobody reads it
             return f"its helper thread is not there ({error.strerror})"
         try:
@@ -132,6 +134,13 @@ class FlightRequest:
             return None
         data = _read(self._answer, 0, _MOST_FLIGHT_BYTES)
         return None if data is None else data.decode("utf-8", "replace")
+
+    def stacks(self) -> str | None:
+        """Return the stacks that came with the record, the main thread last; None when there are none."""
+        if _identity(self._stacks) in (None, self._stacks_before):
+            return None
+        data = _read(self._stacks, 0, _MOST_STACK_BYTES)
+        return data.decode("utf-8", "replace") if data else None
 
 
 def _thread_ids(pid: int) -> list[int]:

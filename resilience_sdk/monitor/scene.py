@@ -74,7 +74,8 @@ def states_of(
 
 def _state(watched: WatchedRank, node: str, closely: bool, look: CloseLook | None, now_ns: int) -> RankState:
     rank, pid = watched.rank, watched.snapshot.pid
-    state = RankState(rank=rank, node=node, alive=watched.alive, snapshot=watched.snapshot)
+    snapshot = watched.snapshot if watched.readable else None
+    state = RankState(rank=rank, node=node, alive=watched.alive, snapshot=snapshot)
     if not closely or not watched.alive:
         return state
     state = attrs.evolve(

@@ -25,7 +25,7 @@ from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.evidence import collect_evidence
-from resilience_sdk.monitor.foreign import DeathWatch
+from resilience_sdk.monitor.foreign import DeathWatch, is_clean
 from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.nodes import Nodes
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank, remove_files
@@ -100,6 +100,10 @@ class Watcher:
     def note_failure(self, error: Exception) -> None:
         """Journal a round that failed; the next one begins anew."""
         self._journal.emit(Event.DEGRADED, what="round", why="".join(traceback.format_exception(error)))
+
+    def ended_well(self) -> bool:
+        """Tell whether the ranks of the newest attempt have all finished their program."""
+        return all(is_clean(watched) for watched in self._current_ranks())
 
     def is_over(self) -> bool:
         """Tell whether nobody is left to watch."""

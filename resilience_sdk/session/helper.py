@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from resilience_sdk.rank_page.layout import COLLECTIVES_EVERY_S
@@ -23,17 +24,19 @@ from resilience_sdk.whole_file import write_whole
 REQUEST_FLIGHT_RECORD = b"f"
 _WAKE = b"w"
 _PERIOD_S = COLLECTIVES_EVERY_S
+_MOST_FRAMES = 100  # of a thread, as in faulthandler
 
 
 class HelperThread:
     """Owns the rank's FIFO and the thread that reads it."""
 
     def __init__(self, fifo: Path, answer: Path, *, periodic: Callable[[], None]) -> None:
-        """Make the FIFO at `fifo`; flight records go to `answer`; `periodic()` runs about every 2 s.
+        """Make the FIFO at `fifo`; flight records go to `answer`, stacks beside it; `periodic()` runs about every 2 s.
 
         Raises OSError when the FIFO cannot be made.
         """
         self._answer = answer
+        self._stacks = fifo.with_suffix(".threads")
         self._periodic = periodic
         self._stopping = False
         os.mkfifo(fifo, 0o600)
@@ -69,7 +72,34 @@ class HelperThread:
             return
         if REQUEST_FLIGHT_RECORD in requests:
             with contextlib.suppress(Exception):  # no answer is an answer: the monitor says so
+                write_whole(self._stacks, thread_stacks())
+            with contextlib.suppress(Exception):  # last: it tells that all is there
                 write_flight_record(self._answer)
+
+
+def thread_stacks() -> str:
+    """Return the stacks of all threads but this one as `faulthandler` writes them, the main thread last.
+
+    Taken with the GIL held, so threads that run are no danger. A dump in a signal handler has no such
+    protection: reading the frames of a thread that runs ends the process now and then.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    lines = []
+    for ident in sorted(frames, key=lambda ident: ident == main):
+        lines.append(f"Thread {ident:#018x} [{names.get(ident, '')}] (most recent call first):")
+        frame: FrameType | None = frames[ident]
+        for _ in range(_MOST_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            line = frame.f_lineno or "???"
+            lines.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
+            frame = frame.f_back
+        lines.append("")
+    return "\n".join(lines)
 
 
 def write_flight_record(path: Path) -> None:

@@ -91,11 +91,15 @@ def _read_page(path: Path) -> RankSnapshot | None:
         reader.close()
 
 
+def is_alone(env: Mapping[str, str]) -> bool:
+    """Tell whether nothing shows that a launcher started this process together with others."""
+    return environ.rank_identity(env) is None and multiprocessing.parent_process() is None
+
+
 def fallback_job_key(env: Mapping[str, str]) -> str:
     """Return the key of a job whose launcher sets no variable: its launching process.
 
     A plain `python train.py` has no launcher; its parent is a shell that may run several, so it is its own.
     """
-    alone = environ.rank_identity(env) is None and multiprocessing.parent_process() is None
-    pid = os.getpid() if alone else parent_process()[0]
+    pid = os.getpid() if is_alone(env) else parent_process()[0]
     return f"pid-{hostinfo.host_name()}-{pid}-{hostinfo.process_start_ticks(pid)}"

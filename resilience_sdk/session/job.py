@@ -11,7 +11,7 @@ from resilience_sdk.errors import RunDirectoryError
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.lease import Lease, current_holder
 from resilience_sdk.run_directory import RunDirectory, choose_run_dir
-from resilience_sdk.session.identity import parent_process
+from resilience_sdk.session.identity import is_alone, parent_process
 from resilience_sdk.settings import Settings
 
 _MOST_SIBLINGS = 100
@@ -36,7 +36,8 @@ def _proposal(
     job: str, script: str, settings: Settings, env: Mapping[str, str], explicit_run_dir: str | None
 ) -> JobConfig:
     run_dir, named = choose_run_dir(script, env, explicit_run_dir or settings.run_dir)
-    parent_pid, parent_ticks = parent_process()
+    # A process of its own may be started by a shell, which outlives it and restarts nothing.
+    parent_pid, parent_ticks = (0, 0) if is_alone(env) else parent_process()
     on_hang = settings.on_hang or "report"
     return JobConfig(
         job=job,

@@ -167,12 +167,15 @@ class Session:
         return page
 
     def _register_dumps(self) -> TextIO | None:
-        """Install the handler that writes all stacks to a file on the dump signal, in C, hung or not."""
+        """Install the handler that writes the main thread's stack on the dump signal, in C, hung or not.
+
+        Not those of other threads: reading the frames of a thread that runs ends the process now and then.
+        """
         number = self.settings.dump_signal
         if not number or not hasattr(faulthandler, "register"):
             return None
         file = open(self._stem.with_suffix(".stack"), "x", opener=_private)  # noqa: SIM115 - open to the end
-        faulthandler.register(number, file=file, all_threads=True, chain=False)
+        faulthandler.register(number, file=file, all_threads=False, chain=False)
         return file
 
     def _tick(self) -> None:

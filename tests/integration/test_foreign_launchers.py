@@ -17,6 +17,8 @@ RESTARTING = (*TORCHRUN, "--max-restarts", "2")
 RESTART_SETTINGS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "RESILIENCE_ON_HANG": "kill"}
 AUTO = ("-m", "resilience_sdk.auto")
 PYTHON = (sys.executable,)
+STEPS = 150  # about a second: the monitor has come to see who dies first, and how
+LONG = ("--steps", str(STEPS))
 SHORT = {"RESILIENCE_HEARTBEAT_TIMEOUT": "1.2"}
 
 # They hang until they are told to go on: (command, ranks, function at which the culprit stands)
@@ -35,9 +37,10 @@ ENDINGS = {
     "run-plain": (("plain.py", "--sgd", "--hang", "30"), SHORT),
     "run-plainer": (("plain.py", "--steps", "900", "--hang", "500"), SHORT),
     "torchrun-raise": ((*TORCHRUN, "light.py", "raise"), {}),
-    "ranks-raise": ((*PYTHON, "ranks.py", "2", "slurm", "light.py", "raise"), {}),
-    "ranks-kill": ((*PYTHON, "ranks.py", "2", "torch", "light.py", "kill"), {}),
-    "ranks-exit": ((*PYTHON, "ranks.py", "2", "mpi", "light.py", "exit"), {}),
+    "early-raise": ((*PYTHON, "ranks.py", "2", "slurm", "light.py", "raise", "--steps", "0"), {}),
+    "ranks-raise": ((*PYTHON, "ranks.py", "2", "slurm", "light.py", "raise", *LONG), {}),
+    "ranks-kill": ((*PYTHON, "ranks.py", "2", "torch", "light.py", "kill", *LONG), {}),
+    "ranks-exit": ((*PYTHON, "ranks.py", "2", "mpi", "light.py", "exit", *LONG), {}),
     "python-raise": ((*PYTHON, "light.py", "raise"), {}),
     "auto-raise": ((*PYTHON, *AUTO, "light.py", "raise"), {}),
 }
@@ -166,8 +169,9 @@ def test_a_restart_says_whether_anything_resumes(ended, name):
     [
         ("torchrun-raise", "user_code_error", 2),
         ("ranks-raise", "user_code_error", 2),
+        ("early-raise", "user_code_error", 2),
         ("ranks-kill", "rank_killed_sigkill", 2),
-        ("ranks-exit", "user_exit", 2),
+        ("ranks-exit", "unknown", 2),
         ("python-raise", "user_code_error", 1),
         ("auto-raise", "user_code_error", 1),
     ],
@@ -179,7 +183,7 @@ def test_the_first_death_is_named(ended, name, cause, ranks):
     (found,) = job_.incidents
     (culprit,) = found["culprits"]
     assert (found["kind"], found["cause"], culprit["rank"]) == ("crash", cause, ranks - 1), found
-    assert culprit["step"] == 25
+    assert culprit["step"] == {"ranks": STEPS, "early": 0}.get(name.partition("-")[0], 25)
     assert found["victims"] == list(range(ranks - 1))
     assert f"CRASH: rank {ranks - 1} on " in job_.run.screen
     if cause == "user_code_error":

@@ -34,7 +34,7 @@ dist.init_process_group("gloo")
 weight = torch.nn.Parameter(torch.ones(8))
 optimizer = torch.optim.SGD([weight], lr=0.01) if args.sgd else None
 dist.barrier()
-for step in range(20 if os.path.exists(marker) else args.steps):
+for step in range(300 if os.path.exists(marker) else args.steps):
     if rank == 1 and step == args.hang and not os.path.exists(marker):
         hang()
     weight.grad = torch.ones(8)

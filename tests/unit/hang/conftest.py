@@ -72,6 +72,8 @@ _PAGE = (
     "declared",
     "done",
     "paused",
+    "resumed_ns",
+    "beat_source",
     "exit_state",
     "checks",
 )

@@ -208,6 +208,23 @@ def test_a_person_is_at_it(make, verdict, fact):
     assert verdict(make.rank(0, make.beat(9e4)), held).kind == "held"
 
 
+def test_after_a_pause_the_time_begins_anew(make, verdict):
+    """Whatever was open during a pause of any thread has its whole deadline from the end of the pause on."""
+    resumed = make.now - int(20e9)
+    states = [make.rank(r, make.beat(9e4), make.section("fwd", 9e4), resumed_ns=resumed) for r in (0, 1)]
+    assert verdict(*states).kind == "quiet"
+    late = [make.rank(r, make.beat(9e4), resumed_ns=make.now - int(40e9)) for r in (0, 1)]
+    assert verdict(*late).kind == "confirmed"
+
+
+def test_sampled_collectives_may_be_seen_late(make, verdict):
+    """Where completed collectives are the only sign, an interval may look longer than it is by the sampling."""
+    for source, kind in (("collectives", "quiet"), ("optimizer", "confirmed")):
+        states = [make.rank(r, make.beat(301, kind="pulse"), beat_source=source) for r in (0, 1)]
+        states = [attrs.evolve(state, in_collective=state.rank == 0) for state in states]
+        assert verdict(*states).kind == kind
+
+
 def test_paused(make, verdict):
     """A paused rank has no deadline, and who waits for it has none either."""
     paused = make.rank(1, make.beat(9e4), paused="label by hand")

@@ -228,6 +228,14 @@ def test_outside_a_collective(make):
     assert "ranks 0, 2 wait in a collective" in finding.evidence[0].text
 
 
+def test_outside_a_collective_of_another_library(make):
+    """Stacks show no collective of torch, but the user calls one section communication."""
+    states = [make.rank(0, make.beat(40), make.section("mpi", kind="comm")), make.rank(1, make.beat(40))]
+    finding = find(states, {0: OUTSIDE, 1: OUTSIDE})
+    assert finding.culprits == (1,)
+    assert "rank 0 wait in a section of kind comm" in finding.evidence[0].text
+
+
 def test_stacks_of_different_roles_are_not_compared(make):
     """Pipeline stages run different code."""
     states = [attrs.evolve(s, role=str(s.rank)) for s in ranks(make, 2)]

@@ -43,6 +43,22 @@ def test_threads_and_frames():
     assert main_frames(threads) == ALL_REDUCE
 
 
+def test_dumps_of_one_thread():
+    """What the dump signal appends: the main thread alone, without its identity; the last one counts."""
+    one = "Stack (most recent call first):\n" + DUMP.split("\n\n")[1].partition("\n")[2]
+    later = one.replace("line 23 in main", "line 24 in main")
+    assert main_frames(parse_faulthandler(one)) == ALL_REDUCE
+    assert "/app/train.py:24 main" in main_frames(parse_faulthandler(one + later))
+    assert len(parse_faulthandler(one + later)) == 1
+
+
+def test_stacks_as_a_helper_thread_writes_them():
+    """Named, and the main thread last."""
+    text = DUMP.replace("Current thread", "Thread").replace("b80 (most", "b80 [MainThread] (most")
+    assert main_frames(parse_faulthandler(text)) == ALL_REDUCE
+    assert parse_faulthandler(text)[1].name == "MainThread"
+
+
 def test_the_last_of_several_dumps():
     """They are appended without anything between them."""
     later = DUMP.replace("line 23 in main", "line 24 in main")

@@ -22,16 +22,16 @@ from pathlib import Path
 from resilience_sdk.session.helper import HelperThread
 
 stem, how = sys.argv[1:]
-if how != "no-handler":
+if "no-handler" not in how:
     stacks = open(stem + ".stack", "w")
-    faulthandler.register(int(signal.SIGRTMAX - 3), file=stacks, all_threads=True, chain=False)
+    faulthandler.register(int(signal.SIGRTMAX - 3), file=stacks, all_threads=False, chain=False)
 if how == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 helper = HelperThread(Path(stem + ".fifo"), Path(stem + ".fr.json"), periodic=lambda: None)
 helper.start()
 
 def blocked_here():
-    if how == "gil":
+    if "gil" in how:
         ctypes.PyDLL(None).system(b"echo ready; read line")
     elif how == "busy":
         ended = threading.Event()
@@ -43,6 +43,16 @@ def blocked_here():
         print("ready", flush=True)
         sys.stdin.read()
 
+def recurse(depth):
+    return [str(depth)] if depth == 0 else recurse(depth - 1)
+
+def run_for_ever():
+    while True:
+        recurse(8)
+        exec("def made(x):\\n return [x]\\nmade(1)", {})
+
+if how == "threads":
+    threading.Thread(target=run_for_ever, daemon=True).start()
 blocked_here()
 """
 

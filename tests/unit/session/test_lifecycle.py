@@ -94,12 +94,12 @@ def test_a_neighbour_of_the_sdk_is_the_users(name, is_users):
 
 def test_what_a_rank_starts_does_not_pass_for_the_rank(tmp_path):
     """An evaluation that a rank runs as a program has the rank's environment; its steps are not the rank's."""
-    done = run_script(tmp_path, HELPER, "trains", RANK="0", WORLD_SIZE="1")
+    done = run_script(tmp_path, HELPER, "trains", RANK="0", WORLD_SIZE="1", RESILIENCE_JOB_ID="job")
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "rank 0 is process" in done.stderr
 
 
 def test_a_wrapper_leaves_the_rank_to_what_it_starts(tmp_path):
     """A process that records nothing may be there only to start the one that trains."""
-    done = run_script(tmp_path, HELPER, "wraps", RANK="0", WORLD_SIZE="1")
+    done = run_script(tmp_path, HELPER, "wraps", RANK="0", WORLD_SIZE="1", RESILIENCE_JOB_ID="job")
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")

@@ -71,7 +71,7 @@ def test_a_loop_that_is_left_early_is_closed():
         assert closed
         assert run.step == 2
     closed.clear()
-    with pytest.raises(ValueError, match="mine"), Run(None, None) as run:  # noqa: PT012 - the loop is what raises
+    with pytest.raises(ValueError, match="mine"), Run(None, None) as run:
         for _ in run.steps(Loader()):
             raise ValueError("mine")
 
