@@ -184,17 +184,21 @@ def inject(
 
 def parse(text: str) -> list[Plan]:
     """Return the plans in `text`, written `kind:key=value,key=value;kind:...`. Raises ConfigError."""
-    plans = []
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        kind, _, rest = part.partition(":")
-        options: dict[str, Any] = {}
-        for option in filter(None, (piece.strip() for piece in rest.split(","))):
-            key, equals, value = (piece.strip() for piece in option.partition("="))
-            if not equals:
-                raise ConfigError(f"RESILIENCE_FAULT={text!r}: {option!r} is not key=value")
-            options[key] = value
-        plans.append(_plan(kind.strip(), options, part))
-    return plans
+    try:
+        return [_parse_one(part) for part in filter(None, (piece.strip() for piece in text.split(";")))]
+    except ConfigError as error:
+        raise ConfigError(f"RESILIENCE_FAULT: {error}") from None
+
+
+def _parse_one(text: str) -> Plan:
+    kind, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for option in filter(None, (piece.strip() for piece in rest.split(","))):
+        key, equals, value = (piece.strip() for piece in option.partition("="))
+        if not equals:
+            raise ConfigError(f"fault {text!r}: {option!r} is not key=value")
+        options[key] = value
+    return _plan(kind.strip(), options, text)
 
 
 def armed() -> bool:

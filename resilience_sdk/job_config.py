@@ -95,8 +95,11 @@ def _belongs_together(standing: JobConfig, proposal: JobConfig) -> bool:
         return False
     if standing.launcher_pid is not None:
         return _alive(standing.launcher_pid, standing.launcher_ticks)
+    if _alive(standing.creator_pid, standing.creator_ticks):
+        return True
+    # The same launcher may restart its ranks, or start another job after the first: a directory named anew tells.
     same_parent = (standing.parent_pid, standing.parent_ticks) == (proposal.parent_pid, proposal.parent_ticks)
-    return same_parent or _alive(standing.creator_pid, standing.creator_ticks)
+    return same_parent and (standing.run_dir == proposal.run_dir or not proposal.run_named)
 
 
 def _alive(pid: int, ticks: int | None) -> bool:

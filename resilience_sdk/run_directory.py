@@ -99,6 +99,8 @@ class RunDirectory:
                 _write_new(place / ".gitignore", "*\n")
         except OSError as error:
             reason = error.strerror or error
+            if isinstance(error, FileExistsError) and error.filename:
+                reason = f"{error.filename} is not a directory"
             raise RunDirectoryError(
                 f"cannot use {run.path} as run directory: {reason}; {_OTHER_DIRECTORY}"
             ) from None

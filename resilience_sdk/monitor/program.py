@@ -107,13 +107,15 @@ def _serve(pages: Path, generation: int) -> int:
         pid=os.getpid(),
         generation=generation,
     )
-    lease = _take_lease(config)
     watcher = Watcher(pages, config, journal, in_charge)
-    _loop(pages, config, watcher, in_charge, lease)
-    if in_charge():
-        watcher.finish()
-        if lease is not None:
-            lease.release()
+    hold = _Hold(config)
+    try:
+        _loop(pages, config, watcher, in_charge, hold)
+    finally:
+        hold.release()
+    if in_charge() and job_config.read(pages) in (config, None):
+        if not config.foreign:
+            watcher.conclude()
         if config.foreign or not (pages / _OVER).exists():
             # Else our launcher does, which waits for this process to end.
             for watched in watcher.table.all():
@@ -130,27 +132,49 @@ def _launcher_is_done(pages: Path, config: JobConfig) -> bool:
     return pid is not None and hostinfo.process_is_gone(pid, config.launcher_ticks)
 
 
-def _take_lease(config: JobConfig) -> Lease | None:
-    """Hold the run directory for the job where no launcher of ours does."""
-    if not config.foreign:
-        return None
-    try:
-        return Lease.acquire(RunDirectory(Path(config.run_dir)), config.job)
-    except RunDirectoryError as error:
-        console.say_once("lease", str(error))
-        return None
+class _Hold:
+    """The lease of the run directory where no launcher of ours holds it: while there are ranks, not longer."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self._config = config
+        self._lease: Lease | None = None
+        self._renewed = 0.0
+
+    def keep(self) -> None:
+        """Take the lease, or renew it in time."""
+        if not self._config.foreign:
+            return
+        now = time.monotonic()
+        if self._lease is None:
+            try:
+                self._lease = Lease.acquire(RunDirectory(Path(self._config.run_dir)), self._config.job)
+            except RunDirectoryError as error:
+                console.say_once("lease", str(error))
+        elif now - self._renewed > RENEW_INTERVAL_S:
+            self._lease.renew()
+        else:
+            return
+        self._renewed = now
+
+    def release(self) -> None:
+        """Let another job have the directory."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
 
 def _loop(
-    pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[[], bool], lease: Lease | None
+    pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[[], bool], hold: _Hold
 ) -> None:
-    started = renewed = time.monotonic()
+    started = time.monotonic()
     over_since: float | None = None
     came = False
     wait_s = 0.0
     failures = 0
     while in_charge() and pages.is_dir():
         try:
+            if job_config.read(pages) != config:
+                return  # another job began here, and its ranks start a monitor of their own
             wait_s = watcher.round(wait_s)
             failures = 0
         except Exception as error:
@@ -163,17 +187,18 @@ def _loop(
         now_ns = time.monotonic_ns()
         with contextlib.suppress(OSError):
             os.utime(pages / spawn.STATE, ns=(now_ns, now_ns))
-        if lease is not None and time.monotonic() - renewed > RENEW_INTERVAL_S:
-            renewed = time.monotonic()
-            lease.renew()
         came = came or bool(watcher.table.all())
-        if config.launcher_pid is not None:
-            if _launcher_is_done(pages, config) and watcher.is_over():
-                return
-        elif not watcher.is_over():
+        if not watcher.is_over():
             over_since = None
+            hold.keep()
+        elif config.launcher_pid is not None:
+            if _launcher_is_done(pages, config):
+                return
         elif came:
-            over_since = over_since or time.monotonic()
+            if over_since is None:
+                over_since = time.monotonic()
+                watcher.conclude()
+                hold.release()
             if watcher.ended_well() or not _may_restart(config) or time.monotonic() - over_since > _RESTART_WITHIN_S:
                 return
         elif time.monotonic() - started > _NOBODY_CAME_S:

@@ -28,7 +28,7 @@ from resilience_sdk.monitor.evidence import collect_evidence
 from resilience_sdk.monitor.foreign import DeathWatch, is_clean
 from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.nodes import Nodes
-from resilience_sdk.monitor.ranks import RankTable, WatchedRank, remove_files
+from resilience_sdk.monitor.ranks import RankTable, WatchedRank
 from resilience_sdk.monitor.recovery import RecoveryWatch
 from resilience_sdk.monitor.respond import HangResponse
 from resilience_sdk.monitor.scene import CloseLook, states_of
@@ -109,13 +109,11 @@ class Watcher:
         """Tell whether nobody is left to watch."""
         return not any(watched.alive for watched in self.table.all())
 
-    def finish(self) -> None:
-        """Keep what was learned and clean up, when all ranks are gone."""
+    def conclude(self) -> None:
+        """Keep what was learned and say how it ended, when all ranks are gone; there may be another attempt."""
         self.learner.save()
         if self._deaths is not None:
-            self._deaths.conclude(self.table.all(), everything=True)
-            for watched in self.table.all():
-                remove_files(watched.stem)
+            self._deaths.conclude(self._current_ranks(), everything=True)
 
     # -- ranks and attempts
 

@@ -316,7 +316,7 @@ def _load_faults(env: Mapping[str, str], session: Session) -> None:
     try:
         faults.load(env.get(environ.FAULT, ""), session.identity.rank, session.attempt)
     except ResilienceError as error:
-        console.say_once("fault", f"{environ.FAULT} is ignored: {error}")
+        console.say_once("fault", f"{error}; it is ignored")
 
 
 def _chain_excepthook(session: Session) -> None:

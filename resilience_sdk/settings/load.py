@@ -66,7 +66,11 @@ def load_settings(
     if config_file is not None:
         _take_file(found, config_file, nvrx_only=False, on_problem=_raise, speaks=speaks)
     elif named := env.get(environ.CONFIG):
-        _take_file(found, named, nvrx_only=False, on_problem=on_env_problem, speaks=speaks)
+
+        def on_problem(error: ConfigError) -> None:
+            on_env_problem(ConfigError(f"{environ.CONFIG}: {error}"))
+
+        _take_file(found, named, nvrx_only=False, on_problem=on_problem, speaks=speaks)
     _take_environment(found, env, on_env_problem)
     _take_arguments(found, arguments or {})
     try:

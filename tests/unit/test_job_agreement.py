@@ -1,0 +1,80 @@
+"""What the processes of one job on one node agree on, and when it is another job's."""
+
+from __future__ import annotations
+
+import os
+
+import attrs
+
+from resilience_sdk import hostinfo, job_config
+from resilience_sdk.job_config import JobConfig
+
+LIVING = (os.getpid(), hostinfo.process_start_ticks(os.getpid()))
+GONE = (os.getpid(), 1)
+
+
+def proposal(run_dir: str = "/a", **changes: object) -> JobConfig:
+    """A rank of a job of a foreign launcher that is still there; the rank itself is gone."""
+    config = JobConfig(
+        job="key",
+        run_dir=run_dir,
+        run_named=True,
+        settings={},
+        on_hang="report",
+        script="train.py",
+        launcher_pid=None,
+        launcher_ticks=None,
+        creator_pid=GONE[0],
+        creator_ticks=GONE[1],
+        parent_pid=LIVING[0],
+        parent_ticks=LIVING[1],
+    )
+    return attrs.evolve(config, **changes)
+
+
+def test_the_first_rank_decides_for_the_others(tmp_path):
+    """While the rank that decided lives, the others take over what it said, whatever they would say."""
+    first = proposal("/a", creator_pid=LIVING[0], creator_ticks=LIVING[1])
+    assert job_config.agree(tmp_path, first) is first
+    assert job_config.agree(tmp_path, proposal("/b")) == first
+    assert job_config.read(tmp_path) == first
+
+
+def test_a_restart_by_the_same_launcher_keeps_the_run_directory(tmp_path):
+    """A later attempt, whose own choice would be a new directory, goes on in the one of the attempt before."""
+    first = proposal("/runs/train-1", run_named=False)
+    job_config.agree(tmp_path, first)
+    assert job_config.agree(tmp_path, proposal("/runs/train-2", run_named=False)) == first
+
+
+def test_another_directory_by_name_is_another_job(tmp_path):
+    """A launcher that starts a second job after the first names its directory, and that is meant."""
+    job_config.agree(tmp_path, proposal("/a"))
+    second = proposal("/b")
+    assert job_config.agree(tmp_path, second) is second
+
+
+def test_what_another_launcher_or_job_left_is_replaced(tmp_path):
+    """The same page directory after a requeue, or by chance, holds nothing for the new job."""
+    job_config.agree(tmp_path, proposal("/a"))
+    for other in (proposal(parent_pid=1, parent_ticks=2), proposal(job="other")):
+        assert job_config.agree(tmp_path, other) is other
+
+
+def test_our_launchers_word_ends_with_it(tmp_path):
+    """What our launcher settled holds for its ranks while it lives."""
+    settled = proposal("/a", launcher_pid=LIVING[0], launcher_ticks=LIVING[1])
+    job_config.agree(tmp_path, settled)
+    assert job_config.agree(tmp_path, proposal("/b")) == settled
+    dead = proposal("/a", launcher_pid=GONE[0], launcher_ticks=GONE[1])
+    (tmp_path / job_config.FILE).unlink()
+    job_config.agree(tmp_path, dead)
+    later = proposal("/b")
+    assert job_config.agree(tmp_path, later) is later
+
+
+def test_a_torn_file_is_no_agreement(tmp_path):
+    """What cannot be read does not stop the job."""
+    (tmp_path / job_config.FILE).write_text('{"job": "key", ')
+    fresh = proposal()
+    assert job_config.agree(tmp_path, fresh) is fresh
