@@ -108,15 +108,47 @@ def write_flight_record(path: Path) -> None:
 
 
 def flight_record(*, everything: bool) -> str | None:
-    """Return the flight recorder as JSON (without `everything` only the status), or None where there is none."""
+    """Return the flight recorder as JSON (without `everything` only the status), or None where there is none.
+
+    torch keeps one record per kind of device: gloo and MPI write one, NCCL another.
+    """
     if "torch.distributed" not in sys.modules:
         return None
     native: Any = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(native, "_dump_fr_trace_json", None)
-    if dump is None:
-        return None
-    record = dump(everything, False)
-    return record.decode() if isinstance(record, bytes) else str(record)
+    records = []
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(native, name, None)
+        if dump is not None:
+            record = dump(everything, False)
+            records.append(record.decode() if isinstance(record, bytes) else str(record))
+    if len(records) < 2:
+        return records[0] if records else None
+    return json.dumps(merge_records(json.loads(records[0]), json.loads(records[1])))
+
+
+def merge_records(record: dict[str, Any], nccl: dict[str, Any]) -> dict[str, Any]:
+    """Return one record of both. Each numbers its groups from 0, so those of NCCL get names of their own."""
+    entries = [
+        {
+            **entry,
+            "pg_id": f"nccl-{entry.get('pg_id')}",
+            "process_group": [f"{entry['process_group'][0]} (nccl)", *entry["process_group"][1:]],
+        }
+        for entry in nccl.get("entries", [])
+        if entry.get("process_group")
+    ]
+    return {
+        **record,
+        "entries": [*record.get("entries", []), *entries],
+        "pg_status": {
+            **record.get("pg_status", {}),
+            **{f"nccl-{group}": status for group, status in nccl.get("pg_status", {}).items()},
+        },
+        "pg_config": {
+            **record.get("pg_config", {}),
+            **{f"{group} (nccl)": about for group, about in nccl.get("pg_config", {}).items()},
+        },
+    }
 
 
 def completed_collectives() -> int:

@@ -190,8 +190,20 @@ class Run:
             is_clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             if is_clean and not self.preempted:
                 self._end()
+            elif error is not None:
+                self._say_how_to_resume()
         finally:
             _current = self._previous
+
+    def _say_how_to_resume(self) -> None:
+        """Say what is kept, where no launcher of ours does: a stopped run must not look like a lost one."""
+        session = self.session
+        if session is None or session.identity.rank != 0 or environ.INTERNAL_JOB in environ.environment():
+            return
+        good = self.checkpointer.last_good
+        if good is not None:
+            place = session.run_dir.path
+            say(f"stopped; to resume after step {good.step}: {environ.RUN_DIR}={place} and the same command")
 
     def _end(self) -> None:
         if not self._is_done:
@@ -305,6 +317,12 @@ class Run:
             find_ranks()  # raises now what the first save would raise hours later
         if self.session is not None and self.session.may_resume:
             self.step = self.checkpointer.resume()
+            if self.session.run_dir.is_finished() and self.session.identity.rank == 0:
+                say_once(
+                    "finished",
+                    f"{self.session.run_dir.path} is finished: training there is complete; name another run directory "
+                    "to start over",
+                )
         self._is_resumed = True
 
     def _leave_steps(self) -> None:

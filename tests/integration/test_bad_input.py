@@ -53,7 +53,9 @@ USAGE = {
     "no signal": (["--dump-signal", "SIGWHAT", "light.py"], {}, ["--dump-signal", "SIGWHAT"]),
     "no pairs": (["--section-timeouts", "checkpoint", "light.py"], {}, ["--section-timeouts", "checkpoint:"]),
     "unknown variable": (
-        ["light.py"], {"RESILIENCE_HEARTBEAT_TIMOUT": "3"}, ["RESILIENCE_HEARTBEAT_TIMOUT='3'", "RESILIENCE_HEARTBEAT_TIMEOUT?"],
+        ["light.py"],
+        {"RESILIENCE_HEARTBEAT_TIMOUT": "3"},
+        ["RESILIENCE_HEARTBEAT_TIMOUT='3'", "RESILIENCE_HEARTBEAT_TIMEOUT?"],
     ),
     "bad variable": (["light.py"], {"RESILIENCE_TIMEOUT_FLOOR": "low"}, ["RESILIENCE_TIMEOUT_FLOOR", "'low'"]),
     "bad fault": (["light.py"], {"RESILIENCE_FAULT": "hag:rank=1"}, ["RESILIENCE_FAULT", "'hag'", "'hang'"]),
