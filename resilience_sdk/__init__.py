@@ -89,6 +89,12 @@ def __dir__() -> list[str]:
 
 def _start_recording() -> Any:
     """Start this process's side at the first use of a block: the one thread from the primitives up to the session."""
-    from resilience_sdk.session import start_recording
+    try:
+        from resilience_sdk.session import start_recording
+    except ImportError as error:  # a platform without POSIX
+        from resilience_sdk import console, lanes
 
+        lanes.disable()
+        console.say_once("disabled", f"switched off ({error}): nothing is watched, recorded or restarted")
+        return None
     return start_recording()

@@ -28,9 +28,7 @@ INTERNAL_JOB = "RESILIENCE_INTERNAL_JOB"  # the job key: equal in all processes 
 INTERNAL_ATTEMPT = "RESILIENCE_INTERNAL_ATTEMPT"  # 0, 1, ... counted by our launcher
 INTERNAL_PAGES = "RESILIENCE_INTERNAL_PAGES"  # directory of this job's rank pages; empty: none could be had
 INTERNAL_SETTINGS = "RESILIENCE_INTERNAL_SETTINGS"  # JSON file with the launcher's effective settings
-INTERNAL_RUN_NAMED = (
-    "RESILIENCE_INTERNAL_RUN_NAMED"  # "1": the user named the run directory, so resuming is allowed
-)
+INTERNAL_RUN_NAMED = "RESILIENCE_INTERNAL_RUN_NAMED"  # "1": the user named the run directory, so resuming is allowed
 FINISHED_FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"
 
 
@@ -65,7 +63,8 @@ def rank_identity(env: Mapping[str, str]) -> RankIdentity | None:
         return RankIdentity(
             rank=rank,
             local_rank=_integer(env.get("LOCAL_RANK")) or 0,
-            world_size=_integer(env.get("WORLD_SIZE")) or 1,
+            # A page refuses a rank beyond its world; who sets only RANK knows of that many ranks at least.
+            world_size=max(_integer(env.get("WORLD_SIZE")) or 1, rank + 1),
             source="RANK",
         )
     for rank_name, size_names, local_name in (

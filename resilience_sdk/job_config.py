@@ -6,11 +6,10 @@ The first of them writes it into the job's page directory; the others, and the m
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,8 @@ class JobConfig:
     parent_pid: int
     """Who started the ranks: tells a restart by the same foreign launcher from a later job with the same key."""
     parent_ticks: int
+    pid_namespace: str = attrs.field(factory=hostinfo.pid_namespace)
+    """Where the process ids above mean something: containers may share the page directories' place."""
 
     @property
     def foreign(self) -> bool:
@@ -58,29 +59,54 @@ def agree(pages: Path, proposal: JobConfig) -> JobConfig:
 
     Raises OSError when the page directory cannot be used.
     """
-    fd = os.open(pages / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        _lock(fd)
+    with locked(pages):
         standing = read(pages)
         if standing is not None and _belongs_together(standing, proposal):
             return standing
         write_whole(pages / FILE, json.dumps(attrs.asdict(proposal)))
         return proposal
+
+
+@contextlib.contextmanager
+def locked(pages: Path, *, tries: int = _LOCK_TRIES) -> Iterator[bool]:
+    """Hold the lock on the configuration in `pages`; yields whether it was to be had within the tries.
+
+    Raises OSError when the page directory cannot be used, ImportError where there are no file locks.
+    """
+    import fcntl  # late: this module can be imported where POSIX is not
+
+    fd = os.open(pages / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        mine = _lock(fd, tries)
+        try:
+            yield mine
+        finally:
+            # Not left to the close: a process that another thread forks meanwhile keeps the file open.
+            fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
-        # Not left to the close: a process that another thread forks meanwhile keeps the file open.
-        fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
-def _lock(fd: int) -> None:
+def _lock(fd: int, tries: int) -> bool:
     """Take the lock, but never wait long: a sibling that was stopped while it held it must not stop this rank."""
-    for _ in range(_LOCK_TRIES):
+    import fcntl
+
+    for _ in range(tries):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(_LOCK_PAUSE_S)
         else:
-            return
+            return True
+    return False
+
+
+def written_at(pages: Path) -> float | None:
+    """Return when the job agreed (Unix seconds), which is when it began on this node; None where nothing stands."""
+    try:
+        return (pages / FILE).stat().st_mtime
+    except OSError:
+        return None
 
 
 def read(pages: Path) -> JobConfig | None:
@@ -103,4 +129,6 @@ def _belongs_together(standing: JobConfig, proposal: JobConfig) -> bool:
 
 
 def _alive(pid: int, ticks: int | None) -> bool:
-    return ticks is not None and hostinfo.process_start_ticks(pid) == ticks
+    if not ticks:  # no start times on this platform: the pid has to do, and a gone one is proof
+        return pid > 0 and not hostinfo.process_is_gone(pid, None)
+    return hostinfo.process_start_ticks(pid) == ticks

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from resilience_sdk.whole_file import share_like_directory
 VERSION = 1
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
+_TOKENIZER = re.compile(r"tokeniz(er|ed|ing|ation)?", re.IGNORECASE)
+_COUNTED_NAME = re.compile(r"tokens|passes", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?P<head>[a-z][a-z0-9+.-]*://[^/\s:@]*:)[^@/\s]+@", re.IGNORECASE)
 
 
@@ -106,6 +108,32 @@ def redact(value: Any, name: str = "") -> Any:
     if isinstance(value, str):
         return _URL_PASSWORD.sub(r"\g<head>[redacted]@", value)
     return value
+
+
+def redact_argv(words: Iterable[str]) -> list[str]:
+    """Return a command line without its secrets: `--hf-token=x`, `--api-key x` and `api_key=x` lose their values.
+
+    What tells is the option's name. Tokenizers are no secrets, and neither are counts (`--max-tokens 4096`).
+    """
+    shown: list[str] = []
+    name = ""  # of an option whose value is the next word
+    for word in words:
+        if name and not word.startswith("-") and _is_secret(name, word):
+            shown.append("[redacted]")
+            name = ""
+            continue
+        head, equals, value = word.partition("=")
+        if equals and "/" not in head and _is_secret(head, value):
+            shown.append(f"{head}=[redacted]")
+        else:
+            shown.append(redact(word))
+        name = word if word.startswith("-") and not equals else ""
+    return shown
+
+
+def _is_secret(name: str, value: str) -> bool:
+    counted = _COUNTED_NAME.sub("", name) if value.isdigit() else name
+    return bool(_SECRET_NAME.search(_TOKENIZER.sub("", counted)))
 
 
 @attrs.frozen

@@ -43,10 +43,16 @@ class LeaseHolder:
 
     def is_gone(self) -> bool:
         """Tell whether that process is provably gone, which only its own host can prove."""
-        same_place = (
-            self.host == host_name() and self.boot_id == boot_id() and self.pid_namespace == pid_namespace()
-        )
-        return same_place and self.pid is not None and process_is_gone(self.pid, self.start_ticks)
+        return self._is_here() and self.pid is not None and process_is_gone(self.pid, self.start_ticks)
+
+    def is_another_here(self) -> bool:
+        """Tell whether that process is provably alive on this host, and is not this process."""
+        if not self._is_here() or self.pid is None or self.pid == os.getpid():
+            return False
+        return not process_is_gone(self.pid, self.start_ticks)
+
+    def _is_here(self) -> bool:
+        return self.host == host_name() and self.boot_id == boot_id() and self.pid_namespace == pid_namespace()
 
 
 class Lease:
@@ -58,8 +64,11 @@ class Lease:
         self.holder = holder
 
     @classmethod
-    def acquire(cls, run_dir: RunDirectory, job_key: str) -> Lease:
+    def acquire(cls, run_dir: RunDirectory, job_key: str, *, alone: bool = False) -> Lease:
         """Take the lease of `run_dir` for the job `job_key`, or join it where that job has it already.
+
+        `alone`: the job has this one process only, so that another living one with the same key is another job
+        (two runs under one `RESILIENCE_JOB_ID`). What died, or ran on another host, may be its own past.
 
         Raises:
             RunDirectoryError: Another live job uses the directory, or the file cannot be written.
@@ -76,7 +85,7 @@ class Lease:
         )
         lease = cls(run_dir.lease, holder)
         try:
-            lease._acquire()
+            lease._acquire(alone)
         except OSError as error:
             raise RunDirectoryError(
                 f"cannot write {lease.path}: {error.strerror}; name another directory with --run-dir"
@@ -95,9 +104,7 @@ class Lease:
             if found is None or found.holder == self.holder or self._age(found) >= RENEW_INTERVAL_S:
                 self._replace()
         except OSError as error:
-            say_once(
-                f"lease:{self.path}", f"cannot renew {self.path}: {error.strerror}; another job may take over"
-            )
+            say_once(f"lease:{self.path}", f"cannot renew {self.path}: {error.strerror}; another job may take over")
         return True
 
     def release(self) -> None:
@@ -107,7 +114,7 @@ class Lease:
             if found is not None and found.holder == self.holder:
                 self.path.unlink()
 
-    def _acquire(self) -> None:
+    def _acquire(self, alone: bool) -> None:
         for _ in range(_TRIES):
             if self._write_exclusively():
                 return
@@ -118,6 +125,8 @@ class Lease:
                 time.sleep(0.02)  # its writer has created it and is about to fill it, or died in between
                 continue
             if found.holder is not None and found.holder.job == self.holder.job:
+                if alone and found.holder.is_another_here():
+                    raise RunDirectoryError(self._in_use(found.holder, self._age(found)))
                 self._replace()
                 return
             if found.holder is not None and not found.holder.is_gone():

@@ -135,6 +135,13 @@ class RunDirectory:
         """Tell whether training in this directory is complete."""
         return self.finished.exists()
 
+    def is_unused(self) -> bool:
+        """Tell whether no job has written into the directory, so that there is nothing to set aside."""
+        with contextlib.suppress(OSError):
+            names = set(os.listdir(self.path)) - {".gitignore", *_SUBDIRECTORIES}
+            return not names and not any(set(os.listdir(self.path / n)) - {".gitignore"} for n in _SUBDIRECTORIES)
+        return False
+
     def mark_finished(self, env: Mapping[str, str] | None = None) -> None:
         """Set the flag, and the file that `FAULT_TOL_FINISHED_FLAG_FILE` names in `env` (default: ours).
 

@@ -109,8 +109,7 @@ def _apply(state: RunState, event: Mapping[str, Any], name: str) -> None:
 
 def _rank_of(event: Mapping[str, Any]) -> int | None:
     """Return the rank that an event is about: its writer, or the one that a launcher or monitor names."""
-    ranks = (_integer(event.get(key)) for key in ("target_rank", "exited", "rank"))
-    return next((rank for rank in ranks if rank is not None), None)
+    return _integer(event.get("rank"))
 
 
 def _apply_to_rank(rank: RankState, event: Mapping[str, Any], name: str, at: float) -> None:

@@ -139,18 +139,31 @@ def _group(
         if not entries:
             return None
         enqueued = max(entries)
-    if completed is None:
-        completed = max((seq for seq, entry in entries.items() if entry.retired), default=0)
+    is_said = started is not None and started >= 0
+    if completed is None or not is_said:
+        completed = _completed(entries, completed)
     about = config.get(name) if isinstance(config, dict) else None
     return GroupRecord(
         name=name,
         description=description,
         enqueued=max(0, enqueued),
         completed=max(0, completed),
-        started=started if started is not None and started >= 0 else None,
+        started=started if is_said else None,
         members=_members(about),
         entries=entries,
     )
+
+
+def _completed(entries: Mapping[int, Collective], said: int | None) -> int:
+    """Return the last collective before the first one that is pending, by the entries where they tell.
+
+    Several threads complete gloo's collectives, and each writes its own number into the status: one that is
+    late writes a lower number last, and there it stays while the rank hangs.
+    """
+    if not any(entry.retired for entry in entries.values()):
+        return said or 0
+    pending = [seq for seq, entry in entries.items() if not entry.retired]
+    return min(pending) - 1 if pending else max(entries)
 
 
 def _group_of(raw: Mapping[str, Any]) -> tuple[str, str] | None:

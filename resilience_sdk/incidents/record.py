@@ -7,13 +7,25 @@ are ignored, and a value of the wrong shape counts as missing. Only `incidents` 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import attrs
 
 KINDS = ("crash", "hang", "slow", "preemption", "numerics")
 ACTIONS = ("restart", "exclude_node", "wait", "rollback", "requeue", "stop", "none")
+
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_STARTERS = (
+    f"{_PACKAGE / 'launcher'}{os.sep}",
+    f"{_PACKAGE / 'auto.py'}:",
+    f"{_PACKAGE / '__main__.py'}:",
+    "<frozen runpy>:",
+    f"{Path(os.__file__).with_name('runpy.py')}:",
+)
 
 
 @attrs.frozen
@@ -24,6 +36,19 @@ class Evidence:
     text: str
 
 
+def without_own_frames(frames: Iterable[str]) -> tuple[str, ...]:
+    """Return a stack (`file:line function`, innermost first) without what started the script, at its outer end.
+
+    Frames of ours further in stay: there the script called us. A stack of nothing else is left as it is.
+    """
+    kept = list(frames)
+    while kept and kept[-1].startswith(_STARTERS):
+        kept.pop()
+    if len(kept) > 1 and kept[-1].startswith("<string>:") and kept[-2].startswith(_STARTERS[:3]):
+        return without_own_frames(kept[:-1])  # the one line that a new interpreter is started with
+    return tuple(kept or frames)
+
+
 @attrs.frozen
 class Culprit:
     """A rank that the evidence names, and where it was. `stack`: `file:line function`, innermost first."""
@@ -32,7 +57,7 @@ class Culprit:
     node: str | None = None
     step: int | None = None
     section: str | None = None
-    stack: tuple[str, ...] = ()
+    stack: tuple[str, ...] = attrs.field(default=(), converter=without_own_frames)
 
 
 @attrs.frozen(kw_only=True)

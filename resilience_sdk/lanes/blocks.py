@@ -221,12 +221,15 @@ class Beat(Block):
 
     def may_be_fast(self) -> bool:
         """Tell whether the lane's thread may take the fast path."""
-        return self.lane.settled and not self._explicit and super().may_be_fast()
+        lane = self.lane
+        return lane.settled and not (self._explicit or lane.recorder.is_done) and super().may_be_fast()
 
     def _enter_slowly(self) -> Beat:
         lane = self.lane
         if lane.ident != _NOBODY and get_ident() == lane.ident:
             if not self.t0:
+                if lane.recorder.is_done:
+                    lane.recorder.begin()
                 lane.publish_step(self._pending)
             self._pending = None
         super()._enter_slowly()
@@ -250,6 +253,8 @@ class Pulse(Beat):
 
     def beat(self, step: int | None) -> None:
         """Record one pulse on this lane; the first of a row has no duration."""
+        if self.lane.recorder.is_done:
+            self.lane.recorder.begin()
         now = monotonic_ns()
         self.sample(now - self.t0 if self.t0 else 0)
         q = self.q

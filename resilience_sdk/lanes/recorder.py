@@ -112,6 +112,8 @@ class Recorder:
         self._lanes: dict[int, Lane] = {}
         self._paused: list[str] = []
         self._early = 0
+        self.is_done = False
+        """Whether `done` has ended all deadlines; each heartbeat then takes the slow path, which begins anew."""
         self.owner = self.lane()
 
     def lane(self) -> Lane:
@@ -222,14 +224,21 @@ class Recorder:
 
     def done(self) -> None:
         """End all deadlines: the loop is over."""
-        self.stop_pulses()
-        self.page.set_flag(at.FLAG_DONE)
+        with self._lock:
+            self.is_done = True
+            self.stop_pulses()
+            for lane in self._lanes.values():
+                for beat in lane.beats:
+                    beat.settle_owner()
+            self.page.set_flag(at.FLAG_DONE)
 
     def begin(self) -> None:
         """Take the deadlines up again after `done`: another loop begins. The time between counts for nothing."""
-        if self.page.words[at.W_FLAGS] & at.FLAG_DONE:
-            self.page.set_resumed(monotonic_ns())
-            self.page.set_flag(at.FLAG_DONE, False)
+        with self._lock:
+            if self.is_done:
+                self.is_done = False
+                self.page.set_resumed(monotonic_ns())
+                self.page.set_flag(at.FLAG_DONE, False)
 
     def orphan(self) -> None:
         """Disown every lane, in a forked child: its calls then cost a comparison and write nothing."""

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from resilience_sdk.console import say_once
+from resilience_sdk.errors import ConfigError
 from resilience_sdk.hostinfo import host_name
 from resilience_sdk.launcher.env import RankLogs
 from resilience_sdk.launcher.local_rendezvous import LocalRendezvous, free_port
@@ -235,7 +236,10 @@ def _torch_rendezvous(config: Any) -> Any:
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
-    return rendezvous_registry.get_rendezvous_handler(parameters)
+    try:
+        return rendezvous_registry.get_rendezvous_handler(parameters)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"the rendezvous {config.rdzv_backend!r} cannot be used: {_first_line(error)}") from None
 
 
 def _first_line(error: BaseException) -> str:

@@ -163,10 +163,14 @@ def _hopeless(history: Sequence[AttemptEnd]) -> tuple[Verdict, int, str] | None:
         reason = "the same error ended two attempts in a row, so another one would end alike"
         return Verdict.STOP, EXIT_STOP, reason
     recent = history[-STARTUP_FAILURES:]
-    if len(recent) == STARTUP_FAILURES and all(end.completed_a_step is False for end in recent):
+    if len(recent) == STARTUP_FAILURES and not any(map(_got_going, recent)):
         reason = f"{STARTUP_FAILURES} attempts in a row ended before their first completed step"
         return Verdict.STOP, EXIT_STOP, reason
     return None
+
+
+def _got_going(end: AttemptEnd) -> bool:
+    return end.completed_a_step is not False or end.made_checkpoint
 
 
 def _same_user_error(previous: AttemptEnd, last: AttemptEnd) -> bool:

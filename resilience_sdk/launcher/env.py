@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from resilience_sdk import environ
 from resilience_sdk.hostinfo import host_name, process_start_ticks
+
+if TYPE_CHECKING:
+    from resilience_sdk.launcher.options import Options
 
 # Without it, the store that elastic hands to the ranks outlives the attempt, and the next one reads the dead
 # ranks' addresses from it.
@@ -21,9 +24,17 @@ def prepare_launcher() -> None:
     """Set what torch reads in this process; take out what an outer launcher said to *its* ranks."""
     env = environ.environment()
     env.setdefault(_OWN_STORE, "1")
-    # Our own handlers are installed after each start; elastic's raise wherever the code happens to be.
+    if environ.INTERNAL_JOB in env:
+        # Inside a rank of another run: its directory is that run's, not what the user named for this one.
+        env.pop(environ.RUN_DIR, None)
     for name in [name for name in env if name.startswith(environ.INTERNAL_PREFIX)]:
         del env[name]
+
+
+def tell_signals(options: Options) -> None:
+    """Tell the ranks which signals their launcher handles, as torchrun does where it has an option for them."""
+    if hasattr(options.elastic, "signals_to_handle"):
+        environ.environment()["TORCHELASTIC_SIGNALS_TO_HANDLE"] = options.elastic_signals
 
 
 def launcher_key() -> str:

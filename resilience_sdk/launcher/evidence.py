@@ -21,6 +21,7 @@ from resilience_sdk.launcher.ranks import RankExit
 from resilience_sdk.rank_page import RankSnapshot
 
 _MOST_FRAMES = 50
+_SURELY_BEGUN_S = 60.0  # a script without a sign of progress may have been training after so long
 
 
 @attrs.frozen
@@ -40,6 +41,7 @@ class Facts:
     stop_agreed: bool = False
     node_number: int = 0
     nodes: int = 1
+    lasted_s: float | None = None  # from the start of the ranks; None: they cannot give signs of progress
 
 
 def first_death(facts: Facts) -> FirstDeath:
@@ -72,7 +74,7 @@ def attempt_end(facts: Facts, first: FirstDeath) -> AttemptEnd:
         cause=known.cause,
         action=known.action,
         confidence=known.confidence,
-        completed_a_step=completed_a_step(snapshots),
+        completed_a_step=completed_a_step(snapshots, facts.lasted_s),
         checkpoint_before=facts.checkpoint_before,
         checkpoint_after=facts.checkpoint_after,
         stop_agreed=facts.stop_agreed,
@@ -80,13 +82,19 @@ def attempt_end(facts: Facts, first: FirstDeath) -> AttemptEnd:
     )
 
 
-def completed_a_step(snapshots: Sequence[RankSnapshot | None]) -> bool | None:
-    """Tell whether any rank completed a step; None when no sign of progress is to be expected."""
+def completed_a_step(snapshots: Sequence[RankSnapshot | None], lasted_s: float | None) -> bool | None:
+    """Tell whether any rank completed a step; None when that cannot be told.
+
+    A rank that dies at its start has given no sign of progress yet, whether it was going to or not, so silence
+    is told from a script that never gives one by how long the attempt lasted (seconds, None where nobody looked).
+    """
     pages = [page for page in snapshots if page is not None]
     if any(page.beats > 0 for page in pages):
         return True
     beats_expected = [page for page in pages if page.declared or page.beat_source != "none"]
-    return False if beats_expected else None
+    if beats_expected:
+        return False
+    return None if lasted_s is None or lasted_s > _SURELY_BEGUN_S else False
 
 
 def crash_incident(facts: Facts, first: FirstDeath, detected_at: float, latency_s: float | None) -> Incident:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,7 @@ class Job:
         self._history: list[AttemptEnd] = []
         self._incidents: list[str] = []
         self._number = 0
+        self._started_s = time.monotonic()
         self._last_fault: str | None = None
 
     def run(self) -> JobEnd:
@@ -162,6 +164,7 @@ class Job:
         self._journal.emit(
             Event.ATTEMPT_START, ranks=ranks, world_size=agent.world_size, node=agent.node, nodes=agent.nodes
         )
+        self._started_s = time.monotonic()
         self._chores()  # now: while the monitor comes up nobody would see a rank die
         try:
             processes = agent.start(self._inbox)
@@ -208,6 +211,7 @@ class Job:
             cgroup_oom=None if kills is None or kills_now is None else kills_now > kills,
             checkpoint_before=before,
             checkpoint_after=newest_checkpoint(self._run_dir),
+            lasted_s=None if self._files.directory is None else time.monotonic() - self._started_s,
             stop_agreed=not set(codes.values()) - {0, EXIT_PREEMPTED} and self._stop_agreed(),
         )
         return self._reporter.conclude(facts, self._files.hang_verdict(self._number), ending.first_ns)

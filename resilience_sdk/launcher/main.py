@@ -20,9 +20,9 @@ from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
 from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import boot_id, host_name, process_is_gone, process_start_ticks
 from resilience_sdk.job_config import JobConfig, agree
-from resilience_sdk.journal import Journal
+from resilience_sdk.journal import Journal, redact_argv
 from resilience_sdk.launcher.decision import Decision
-from resilience_sdk.lease import RENEW_INTERVAL_S, Lease
+from resilience_sdk.lease import RENEW_INTERVAL_S, Lease, current_holder
 from resilience_sdk.monitor.spawn import MonitorWatch, read_state
 from resilience_sdk.outcome import EXIT_FAILED, EXIT_INTERRUPTED, Outcome, Verdict, write_outcome
 from resilience_sdk.rank_page import job_page_directory
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 _MONITOR_EVERY_S = 1.0
 _MONITOR_END_S = 1.0
+_SET_ASIDE_S = 5.0  # how long a node waits for another one that is setting the old run aside
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     env.prepare_launcher()
     try:
         chosen = options.parse_options(argv)
+        env.tell_signals(chosen)
         run_dir, named = _open_run_dir(chosen)
         if named and run_dir.is_finished() and not chosen.fresh:
             say(f"{run_dir.path} is finished: training is complete, nothing to do (--fresh starts over)")
@@ -70,20 +72,50 @@ def _open_run_dir(options: Options) -> tuple[RunDirectory, bool]:
     """Choose and make the run directory; with `--fresh` set an existing one aside, unless a job uses it."""
     settings = options.settings
     path, named = choose_run_dir(options.script.target, environ.environment(), settings.run_dir)
+    if not named and not options.one_node:
+        raise ConfigError(
+            f"--nnodes {options.elastic.nnodes}: several nodes need one run directory that all of them see; name it "
+            f"with --run-dir or {environ.RUN_DIR}"
+        )
     if options.fresh and path.exists():
-        old = RunDirectory.create(path, group_readable=settings.group_readable)
-        Lease.acquire(old, f"fresh-{os.getpid()}-{host_name()}").release()
-        aside = old.set_aside()
-        if aside is not None:
-            say(f"starting over: what was in {path} is now in {aside}")
+        _start_over(options, RunDirectory.create(path, group_readable=settings.group_readable))
     return RunDirectory.create(path, group_readable=settings.group_readable), named
 
 
-def _run_in(options: Options, run_dir: RunDirectory, named: bool, inbox: SignalInbox) -> int:
+def _start_over(options: Options, old: RunDirectory) -> None:
+    """Set what is in `old` aside, once per job: the first of its nodes does it, the others find it done."""
+    key = _job_key(options)
+    deadline = time.monotonic() + _SET_ASIDE_S
+    while not options.one_node and (holder := current_holder(old)) is not None:
+        if holder.job == key:
+            return
+        if holder.job != f"fresh {key}" or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    if not options.one_node and old.is_unused():
+        return
+    lease = Lease.acquire(old, f"fresh {key}", alone=True)
+    try:
+        aside = old.set_aside()
+    except RunDirectoryError:
+        lease.release()
+        raise
+    if aside is not None:
+        # It went with the directory, in which nothing runs any more.
+        with contextlib.suppress(OSError):
+            RunDirectory(aside).lease.unlink()
+        say(f"starting over: what was in {old.path} is now in {aside}")
+
+
+def _job_key(options: Options) -> str:
     from resilience_sdk.launcher import env
 
-    key = env.job_key(environ.environment(), options.rendezvous_id, options.meeting_point)
-    lease = Lease.acquire(run_dir, key)
+    return env.job_key(environ.environment(), options.rendezvous_id, options.meeting_point)
+
+
+def _run_in(options: Options, run_dir: RunDirectory, named: bool, inbox: SignalInbox) -> int:
+    key = _job_key(options)
+    lease = Lease.acquire(run_dir, key, alone=options.one_node)
     journal = Journal(run_dir.journal, writer="launcher", host=host_name(), boot_id=boot_id(), job=key)
     try:
         return _Launch(options, run_dir, named, inbox, key, lease, journal).run()
@@ -204,7 +236,7 @@ class _Launch:
         files.write_launcher(job=self.key, run_dir=str(self.run_dir.path), started_at=self.started_at)
         self.journal.emit(
             Event.RUN_START,
-            argv=list(self.options.argv),
+            argv=redact_argv(self.options.argv),
             run_dir=str(self.run_dir.path),
             run_named=self.named,
             pid=os.getpid(),

@@ -20,6 +20,7 @@ import attrs
 from resilience_sdk import environ, faults
 from resilience_sdk.console import say
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.journal import redact_argv
 from resilience_sdk.launcher.script import Script
 from resilience_sdk.settings import Settings, load_settings
 from resilience_sdk.settings import options as setting_options
@@ -50,6 +51,11 @@ class Options:
     def elastic_signals(self) -> str:
         """Names of the signals that torchrun handles, separated by commas."""
         return str(getattr(self.elastic, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"))
+
+    @property
+    def one_node(self) -> bool:
+        """Whether this node is the only one, now and later."""
+        return self.local or most_nodes(self.elastic) == 1
 
     @property
     def rendezvous_id(self) -> str | None:
@@ -114,13 +120,26 @@ def launch_config(options: Options, log_dir: str) -> Any:
 
 
 def resume_command(options: Options, run_dir: str) -> str:
-    """Return the command line that resumes this run, for people to copy."""
+    """Return the command line that resumes this run, for people to copy: without `--fresh` and without secrets."""
     import shlex
 
-    words = [word for word in options.argv if word != "--fresh"]
-    if options.settings.run_dir is None:
+    # From the script on, the words are the script's own.
+    ours = max(0, len(options.argv) - len(options.elastic.training_script_args) - 1)
+    words = [*(word for word in options.argv[:ours] if word != "--fresh"), *options.argv[ours:]]
+    if options.settings.sources.get("run_dir") != "argument":
         words = ["--run-dir", run_dir, *words]
-    return shlex.join(["resilience", "run", *words])
+    return shlex.join(["resilience", "run", *redact_argv(words)])
+
+
+def most_nodes(args: argparse.Namespace) -> int:
+    """Return how many nodes there may be at most; raises ConfigError for a bad `--nnodes`."""
+    from torch.distributed.run import parse_min_max_nnodes
+
+    try:
+        _, most = parse_min_max_nnodes(args.nnodes)
+    except (RuntimeError, ValueError):
+        raise ConfigError(f"--nnodes {args.nnodes!r} is neither N nor MIN:MAX") from None
+    return int(most)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -167,16 +186,21 @@ def _refuse_unknown(word: str, parser: argparse.ArgumentParser) -> NoReturn:
 
 def _settings(namespace: argparse.Namespace, env: Mapping[str, str]) -> Settings:
     arguments = setting_options.settings_arguments(namespace)
-    for name in _SHARED_WITH_TORCHRUN:
-        if name not in arguments and (value := env.get(f"PET_{name.upper()}")):
-            arguments[name] = value
-    settings = load_settings(
-        arguments=arguments,
-        config_file=setting_options.config_option(namespace),
-        nvrx_file=getattr(namespace, "nvrx:file", None),
-        env=env,
-        strict_env=True,
-    )
+
+    def load(given: Mapping[str, Any]) -> Settings:
+        return load_settings(
+            arguments=given,
+            config_file=setting_options.config_option(namespace),
+            nvrx_file=getattr(namespace, "nvrx:file", None),
+            env=env,
+            strict_env=True,
+        )
+
+    settings = load(arguments)
+    # torchrun's variables are its defaults: they count where nobody told us anything.
+    unset = [name for name in _SHARED_WITH_TORCHRUN if name not in settings.sources]
+    if torchruns := {name: value for name in unset if (value := env.get(f"PET_{name.upper()}"))}:
+        settings = load({**torchruns, **arguments})
     return attrs.evolve(settings, on_hang="restart") if settings.on_hang is None else settings
 
 
@@ -190,23 +214,32 @@ def _start_method(name: str) -> StartMethod:
 
 def _settle_rendezvous(args: argparse.Namespace) -> bool:
     """Complete torchrun's options; tell whether there is one node and no rendezvous was given."""
-    from torch.distributed.run import parse_min_max_nnodes
-
-    try:
-        _, most = parse_min_max_nnodes(args.nnodes)
-    except (RuntimeError, ValueError):
-        raise ConfigError(f"--nnodes {args.nnodes!r} is neither N nor MIN:MAX") from None
+    most = most_nodes(args)
     open_ = args.rdzv_backend == "static" and not args.rdzv_endpoint and args.master_port is None
     local = bool(args.standalone) or (open_ and most == 1)
     if local:
         args.rdzv_backend = "c10d"
         args.rdzv_endpoint = "localhost:0"
         args.rdzv_id = uuid.uuid4().hex[:8]
-        # The host's own name may not resolve (laptops, containers); with one node nobody needs it.
-        args.local_addr = args.local_addr or "127.0.0.1"
+        # The host's own name may not resolve (laptops, containers); with one node nobody needs it. The ranks find
+        # the address that torchrun would give them, with --standalone and without.
+        args.local_addr = args.local_addr or ("localhost" if args.standalone else "127.0.0.1")
+    else:
+        _check_backend(str(args.rdzv_backend))
     if args.master_port is None:
         args.master_port = 29500
     return local
+
+
+def _check_backend(name: str) -> None:
+    from torch.distributed.elastic.rendezvous import registry as _backends  # noqa: F401 - fills it
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as registry
+
+    known = sorted(getattr(registry, "_registry", {}))
+    if known and name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+        raise ConfigError(f"--rdzv-backend {name!r} is unknown; {hint}")
 
 
 def _settle_threads(options: Options, env: MutableMapping[str, str]) -> None:

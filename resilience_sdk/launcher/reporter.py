@@ -176,7 +176,7 @@ class Reporter:
             return None
         self._journal.emit(
             Event.INCIDENT,
-            incident=written.id,
+            id=written.id,
             kind=kind,
             culprits=[culprit.rank for culprit in written.culprits],
             cause=written.cause,

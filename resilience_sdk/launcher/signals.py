@@ -36,7 +36,9 @@ class SignalInbox:
         self._raising = False
         self.request: signal.Signals | None = None
         self.interrupts = 0
-        self.wakeup, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.wakeup, self._write_end = os.pipe()  # close on exec, as all that Python opens
+        for end in (self.wakeup, self._write_end):
+            os.set_blocking(end, False)
 
     def __enter__(self) -> SignalInbox:
         """Install the handlers."""

@@ -80,7 +80,7 @@ def _send(target: Target, number: signal.Signals, reason: str, journal: Journal)
             error = failure.strerror
         journal.emit(
             Event.SIGNAL_SENT,
-            target_rank=target.rank,
+            rank=target.rank,
             pid=target.pid,
             signal=each.name,
             reason=reason,
@@ -94,18 +94,20 @@ def _wait(targets: Sequence[Target], grace_s: float, in_charge: Callable[[], boo
     Returns early, too, when another monitor has taken over; the caller notices before its next signal.
     """
     end_ns = time.monotonic_ns() + int(grace_s * _NS_PER_S)
-    remaining = {target.pidfd: target for target in targets if target.alive}
+    remaining = [target for target in targets if target.alive]
     poller = select.poll()
-    for pidfd in remaining:
-        poller.register(pidfd, select.POLLIN)
+    for target in remaining:
+        if target.pidfd >= 0:
+            poller.register(target.pidfd, select.POLLIN)
+    longest_ms = 250.0 if all(target.pidfd >= 0 for target in remaining) else 20.0
     while remaining and in_charge():
         left_ms = (end_ns - time.monotonic_ns()) / 1_000_000
         if left_ms <= 0:
             break
-        for pidfd, _ in poller.poll(min(left_ms, 250.0)):
+        for pidfd, _ in poller.poll(min(left_ms, longest_ms)):
             poller.unregister(pidfd)
-            remaining.pop(pidfd, None)
-    return list(remaining.values())
+        remaining = [target for target in remaining if target.alive]
+    return remaining
 
 
 def _outcome(targets: Sequence[Target], *, broken_off: bool) -> Escalation:

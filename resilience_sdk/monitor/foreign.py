@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,11 +40,13 @@ class DeathWatch:
         """Journal each death as it is seen."""
         for watched in died:
             self._noted.add(watched.stem)
+            code = exit_code(watched)
             self._journal.emit(
                 Event.RANK_EXIT,
-                target_rank=watched.rank,
+                rank=watched.rank,
                 pid=watched.snapshot.pid,
-                exit_code=exit_code(watched),
+                exit_code=code if code is not None and code >= 0 else None,
+                signal=signal_name(-code) if code is not None and code < 0 else None,
                 exit_state=watched.snapshot.exit_state,
             )
 
@@ -70,7 +73,8 @@ class DeathWatch:
         first = min((d for d, w in zip(deaths, dead, strict=True) if not is_clean(w)), key=lambda death: death.t_ns)
         if first.exit_code in _TEARDOWN_SIGNALS:
             return  # the launcher, the scheduler or a person ended the job
-        verdict = find_first_death(deaths)
+        # From the first failure on, the foreign launcher ends the others: their deaths by its signal say nothing.
+        verdict = find_first_death(deaths, ending_ns=first.t_ns + 1)
         culprits = verdict.culprits or ((first.rank,) if first.exception is None else ())
         incident = self._incident(attempt, verdict, culprits, ranks)
         pages = {watched.rank: snapshot_to_json(watched.snapshot) for watched in ranks}
@@ -154,6 +158,14 @@ def is_clean(watched: WatchedRank) -> bool:
 def exit_code(watched: WatchedRank) -> int | None:
     """Return the exit code of a dead rank, negative for a signal; None where nobody could tell."""
     return None if watched.wait_status is None else os.waitstatus_to_exitcode(watched.wait_status)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 def _death(watched: WatchedRank) -> Death:

@@ -23,11 +23,13 @@ from resilience_sdk.journal import Journal
 from resilience_sdk.lease import RENEW_INTERVAL_S, Lease
 from resilience_sdk.monitor import spawn
 from resilience_sdk.monitor.ranks import remove_files
+from resilience_sdk.monitor.stale import remove_stale
 from resilience_sdk.monitor.watch import Watcher
 from resilience_sdk.run_directory import RunDirectory
 
 OVER = "over.json"  # our launcher writes it when no attempt will follow
 _NOBODY_CAME_S = 10.0
+_REMOVAL_TRIES = 20
 _MOST_FAILURES = 5
 _RESTART_WITHIN_S = 60.0  # torchrun takes seconds, and up to 30 s for ranks that ignore SIGTERM
 _OVER = "over.json"
@@ -107,6 +109,8 @@ def _serve(pages: Path, generation: int) -> int:
         pid=os.getpid(),
         generation=generation,
     )
+    with contextlib.suppress(OSError):
+        remove_stale(pages)
     watcher = Watcher(pages, config, journal, in_charge)
     hold = _Hold(config)
     try:
@@ -120,7 +124,7 @@ def _serve(pages: Path, generation: int) -> int:
             # Else our launcher does, which waits for this process to end.
             for watched in watcher.table.all():
                 remove_files(watched.stem)
-            _remove_directory(pages)
+            _remove_directory(pages, anyway=not config.foreign)
     return 0
 
 
@@ -163,9 +167,7 @@ class _Hold:
             self._lease = None
 
 
-def _loop(
-    pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[[], bool], hold: _Hold
-) -> None:
+def _loop(pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[[], bool], hold: _Hold) -> None:
     started = time.monotonic()
     over_since: float | None = None
     came = False
@@ -221,11 +223,19 @@ def _publish(pages: Path, generation: int) -> None:
     temporary.replace(pages / spawn.STATE)
 
 
-def _remove_directory(pages: Path) -> None:
-    """Remove the job's page directory, unless somebody has begun to use it again."""
-    if any(pages.glob("*.page")):
-        return
-    with contextlib.suppress(OSError):
-        for path in pages.iterdir():
-            path.unlink()
-        pages.rmdir()
+def _remove_directory(pages: Path, *, anyway: bool) -> None:
+    """Remove the job's page directory, unless somebody has begun to use it again.
+
+    `anyway`: nobody can have, it was the one of a launcher that is gone. A rank that was killed with it may
+    have left a page that nobody has looked at, and one that is about to go may still write.
+    """
+    for _ in range(_REMOVAL_TRIES):
+        if not anyway and any(pages.glob("*.page")):
+            return
+        with contextlib.suppress(OSError):
+            for path in pages.iterdir():
+                path.unlink()
+            pages.rmdir()
+        if not pages.exists():
+            return
+        time.sleep(0.02)

@@ -15,6 +15,7 @@ from resilience_sdk.monitor.targets import Target, open_target
 from resilience_sdk.rank_page import PageReader, RankSnapshot, parse_stem
 
 _GARBLED = 3  # readings in a row after which nothing is known of a rank any more
+_LOOK_FOR_PIDS_S = 0.02  # where the kernel does not tell of deaths
 _SETTLING_S = 1.0  # a page this young may not be filled in yet
 # struct pidfd_info of <linux/pidfd.h>, first version: mask, cgroup, eleven 32-bit ids, exit code
 _PIDFD_GET_INFO = 0xC040_FF0B
@@ -75,7 +76,7 @@ class RankTable:
         """Watch `pages`."""
         self._pages = pages
         self._known: dict[str, WatchedRank | None] = {}
-        self._deaths = select.epoll()
+        self._deaths = select.epoll() if hasattr(select, "epoll") else None  # without it there are no pidfds either
         self._refused: list[str] = []
 
     def take_refused(self) -> list[str]:
@@ -108,16 +109,36 @@ class RankTable:
     def wait(self, timeout_s: float) -> list[WatchedRank]:
         """Sleep until a rank dies, at most `timeout_s`; return those that died, in the order of their deaths."""
         died: list[WatchedRank] = []
-        living = {w.target.pidfd: w for w in self.all() if w.target is not None and w.alive}
-        for fd, _ in self._deaths.poll(max(0.0, timeout_s)):  # the kernel lists them as they became ready
-            watched = living.get(fd)
-            if watched is not None and (target := watched.target) is not None:
-                watched.wait_status = wait_status(target)
-                watched.died_ns = time.monotonic_ns()
-                watched.refresh()
-                self._deaths.unregister(target.pidfd)
+        living = {w.target.pidfd: w for w in self.all() if w.target is not None and w.alive and w.target.pidfd >= 0}
+        unpinned = [w for w in self.all() if w.target is not None and w.alive and w.target.pidfd < 0]
+        if self._deaths is None or unpinned:
+            died += self._wait_for_pids(unpinned, timeout_s)
+            timeout_s = 0.0
+        for fd, _ in self._deaths.poll(max(0.0, timeout_s)) if self._deaths is not None else ():
+            watched = living.get(fd)  # the kernel lists them as they became ready
+            if watched is not None and self._deaths is not None:
+                self._note_death(watched)
+                self._deaths.unregister(fd)
                 died.append(watched)
         return died
+
+    def _wait_for_pids(self, ranks: list[WatchedRank], timeout_s: float) -> list[WatchedRank]:
+        """Like `wait`, for processes of which only the number is known: look now and then."""
+        end = time.monotonic() + timeout_s
+        while True:
+            died = [watched for watched in ranks if watched.target is not None and not watched.target.alive]
+            left_s = end - time.monotonic()
+            if died or left_s <= 0:
+                break
+            time.sleep(min(_LOOK_FOR_PIDS_S, left_s))
+        for watched in died:
+            self._note_death(watched)
+        return died
+
+    def _note_death(self, watched: WatchedRank) -> None:
+        watched.wait_status = wait_status(watched.target) if watched.target is not None else None
+        watched.died_ns = time.monotonic_ns()
+        watched.refresh()
 
     def _open(self, path: Path) -> WatchedRank | None:
         """Return a verified rank, or None (and the reason in `_refused`); raise _NotYetError to ask again later."""
@@ -149,7 +170,7 @@ class RankTable:
                 raise _NotYetError
             self._refuse(path, f"process {snapshot.pid}, which it claims, does not have it mapped")
             return None
-        if target is not None:
+        if target is not None and target.pidfd >= 0 and self._deaths is not None:
             self._deaths.register(target.pidfd, select.EPOLLIN)
         return WatchedRank(stem, reader, snapshot, target)
 
@@ -163,8 +184,8 @@ class RankTable:
     def _forget(self, name: str) -> None:
         watched = self._known.pop(name)
         if watched is not None:
-            if watched.target is not None and watched.alive:
-                with contextlib.suppress(OSError):
+            if watched.target is not None and watched.alive and self._deaths is not None:
+                with contextlib.suppress(OSError, ValueError):
                     self._deaths.unregister(watched.target.pidfd)
             watched.close()
 
@@ -188,7 +209,7 @@ def wait_status(target: Target) -> int | None:
     """
     info = bytearray(_PIDFD_INFO_BYTES)
     struct.pack_into("=Q", info, 0, _PIDFD_INFO_EXIT)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # no pidfd, or a kernel that does not tell
         fcntl.ioctl(target.pidfd, _PIDFD_GET_INFO, info)
         mask, status = struct.unpack_from("=Q52xi", info)
         if mask & _PIDFD_INFO_EXIT:

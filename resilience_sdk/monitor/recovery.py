@@ -18,9 +18,14 @@ _LEAVE_IT_S = 5.0  # to the node of rank 0, which closes what is open
 class RecoveryWatch:
     """Closes the open incidents of earlier attempts, once per attempt."""
 
-    def __init__(self, store: IncidentStore, journal: Journal) -> None:
-        """Watch over the incidents of `store`."""
+    def __init__(self, store: IncidentStore, journal: Journal, *, began: float | None = None) -> None:
+        """Watch over the incidents of `store`.
+
+        `began`: Unix seconds since when this job runs, None where that is not known. Attempts count from 0 in each
+        job, so what an earlier job left open is over with the first attempt that runs again, whatever its number.
+        """
         self._store = store
+        self._began = began
         self._journal = journal
         self._first_beats: set[tuple[int, int]] = set()
         self._first_steps: dict[int, int] = {}
@@ -48,7 +53,7 @@ class RecoveryWatch:
             if snapshot.first_beat_ns is not None and (snapshot.rank, snapshot.pid) not in self._first_beats:
                 self._first_beats.add((snapshot.rank, snapshot.pid))
                 self._first_steps[snapshot.rank] = first_step(snapshot)
-                self._journal.emit(Event.FIRST_BEAT, target_rank=snapshot.rank, step=snapshot.step)
+                self._journal.emit(Event.FIRST_BEAT, rank=snapshot.rank, step=snapshot.step)
         if elsewhere is not None:
             self._first_steps.update({page.rank: first_step(page) for page in elsewhere})
             leads, ranks, expected = any(page.rank == 0 for page in ranks), [*ranks, *elsewhere], None
@@ -64,8 +69,14 @@ class RecoveryWatch:
         is_global = all(page.step_is_global for page in ranks)
         resumed_at = min((self._first_steps[rank] for rank in wanted), default=0) if is_global else None
         for incident in self._store.open_recoveries():
-            if incident.attempt is not None and incident.attempt < attempt and incident.id is not None:
+            if incident.id is not None and self._is_over(incident, attempt):
                 self._close(incident, at, resumed_at)
+
+    def _is_over(self, incident: Incident, attempt: int) -> bool:
+        """Tell whether an attempt that runs comes after the one in which the incident happened."""
+        if self._began is not None and incident.detected_at is not None and incident.detected_at < self._began:
+            return True
+        return incident.attempt is not None and incident.attempt < attempt
 
     def _has_waited(self, attempt: int) -> bool:
         """Tell whether the node of rank 0 has had the time to close what is open."""

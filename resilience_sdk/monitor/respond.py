@@ -130,7 +130,7 @@ class HangResponse:
             return False
         name, verdict = told
         self._followed = verdict
-        self._journal.emit(Event.CONFIRMED, culprits=list(verdict.culprits), by=name, incident=verdict.incident)
+        self._journal.emit(Event.CONFIRMED, culprits=list(verdict.culprits), by=name, id=verdict.incident)
         if self._config.on_hang == "report":
             self._nodes.pass_on(verdict, states)
             return False

@@ -8,7 +8,6 @@ that no step of the wall clock can make a live monitor look dead.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 from resilience_sdk import hostinfo
 
 LOCK = "monitor.lock"
+SPAWN_LOCK = "spawn.lock"
 STATE = "monitor.json"
 LOG = "monitor.log"
 FROZEN_AFTER_S = 5.0
@@ -77,10 +77,10 @@ def ensure_monitor(pages: Path) -> bool:
 
     Returns when the new monitor holds the lock. Raises OSError when none can be started.
     """
-    with _try_lock(pages / "spawn.lock") as mine:
+    with try_lock(pages / SPAWN_LOCK) as mine:
         if not mine:
             return False  # another rank is starting it
-        if not _is_unlocked(pages / LOCK) and (is_alive(pages) or not _kill_frozen(pages)):
+        if not is_unlocked(pages / LOCK) and (is_alive(pages) or not _kill_frozen(pages)):
             return False
         _spawn(pages)
         return True
@@ -135,23 +135,33 @@ def _spawn(pages: Path) -> None:
 def _kill_frozen(pages: Path) -> bool:
     """Kill a monitor that holds the lock and does not look any more; tell whether the lock is free now."""
     state = read_state(pages)
-    if not state or hostinfo.process_start_ticks(state["pid"]) != state["start_ticks"]:
+    if not state or hostinfo.process_is_gone(state["pid"], state["start_ticks"] or None):
         return False
     with contextlib.suppress(OSError):
-        fd = os.pidfd_open(state["pid"])
-        try:
-            if hostinfo.process_start_ticks(state["pid"]) == state["start_ticks"]:
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-        finally:
-            os.close(fd)
+        _kill(state["pid"], state["start_ticks"])
     deadline = time.monotonic() + 2.0
-    while not (free := _is_unlocked(pages / LOCK)) and time.monotonic() < deadline:
+    while not (free := is_unlocked(pages / LOCK)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return free
 
 
+def _kill(pid: int, start_ticks: int) -> None:
+    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+        os.kill(pid, signal.SIGKILL)  # compared just now, and it holds the lock: the number is still its own
+        return
+    fd = os.pidfd_open(pid)
+    try:
+        if hostinfo.process_start_ticks(pid) == start_ticks:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    finally:
+        os.close(fd)
+
+
 @contextlib.contextmanager
-def _try_lock(path: Path) -> Iterator[bool]:
+def try_lock(path: Path) -> Iterator[bool]:
+    """Try to lock a file inside the block, without waiting; yields whether it worked. Raises OSError."""
+    import fcntl  # late: this module can be imported where POSIX is not
+
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:
@@ -168,8 +178,9 @@ def _try_lock(path: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def _is_unlocked(path: Path) -> bool:
-    with _try_lock(path) as mine:
+def is_unlocked(path: Path) -> bool:
+    """Tell whether nobody holds the lock on a file, which is made if it is not there. Raises OSError."""
+    with try_lock(path) as mine:
         return mine
 
 

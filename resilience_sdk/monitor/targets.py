@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from resilience_sdk.hostinfo import process_start_ticks
+from resilience_sdk.hostinfo import process_is_gone, process_start_ticks
 from resilience_sdk.monitor.procfs import status_fields
 
 
@@ -26,6 +26,7 @@ class Target:
     pid: int
     start_ticks: int
     pidfd: int
+    """What pins the process; -1 where the platform has no pidfds, so that only its number is known."""
     stem: Path
 
     def file(self, suffix: str) -> Path:
@@ -35,6 +36,8 @@ class Target:
     @property
     def alive(self) -> bool:
         """Whether the pinned process still runs; a zombie does not."""
+        if self.pidfd < 0:
+            return not process_is_gone(self.pid, self.start_ticks or None)
         poller = select.poll()
         poller.register(self.pidfd, select.POLLIN)
         return not poller.poll(0)
@@ -42,30 +45,40 @@ class Target:
     def send(self, number: int) -> bool:
         """Send a signal through the pidfd; False when the process is gone. Raises OSError otherwise."""
         try:
-            signal.pidfd_send_signal(self.pidfd, number)
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, number)
+            elif self.alive:
+                os.kill(self.pid, number)
+            else:
+                return False
         except ProcessLookupError:
             return False
         return True
 
     def close(self) -> None:
         """Give the pidfd back; to be called once, by whoever opened the target."""
-        os.close(self.pidfd)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
 
 
 def open_target(rank: int, pid: int, start_ticks: int, stem: Path) -> Target | None:
     """Pin the process and return it, or None unless it is the one that wrote the page.
 
     Same start time, same user, and the page mapped into it: then it is no other process with a reused pid,
-    and no pid that somebody wrote into a page. None too where the platform has no pidfds.
+    and no pid that somebody wrote into a page. Without /proc there is only the word of the page, which lies in a
+    directory that nobody else can write to; without pidfds the process is not pinned.
     """
-    if pid <= 0 or not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+    if pid <= 0:
         return None
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return None
+    pidfd = -1
+    if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return None
     target = Target(rank, pid, start_ticks, pidfd, stem)
-    if is_ours(target) and _maps(pid, target.file(".page")):
+    is_its = is_ours(target) and _maps(pid, target.file(".page")) if start_ticks else target.alive and not _has_proc()
+    if is_its:
         return target
     target.close()
     return None
@@ -74,10 +87,11 @@ def open_target(rank: int, pid: int, start_ticks: int, stem: Path) -> Target | N
 def is_ours(target: Target) -> bool:
     """Tell whether the pid still is the process that was pinned, and runs as our user."""
     uids = status_fields(target.pid).get("Uid", "").split()[:2]
-    return (
-        uids == [str(os.getuid()), str(os.geteuid())]
-        and process_start_ticks(target.pid) == target.start_ticks
-    )
+    return uids == [str(os.getuid()), str(os.geteuid())] and process_start_ticks(target.pid) == target.start_ticks
+
+
+def _has_proc() -> bool:
+    return process_start_ticks(os.getpid()) is not None
 
 
 def _maps(pid: int, page: Path) -> bool:

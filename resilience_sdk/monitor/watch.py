@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk import console, hostinfo
+from resilience_sdk import console, hostinfo, job_config
 from resilience_sdk.events import Event
 from resilience_sdk.hang import (
     Confirmation,
@@ -53,7 +53,7 @@ class Watcher:
         self._store = IncidentStore(config.run_dir)
         self.table = RankTable(pages)
         self.learner = Learner(Path(config.run_dir) / "timeouts.json", self._settings, config.script)
-        self._recovery = RecoveryWatch(self._store, journal)
+        self._recovery = RecoveryWatch(self._store, journal, began=job_config.written_at(pages))
         host = hostinfo.host_name()
         self.nodes = Nodes(pages, lambda: self.learner.book, host)
         self._deaths = DeathWatch(config, self._store, journal, host) if config.foreign else None
@@ -80,6 +80,7 @@ class Watcher:
         self.table.scan()
         for why in self.table.take_refused():
             self._journal.emit(Event.DEGRADED, what="page refused", why=why)
+            console.say_once("page refused", f"a rank is not watched, its page is refused: {why}")
         ranks = self._current_ranks()
         now_ns = time.monotonic_ns()
         for watched in ranks:

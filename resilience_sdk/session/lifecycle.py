@@ -24,6 +24,7 @@ from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
 from resilience_sdk.lanes import Recorder
 from resilience_sdk.monitor.spawn import MonitorWatch
+from resilience_sdk.monitor.stale import remove_unwatched
 from resilience_sdk.rank_page import RankPage, job_page_directory, page_stem
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.run_directory import RunDirectory
@@ -180,9 +181,13 @@ class Session:
 
     def _tick(self) -> None:
         """Run about every 2 s on the helper thread."""
+        if self.page.words[at.W_EXIT_STATE] != at.EXIT_RUNNING:
+            return
         try:
             self._monitor.keep_alive()
         except OSError as error:
+            if self.page.words[at.W_EXIT_STATE] != at.EXIT_RUNNING:
+                return  # the files may be gone by now
             if console.say_once("monitor", f"no monitor can be started, hangs are not detected: {error}"):
                 self.journal.emit(Event.DEGRADED, what="monitor", why=str(error))
         if self.identity.provisional:
@@ -204,6 +209,10 @@ class Session:
         else:
             self.page.words[at.W_EXIT_STATE] = at.EXIT_CLEAN
         self._helper.close()
+        # Not where somebody may start the ranks again: the next attempt goes on in the same run directory.
+        is_clean = self.page.words[at.W_EXIT_STATE] == at.EXIT_CLEAN
+        if self.config.foreign and (not self.config.parent_pid or (is_clean and self.identity.world_size == 1)):
+            remove_unwatched(self.pages, self._stem)
 
 
 _lock = threading.RLock()

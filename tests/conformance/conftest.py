@@ -1,4 +1,4 @@
-"""One launch of each probe under each launcher, shared by all tests of this folder."""
+"""One launch of each probe under each launcher, made when the first test asks for it."""
 
 import sys
 from pathlib import Path
@@ -12,18 +12,26 @@ import launches
 QUIET = {"RESILIENCE_DISABLE": "1"}
 GUARDED = {"arguments": ["guarded.py", "--lr", "1", "two words", "ünï"], "ranks": 2}
 UNGUARDED = {"arguments": ["./unguarded.py"], "ranks": 1}
-MODULE = {"arguments": ["-m", "probe_package.program", "--x", "1"], "ranks": 1}
-# DataLoader workers take seconds; where the script is exec'd they cannot differ from torchrun's.
-LOADERS = {"PROBE_LOADERS": "1"}
+PROBES = {
+    "guarded": GUARDED | QUIET,
+    "unguarded": UNGUARDED | QUIET | {"PROBE_LOADERS": "fork"},
+    "module": {"arguments": ["-m", "probe_package.program", "--x", "1"], "ranks": 1} | QUIET,
+    "watched": GUARDED,
+    # DataLoader workers take seconds; where the script is exec'd they cannot differ from torchrun's.
+    "guarded-loaders": GUARDED | QUIET | {"PROBE_LOADERS": "all"},
+    "unguarded-loaders": UNGUARDED | QUIET | {"PROBE_LOADERS": "all"},
+}
 
 
 @pytest.fixture(scope="session")
 def launched(tmp_path_factory):
-    """All launches by `(probe, launcher)`."""
-    plan = {("guarded", name): {**GUARDED, **QUIET, **LOADERS} for name in ("torchrun", "forkserver")}
-    plan |= {("unguarded", name): {**UNGUARDED, **QUIET, **LOADERS} for name in ("torchrun", "forkserver")}
-    plan |= {("module", name): {**MODULE, **QUIET} for name in ("torchrun", "forkserver")}
-    plan |= {("guarded", "exec"): {**GUARDED, **QUIET}}
+    """Return the function from a probe and names of launchers to their launches; each is made once."""
     folder = tmp_path_factory.mktemp("launches")
-    plan["watched", "forkserver"] = {**GUARDED, "RESILIENCE_RUN_DIR": str(folder / "run")}
-    return launches.launch_all(folder, plan)
+    made = {}
+
+    def launched(probe, *names):
+        plan = {(probe, name): PROBES[probe] for name in names if (probe, name) not in made}
+        made.update(launches.launch_all(folder, plan))
+        return [made[probe, name] for name in names]
+
+    return launched

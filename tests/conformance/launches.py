@@ -1,10 +1,11 @@
-"""Runs a probe script under torchrun and under our two ways of starting workers, and gathers what it saw."""
+"""Runs a probe script under torchrun and under `resilience run`, and gathers what it saw."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -27,20 +28,20 @@ class Launch:
     stdout: Mapping[str, str]
     stderr: Mapping[str, str]
     errors: Mapping[str, Any]  # torch's error files
-    exit_codes: tuple[str, ...]  # the lines in which torch's agent names them
+    exit_codes: tuple[int, ...]  # of the ranks that failed, as the agent saw them
     launcher: subprocess.CompletedProcess[str]
 
 
 def launch(launcher: str, out: Path, arguments: list[str], *, ranks: int, **env: str) -> Launch:
     """Run `arguments` under `launcher` with the probe's folder as working directory."""
-    logs = out / "logs"
-    program = ["-m", "torch.distributed.run"] if launcher == "torchrun" else [str(HERE / "elastic_driver.py"), launcher]
-    options = ["--standalone", f"--nproc-per-node={ranks}", "--redirects=3", f"--log-dir={logs}"]
+    logs, pages = out / "logs", out / "pages"
+    pages.mkdir()
+    options = ["--standalone", "--max-restarts=0", f"--nproc-per-node={ranks}", "--redirects=3", f"--log-dir={logs}"]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RESILIENCE_", "PYTEST_", "COV_"))}
     done = subprocess.run(
-        [sys.executable, *program, *options, *arguments],
+        [*command(launcher, out), *options, *arguments],
         cwd=SCRIPTS,
-        env={**inherited, "PROBE_OUT": str(out), "PROJECT_ROOT": str(PROJECT), **env},
+        env={**inherited, "PROBE_OUT": str(out), "PYTHONPATH": str(PROJECT), "RESILIENCE_PAGE_DIR": str(pages), **env},
         input="a line for rank 0\n",
         capture_output=True,
         text=True,
@@ -51,11 +52,16 @@ def launch(launcher: str, out: Path, arguments: list[str], *, ranks: int, **env:
         stdout=_by_rank(logs, "stdout.log"),
         stderr=_by_rank(logs, "stderr.log"),
         errors={rank: json.loads(text) for rank, text in _by_rank(logs, "error.json").items()},
-        exit_codes=tuple(
-            line.split("(pid")[0].strip() for line in done.stderr.splitlines() if line.startswith("  exitcode")
-        ),
+        exit_codes=_exit_codes(done.stderr, out / "run"),
         launcher=done,
     )
+
+
+def command(launcher: str, out: Path) -> list[str]:
+    """Return the command line of a launcher up to its common options; ours keeps its run directory in `out`."""
+    if launcher == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run"]
+    return [sys.executable, "-m", "resilience_sdk", "run", "--start-method", launcher, "--run-dir", str(out / "run")]
 
 
 def launch_all(folder: Path, plan: Mapping[tuple[str, str], dict[str, Any]]) -> dict[tuple[str, str], Launch]:
@@ -77,7 +83,7 @@ def light_server(folder: Path, code: str = "") -> dict[str, str]:
     only_the_server = ["sys.modules['torch'] = None", *code.splitlines()]
     lines = ["import sys", "if 'serve' in sys.orig_argv[:4]:", *(f"    {line}" for line in only_the_server)]
     (folder / "sitecustomize.py").write_text("\n".join(lines))
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{PROJECT}"}
 
 
 def differences(one: Any, other: Any, path: str = "") -> dict[str, tuple[Any, Any]]:
@@ -88,6 +94,15 @@ def differences(one: Any, other: Any, path: str = "") -> dict[str, tuple[Any, An
             found.update(differences(one.get(key), other.get(key), f"{path}/{key}"))
         return found
     return {} if one == other else {path: (one, other)}
+
+
+def _exit_codes(screen: str, run_dir: Path) -> tuple[int, ...]:
+    """Return what torch's agent says of them, or our journal."""
+    journals = [path.read_text() for path in (run_dir / "journal").glob("*-launcher-*")]
+    ends = [json.loads(line) for journal in journals for line in journal.splitlines()]
+    codes = [code for end in ends if end["event"] == "attempt_end" for code in end["exit_codes"].values()]
+    codes += map(int, re.findall(r"^  exitcode\s*:\s*(-?\d+)", screen, re.MULTILINE))
+    return tuple(code for code in codes if code)
 
 
 def _by_rank(logs: Path, name: str) -> dict[str, str]:

@@ -3,12 +3,11 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import psutil
 import pytest
-from launches import HERE, PROJECT, SCRIPTS, light_server
+from launches import SCRIPTS, command, light_server
 
 RANKS = 2
 # Launcher's child is the server; each rank has a program and a forked worker.
@@ -18,16 +17,14 @@ FAMILY = 1 + RANKS * 3
 @pytest.fixture
 def family(tmp_path, request):
     """A running job: its launcher and every descendant, all of them gone again afterwards."""
-    driver = [sys.executable, str(HERE / "elastic_driver.py"), request.param]
     log = open(tmp_path / "log", "wb")  # noqa: SIM115 - closed below
     launcher = subprocess.Popen(
-        [*driver, "--standalone", f"--nproc-per-node={RANKS}", "family.py"],
+        [*command(request.param, tmp_path), "--max-restarts=0", f"--nproc-per-node={RANKS}", "family.py"],
         cwd=SCRIPTS,
         env={
             **os.environ,
             **light_server(tmp_path),
             "PROBE_OUT": str(tmp_path),
-            "PROJECT_ROOT": str(PROJECT),
             "RESILIENCE_DISABLE": "1",
         },
         stdout=log,

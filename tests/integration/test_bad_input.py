@@ -50,6 +50,7 @@ USAGE = {
     "no count": (["--max-restarts", "-1", "light.py"], {}, ["--max-restarts", "-1"]),
     "no ranks": (["--nproc-per-node", "many", "light.py"], {}, ["--nproc-per-node", "many"]),
     "no nodes": (["--nnodes", "x", "light.py"], {}, ["--nnodes", "'x'", "MIN:MAX"]),
+    "no rendezvous": (["--rdzv-backend", "bogus", "light.py"], {}, ["--rdzv-backend", "'bogus'", "c10d"]),
     "no signal": (["--dump-signal", "SIGWHAT", "light.py"], {}, ["--dump-signal", "SIGWHAT"]),
     "no pairs": (["--section-timeouts", "checkpoint", "light.py"], {}, ["--section-timeouts", "checkpoint:"]),
     "unknown variable": (

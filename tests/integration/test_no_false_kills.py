@@ -62,13 +62,15 @@ class Outcome:
 def outcomes(tmp_path_factory):
     """All jobs of this file that need nobody beside them, over now."""
 
+    folders = {name: tmp_path_factory.mktemp(name) for name in (*TORCH, *LIGHT)}  # pytest's are not for threads
+
     def run_torch(name: str) -> Outcome:
-        with job(tmp_path_factory.mktemp(name), *TWO, *TORCH[name]) as started:
+        with job(folders[name], *TWO, *TORCH[name]) as started:
             return Outcome(started)
 
     def run_light(name: str) -> Outcome:
         command = (sys.executable, "ranks.py", "2", "torch", "light.py", "--slow", str(LONG_S))
-        with job(tmp_path_factory.mktemp(name), *LIGHT[name], command=command, env=LIGHT_SETTINGS) as started:
+        with job(folders[name], *LIGHT[name], command=command, env=LIGHT_SETTINGS) as started:
             return Outcome(started)
 
     with ThreadPoolExecutor(3) as pool:

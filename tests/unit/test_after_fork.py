@@ -77,15 +77,15 @@ def test_a_worker_forked_under_a_file_lock_does_not_keep_it(tmp_path, monkeypatc
 
     try:
         if where == "spawn":
-            with spawn._try_lock(tmp_path / "spawn.lock") as mine:
+            with spawn.try_lock(tmp_path / "spawn.lock") as mine:
                 assert mine
                 fork()
-            assert spawn._is_unlocked(tmp_path / "spawn.lock")
+            assert spawn.is_unlocked(tmp_path / "spawn.lock")
         else:
             monkeypatch.setattr(job_config, "read", lambda _pages: fork())
             proposal = job_config.JobConfig("job", "run", True, {}, "report", "t.py", None, None, 1, 1, 1, 1)
             assert job_config.agree(tmp_path, proposal) is proposal
-            assert spawn._is_unlocked(tmp_path / "config.lock")
+            assert spawn.is_unlocked(tmp_path / "config.lock")
     finally:
         for pid in children:
             os.kill(pid, signal.SIGKILL)

@@ -78,3 +78,11 @@ def test_a_torn_file_is_no_agreement(tmp_path):
     (tmp_path / job_config.FILE).write_text('{"job": "key", ')
     fresh = proposal()
     assert job_config.agree(tmp_path, fresh) is fresh
+
+
+def test_without_start_times_a_pid_that_exists_has_to_do(tmp_path, monkeypatch):
+    """Where no process has a start time, what a living rank settled still holds for the others."""
+    monkeypatch.setattr(hostinfo, "stat_fields", lambda _pid: [])
+    first = proposal("/a", creator_pid=os.getpid(), creator_ticks=0)
+    job_config.agree(tmp_path, first)
+    assert job_config.agree(tmp_path, proposal("/b", creator_ticks=0)) == first

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
+from resilience_sdk.journal import Journal, redact_argv
 from resilience_sdk.run_directory import RunDirectory
 
 
@@ -19,3 +19,21 @@ def test_the_group_reads_the_journal_of_a_run_that_it_may_read(tmp_path, group_r
     journal.emit(Event.RUN_START)
     journal.close()
     assert stat.S_IMODE(journal.path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--hf-token=hf_SECRET"], ["--hf-token=[redacted]"]),
+        (["--api-key", "x", "train.py"], ["--api-key", "[redacted]", "train.py"]),
+        (["--wandb.api_key", "x"], ["--wandb.api_key", "[redacted]"]),
+        (["api_key=x", "lr=1"], ["api_key=[redacted]", "lr=1"]),
+        (["--use-token", "--lr", "1"], ["--use-token", "--lr", "1"]),
+        (["--max-tokens", "4096", "--num-passes=3"], ["--max-tokens", "4096", "--num-passes=3"]),
+        (["--tokenizer", "gpt2", "--tokenizer_path=a"], ["--tokenizer", "gpt2", "--tokenizer_path=a"]),
+        (["--url=https://me:word@host/x"], ["--url=https://me:[redacted]@host/x"]),
+    ],
+)
+def test_a_command_line_loses_its_secrets(words: list[str], shown: list[str]) -> None:
+    """By the names of its options; what merely sounds like a secret stays readable."""
+    assert redact_argv(words) == shown

@@ -500,3 +500,33 @@ def _folder():
 
 NestedBlocks.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestNestedBlocks = NestedBlocks.TestCase
+
+
+def test_heartbeats_after_done_take_the_deadlines_up_again(recording):
+    """A second phase of the loop is watched like the first: by blocks, with and without steps, and by pulses."""
+    for phase in range(3):
+        for step in range(3):
+            with heartbeat(step=step) if phase == 2 else heartbeat():
+                assert not recording.snapshot().done, (phase, step)
+        heartbeat.done()
+        assert recording.snapshot().done
+    heartbeat.beat()
+    assert not recording.snapshot().done
+    heartbeat.done()
+    with heartbeat():
+        heartbeat.done()  # inside the last step of a phase
+    assert recording.snapshot().done
+    with heartbeat():
+        assert not recording.snapshot().done
+
+
+def test_the_fast_path_comes_back_after_done(recording):
+    """Only the first heartbeat of the next phase looks whether the deadlines have ended."""
+    with heartbeat() as beat:
+        pass
+    assert beat.owner == threading.get_ident()
+    heartbeat.done()
+    assert beat.owner == 0
+    with heartbeat():
+        pass
+    assert beat.owner == threading.get_ident()

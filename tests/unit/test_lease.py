@@ -15,6 +15,7 @@ import pytest
 
 from resilience_sdk import console
 from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.hostinfo import process_start_ticks
 from resilience_sdk.lease import STALE_AFTER_S, Lease, current_holder
 from resilience_sdk.run_directory import RunDirectory
 
@@ -201,3 +202,18 @@ def test_a_full_disk_leaves_no_lease_that_nobody_holds(run: RunDirectory, monkey
         Lease.acquire(run, "job-a")
     assert not run.lease.exists()
     assert Lease.acquire(run, "job-b").holder.job == "job-b"
+
+
+def test_a_job_of_one_process_does_not_meet_itself(run: RunDirectory) -> None:
+    """Two runs on one host under one RESILIENCE_JOB_ID are two jobs; its own past, and another host, are not."""
+    Lease.acquire(run, "job")
+    with subprocess.Popen(["sleep", "60"]) as other:
+        _rewrite(run, pid=other.pid, start_ticks=process_start_ticks(other.pid))
+        with pytest.raises(RunDirectoryError, match=f"in use by job job .*pid {other.pid}"):
+            Lease.acquire(run, "job", alone=True)
+        assert Lease.acquire(run, "job").holder.pid == os.getpid()
+        _rewrite(run, pid=other.pid, start_ticks=process_start_ticks(other.pid), host="elsewhere")
+        Lease.acquire(run, "job", alone=True)
+        _rewrite(run, pid=other.pid, start_ticks=process_start_ticks(other.pid))
+        other.kill()
+    assert Lease.acquire(run, "job", alone=True).holder.pid == os.getpid()

@@ -10,8 +10,9 @@ import loaders
 
 rank = os.environ["RANK"]
 results = {"first": FIRST}
-if rank == "0" and os.environ.get("PROBE_LOADERS") == "1":
-    results["loaders"] = {context or "default": loaders.outcome(context) for context in (None, "spawn", "forkserver")}
+if rank == "0" and (asked := os.environ.get("PROBE_LOADERS")):
+    contexts = (None, "spawn", "forkserver") if asked == "all" else ("fork",)
+    results["loaders"] = {context or "default": loaders.outcome(context) for context in contexts}
 with open(os.path.join(os.environ["PROBE_OUT"], f"{rank}.json"), "w") as file:
     json.dump(results, file)
 try:

@@ -23,13 +23,13 @@ def test_ranks_of_the_newest_attempt() -> None:
             {"event": "run_start"},
             {"event": "attempt_start", "world_size": 2},
             {"event": "rank_start", "rank": 0},
-            {"event": "rank_exit", "exited": 0, "signal": "SIGKILL", "exit_code": None},
+            {"event": "rank_exit", "rank": 0, "signal": "SIGKILL", "exit_code": None},
             {"event": "attempt_end"},
             {"event": "attempt_start", "world_size": 2, "attempt": 1},
             {"event": "rank_start", "rank": 0, "attempt": 1},
             {"event": "first_beat", "rank": 0, "attempt": 1},
             {"event": "ckpt_commit", "rank": 0, "step": 20, "attempt": 1},
-            {"event": "rank_exit", "exited": 1, "exit_code": 3, "attempt": 1},
+            {"event": "rank_exit", "rank": 1, "exit_code": 3, "attempt": 1},
         )
     )
     assert (state.job, state.attempt, state.attempts, state.world_size) == ("j", 1, 2, 2)

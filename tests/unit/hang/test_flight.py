@@ -32,6 +32,14 @@ def test_a_rank_that_waits(make):
     assert entry.text() == "all_reduce [8] Float"
 
 
+@pytest.mark.parametrize("said", ["1", "3"])
+def test_the_status_of_gloo_may_be_behind_for_ever(make, said):
+    """A thread that is late writes a lower number last; what the entries say counts."""
+    data = json.loads((make.data / "flight-late-0.json").read_text())
+    data["pg_status"]["0"]["last_completed_collective"] = said
+    assert parse_flight_record(data).groups["0"].completed == 3
+
+
 def test_several_process_groups(make):
     """Groups are told apart by name; one that was never used is not there."""
     assert set(make.flight("groups", 0).groups) == {"0"}

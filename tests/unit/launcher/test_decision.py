@@ -112,6 +112,8 @@ def test_three_attempts_without_a_first_step_stop_the_job():
     assert decide([stuck] * 3, 9).verdict is Verdict.STOP
     assert decide([stuck, stuck, stepping, stuck], 9).restarts
     assert decide([CRASH] * 3, 9).restarts
+    saving = attrs.evolve(stuck, checkpoint_after=5)
+    assert decide([stuck, saving, stuck], 9).restarts
 
 
 def test_what_the_user_or_the_scheduler_asked_for_comes_first():

@@ -92,3 +92,41 @@ def test_the_resume_command_names_the_run_directory_once(script):
     assert named == ["resilience", "run", "--run-dir", "a b", script, "--lr", "1"]
     unnamed = shlex.split(resume_command(parse(script), "/r/x"))
     assert unnamed == ["resilience", "run", "--run-dir", "/r/x", script]
+
+
+def test_the_resume_command_keeps_what_is_the_scripts(script, monkeypatch, tmp_path):
+    """Its own --fresh stays; a directory that the environment or a file named is written out; secrets are not."""
+    own = shlex.split(resume_command(parse("--fresh", script, "--fresh", "--hf-token=hf_SECRET"), "/r/x"))
+    assert own == ["resilience", "run", "--run-dir", "/r/x", script, "--fresh", "--hf-token=[redacted]"]
+    config = tmp_path / "c.toml"
+    config.write_text('run_dir = "/r/y"\n')
+    by_file = shlex.split(resume_command(parse("--config", config, script), "/r/y"))
+    assert by_file == ["resilience", "run", "--run-dir", "/r/y", "--config", str(config), script]
+    monkeypatch.setenv("RESILIENCE_RUN_DIR", "/r/z")
+    assert shlex.split(resume_command(parse(script), "/r/z"))[2:] == ["--run-dir", "/r/z", script]
+
+
+def test_torchruns_variables_count_least(script, monkeypatch, tmp_path):
+    """Argument, RESILIENCE_ variable and configuration file all win over a PET_ variable."""
+    config = tmp_path / "c.toml"
+    config.write_text("max_restarts = 5\n")
+    monkeypatch.setenv("PET_MAX_RESTARTS", "7")
+    assert parse("--config", config, script).settings.max_restarts == 5
+    monkeypatch.setenv("RESILIENCE_MAX_RESTARTS", "6")
+    assert parse(script).settings.max_restarts == 6
+    assert parse("--max-restarts", "1", script).settings.max_restarts == 1
+    monkeypatch.delenv("RESILIENCE_MAX_RESTARTS")
+    assert parse(script).settings.max_restarts == 7
+
+
+def test_an_unknown_rendezvous_is_refused(script):
+    """Before anything exists, with the nearest name that torch knows."""
+    with pytest.raises(ConfigError, match=r"'c10'.*did you mean c10d"):
+        parse("--rdzv-backend", "c10", script)
+
+
+def test_one_node_is_told_from_several(script):
+    """Nodes that may still come count."""
+    assert parse(script).one_node
+    assert parse("--rdzv-backend=c10d", "--rdzv-endpoint=h:1", script).one_node
+    assert not parse("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1", script).one_node

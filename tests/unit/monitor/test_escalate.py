@@ -10,7 +10,7 @@ from resilience_sdk.monitor.escalate import end_ranks
 def signals(journal) -> list[tuple[int, str]]:
     """Return (rank, signal) of every journalled signal in order."""
     events = read_journal(journal.path.parent).events
-    return [(event["target_rank"], event["signal"]) for event in events if event["event"] == "signal_sent"]
+    return [(event["rank"], event["signal"]) for event in events if event["event"] == "signal_sent"]
 
 
 def test_sigterm_is_enough_for_a_rank_that_heeds_it(start_rank, journal):

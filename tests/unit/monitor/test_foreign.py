@@ -1,0 +1,88 @@
+"""Deaths under a foreign launcher: who is named, and who is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.job_config import JobConfig
+from resilience_sdk.monitor.foreign import DeathWatch
+from resilience_sdk.monitor.ranks import WatchedRank
+from resilience_sdk.rank_page import PageReader, RankPage
+
+LOST_PEER = {"type": "RuntimeError", "message": "[gloo] Connection closed by peer [127.0.0.1]:4242", "frames": []}
+
+
+@pytest.fixture
+def watch(tmp_path, journal):
+    """A watch over the deaths of a job without a launcher of ours."""
+    (tmp_path / "incidents").mkdir()
+    config = JobConfig("job", str(tmp_path), True, {}, "report", "train.py", None, None, 1, 1, 1, 1)
+    return SimpleNamespace(deaths=DeathWatch(config, IncidentStore(tmp_path), journal, "here"), journal=journal)
+
+
+@pytest.fixture
+def dead_rank(tmp_path):
+    """Make ranks that died at a time, with a wait status and perhaps an exception."""
+    made = []
+
+    def make(rank: int, died_ns: int, status: int, exception: dict | None = None) -> WatchedRank:
+        stem = tmp_path / f"a0-r{rank}-{os.getpid()}"
+        page = RankPage.create(
+            stem.with_suffix(".page"),
+            pid=os.getpid(),
+            start_ticks=1,
+            rank=rank,
+            local_rank=rank,
+            world_size=2,
+            attempt=0,
+            created_ns=1,
+            facts={"host": "here", "script": "train.py"},
+        )
+        reader = PageReader(page.path)
+        watched = WatchedRank(stem, reader, reader.snapshot(), None)
+        watched.died_ns, watched.wait_status = died_ns, status
+        if exception is not None:
+            stem.with_suffix(".error.json").write_text(json.dumps(exception))
+        made.append(watched)
+        return watched
+
+    yield make
+    for watched in made:
+        watched.close()
+
+
+def events(journal, name: str) -> list[dict]:
+    """The journal's events of one name."""
+    found = [json.loads(line) for line in journal.path.read_text().splitlines()]
+    return [event for event in found if event["event"] == name]
+
+
+def test_who_is_ended_after_a_symptom_is_no_culprit(watch, dead_rank, tmp_path):
+    """A rank that lost its peer dies first, torchrun ends the other: the fault is with neither of the two."""
+    ranks = [dead_rank(0, 1000, 1 << 8, LOST_PEER), dead_rank(1, 2000, signal.SIGTERM)]
+    watch.deaths.conclude(ranks)
+    (incident,) = IncidentStore(tmp_path).all()
+    assert incident.culprits == ()
+    assert incident.cause != "preemption_sigterm"
+    assert incident.action != "requeue"
+
+
+def test_who_died_first_of_its_own_stays_the_culprit(watch, dead_rank, tmp_path):
+    """The end of the others by the launcher changes nothing for the rank that was killed before."""
+    ranks = [dead_rank(0, 2000, signal.SIGTERM), dead_rank(1, 1000, signal.SIGKILL)]
+    watch.deaths.conclude(ranks)
+    (incident,) = IncidentStore(tmp_path).all()
+    assert [culprit.rank for culprit in incident.culprits] == [1]
+
+
+def test_an_exit_is_journalled_as_our_launcher_does(watch, dead_rank):
+    """`rank` is the rank that ended; a signal is named and is no exit code."""
+    watch.deaths.note([dead_rank(0, 1000, 3 << 8), dead_rank(1, 2000, signal.SIGTERM)])
+    found = [(e["rank"], e["exit_code"], e["signal"]) for e in events(watch.journal, "rank_exit")]
+    assert found == [(0, 3, None), (1, None, "SIGTERM")]

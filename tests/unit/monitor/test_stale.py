@@ -1,0 +1,77 @@
+"""Page directories of jobs that are gone are removed, and no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import attrs
+import pytest
+
+from resilience_sdk import hostinfo, job_config
+from resilience_sdk.job_config import JobConfig
+from resilience_sdk.monitor import spawn
+from resilience_sdk.monitor.stale import remove_stale, remove_unwatched
+
+ME = os.getpid()
+GONE = (ME, 1)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Make the page directory of a job whose processes are gone, unless told otherwise."""
+
+    def make(name: str, *, page_pid: int = 0, age_s: float = 3600.0, **changes: object):
+        folder = tmp_path / name
+        folder.mkdir(mode=0o700)
+        config = JobConfig("job", "/run", True, {}, "report", "train.py", None, None, *GONE, 0, 0)
+        (folder / job_config.FILE).write_text(json.dumps(attrs.asdict(attrs.evolve(config, **changes))))
+        for suffix in ("page", "stack"):
+            (folder / f"a0-r0-{page_pid or 4_000_000}.{suffix}").write_bytes(b"x")
+        then = time.time() - age_s
+        os.utime(folder, (then, then))
+        return folder
+
+    return make
+
+
+def test_only_what_nobody_lives_in_is_removed(make, tmp_path):
+    """A living creator, launcher, parent or rank, a young directory, another PID namespace: all of these stay."""
+    alive = (ME, hostinfo.process_start_ticks(ME))
+    own, dead = make("own"), make("dead")
+    kept = [
+        make("creator", creator_pid=alive[0], creator_ticks=alive[1]),
+        make("launcher", launcher_pid=alive[0], launcher_ticks=alive[1]),
+        make("parent", parent_pid=alive[0], parent_ticks=alive[1]),
+        make("rank", page_pid=ME),
+        make("young", age_s=0),
+        make("container", pid_namespace="pid:[1]"),
+    ]
+    nothing_known = tmp_path / "unknown"
+    nothing_known.mkdir(mode=0o700)
+    assert remove_stale(own) == [dead]
+    assert not dead.exists()
+    assert all(folder.exists() for folder in [own, *kept, nothing_known])
+
+
+def test_a_directory_with_a_monitor_stays(make):
+    """Whoever holds the monitor's lock is still at work there."""
+    own, other = make("own"), make("other")
+    with spawn.try_lock(other / spawn.LOCK) as mine:
+        os.utime(other, (0, 0))
+        assert mine
+        assert remove_stale(own) == []
+
+
+def test_a_rank_that_no_monitor_saw_leaves_nothing(make):
+    """Its directory goes with it, but not while another rank, or a monitor, is there."""
+    alone = make("alone")
+    remove_unwatched(alone, alone / "a0-r0-4000000")
+    assert not alone.exists()
+    shared, watched = make("shared"), make("watched")
+    remove_unwatched(shared, shared / "a0-r1-4000001")
+    with spawn.try_lock(watched / spawn.LOCK):
+        remove_unwatched(watched, watched / "a0-r0-4000000")
+    assert list(shared.glob("*.page"))
+    assert list(watched.glob("*.page"))
