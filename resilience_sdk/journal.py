@@ -57,9 +57,7 @@ class Journal:
         self._fd: int | None = None
         self._lock = threading.Lock()
 
-    def emit(
-        self, event: Event, *, step: int | None = None, attempt: int | None = None, **fields: Any
-    ) -> None:
+    def emit(self, event: Event, *, step: int | None = None, attempt: int | None = None, **fields: Any) -> None:
         """Append one event; `fields` must be JSON values. Secrets are redacted by name. Never raises."""
         line = {
             "v": VERSION,

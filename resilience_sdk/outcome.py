@@ -66,6 +66,4 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
     try:
         write_whole(path, json.dumps(outcome.to_json(), indent=1) + "\n")
     except OSError as error:
-        say_once(
-            "outcome", f"cannot write {path}: {error.strerror}; the verdict is exit code {outcome.exit_code}"
-        )
+        say_once("outcome", f"cannot write {path}: {error.strerror}; the verdict is exit code {outcome.exit_code}")

@@ -101,9 +101,7 @@ class RunDirectory:
             reason = error.strerror or error
             if isinstance(error, FileExistsError) and error.filename:
                 reason = f"{error.filename} is not a directory"
-            raise RunDirectoryError(
-                f"cannot use {run.path} as run directory: {reason}; {_OTHER_DIRECTORY}"
-            ) from None
+            raise RunDirectoryError(f"cannot use {run.path} as run directory: {reason}; {_OTHER_DIRECTORY}") from None
         return run
 
     @classmethod
@@ -153,16 +151,13 @@ class RunDirectory:
             self.finished.touch(mode=0o600)
         except OSError as error:
             raise RunDirectoryError(
-                f"cannot write {self.finished}: {error.strerror}; create it by hand to say that training is "
-                "complete"
+                f"cannot write {self.finished}: {error.strerror}; create it by hand to say that training is complete"
             ) from None
         if flag := env.get(environ.FINISHED_FLAG_FILE):
             try:
                 Path(flag).touch()
             except OSError as error:
-                say_once(
-                    f"flag:{flag}", f"cannot write {flag} ({environ.FINISHED_FLAG_FILE}): {error.strerror}"
-                )
+                say_once(f"flag:{flag}", f"cannot write {flag} ({environ.FINISHED_FLAG_FILE}): {error.strerror}")
 
     def set_aside(self) -> Path | None:
         """Rename the directory, so that a fresh start finds nothing; return its new path, or None if missing.
@@ -176,9 +171,7 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise RunDirectoryError(
-                f"cannot set {self.path} aside: {error.strerror}; {_OTHER_DIRECTORY}"
-            ) from None
+            raise RunDirectoryError(f"cannot set {self.path} aside: {error.strerror}; {_OTHER_DIRECTORY}") from None
         return target
 
 
@@ -217,9 +210,7 @@ def newest_run_dir(env: Mapping[str, str] | None = None, root: str | os.PathLike
             if started > 0:
                 found.append((started, entry.path))
     if not found:
-        raise RunDirectoryError(
-            f"there is no run directory under {place}; name one, or set {environ.RUN_DIR}"
-        )
+        raise RunDirectoryError(f"there is no run directory under {place}; name one, or set {environ.RUN_DIR}")
     return Path(max(found)[1])
 
 
@@ -235,8 +226,7 @@ def _make_root(path: Path, mode: int) -> bool:
         raise RunDirectoryError(f"{path} is not a directory; {_OTHER_DIRECTORY}")
     if hasattr(os, "geteuid") and facts.st_uid != os.geteuid():
         raise RunDirectoryError(
-            f"{path} belongs to {_owner(path)}: what another user can change is never trusted; "
-            f"{_OTHER_DIRECTORY}"
+            f"{path} belongs to {_owner(path)}: what another user can change is never trusted; {_OTHER_DIRECTORY}"
         )
     names = set(os.listdir(path))
     ours = not names or {".gitignore", "journal"} <= names

@@ -84,14 +84,10 @@ def classify_exit(
     if exit_code in _CODES:
         cause, confidence, text = _CODES[exit_code]
         return classification(cause, confidence, Evidence("exit", text))
-    return classification(
-        "unknown", 0.2, Evidence("exit", f"exit code {exit_code} and no exception on record")
-    )
+    return classification("unknown", 0.2, Evidence("exit", f"exit code {exit_code} and no exception on record"))
 
 
-def classification(
-    cause: str, confidence: float, *evidence: Evidence, symptom: bool = False
-) -> Classification:
+def classification(cause: str, confidence: float, *evidence: Evidence, symptom: bool = False) -> Classification:
     """Build a classification with the taxonomy's category and default action of `cause`."""
     entry = lookup(cause)
     return Classification(entry.category, entry.cause, entry.action, confidence, evidence, symptom)
@@ -109,9 +105,7 @@ def describe_exit(exit_code: int | None) -> str:
 
 
 def _by_exception(exception: ExceptionRecord, exit_code: int | None) -> Classification:
-    quoted = Evidence(
-        "exception", f"{type_of(exception) or 'exception'}: {message_of(exception)[:_MOST_QUOTED]}"
-    )
+    quoted = Evidence("exception", f"{type_of(exception) or 'exception'}: {message_of(exception)[:_MOST_QUOTED]}")
     ended = Evidence("exit", describe_exit(exit_code))
     rule = match_exception(exception)
     if rule is not None:
@@ -128,9 +122,7 @@ def _by_signal(exit_code: int, number: int, cgroup_oom: bool | None) -> Classifi
         if cgroup_oom:
             told = Evidence("cgroup", "the kernel killed a process of this job for memory")
             return classification("host_oom_kill", 0.9 * sureness, ended, told)
-        known = (
-            "no process of this job was killed for memory" if cgroup_oom is False else "no memory evidence"
-        )
+        known = "no process of this job was killed for memory" if cgroup_oom is False else "no memory evidence"
         confidence = 0.8 if cgroup_oom is False else 0.6
         return classification("rank_killed_sigkill", confidence * sureness, ended, Evidence("cgroup", known))
     cause, confidence = _SIGNALS.get(number, ("unknown", 0.3))

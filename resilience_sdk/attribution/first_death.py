@@ -100,9 +100,7 @@ def _first_of(real: list[Death], judged: dict[int, Classification]) -> tuple[lis
         shared = [d for d in real if d.exception and fingerprint(d.exception) == same]
     else:
         shared = [d for d in earliest if not d.exception and judged[d.rank].cause == verdict.cause]
-    who = Evidence(
-        "order", f"rank {first.rank} was the first to die of its own: it {describe_exit(first.exit_code)}"
-    )
+    who = Evidence("order", f"rank {first.rank} was the first to die of its own: it {describe_exit(first.exit_code)}")
     return shared, attrs.evolve(verdict, evidence=(who, *verdict.evidence))
 
 

@@ -22,9 +22,7 @@ _MOST_BYTES = 1 << 22
 
 def reading_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Return the parser of a command that reads one run directory."""
-    parser = argparse.ArgumentParser(
-        prog=f"resilience {command}", description=description, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(prog=f"resilience {command}", description=description, allow_abbrev=False)
     parser.add_argument(
         "run_dir",
         nargs="?",
@@ -62,8 +60,7 @@ def one_line(text: object) -> str:
 def aligned(rows: Sequence[tuple[str, object]]) -> list[str]:
     """Return `name value` lines; a command to copy is never cut or changed but for control characters."""
     return [
-        f"{name:<14} {printable(str(value)) if name == RESUME else one_line(value)}".rstrip()
-        for name, value in rows
+        f"{name:<14} {printable(str(value)) if name == RESUME else one_line(value)}".rstrip() for name, value in rows
     ]
 
 

@@ -40,9 +40,7 @@ def _run_dir_of(pages: Path) -> str | None:
     from resilience_sdk import job_config
 
     config = job_config.read(pages)
-    return (
-        os.path.realpath(config.run_dir) if config is not None and isinstance(config.run_dir, str) else None
-    )
+    return os.path.realpath(config.run_dir) if config is not None and isinstance(config.run_dir, str) else None
 
 
 def _ranks_in(pages: Path) -> list[dict[str, Any]]:

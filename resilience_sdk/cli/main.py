@@ -37,13 +37,9 @@ COMMANDS = {
         "run a script on all ranks, with restart (a drop-in for torchrun)",
         reads_only=False,
     ),
-    "status": Command(
-        "resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents"
-    ),
+    "status": Command("resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents"),
     "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
-    "outcome": Command(
-        "resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory"
-    ),
+    "outcome": Command("resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory"),
     "demo": Command(
         "resilience_sdk.demo",
         "train a small model on 2 CPU ranks while it is hung and killed",

@@ -125,9 +125,7 @@ def _why(evidence: Sequence[Evidence]) -> list[str]:
 
 
 def _lost(incident: Incident) -> list[str]:
-    steps = "Steps to be repeated: " + (
-        "not known." if incident.lost_steps is None else f"{incident.lost_steps}."
-    )
+    steps = "Steps to be repeated: " + ("not known." if incident.lost_steps is None else f"{incident.lost_steps}.")
     if incident.recovered_at is not None:
         took = "" if incident.recovery_s is None else f", {incident.recovery_s:.1f} s after the detection"
         return [f"The run went on at {_when(incident.recovered_at)}{took}. {steps}"]

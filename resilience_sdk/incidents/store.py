@@ -47,9 +47,7 @@ class IncidentStore:
     New directories and files are as private as the `incidents` directory itself is.
     """
 
-    def __init__(
-        self, run_dir: str | os.PathLike[str], *, explain: Callable[[str], str] | None = None
-    ) -> None:
+    def __init__(self, run_dir: str | os.PathLike[str], *, explain: Callable[[str], str] | None = None) -> None:
         """Use `run_dir/incidents`. `explain` gives a cause its sentence in report.md: `taxonomy.meaning`."""
         self.path = Path(run_dir) / "incidents"
         self._explain = explain
@@ -153,9 +151,7 @@ class IncidentStore:
 
     def _highest_number(self) -> int:
         numbers = [
-            int(found[1])
-            for name in os.listdir(self.path)
-            if (found := _ID.fullmatch(name) or _CLAIM.fullmatch(name))
+            int(found[1]) for name in os.listdir(self.path) if (found := _ID.fullmatch(name) or _CLAIM.fullmatch(name))
         ]
         return max(numbers, default=0)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from resilience_sdk import hostinfo
+from resilience_sdk import hostinfo, job_config
 
 LOCK = "monitor.lock"
 SPAWN_LOCK = "spawn.lock"
@@ -176,6 +176,21 @@ def try_lock(path: Path) -> Iterator[bool]:
                 fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def all_locks(pages: Path) -> Iterator[bool]:
+    """Hold what a monitor, who starts one, and who joins the job would hold; yields whether all were free.
+
+    Raises OSError when the page directory cannot be used.
+    """
+    with contextlib.ExitStack() as held:
+        # One after the other: a monitor that is being started must find its own lock free.
+        yield (
+            held.enter_context(try_lock(pages / SPAWN_LOCK))
+            and held.enter_context(try_lock(pages / LOCK))
+            and held.enter_context(job_config.locked(pages, tries=1))
+        )
 
 
 def is_unlocked(path: Path) -> bool:

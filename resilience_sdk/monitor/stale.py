@@ -1,4 +1,4 @@
-"""Page directories that nobody removes: those of jobs that ended before, or together with, their monitor."""
+"""Page directories that nobody removes: those of jobs that were killed together with their monitor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from resilience_sdk import hostinfo, job_config
@@ -35,33 +34,11 @@ def remove_stale(pages: Path) -> list[Path]:
             check_private(directory)
             if _is_young(directory) or not _is_abandoned(directory):
                 continue  # asked without the locks first: those of the living are not to be disturbed
-            with _all_locks(directory) as mine:
+            with spawn.all_locks(directory) as mine:
                 if mine and _is_abandoned(directory):
                     _remove(directory)
                     removed.append(directory)
     return removed
-
-
-def remove_unwatched(pages: Path, stem: Path) -> None:
-    """Remove the page directory of a rank that ends before there is a monitor, if it is alone there; never raises."""
-    with contextlib.suppress(OSError, ImportError):
-        if not (pages / job_config.FILE).exists():
-            return
-        with _all_locks(pages) as mine:
-            if mine and {page.with_suffix("") for page in pages.glob("*.page")} <= {stem}:
-                _remove(pages)
-
-
-@contextlib.contextmanager
-def _all_locks(pages: Path) -> Iterator[bool]:
-    """Hold what a monitor, who starts one, and who joins the job would hold; yields whether they were free."""
-    with contextlib.ExitStack() as held:
-        # One after the other: a monitor that is being started must find its own lock free.
-        yield (
-            held.enter_context(spawn.try_lock(pages / spawn.SPAWN_LOCK))
-            and held.enter_context(spawn.try_lock(pages / spawn.LOCK))
-            and held.enter_context(job_config.locked(pages, tries=1))
-        )
 
 
 def _is_young(directory: Path) -> bool:

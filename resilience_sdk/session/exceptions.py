@@ -39,9 +39,7 @@ def is_user_file(filename: str) -> bool:
     if filename.startswith(("<", _OWN)):
         return False
     paths = sysconfig.get_paths()
-    return not any(
-        filename.startswith(paths[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib")
-    )
+    return not any(filename.startswith(paths[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def ended_by() -> BaseException | None:

@@ -42,9 +42,7 @@ def group_identity() -> RankIdentity | None:
     if distributed is None or not getattr(distributed, "is_initialized", bool)():
         return None
     rank = distributed.get_rank()
-    return RankIdentity(
-        rank=rank, local_rank=rank, world_size=distributed.get_world_size(), source="torch.distributed"
-    )
+    return RankIdentity(rank=rank, local_rank=rank, world_size=distributed.get_world_size(), source="torch.distributed")
 
 
 def parent_process() -> tuple[int, int]:

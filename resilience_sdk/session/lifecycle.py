@@ -24,7 +24,6 @@ from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
 from resilience_sdk.lanes import Recorder
 from resilience_sdk.monitor.spawn import MonitorWatch
-from resilience_sdk.monitor.stale import remove_unwatched
 from resilience_sdk.rank_page import RankPage, job_page_directory, page_stem
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.run_directory import RunDirectory
@@ -39,6 +38,7 @@ from resilience_sdk.session.identity import (
     process_of_rank,
 )
 from resilience_sdk.session.job import join_job
+from resilience_sdk.session.unwatched import remove_unwatched
 from resilience_sdk.settings import Settings, load_settings, override_settings, settings_from_json
 
 

@@ -31,9 +31,7 @@ def _dump_signal(value: Any) -> int:
 def _option(default: Any, reader: parse.Parser, doc: str, *, metavar: str = "", shown: str = "") -> Any:
     """Declare one option; `shown` replaces the default in help texts where it alone says too little."""
     if isinstance(default, dict):
-        return attrs.field(
-            factory=dict, metadata={"read": reader, "doc": doc, "metavar": metavar, "shown": shown}
-        )
+        return attrs.field(factory=dict, metadata={"read": reader, "doc": doc, "metavar": metavar, "shown": shown})
     metadata = {"read": reader, "doc": doc, "metavar": metavar, "shown": shown}
     return attrs.field(default=default, metadata=metadata)
 
@@ -41,9 +39,7 @@ def _option(default: Any, reader: parse.Parser, doc: str, *, metavar: str = "", 
 def _with_reader(_cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
     """Make every option read its own value, with its own name in the error."""
     return [
-        field.evolve(converter=_named_reader(field.name, field.metadata["read"]))
-        if "read" in field.metadata
-        else field
+        field.evolve(converter=_named_reader(field.name, field.metadata["read"])) if "read" in field.metadata else field
         for field in fields
     ]
 
@@ -178,9 +174,7 @@ class Settings:
     scores_to_print: int = _option(
         5, parse.whole_number(0), "How many of the best and worst scores a report prints.", metavar="N"
     )
-    stop_if_detected: bool = _option(
-        False, parse.switch, "Stop the job when a persistent straggler is found."
-    )
+    stop_if_detected: bool = _option(False, parse.switch, "Stop the job when a persistent straggler is found.")
     preempt_signals: tuple[str, ...] = _option(
         ("SIGTERM",),
         parse.signal_names,
@@ -197,8 +191,7 @@ class Settings:
     checkpoint_every: str | int = _option(
         "auto",
         parse.checkpoint_every,
-        "Time between two checkpoints: `auto`, a number of steps, or a duration with its unit such as "
-        "`10min`.",
+        "Time between two checkpoints: `auto`, a number of steps, or a duration with its unit such as `10min`.",
         metavar="auto|STEPS|DURATION",
     )
     checkpoint_keep: int = _option(

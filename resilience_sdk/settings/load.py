@@ -166,9 +166,7 @@ def _own_keys(
         elif foreign and (isinstance(value, (Mapping, list)) or not nearest(name, FIELDS)):
             others.append(str(key))
         else:
-            on_problem(
-                ConfigError(f"{file}: unknown key {key!r} with value {value!r}{nearest(name, FIELDS)}")
-            )
+            on_problem(ConfigError(f"{file}: unknown key {key!r} with value {value!r}{nearest(name, FIELDS)}"))
     if foreign and speaks and (rest := [key for key in others if key != "fault_tolerance"]):
         say_once(f"settings:others:{file}", f"{file}: not ours and not read: {', '.join(sorted(rest))}")
 

@@ -77,9 +77,7 @@ KEYS: Mapping[str, _Key] = {
     "workload_check_interval": _Key(
         _SECONDS, reason="the monitor looks when a deadline is due, and every monitor_interval"
     ),
-    "rank_termination_signal": _Key(
-        _any_signal, reason="a stuck rank gets SIGTERM and, after term_grace, SIGKILL"
-    ),
+    "rank_termination_signal": _Key(_any_signal, reason="a stuck rank gets SIGTERM and, after term_grace, SIGKILL"),
     "node_health_check_interval": _Key(_SECONDS, reason=_HEALTH),
     "log_level": _Key(_level, reason="what a person must know is always one line on standard error"),
     "restart_check_interval": _Key(_SECONDS, reason="it had no effect there either"),
@@ -178,16 +176,12 @@ def _translate_key(name: str, raw: Any, source: str, values: dict[str, Any]) -> 
     if key.field is None:
         return f"has no counterpart: {key.reason}"
     if key.field == "safety_factor" and value < 1:
-        raise ConfigError(
-            f"{source}: expected a factor of 1 or more, not {raw!r}: below it every step would be late"
-        )
+        raise ConfigError(f"{source}: expected a factor of 1 or more, not {raw!r}: below it every step would be late")
     values[key.field] = value
     if value is None:
         return f"became {key.field}=learned (here no deadline is ever without bound)"
     unset = (
-        [section for section, timeout in raw.items() if parse.is_nothing(timeout)]
-        if isinstance(raw, Mapping)
-        else []
+        [section for section, timeout in raw.items() if parse.is_nothing(timeout)] if isinstance(raw, Mapping) else []
     )
     learned = f"; learned: {', '.join(map(str, unset))}" if unset else ""
     return f"became {key.field}={_shown(value)}{learned}"

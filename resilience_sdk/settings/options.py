@@ -65,13 +65,9 @@ def _add_field(group: argparse._ArgumentGroup, name: str, field: attrs.Attribute
     dest = f"{_SETTING}{name}"
     if isinstance(field.default, bool):
         group.add_argument(*names, dest=dest, default=None, action="store_true", help=text)
-        group.add_argument(
-            f"--no-{dashed}", dest=dest, default=None, action="store_false", help=argparse.SUPPRESS
-        )
+        group.add_argument(f"--no-{dashed}", dest=dest, default=None, action="store_false", help=argparse.SUPPRESS)
     else:
-        group.add_argument(
-            *names, dest=dest, default=None, metavar=field.metadata["metavar"] or None, help=text
-        )
+        group.add_argument(*names, dest=dest, default=None, metavar=field.metadata["metavar"] or None, help=text)
 
 
 def settings_arguments(namespace: argparse.Namespace) -> dict[str, Any]:

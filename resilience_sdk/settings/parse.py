@@ -134,9 +134,7 @@ def whole_number(minimum: int) -> Parser:
 
 def number_between(low: float, high: float, *, low_included: bool = True) -> Parser:
     """Return a parser of finite numbers in `[low, high]`, or `(low, high]`."""
-    bounds = f"{'from' if low_included else 'above'} {low:g}" + (
-        "" if math.isinf(high) else f" up to {high:g}"
-    )
+    bounds = f"{'from' if low_included else 'above'} {low:g}" + ("" if math.isinf(high) else f" up to {high:g}")
 
     def parse(value: Any) -> float:
         try:

@@ -18,9 +18,7 @@ KINDS = ("compute", "comm", "io", "idle")
 @overload
 def section(name: F, /) -> F: ...
 @overload
-def section(
-    name: str, *, kind: str = "compute", timeout: float | None = None
-) -> Block | NoBlock | Unstarted: ...
+def section(name: str, *, kind: str = "compute", timeout: float | None = None) -> Block | NoBlock | Unstarted: ...
 def section(name: Any, *, kind: str = "compute", timeout: float | None = None) -> Any:
     """Time a part of the step: `with section("fwd"):`, or `@section("fwd")` on a function.
 
@@ -55,9 +53,7 @@ def _check(name: Any, kind: str, timeout: float | None) -> None:
         raise ConfigError(f"section({name!r}, kind={kind!r}): kind is one of {', '.join(KINDS)}")
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and timeout > 0):
-        raise ConfigError(
-            f"section({name!r}, timeout={timeout!r}): timeout is seconds above zero, or None to learn it"
-        )
+        raise ConfigError(f"section({name!r}, timeout={timeout!r}): timeout is seconds above zero, or None to learn it")
 
 
 def iterate(loader: Iterable[T]) -> Iterator[T]:

@@ -92,7 +92,7 @@ class Job:
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return all incident reports, oldest first."""
-        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("incidents/*/report.json"))]
+        return [json.loads(path.read_text()) for path in sorted(self.run_dir.glob("incidents/[0-9]*/report.json"))]
 
     def incident_file(self, incident: dict[str, Any], name: str) -> str:
         """Return the text of a file of an incident."""

@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> RunDirectory:
     rank.emit(Event.FIRST_BEAT, step=1)
     rank.emit(Event.CKPT_COMMIT, step=40)
     rank.emit(Event.DEGRADED, what="flight recorder", why="is off")
-    launcher.emit(Event.RANK_EXIT, exited=1, signal="SIGKILL", exit_code=None)
+    launcher.emit(Event.RANK_EXIT, rank=1, signal="SIGKILL", exit_code=None)
     launcher.close()
     rank.close()
     return run

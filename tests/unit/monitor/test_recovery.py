@@ -22,23 +22,13 @@ def store(tmp_path):
 def beating(*ranks: int) -> list[SimpleNamespace]:
     """Pages of a world of two, of ranks that have completed their first beats."""
     lane = SimpleNamespace(step=1, beats=1, stack=())
-    return [
-        SimpleNamespace(
-            rank=rank,
-            pid=1,
-            world_size=2,
-            first_beat_ns=time.monotonic_ns(),
-            step=1,
-            step_is_global=False,
-            main_lane=lane,
-        )
-        for rank in ranks
-    ]
+    common = {"pid": 1, "world_size": 2, "first_beat_ns": time.monotonic_ns(), "step": 1, "step_is_global": False}
+    return [SimpleNamespace(rank=rank, main_lane=lane, **common) for rank in ranks]
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_an_incident_of_an_earlier_job_is_over_when_this_one_runs(store, journal, attempt):
-    """Attempts count from 0 in each job: what stayed open before closes with the first attempt of which all ranks beat."""
+    """Attempts count from 0 in each job: what stayed open closes with the first attempt of which all ranks beat."""
     store.create("crash", Incident(attempt=0, detected_at=time.time() - 100), {}, {})
     watch = RecoveryWatch(store, journal, began=time.time() - 10)
     watch.look(attempt, beating(0), None)

@@ -12,7 +12,8 @@ import pytest
 from resilience_sdk import hostinfo, job_config
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.monitor import spawn
-from resilience_sdk.monitor.stale import remove_stale, remove_unwatched
+from resilience_sdk.monitor.stale import remove_stale
+from resilience_sdk.session.unwatched import remove_unwatched
 
 ME = os.getpid()
 GONE = (ME, 1)

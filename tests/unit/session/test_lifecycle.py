@@ -103,3 +103,20 @@ def test_a_wrapper_leaves_the_rank_to_what_it_starts(tmp_path):
     """A process that records nothing may be there only to start the one that trains."""
     done = run_script(tmp_path, HELPER, "wraps", RANK="0", WORLD_SIZE="1", RESILIENCE_JOB_ID="job")
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
+
+
+def test_a_script_that_ends_before_its_monitor_leaves_no_pages(tmp_path):
+    """Nobody else would remove them; here the start of a monitor fails, so that there is none."""
+    script = """
+import os
+from resilience_sdk.monitor import spawn
+def refuse(pages):
+    raise OSError("no monitor today")
+spawn.ensure_monitor = refuse
+from resilience_sdk import heartbeat
+with heartbeat():
+    pass
+"""
+    done = run_script(tmp_path, script)
+    assert done.returncode == 0
+    assert [path for path in (tmp_path / "pages").rglob("*") if path.is_file()] == []
