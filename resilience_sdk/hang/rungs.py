@@ -28,7 +28,7 @@ def by_process(scene: Scene) -> CulpritFinding | None:
             f"{scene.where(rank)} is stopped (process state {live[rank].process_state})" for rank in stopped
         )
         return scene.finding(stopped, ("hang", "hang_rank_stopped"), 0.95, Evidence("proc", text))
-    stuck = [rank for rank, state in live.items() if state.process_state == "D"]
+    stuck = _without_leaders(scene, [rank for rank, state in live.items() if state.process_state == "D"])
     if stuck:
         saving = all(_is_saving(scene, rank) for rank in stuck)
         cause = "checkpoint_stall" if saving else "filesystem_stall"
@@ -37,6 +37,17 @@ def by_process(scene: Scene) -> CulpritFinding | None:
         named = stuck if len(stuck) < max(2, len(live)) else ()
         return scene.finding(named, ("storage", cause), 0.9, Evidence("proc", text))
     return _left_early(scene)
+
+
+def _without_leaders(scene: Scene, ranks: list[int]) -> list[int]:
+    """Drop those that came further than another one: they wrote a file at that moment, and nobody waits for it."""
+    states = [state for state in scene.live.values() if state.has_signal]
+    if len(ranks) == len(scene.live) or not states:
+        return ranks
+    use_steps = steps_are_global(states)
+    places = {state.rank: progress(state, use_steps) for state in states}
+    lowest = min(places.values())
+    return [rank for rank in ranks if places.get(rank, lowest) == lowest]
 
 
 def _is_saving(scene: Scene, rank: int) -> bool:

@@ -23,7 +23,7 @@ from resilience_sdk.errors import ResilienceError
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
 from resilience_sdk.lanes import Recorder
-from resilience_sdk.monitor.spawn import MonitorWatch
+from resilience_sdk.monitor.spawn import MonitorWatch, ensure_monitor, is_alive
 from resilience_sdk.rank_page import RankPage, job_page_directory, page_stem
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.run_directory import RunDirectory

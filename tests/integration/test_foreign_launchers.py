@@ -30,12 +30,15 @@ HANGS = {
     "spawn": ((*PYTHON, "foreign.py", "--how", "spawn", "--hang", "5"), 2),
     "fork": ((*PYTHON, "foreign.py", "--how", "fork", "--early", "--hang", "5"), 2),
 }
-# They hang or crash, and somebody ends them: command, or the arguments of `resilience run`, and settings.
-ENDINGS = {
+# They hang, are ended and start again: command, or the arguments of `resilience run`, and settings.
+RESTARTS = {
     "torchrun-kill": ((*RESTARTING, "foreign.py", "--hang", "5"), SHORT | RESTART_SETTINGS),
     "auto-kill": ((*RESTARTING, *AUTO, "plain.py", "--sgd", "--hang", "30"), SHORT | RESTART_SETTINGS),
     "run-plain": (("plain.py", "--sgd", "--hang", "30"), SHORT),
     "run-plainer": (("plain.py", "--steps", "900", "--hang", "500"), SHORT),
+}
+# One rank dies.
+CRASHES = {
     "torchrun-raise": ((*TORCHRUN, "light.py", "raise"), {}),
     "early-raise": ((*PYTHON, "ranks.py", "2", "slurm", "light.py", "raise", "--steps", "0"), {}),
     "ranks-raise": ((*PYTHON, "ranks.py", "2", "slurm", "light.py", "raise", *LONG), {}),
@@ -64,23 +67,33 @@ def started(folder: Path, command: tuple[str, ...], env: dict[str, str]):
     return job(folder, command=command, env=env)
 
 
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    """All jobs that end without anybody's help, over now."""
-
-    folders = {name: tmp_path_factory.mktemp(name) for name in ENDINGS}  # here: pytest's are not for threads
+def run_all(tmp_path_factory, jobs: dict, together: int) -> dict[str, Ended]:
+    """Run jobs that end without anybody's help, some together, and return what is left of each."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in jobs}  # here: pytest's are not for threads
 
     def run(name: str) -> Ended:
-        with started(folders[name], *ENDINGS[name]) as running:
+        with started(folders[name], *jobs[name]) as running:
             return Ended(running)
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(ENDINGS, pool.map(run, ENDINGS), strict=True))
+    with ThreadPoolExecutor(together) as pool:
+        return dict(zip(jobs, pool.map(run, jobs), strict=True))
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory):
+    """All jobs that hang once, over now."""
+    return run_all(tmp_path_factory, RESTARTS, 2)
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory):
+    """All jobs in which a rank dies, over now."""
+    return run_all(tmp_path_factory, CRASHES, 3)
 
 
 @pytest.fixture(scope="module")
 def hung(tmp_path_factory):
-    """All jobs that hang until they are told to go on, over now; `seen` is what was reported before that."""
+    """All jobs that hang until they are told to go on, over now."""
 
     folders = {name: tmp_path_factory.mktemp(name) for name in HANGS}
 
@@ -123,9 +136,9 @@ def test_the_outcome_is_written_where_the_launcher_says_little(hung, name):
     assert outcome["incidents"] == ["0001-hang"]
 
 
-def test_on_hang_kill_lets_torchrun_restart(ended):
+def test_on_hang_kill_lets_torchrun_restart(restarted):
     """The culprit is ended, torchrun starts all ranks again, and the incident knows when they were back."""
-    job_ = ended["torchrun-kill"]
+    job_ = restarted["torchrun-kill"]
     assert job_.code == 0, job_.run.screen
     (found,) = job_.incidents
     assert [culprit["rank"] for culprit in found["culprits"]] == [1]
@@ -140,9 +153,9 @@ def test_on_hang_kill_lets_torchrun_restart(ended):
 
 
 @pytest.mark.parametrize("name", ["auto-kill", "run-plain", "run-plainer"])
-def test_a_script_that_does_not_know_us_is_named_and_restarted(ended, name):
+def test_a_script_that_does_not_know_us_is_named_and_restarted(restarted, name):
     """Optimizer steps, else collectives, tell that it moved; the flight record tells who did not come."""
-    job_ = ended[name]
+    job_ = restarted[name]
     assert job_.code == 0, job_.run.screen
     (found,) = job_.incidents
     assert [culprit["rank"] for culprit in found["culprits"]] == [1]
@@ -157,10 +170,11 @@ def test_a_script_that_does_not_know_us_is_named_and_restarted(ended, name):
 
 
 @pytest.mark.parametrize("name", ["run-plain", "run-plainer"])
-def test_a_restart_says_whether_anything_resumes(ended, name):
+def test_a_restart_says_whether_anything_resumes(restarted, name):
     """A script that saves nothing with us begins anew unless it loads its own state, and is told so."""
     assert (
-        "starting the ranks again (restart 1 of 3): nothing saved by the SDK to resume from" in ended[name].run.screen
+        "starting the ranks again (restart 1 of 3): nothing saved by the SDK to resume from"
+        in restarted[name].run.screen
     )
 
 
@@ -176,9 +190,9 @@ def test_a_restart_says_whether_anything_resumes(ended, name):
         ("auto-raise", "user_code_error", 1),
     ],
 )
-def test_the_first_death_is_named(ended, name, cause, ranks):
+def test_the_first_death_is_named(crashed, name, cause, ranks):
     """A crash incident with culprit, step, cause, exception and stack; its peers are victims; the outcome says so."""
-    job_ = ended[name]
+    job_ = crashed[name]
     assert job_.code != 0
     (found,) = job_.incidents
     (culprit,) = found["culprits"]

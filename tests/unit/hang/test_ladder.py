@@ -67,6 +67,12 @@ def test_a_rank_stuck_in_the_kernel(make, section, cause):
     assert named(find(states)) == ((1,), "storage", cause)
 
 
+def test_a_rank_that_is_ahead_only_writes_a_file(make):
+    """State D for a moment, in a later step than the one that hangs."""
+    states = [make.rank(0, make.beat(0.1), beats=30, process_state="D"), make.rank(1, make.beat(40))]
+    assert named(find(states, {1: OUTSIDE}))[0] == (1,)
+
+
 def test_all_ranks_stuck_in_the_kernel(make):
     """The file system is to blame, no rank is."""
     assert named(find(ranks(make, 2, process_state="D"))) == ((), "storage", "filesystem_stall")
