@@ -137,6 +137,8 @@ class Session:
             self.page.words[at.W_EXIT_STATE] = at.EXIT_ERROR
             step = self.recorder.owner.current_step()
             exceptions.write(self._stem.with_suffix(".error.json"), error, step if step >= 0 else None)
+            if self.config.foreign and not is_alive(self.pages):
+                ensure_monitor(self.pages)  # ranks that die at once may all be gone before anybody started one
 
     def orphan(self) -> None:
         """Give everything up in a forked child: it belongs to the parent."""
