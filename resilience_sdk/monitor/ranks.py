@@ -205,8 +205,19 @@ def _is_ending(pid: int, start_ticks: int) -> bool:
 def wait_status(target: Target) -> int | None:
     """Return the wait status of a process that has ended, which is not a child of ours; None if nobody can tell.
 
-    Linux 6.15 keeps it with the pidfd. Before that it is in /proc until the parent has collected it.
+    It is in /proc until the parent has collected it; from then on Linux 6.15 and later keep it with the pidfd.
     """
+    status = _collected_status(target)
+    if status is None:
+        fields = hostinfo.stat_fields(target.pid)
+        is_it = len(fields) > _WAIT_STATUS_FIELD and int(fields[19]) == target.start_ticks
+        if is_it and fields[0] in ("Z", "X"):
+            return int(fields[_WAIT_STATUS_FIELD])
+        status = _collected_status(target)  # collected between the two looks
+    return status
+
+
+def _collected_status(target: Target) -> int | None:
     info = bytearray(_PIDFD_INFO_BYTES)
     struct.pack_into("=Q", info, 0, _PIDFD_INFO_EXIT)
     with contextlib.suppress(OSError, ValueError):  # no pidfd, or a kernel that does not tell
@@ -214,9 +225,7 @@ def wait_status(target: Target) -> int | None:
         mask, status = struct.unpack_from("=Q52xi", info)
         if mask & _PIDFD_INFO_EXIT:
             return int(status)
-    fields = hostinfo.stat_fields(target.pid)
-    is_it = len(fields) > _WAIT_STATUS_FIELD and int(fields[19]) == target.start_ticks
-    return int(fields[_WAIT_STATUS_FIELD]) if is_it and fields[0] in ("Z", "X") else None
+    return None
 
 
 def remove_files(stem: Path) -> None:

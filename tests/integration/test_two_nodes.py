@@ -11,6 +11,8 @@ import attrs
 import pytest
 from harness import Job, is_running, job
 
+pytestmark = pytest.mark.slow  # two launchers with ranks of their own, three times
+
 DEADLINE_S = 1.0
 ON_TIME_S = 1.5  # beyond the deadline; measured: about 0.5 on an idle machine
 
