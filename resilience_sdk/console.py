@@ -29,6 +29,10 @@ def say(message: str) -> None:
     """Print `message` on standard error, one prefixed line per line; never raises."""
     text = "".join(f"{_PREFIX}{line}\n" for line in printable(message).splitlines())
     with contextlib.suppress(OSError, ValueError, AttributeError):
+        if threading.current_thread() is not threading.main_thread():
+            # A daemon thread that holds the stream's lock while the interpreter shuts down aborts the process.
+            os.write(2, text.encode(errors="replace"))
+            return
         sys.stderr.write(text)
         sys.stderr.flush()
 
