@@ -289,16 +289,21 @@ class DeadlineBook:
         if self._settings.deadline_rule == "nvrx":
             value = entry.nvrx_value(self._settings.safety_factor)
         else:
-            value = self._quantile_value(entry)
+            value = self._quantile_value(entry, self._floor(unnamed))
         if entry.prior is not None and entry.samples.added < _TRUSTED_OVER_PRIOR:
             value = max(entry.prior, value or 0.0)
         return None if value is None else max(value, self._floor(unnamed))
 
-    def _quantile_value(self, entry: Entry) -> float | None:
+    def _quantile_value(self, entry: Entry, floor_s: float) -> float | None:
         if not len(entry.samples):
             return None
         factor = self._settings.safety_factor
-        return max(factor * entry.quantile(QUANTILE), max(1.0, factor / 2) * entry.samples.peak())
+        peak = entry.samples.peak()
+        if max(1.0, factor) * peak <= floor_s:
+            # No quantile is above the peak. To sort the window of a fast loop at each look was a third of the
+            # monitor's work.
+            return floor_s
+        return max(factor * entry.quantile(QUANTILE), max(1.0, factor / 2) * peak)
 
     def _learned_startup(self, entry: Entry | None) -> float | None:
         if entry is None:

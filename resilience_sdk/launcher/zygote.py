@@ -24,6 +24,7 @@ import warnings
 from typing import Any, NoReturn
 
 from resilience_sdk.launcher import worker
+from resilience_sdk.launcher.gloo_teardown import let_threads_finish
 from resilience_sdk.launcher.linux import die_with_parent, opened_devices, thread_count
 from resilience_sdk.launcher.protocol import Channel, Order, Readiness
 
@@ -67,6 +68,7 @@ def main(*, channel_fd: int, launcher_pid: int, mode: str, mask: set[int]) -> No
     order = _Server(channel, launcher_pid, mask).serve()
     # From here on this is a worker. Nothing may catch what the script raises: the interpreter handles it.
     worker.freshen()
+    let_threads_finish()
     worker.run_script(order.script)
 
 

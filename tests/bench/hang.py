@@ -38,7 +38,7 @@ def measure(context: Context) -> list[Figure]:
     seen: set[str] = set()
 
     def look() -> bool:
-        for report in run.glob("incidents/*/report.json"):
+        for report in run.glob("incidents/[0-9]*/report.json"):
             if report.parent.name not in seen:
                 now = time.monotonic()
                 seen.add(report.parent.name)

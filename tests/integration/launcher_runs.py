@@ -59,7 +59,7 @@ class Run:
 
     def incidents(self) -> list[dict[str, Any]]:
         """Return all incident reports."""
-        return [json.loads(p.read_text()) for p in sorted((self.run_dir / "incidents").glob("*/report.json"))]
+        return [json.loads(p.read_text()) for p in sorted((self.run_dir / "incidents").glob("[0-9]*/report.json"))]
 
     def outcome(self) -> dict[str, Any]:
         """Return `outcome.json`."""

@@ -99,3 +99,10 @@ def test_mistakes_end_with_2_before_any_rank_starts(tmp_path):
     assert busy.finish() == 2
     assert "in use by job another" in busy.err
     assert not list(tmp_path.glob("pid-*"))
+
+
+def test_forked_ranks_end_though_gloo_still_holds_the_work_of_a_backward_pass(tmp_path):
+    """torch's reducer joins gloo's thread with the GIL held; without our pause most runs of this script never end."""
+    run = launch(tmp_path, *TWO, "ddp_ends.py")
+    assert run.finish() == 0, run.err
+    assert run.out.splitlines() == ["ended", "ended"]

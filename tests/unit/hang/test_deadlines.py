@@ -176,6 +176,17 @@ def test_the_floor_holds(values, floor):
     assert book.deadline(_open("fwd")) >= floor
 
 
+@given(values=durations, floor=st.floats(0.1, 1e4), factor=st.floats(1, 20))
+def test_the_deadline_is_its_formula_though_the_window_is_not_always_sorted(values, floor, factor):
+    """The largest of factor x quantile, half of the factor x peak, and the floor."""
+    book = DeadlineBook(Settings(timeout_floor=floor, safety_factor=factor))
+    book.add("fwd", "compute", values)
+    ordered = sorted(values)
+    quantile = ordered[math.ceil(0.99 * len(ordered)) - 1]
+    wanted = max(factor * quantile, max(1.0, factor / 2) * ordered[-1], floor)
+    assert book.deadline(_open("fwd")) == wanted
+
+
 def test_what_is_no_duration_is_ignored(make):
     """A torn or absurd value teaches nothing."""
     book = make.book()

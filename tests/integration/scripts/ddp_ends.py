@@ -1,0 +1,23 @@
+"""Ends its process group while gloo's thread may still want the GIL, which the main thread keeps."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train() -> None:
+    """Three backward passes; the reducer goes with this function's frame."""
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    for _ in range(3):
+        model(torch.randn(4, 8)).sum().backward()
+    dist.destroy_process_group()
+
+
+sys.setswitchinterval(1000)
+for _ in range(20):
+    train()
+sys.stdout.write("ended\n")
