@@ -109,6 +109,15 @@ def written_at(pages: Path) -> float | None:
         return None
 
 
+def version(pages: Path) -> tuple[int, int] | None:
+    """Return what changes whenever the configuration is written anew; None where nothing stands. One system call."""
+    try:
+        stat = os.stat(pages / FILE)
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
 def read(pages: Path) -> JobConfig | None:
     """Return the job's configuration, or None when there is none that can be read."""
     with contextlib.suppress(OSError, ValueError, TypeError):

@@ -173,10 +173,13 @@ def _loop(pages: Path, config: JobConfig, watcher: Watcher, in_charge: Callable[
     came = False
     wait_s = 0.0
     failures = 0
+    known: tuple[int, int] | None = None
     while in_charge() and pages.is_dir():
         try:
-            if job_config.read(pages) != config:
-                return  # another job began here, and its ranks start a monitor of their own
+            if (written := job_config.version(pages)) is None or written != known:
+                if job_config.read(pages) != config:
+                    return  # another job began here, and its ranks start a monitor of their own
+                known = written
             wait_s = watcher.round(wait_s)
             failures = 0
         except Exception as error:

@@ -86,3 +86,15 @@ def test_without_start_times_a_pid_that_exists_has_to_do(tmp_path, monkeypatch):
     first = proposal("/a", creator_pid=os.getpid(), creator_ticks=0)
     job_config.agree(tmp_path, first)
     assert job_config.agree(tmp_path, proposal("/b", creator_ticks=0)) == first
+
+
+def test_a_new_agreement_is_a_new_version(tmp_path):
+    """The monitor reads the file again only when this changes, so it must, however soon and alike the next one is."""
+    assert job_config.version(tmp_path) is None
+    seen = set()
+    for _ in range(20):
+        job_config.agree(tmp_path, proposal("/a"))
+        seen.add(job_config.version(tmp_path))
+        job_config.agree(tmp_path, proposal("/b"))
+        seen.add(job_config.version(tmp_path))
+    assert len(seen) == 40
