@@ -11,17 +11,21 @@ faults, a fourth of all short DDP runs hung at their end (docs/design.md has the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-_PAUSE_S = 0.02
-"""Thousands of times what the thread needs, and nothing beside a process's end."""
+_PAUSE_S = 0.002
+_AT_MOST_S = 2.0
+_THREAD = "pt_gloo_runloop"
+_TASKS = Path("/proc/self/task")
 
 
 def let_threads_finish() -> None:
-    """Let `destroy_process_group` give up the GIL for a moment before it begins. Call before user code.
+    """Make `destroy_process_group` wait, without the GIL, until gloo's threads are idle. Call before user code.
 
     That call is what leaves the reducer as the last owner, so whatever gloo's threads still hold they can
     let go of here. Does nothing where torch.distributed is not loaded.
@@ -34,7 +38,30 @@ def let_threads_finish() -> None:
 
     @functools.wraps(destroy)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(_PAUSE_S)
+        _wait_until_idle()
         return destroy(*args, **kwargs)
 
     c10d.destroy_process_group = distributed.destroy_process_group = destroy_process_group
+
+
+def _wait_until_idle() -> None:
+    """Wait for two looks in a row at which all of gloo's threads sleep.
+
+    One is not enough: a thread that waits for the GIL sleeps too. It becomes runnable when the GIL is given up
+    between the looks, and is seen as that until it had its turn, however loaded the machine is.
+    """
+    give_up = time.monotonic() + _AT_MOST_S
+    idle = 0
+    while idle < 2 and time.monotonic() < give_up:
+        time.sleep(_PAUSE_S)
+        idle = idle + 1 if _all_asleep() else 0
+
+
+def _all_asleep() -> bool:
+    with contextlib.suppress(OSError):  # a thread that ended meanwhile, or no /proc: nothing to wait for
+        for task in _TASKS.iterdir():
+            if (task / "comm").read_text().rstrip() != _THREAD:
+                continue
+            if (task / "stat").read_text().rpartition(")")[2].split()[0] != "S":
+                return False
+    return True

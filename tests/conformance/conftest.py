@@ -1,5 +1,6 @@
 """One launch of each probe under each launcher, made when the first test asks for it."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -28,10 +29,13 @@ def launched(tmp_path_factory):
     """Return the function from a probe and names of launchers to their launches; each is made once."""
     folder = tmp_path_factory.mktemp("launches")
     made = {}
+    # Under nohup this is ignored: torchrun, which handles it, gives its workers the default again, we keep it ignored.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def launched(probe, *names):
         plan = {(probe, name): PROBES[probe] for name in names if (probe, name) not in made}
         made.update(launches.launch_all(folder, plan))
         return [made[probe, name] for name in names]
 
-    return launched
+    yield launched
+    signal.signal(signal.SIGHUP, before)
