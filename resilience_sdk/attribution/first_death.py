@@ -21,6 +21,8 @@ from resilience_sdk.incidents.record import Evidence
 _LAUNCHERS_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGCONT, -signal.SIGINT)
 _UNEVEN_CONFIDENCE = 0.6
 _SYMPTOMS_ONLY_CONFIDENCE = 0.3
+_SHUTDOWN_NS = 2_000_000_000
+"""How long after a peer noticed it the process of a rank that finished may end: its connections close first."""
 
 
 @attrs.frozen
@@ -63,10 +65,21 @@ def find_first_death(deaths: Iterable[Death], *, ending_ns: int | None = None) -
     symptoms = [death for death in ordered if judged[death.rank].symptom]
     if not symptoms:
         return FirstDeath((), _failed(ordered), _nothing_seen(ordered))
-    finished = [d for d in ordered if d.exit_code == 0 and d.t_ns <= symptoms[0].t_ns]
+    finished = [d for d in ordered if d.exit_code == 0 and _had_finished(d, symptoms[0].t_ns, ending_ns)]
     if finished:
         return _verdict(ordered, finished, _uneven(finished, judged[symptoms[0].rank]))
     return FirstDeath((), _failed(ordered), _symptoms_only(judged[symptoms[0].rank]))
+
+
+def _had_finished(death: Death, noticed_ns: int, ending_ns: int | None) -> bool:
+    """Tell whether a rank that exited with 0 was done before its peers lost it.
+
+    An exit with 0 after the launcher's signal may be the answer of the script's own handler.
+    """
+    latest_ns = noticed_ns + _SHUTDOWN_NS
+    if ending_ns is not None:
+        latest_ns = min(latest_ns, ending_ns)
+    return death.t_ns <= max(noticed_ns, latest_ns)
 
 
 def _classify(death: Death) -> Classification:

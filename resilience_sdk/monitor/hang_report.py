@@ -10,8 +10,8 @@ from resilience_sdk.incidents import Culprit, Evidence, Incident
 _NEXT = {
     "restart": "  next: the ranks are restarted",
     "kill": "  next: the stuck ranks are ended, so that the launcher's restart policy acts",
-    "report": "  next: nothing is done to it; --on-hang restart under `resilience run`, or "
-    "RESILIENCE_ON_HANG=kill, would end it",
+    "report": "  next: nothing is done to it; `resilience run --on-hang restart` would start the ranks again, "
+    "RESILIENCE_ON_HANG=kill would end them for another launcher to do so",
 }
 
 

@@ -128,7 +128,7 @@ def test_a_hang_is_reported_and_left_alone(hung, name):
     assert (found["kind"], found["action"]) == ("hang", "none")
     assert job_.run.screen.count("HANG: ") == 1
     assert f"HANG: rank {ranks - 1} on " in job_.run.screen
-    assert "RESILIENCE_ON_HANG=kill, would end it" in job_.run.screen
+    assert "RESILIENCE_ON_HANG=kill would end them" in job_.run.screen
     assert not job_.run.events("signal_sent")
     assert len(job_.run.events("rank_start")) >= ranks
 

@@ -74,6 +74,14 @@ def test_a_rank_that_finished_early_left_the_others_alone():
     assert found.classification.cause == "user_uneven_inputs"
 
 
+@pytest.mark.parametrize(("ended_ms", "ending_ms", "culprits"), [(150, 300, (0,)), (150, None, (0,)), (350, 300, ())])
+def test_a_rank_that_finished_may_take_a_moment_to_end(ended_ms, ending_ms, culprits):
+    """Its connections close before its process does; an exit after the launcher's signal may be a handler's."""
+    deaths = [Death(0, 0, None, ended_ms * MS), Death(1, 1, PEER, 100 * MS)]
+    found = find_first_death(deaths, ending_ns=None if ending_ms is None else ending_ms * MS)
+    assert found.culprits == culprits
+
+
 def test_leaving_when_asked_is_nobodys_fault():
     """Ranks that exit 75 are no culprits, whatever their peers' connections say afterwards."""
     found = find_first_death([Death(0, 75, None, MS), Death(1, 1, PEER, 2 * MS)])
