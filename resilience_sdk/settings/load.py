@@ -215,7 +215,7 @@ def _raise(error: ConfigError) -> None:
 
 
 def _warn(error: ConfigError) -> None:
-    say_once(f"settings:{error}", f"{error}; ignored, the default holds")
+    say_once(f"settings:{error}", f"ignored, the default holds: {error}")
 
 
 def _ignore(error: ConfigError) -> None:
