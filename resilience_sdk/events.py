@@ -24,6 +24,7 @@ class Event(str, Enum):
     CKPT_COMMIT = "ckpt_commit"
     CKPT_FAIL = "ckpt_fail"
     CKPT_SKIP = "ckpt_skip"
+    CKPT_QUARANTINE = "ckpt_quarantine"
     RESUME = "resume"
     PREEMPT_NOTICE = "preempt_notice"
     STOP_AGREED = "stop_agreed"

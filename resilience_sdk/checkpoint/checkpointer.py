@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
-import attrs
-
-from resilience_sdk._version import __version__
-from resilience_sdk.checkpoint.commit import remove_tree
-from resilience_sdk.checkpoint.manifest import FileEntry, Manifest
-from resilience_sdk.checkpoint.policy import MTTF_S, SavePolicy, parse_every
-from resilience_sdk.checkpoint.ranks import Ranks, describe, find_ranks, raise_together
-from resilience_sdk.checkpoint.select import Skipped
+from resilience_sdk.checkpoint.choosing import choose
+from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s
+from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
+from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
+from resilience_sdk.checkpoint.saver import GoodCheckpoint, Saver
 from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.console import say
 from resilience_sdk.errors import CheckpointError, ConfigError
 from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
+from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.straggler import section
-
-
-@attrs.frozen
-class GoodCheckpoint:
-    """A checkpoint that is whole: how many steps it has completed, and its directory."""
-
-    step: int
-    path: Path
 
 
 class DataPosition(Protocol):
@@ -70,7 +58,8 @@ class Checkpointer:
         run_dir: str | os.PathLike[str] | RunDirectory,
         every: str | int = "auto",
         keep: int = 2,
-        mttf_s: float = MTTF_S,
+        in_background: bool = False,
+        mttf_s: float | None = None,
         group_readable: bool = False,
         journal: Journal | None = None,
         clock: Clock | None = None,
@@ -81,9 +70,12 @@ class Checkpointer:
             state: What is saved, by name.
             run_dir: The run directory; checkpoints go to `checkpoints/` in it.
             every: A number of steps, a duration such as `"10min"`, or `"auto"`: as often as pays off, given
-                the measured time of a save and `mttf_s`.
+                the measured time of a save (of the stall, in the background) and `mttf_s`.
             keep: How many good checkpoints stay, never fewer than two.
-            mttf_s: Expected time between two failures of the job in seconds.
+            in_background: Let `maybe_save` copy the state and write it in a thread while the training goes on. It
+                takes as much memory of the host as the state has, for good.
+            mttf_s: Expected time between two failures of the job in seconds; None = by the failures that the
+                journal of the run directory has seen, beginning with 3 hours.
             group_readable: Let the group read the files (nobody but the owner may ever write them).
             journal: Where saves and resumes are recorded.
             clock: For tests.
@@ -101,16 +93,34 @@ class Checkpointer:
             run_dir = RunDirectory.create(run_dir, group_readable=group_readable)
         self.values: dict[str, Any] = {}
         self.position: DataPosition | None = None
-        self.last_good: GoodCheckpoint | None = None
         self._state = StateMap(state)
-        self._policy = SavePolicy(parse_every(every), mttf_s=mttf_s)
+        self._mttf_s = mttf_s
+        self._policy = SavePolicy(parse_every(every), mttf_s=PRIOR_MTTF_S if mttf_s is None else mttf_s)
         self._store = CheckpointStore(run_dir.checkpoints, keep=keep, group_readable=group_readable)
         self._journal = journal
+        self._journal_directory = run_dir.journal
         self._clock = clock or SystemClock()
+        self._in_background = in_background
+        self._saver = Saver(
+            self._state, self.values, self._store, self._policy, self._capture_position, self._record, self._clock
+        )
         self._is_started = False
-        self._saved_values: str | None = None
         self._resumed_rng: Mapping[str, Any] | None = None
         self._pending: dict[str, Any] = {}
+
+    @property
+    def last_good(self) -> GoodCheckpoint | None:
+        """The newest checkpoint that is whole: the one resumed, or committed since."""
+        return self._saver.last_good
+
+    @property
+    def expected_save_s(self) -> float:
+        """Seconds that `save` takes, as measured, with what is still being written; 0 before the first. Rank 0's."""
+        saves = 1 if self._saver.settle(0.0) else 2
+        return saves * self._policy.expected_save_s
+
+    def _capture_position(self) -> Any:
+        return None if self.position is None else self.position.capture()
 
     # -- what else travels along
 
@@ -148,186 +158,97 @@ class Checkpointer:
         """
         ranks = find_ranks()
         with section("resume", kind="io"):
+            self._saver.settle(None)  # a run that goes back may still be writing
             # What could not be saved is found before hours of work depend on it.
-            raise_together(ranks, lambda: (self._state.capture_shared(), self._state.capture_rank()))
-            found = ranks.broadcast(self._select() if ranks.rank == 0 else None)
+            raise_together(ranks, self._state.check)
+            found = ranks.broadcast(self._choose() if ranks.rank == 0 else None)
             if found["error"]:
                 raise CheckpointError(found["error"])
             step = int(found["step"])
             if found["name"] is not None:
                 began_s = self._now_s()
-                raise_together(ranks, lambda: self._load(found, ranks))
-                self.last_good = GoodCheckpoint(step, self._store.path_of(step))
+                self._load(found, ranks)
                 if ranks.rank == 0:
-                    say(f"resumed from {self.last_good.path}: step {step} is next")
-                    self._record(
-                        Event.RESUME,
-                        step,
-                        bytes=found["bytes"],
-                        seconds=self._now_s() - began_s,
-                        checkpoint=found["name"],
-                    )
+                    say(f"resumed from {self._store.path_of(step)}: step {step} is next")
+                    facts = {"checkpoint": found["name"], "created_at": found["created_at"], "bytes": found["bytes"]}
+                    self._record(Event.RESUME, step, seconds=self._now_s() - began_s, **facts)
         self._start(step)
         return step
 
-    def _select(self) -> dict[str, Any]:
-        """Return what all ranks load, on rank 0; an error that all must raise is in the answer."""
-        answer: dict[str, Any] = {"error": None, "name": None, "step": 0}
-        try:
-            selection = self._store.find_newest()
-        except OSError as error:
-            reason = f"cannot read {self._store.directory}: {error.strerror}"
-            return {**answer, "error": f"{reason}; so it cannot be told where to go on"}
-        for skipped in selection.skipped:
-            say(f"skipped checkpoint {skipped.name}: {skipped.why}")
-            self._record(Event.CKPT_SKIP, skipped.step, checkpoint=skipped.name, why=skipped.why)
-        manifest = selection.manifest
-        if manifest is None:
-            return {**answer, "error": _refusal(selection.skipped)}
-        return {
-            **answer,
-            "name": selection.name,
-            "step": manifest.step,
-            "bytes": manifest.size,
-            "world_size": manifest.world_size,
-            "files": sorted(manifest.names()),
-        }
+    def _choose(self) -> dict[str, Any]:
+        events = read_journal(self._journal_directory).events
+        if self._mttf_s is None:
+            self._policy.mttf_s = mean_time_to_failure_s(events)
+        return choose(self._store, events, self._record)
 
     def _load(self, found: Mapping[str, Any], ranks: Ranks) -> None:
         from resilience_sdk.checkpoint.payload import encode_values
-        from resilience_sdk.checkpoint.restore import restore
+        from resilience_sdk.checkpoint.restore import Reading
 
-        directory = self._store.directory / found["name"]
-        saved_ranks = found["world_size"]
-        restored = restore(directory, found["files"], saved_ranks, ranks.rank, ranks.size, self._state)
-        # The dict itself stays: the program may hold a reference to it.
-        self.values.clear()
-        self.values.update(restored.values)
-        self._saved_values = encode_values(self.values)
-        self._resumed_rng = restored.rng
-        self._pending = restored.pending
-        if self.position is not None and restored.position is not None:
-            self.position.restore(restored.position, saved_ranks, ranks.size)
+        reading = Reading(self._store.directory / found["name"], found["files"], self._state, ranks)
+
+        def load() -> None:
+            restored = reading.restore(found["world_size"])
+            # The dict itself stays: the program may hold a reference to it.
+            self.values.clear()
+            self.values.update(restored.values)
+            self._resumed_rng = restored.rng
+            self._pending = restored.pending
+            if self.position is not None and restored.position is not None:
+                self.position.restore(restored.position, found["world_size"], ranks.size)
+
+        # Apart, since reading what is spread is collective: one rank that failed before would leave the rest there.
+        raise_together(ranks, reading.prepare)
+        raise_together(ranks, load)
+        self._saver.adopt(int(found["step"]), encode_values(self.values))
 
     # -- save
 
     def maybe_save(self, step: int) -> bool:
-        """Save if it is time to after `step` completed steps; tell whether one was committed. Collective."""
+        """Save if it is time to after `step` completed steps; tell whether one was committed (or begun). Collective."""
         if not self._is_started:
             self._start(step)
         due = self._policy.due(step)
         if due == "ask":
             ranks = find_ranks()
-            answer = ranks.broadcast(self._policy.answer(step, self._now_s()) if ranks.rank == 0 else None)
+            answer = ranks.broadcast(self._answer(step) if ranks.rank == 0 else None)
             if answer is not None:
                 self._policy.next_question = answer
                 return False
-        return due != "no" and self.save(step)
+        return due != "no" and self._checked_save(step, in_background=self._in_background)
+
+    def _answer(self, step: int) -> int | None:
+        """Return None for "save now", else the step at which to ask again; on rank 0."""
+        answer = self._policy.answer(step, self._now_s())
+        return self._policy.postpone(step) if answer is None and not self._saver.settle(0.0) else answer
 
     def save(self, step: int) -> bool:
         """Save after `step` completed steps; tell whether a whole checkpoint of it is there. Collective.
 
-        A failure of any rank means that no rank's part is used: it is reported, and the training goes on.
-        Nothing is written when the last good one is of this very step and `values` are as they were.
+        One that is written in the background is awaited first, and this one is not written in the background. A
+        failure of any rank means that no rank's part is used: it is reported, and the training goes on. Nothing
+        is written when the last good one is of this very step and `values` are as they were.
 
         Raises:
             ConfigError: `step` is no whole number, or several ranks without torch.distributed initialised.
         """
+        return self._checked_save(step, in_background=False)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until what is written in the background is committed or has failed; tell whether that is so.
+
+        Not collective, and it never raises: for the end of a process, with the time that is left, in seconds.
+        """
+        return self._saver.settle(timeout_s)
+
+    def _checked_save(self, step: int, *, in_background: bool) -> bool:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise ConfigError(f"save(step={step!r}): expected the number of completed steps, a whole number")
         ranks = find_ranks()
         if not self._is_started:
             self._start(step)
         with section("checkpoint", kind="io"):
-            return self._save(step, ranks)
-
-    def _save(self, step: int, ranks: Ranks) -> bool:
-        began_s = self._now_s()
-        order = ranks.broadcast(self._open(step) if ranks.rank == 0 else None)
-        if order["is_there"]:
-            return True
-        unfinished = None if order["name"] is None else self._store.directory / order["name"]
-        try:
-            part = {"error": order["error"]}
-            if unfinished is not None:
-                part = self._write_part(step, unfinished, ranks.rank, order["values"])
-            parts = ranks.gather(part)
-            outcome = self._close(step, unfinished, parts, order, began_s) if ranks.rank == 0 else None
-            outcome = ranks.broadcast(outcome)
-        finally:
-            # After a commit the directory has another name; whatever else ends here leaves nothing behind.
-            if ranks.rank == 0 and unfinished is not None:
-                remove_tree(unfinished)
-        self._policy.next_question = outcome["next_question"]
-        if outcome["error"] is None:
-            self.last_good = GoodCheckpoint(step, self._store.path_of(step))
-        return outcome["error"] is None
-
-    def _open(self, step: int) -> dict[str, Any]:
-        """Begin a save on rank 0: make its directory, or find that there is nothing to do."""
-        from resilience_sdk.checkpoint.payload import encode_values
-
-        order: dict[str, Any] = {"is_there": False, "name": None, "error": None, "values": "", "token": ""}
-        try:
-            order["values"] = encode_values(self.values)
-            if self.last_good and self.last_good.step == step and order["values"] == self._saved_values:
-                return {**order, "is_there": True}
-            self._record(Event.CKPT_BEGIN, step)
-            order["token"] = os.urandom(4).hex()
-            order["name"] = self._store.begin(step, order["token"]).name
-        except (OSError, CheckpointError) as error:
-            order["error"] = describe(error)
-        return order
-
-    def _write_part(self, step: int, unfinished: Path, rank: int, values: str) -> dict[str, Any]:
-        """Write this rank's files; an error is part of the answer, since all ranks must learn of it."""
-        from resilience_sdk.checkpoint import payload
-        from resilience_sdk.checkpoint.rng import capture_rng
-
-        mode = self._store.file_mode
-        try:
-            document = {"rng": capture_rng(), "position": self.position.capture() if self.position else None}
-            entries = payload.write_rank(unfinished, rank, document, self._state.capture_rank(), mode=mode)
-            if rank == 0:
-                entries += payload.write_shared(unfinished, self._state.capture_shared(), values, mode=mode)
-        except Exception as error:  # noqa: BLE001 - whatever a state_dict() raises must not end the training
-            return {"error": describe(error), "step": step}
-        return {"error": None, "step": step, "files": [entry.to_json() for entry in entries]}
-
-    def _close(
-        self,
-        step: int,
-        unfinished: Path | None,
-        parts: list[dict[str, Any]],
-        order: Mapping[str, Any],
-        began_s: float,
-    ) -> dict[str, Any]:
-        """Commit on rank 0 if all parts are there, and decide when to look again."""
-        error = _first_error(step, parts)
-        size = 0
-        if error is None and unfinished is not None:
-            files = tuple(FileEntry.from_json(entry) for part in parts for entry in part["files"])
-            versions = {"resilience_sdk": __version__}
-            manifest = Manifest(step, len(parts), files, self._clock.wall_s(), versions)
-            size = manifest.size
-            try:
-                self._store.commit(unfinished, manifest, order["token"])
-            except OSError as failure:
-                error = describe(failure)
-        now_s = self._now_s()
-        seconds = now_s - began_s
-        name = self._store.path_of(step).name
-        if error is None:
-            self._saved_values = order["values"]
-            self._record(Event.CKPT_COMMIT, step, bytes=size, seconds=seconds, checkpoint=name)
-            self._store.retire(order["token"])
-        else:
-            last = f"the last good one is step {self.last_good.step}" if self.last_good else "there is none yet"
-            if unfinished is not None:
-                remove_tree(unfinished)  # before the others hear of it: the disk may be full
-            say(f"checkpoint at step {step} failed: {error}; training goes on, {last}")
-            self._record(Event.CKPT_FAIL, step, error=error, seconds=seconds)
-        return {"error": error, "next_question": self._policy.saved(step, now_s, None if error else seconds)}
+            return self._saver.save(step, ranks, in_background=in_background)
 
     # -- common
 
@@ -342,20 +263,3 @@ class Checkpointer:
     def _record(self, event: Event, step: int, **fields: Any) -> None:
         if self._journal is not None:
             self._journal.emit(event, step=step, **fields)
-
-
-def _first_error(step: int, parts: list[dict[str, Any]]) -> str | None:
-    """Return why these parts are no checkpoint, naming the rank, or None."""
-    for rank, part in enumerate(parts):
-        where = f"rank {rank}: " if len(parts) > 1 else ""
-        if part["error"]:
-            return f"{where}{part['error']}"
-        if part["step"] != step:
-            return f"rank {rank} saves step {part['step']}, rank 0 step {step}: all ranks must save at one step"
-    return None
-
-
-def _refusal(skipped: tuple[Skipped, ...]) -> str | None:
-    """Return why a start from nothing would be wrong: there is a whole checkpoint, but not to be trusted."""
-    reasons = [item.why for item in skipped if item.untrusted]
-    return f"the checkpoints there are refused, and nothing else can be resumed: {reasons[0]}" if reasons else None

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, encode_manifest
+from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, encode_manifest
 from resilience_sdk.checkpoint.select import step_name, step_of
 
 # Three prefixes, so that whoever finds a leftover knows what it may still be good for.
@@ -105,6 +105,8 @@ def commit(unfinished: Path, manifest: Manifest, token: str, *, mode: int = 0o60
     target = checkpoints / step_name(manifest.step)
     data = encode_manifest(manifest)
     write_file(unfinished, MANIFEST_NAME, lambda writer: _write_once(writer, data), mode=mode)
+    if manifest.format > 1:
+        sync_directory(unfinished / SHARDED)
     sync_directory(unfinished)
     aside = None
     if os.path.lexists(target):
@@ -138,6 +140,18 @@ def delete(path: Path, token: str) -> bool:
         return False
     remove_tree(doomed)
     return True
+
+
+def discard(unfinished: Path) -> None:
+    """Remove what a failed save has written, if it is there; never raises.
+
+    It loses its name first: another rank may still put a file there, and then a directory could not be removed.
+    """
+    doomed = unfinished.parent / f"{_DOOMED}{unfinished.name[len(_UNFINISHED) :]}"
+    with contextlib.suppress(OSError):
+        unfinished.rename(doomed)
+        remove_tree(doomed)
+    remove_tree(unfinished)  # where it could not be renamed
 
 
 def clean_leftovers(checkpoints: Path) -> tuple[str, ...]:

@@ -18,11 +18,14 @@ from typing import Any
 
 import attrs
 
-FORMAT = 1
+# Each checkpoint says the oldest format that can read it: 1 = plain files, 2 = also the files of
+# torch.distributed.checkpoint in `sharded/`.
+FORMAT = 2
 MANIFEST_NAME = "manifest.json"
+SHARDED = "sharded"
 
 # Plain names only: a manifest must not be able to point out of its own directory.
-_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_FILE_NAME = re.compile(r"(?:sharded/\.?)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _INTEGER_FIELDS = ("step", "world_size")
 
 
@@ -78,6 +81,11 @@ class Manifest:
         """Bytes of all files together, the manifest itself left out."""
         return sum(entry.size for entry in self.files)
 
+    @property
+    def format(self) -> int:
+        """The oldest format whose readers understand this checkpoint."""
+        return 2 if any(entry.name.startswith(f"{SHARDED}/") for entry in self.files) else 1
+
     def names(self) -> frozenset[str]:
         """Return the names of all files."""
         return frozenset(entry.name for entry in self.files)
@@ -86,7 +94,7 @@ class Manifest:
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as a JSON document that carries its own checksum."""
     body = {
-        "format": FORMAT,
+        "format": manifest.format,
         "step": manifest.step,
         "world_size": manifest.world_size,
         "created_at": manifest.created_at,
@@ -105,9 +113,10 @@ def decode_manifest(data: bytes) -> Manifest:
     body = document.get("manifest") if isinstance(document, dict) else None
     if not isinstance(body, dict) or document.get("crc32") != zlib.crc32(_canonical(body)):
         raise InvalidCheckpointError("its manifest does not match its own checksum")
-    if body.get("format") != FORMAT:
+    if not _is_count(body.get("format")) or not 1 <= body["format"] <= FORMAT:
         raise InvalidCheckpointError(
-            f"its format is {body.get('format')!r}, not {FORMAT}: read it with the version that wrote it"
+            f"its format is {body.get('format')!r}, and this version reads 1 to {FORMAT}: read it with the version "
+            f"that wrote it"
         )
     if not all(_is_count(body.get(name)) for name in _INTEGER_FIELDS) or not isinstance(body.get("files"), list):
         raise InvalidCheckpointError("its manifest lacks fields")

@@ -4,6 +4,8 @@
     values.json         plain values
     rank-00003.json     random number generators and data position of rank 3
     rank-00003.pt       state of its data loader and generators, where there is any
+    sharded/            what is spread over the ranks, by torch.distributed.checkpoint, where there is any
+    sharded.json        the names of the entries that are in there
 
 Our own state is JSON; the two .pt files are read by `torch.load(weights_only=True)` alone.
 """
@@ -25,6 +27,7 @@ from resilience_sdk.errors import CheckpointError
 
 SHARED = "state.pt"
 VALUES = "values.json"
+SPREAD = "sharded.json"
 
 # How long a directory made on another node may take to appear here (attribute caches of NFS).
 _APPEARS_WITHIN_S = 5.0
@@ -63,12 +66,17 @@ def _scalar(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is not plain")
 
 
-def write_shared(directory: Path, shared: Mapping[str, Any], values: str, *, mode: int) -> list[FileEntry]:
-    """Write what is the same on all ranks; raises `OSError`."""
-    return [
+def write_shared(
+    directory: Path, shared: Mapping[str, Any], values: str, spread: list[str], *, mode: int
+) -> list[FileEntry]:
+    """Write what is the same on all ranks, and the names of what is spread over them; raises `OSError`."""
+    entries = [
         write_file(directory, SHARED, _torch_save(shared), mode=mode),
         write_file(directory, VALUES, _text(values), mode=mode),
     ]
+    if spread:
+        entries.append(write_file(directory, SPREAD, _text(json.dumps({"entries": spread})), mode=mode))
+    return entries
 
 
 def write_rank(

@@ -15,13 +15,15 @@ from typing import Literal
 
 import attrs
 
+from resilience_sdk.checkpoint.history import PRIOR_MTTF_S
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.settings.parse import checkpoint_every, duration_s
 
-MTTF_S = 3 * 3600.0
 _ASSUMED_BYTES_PER_S = 200e6
 _ASSUMED_OVERHEAD_S = 0.05
 _WINDOW = 5
+# An asynchronous save costs the training little, but the disk and the memory bandwidth work for all of it.
+_MOST_WRITING = 0.5
 
 
 @attrs.frozen
@@ -44,8 +46,14 @@ def parse_every(value: str | int) -> Every:
 
 
 def best_interval_s(write_s: float, mttf_s: float) -> float:
-    """Return the interval in seconds that loses least to saving and to repeated work (Young, 1974)."""
-    return math.sqrt(2.0 * write_s * mttf_s)
+    """Return the interval in seconds that loses least to saving and to repeated work: sqrt(2 * write * MTTF).
+
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974; the time from
+    the end of one save to the begin of the next. J. T. Daly, "A higher order estimate of the optimum checkpoint
+    interval for restart dumps", FGCS 22(3), 2006, adds terms that matter only where a save takes a good part of
+    the MTTF; as there, the interval is bounded by the MTTF.
+    """
+    return min(math.sqrt(2.0 * write_s * mttf_s), mttf_s)
 
 
 class SavePolicy:
@@ -54,11 +62,13 @@ class SavePolicy:
     Steps count completed ones; times are seconds of one clock, handed in by the caller.
     """
 
-    def __init__(self, every: Every, *, mttf_s: float = MTTF_S) -> None:
+    def __init__(self, every: Every, *, mttf_s: float = PRIOR_MTTF_S) -> None:
         self.every = every
         self.mttf_s = mttf_s
         self.next_question = 0
         self._write_s: deque[float] = deque(maxlen=_WINDOW)
+        self._whole_s: deque[float] = deque(maxlen=_WINDOW)  # until committed, also where the training went on
+        self._least_s = 0.0
         self._assumed_write_s = _ASSUMED_OVERHEAD_S
         self._last_step = 0
         self._last_s = 0.0
@@ -84,7 +94,22 @@ class SavePolicy:
         if self.every.seconds is not None:
             return self.every.seconds
         write_s = statistics.median(self._write_s) if self._write_s else self._assumed_write_s
-        return best_interval_s(write_s, self.mttf_s)
+        return max(best_interval_s(write_s, self.mttf_s), self._least_s)
+
+    @property
+    def expected_save_s(self) -> float:
+        """Seconds until a save would be committed: the longest of the last few; 0 before the first. Rank 0's."""
+        return max(self._whole_s, default=0.0)
+
+    def measured(self, stall_s: float, write_s: float) -> None:
+        """Take note of an asynchronous save: it held the training up for `stall_s` and wrote for `write_s`."""
+        self._write_s.append(stall_s)
+        self._whole_s.append(write_s)
+        self._least_s = write_s / _MOST_WRITING
+
+    def postpone(self, step: int) -> int:
+        """Return when to ask again where a save cannot begin yet, since the one before it is still written."""
+        return step + max(1, (step - self._last_step) // 8)
 
     def answer(self, step: int, now_s: float) -> int | None:
         """Return None for "save now", else the step at which to ask again; on rank 0 only."""
@@ -101,6 +126,7 @@ class SavePolicy:
         """Take note of a save (or of a failed try: `write_s` None) and return the next question; rank 0."""
         if write_s is not None:
             self._write_s.append(write_s)
+            self._whole_s.append(write_s)
         self._last_step = self._mark_step = step
         self._last_s = self._mark_s = now_s
         return step + 1

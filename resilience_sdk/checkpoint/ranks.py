@@ -21,6 +21,7 @@ class Ranks(Protocol):
 
     rank: int
     size: int
+    group: Any  # a process group on the CPU for torch's own collectives; None where there is one rank
 
     def broadcast(self, message: Any) -> Any:
         """Return rank 0's `message` (a JSON value) on every rank."""
@@ -36,6 +37,7 @@ class Alone:
 
     rank = 0
     size = 1
+    group = None
 
     def broadcast(self, message: Any) -> Any:
         """Return `message`."""
@@ -61,7 +63,7 @@ class ProcessGroupRanks:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.world = dist.group.WORLD
-        self._group = self.world if dist.get_backend() == "gloo" else dist.new_group(timeout=_PATIENCE, backend="gloo")
+        self.group = self.world if dist.get_backend() == "gloo" else dist.new_group(timeout=_PATIENCE, backend="gloo")
 
     def broadcast(self, message: Any) -> Any:
         """Return rank 0's `message` on every rank; collective."""
@@ -70,11 +72,11 @@ class ProcessGroupRanks:
 
         data = _encode(message) if self.rank == 0 else b""
         length = torch.tensor([len(data)])
-        dist.broadcast(length, 0, group=self._group)
+        dist.broadcast(length, 0, group=self.group)
         buffer = torch.zeros(int(length), dtype=torch.uint8)
         if self.rank == 0:
             buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        dist.broadcast(buffer, 0, group=self._group)
+        dist.broadcast(buffer, 0, group=self.group)
         return json.loads(bytes(buffer.tolist()))
 
     def gather(self, message: Any) -> list[Any]:
@@ -84,11 +86,11 @@ class ProcessGroupRanks:
 
         data = _encode(message)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(data)]), group=self._group)
+        dist.all_gather(lengths, torch.tensor([len(data)]), group=self.group)
         width = max(int(length) for length in lengths)
         padded = torch.frombuffer(bytearray(data.ljust(width)), dtype=torch.uint8)
         rows = [torch.zeros(width, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(rows, padded, group=self._group)
+        dist.all_gather(rows, padded, group=self.group)
         # JSON does not mind the spaces that fill a row up.
         return [json.loads(bytes(row.tolist())) for row in rows]
 
@@ -151,8 +153,19 @@ def raise_together(ranks: Ranks, action: Callable[[], object]) -> None:
 
 def describe(error: BaseException) -> str:
     """Return what a person needs to know of an exception, in one line where its text is one."""
+    failures = getattr(error, "failures", None)  # of torch.distributed.checkpoint: by rank, with tracebacks
+    if isinstance(failures, dict) and failures:
+        rank, (cause, _) = sorted(failures.items(), key=lambda item: int(item[0]))[0]
+        return f"rank {rank}: {describe(cause)}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
     if isinstance(error, (CheckpointError, ConfigError, InvalidCheckpointError)):
         return str(error)
     return f"{type(error).__name__}: {error}"
+
+
+def new_background_group(patience_s: float) -> Any:
+    """Return a gloo group of all ranks for a thread beside the training's own collectives. Collective."""
+    import torch.distributed as dist
+
+    return dist.new_group(timeout=datetime.timedelta(seconds=patience_s), backend="gloo")

@@ -14,12 +14,18 @@ _STEP_NAME = re.compile(r"step-(?P<step>\d{8,18})")
 
 @attrs.frozen
 class Skipped:
-    """A checkpoint that a resume passed over. `untrusted`: whole, but somebody else could have written it."""
+    """A checkpoint that a resume passed over.
+
+    `untrusted`: whole, but somebody else could have written it. `quarantined`: whole, but the run fails after it;
+    `created_at` (Unix seconds) then tells which writing of that step is meant.
+    """
 
     name: str
     step: int
     why: str
     untrusted: bool = False
+    quarantined: bool = False
+    created_at: float | None = None
 
 
 @attrs.frozen
@@ -45,14 +51,21 @@ def step_of(name: str) -> int | None:
     return step if step_name(step) == name else None
 
 
-def select_newest(names: Iterable[str], examine: Callable[[str], Manifest]) -> Selection:
+def select_newest(
+    names: Iterable[str],
+    examine: Callable[[str], Manifest],
+    distrust: Callable[[str, Manifest], str | None] = lambda _name, _manifest: None,
+) -> Selection:
     """Return the newest checkpoint among the directory entries `names` that `examine` accepts.
 
     `examine` returns the manifest of a valid checkpoint and raises `InvalidCheckpointError` otherwise. It is
     asked from the newest down and only until one is valid, since a full examination reads every byte.
+    `distrust` returns why a valid one is in quarantine, or None; if there is nothing else, the newest of these is
+    taken after all: to start from nothing would be worse.
     """
     steps = {name: step for name in names if (step := step_of(name)) is not None}
     skipped: list[Skipped] = []
+    last_resort: tuple[Skipped, Manifest] | None = None
     for name in sorted(steps, key=lambda item: steps[item], reverse=True):
         try:
             manifest = examine(name)
@@ -61,5 +74,13 @@ def select_newest(names: Iterable[str], examine: Callable[[str], Manifest]) -> S
         except InvalidCheckpointError as error:
             skipped.append(Skipped(name, steps[name], error.reason, error.untrusted))
             continue
-        return Selection(name, manifest, tuple(skipped))
+        why = distrust(name, manifest)
+        if why is None:
+            return Selection(name, manifest, tuple(skipped))
+        item = Skipped(name, steps[name], why, quarantined=True, created_at=manifest.created_at)
+        last_resort = last_resort or (item, manifest)
+        skipped.append(item)
+    if last_resort is not None:
+        item, manifest = last_resort
+        return Selection(item.name, manifest, tuple(other for other in skipped if other is not item))
     return Selection(None, None, tuple(skipped))

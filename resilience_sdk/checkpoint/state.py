@@ -2,6 +2,7 @@
 
 An entry of `state` is one of
 
+* sharded: a module, optimizer or tensor that is spread over the ranks (see `sharded`). Every rank writes its part;
 * shared: a module, an optimizer, a scheduler, a scaler, anything with `state_dict` and `load_state_dict`, or
   a plain tensor. It is the same on every rank, so rank 0 writes it for all;
 * per rank: a data loader or sampler with `state_dict`, or a `torch.Generator`. Every rank writes its own;
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import reprlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from resilience_sdk.checkpoint import sharded
 from resilience_sdk.errors import CheckpointError, ConfigError
 
 Kind = Literal["shared", "rank", "counted"]
@@ -53,8 +55,34 @@ class StateMap:
                 self.per_rank[name] = item
 
     def capture_shared(self) -> dict[str, Any]:
-        """Return what rank 0 writes; raises `CheckpointError` for what could not be loaded again."""
-        return {name: capture(name, item) for name, item in self.shared.items()}
+        """Return what rank 0 writes for all; raises `CheckpointError` for what could not be loaded again."""
+        spread = self.sharded
+        return {name: capture(name, item) for name, item in self.shared.items() if name not in spread}
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules among the shared entries, without wrappers."""
+        return {name: unwrap(item) for name, item in self.shared.items() if isinstance(item, nn.Module)}
+
+    @property
+    def sharded(self) -> dict[str, Any]:
+        """The entries of which each rank has a part, without wrappers; raises `ConfigError` for an optimizer alone.
+
+        An optimizer that has taken no step has no state yet, and its options are the same on all ranks.
+        """
+        found = {}
+        for name in sorted(sharded.find_sharded(self.shared)):
+            item = unwrap(self.shared[name])
+            if isinstance(item, torch.optim.Optimizer):
+                sharded.find_owner(name, item, self.modules)
+            if not isinstance(item, torch.optim.Optimizer) or item.state:
+                found[name] = item
+        return found
+
+    def check(self) -> None:
+        """Raise `CheckpointError` or `ConfigError` for what could not be saved or loaded again; changes nothing."""
+        self.capture_shared()
+        self.capture_rank()
 
     def capture_rank(self) -> dict[str, Any]:
         """Return what this rank writes; raises `CheckpointError` as `capture_shared`."""
@@ -67,20 +95,28 @@ class StateMap:
         except Exception:  # noqa: BLE001 - a guess; the save itself reports what is wrong
             return 0
 
-    def apply_shared(self, saved: Mapping[str, Any]) -> tuple[str, ...]:
+    def apply_shared(self, saved: Mapping[str, Any], spread: Collection[str] = ()) -> tuple[str, ...]:
         """Put back what `capture_shared` returned; return saved names that nobody asks for.
 
-        Raises `CheckpointError` when an entry is not in the checkpoint or does not fit.
+        `spread` names what the checkpoint has in parts; it is left alone here. Raises `CheckpointError` when an
+        entry is not in the checkpoint or does not fit.
         """
-        missing = [name for name in self.shared if name not in saved]
+        missing = [name for name in self.shared if name not in saved and name not in spread]
         if missing:
             raise CheckpointError(
-                f"the checkpoint has no {_listed(missing)}, only {_listed(saved)}: resume with the same "
+                f"the checkpoint has no {_listed(missing)}, only {_listed([*saved, *spread])}: resume with the same "
                 f"names in state, or start over in another run directory"
             )
+        here_sharded = sharded.find_sharded(self.shared)
         for name, item in self.shared.items():
-            apply(name, item, saved[name])
-        return tuple(name for name in saved if name not in self.shared)
+            if name in spread:
+                continue
+            if name in here_sharded:
+                with fitting(name):
+                    sharded.apply_whole(name, unwrap(item), saved[name], self.modules)
+            else:
+                apply(name, item, saved[name])
+        return tuple(name for name in [*saved, *spread] if name not in self.shared)
 
 
 def classify(name: str, item: Any) -> Kind:
@@ -133,7 +169,7 @@ def capture(name: str, item: Any) -> Any:
 
 def apply(name: str, item: Any, saved: Any) -> None:
     """Put the state of one entry back; raises `CheckpointError` naming it when it does not fit."""
-    try:
+    with fitting(name):
         if isinstance(item, torch.Generator):
             item.set_state(saved)
         elif isinstance(item, torch.Tensor):
@@ -143,11 +179,24 @@ def apply(name: str, item: Any, saved: Any) -> None:
                 item.copy_(saved)
         else:
             unwrap(item).load_state_dict(saved)
-    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"the checkpoint does not fit state[{name!r}]: {error}\n"
-            f"Resume with the program that wrote it, or start over in another run directory."
-        ) from error
+
+
+class fitting:  # noqa: N801 - used like a function
+    """Turns what an object raises on a state that does not fit into a `CheckpointError` that names the entry."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        """Watch the block."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """Raise the `CheckpointError`."""
+        if isinstance(error, (RuntimeError, ValueError, KeyError, TypeError, AttributeError)):
+            raise CheckpointError(
+                f"the checkpoint does not fit state[{self._name!r}]: {error}\n"
+                f"Resume with the program that wrote it, or start over in another run directory."
+            ) from error
 
 
 def _loadable(value: Any, place: str) -> Any:
@@ -168,8 +217,8 @@ def _loadable(value: Any, place: str) -> Any:
         return value.item()
     if isinstance(value, torch.Tensor):
         raise CheckpointError(
-            f"{place} is a {kind.__name__}: sharded and other special tensors cannot be saved by this "
-            f"version; leave it out of state and save it with torch.distributed.checkpoint"
+            f"{place} is a {kind.__name__}: such tensors are saved only as parameters of a "
+            f"module, in the state of its optimizer, or as an entry of state themselves"
         )
     raise CheckpointError(
         f"{place} is a {kind.__module__}.{kind.__qualname__}, which could not be loaded without running "

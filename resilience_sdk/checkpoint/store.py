@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from resilience_sdk.checkpoint.commit import begin, clean_leftovers, commit, delete
+from resilience_sdk.checkpoint.history import CheckpointId
 from resilience_sdk.checkpoint.manifest import Manifest
 from resilience_sdk.checkpoint.retention import find_deletable
 from resilience_sdk.checkpoint.select import Selection, select_newest, step_name
@@ -34,10 +36,18 @@ class CheckpointStore:
             clean_leftovers(self.directory)
             self._is_clean = True
 
-    def find_newest(self) -> Selection:
-        """Return the newest checkpoint of which every byte is there, and why newer ones were skipped."""
+    def find_newest(self, quarantined: Mapping[CheckpointId, str] | None = None) -> Selection:
+        """Return the newest checkpoint of which every byte is there, and why newer ones were skipped.
+
+        `quarantined` ones are taken only if there is nothing else.
+        """
         self.clean()
-        selection = select_newest(os.listdir(self.directory), self._examine)
+        reasons = quarantined or {}
+        selection = select_newest(
+            os.listdir(self.directory),
+            self._examine,
+            lambda name, manifest: reasons.get(CheckpointId(name, manifest.created_at)),
+        )
         if selection.name is not None:
             self._known_good.add(selection.name)
         return selection

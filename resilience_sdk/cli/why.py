@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from resilience_sdk.cli.checkpoint_notes import find_notes, render_notes
 from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser, when
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.incidents import Culprit, Incident, IncidentStore
 from resilience_sdk.incidents.report import compact_ranks, headline
+from resilience_sdk.journal import read_journal
 from resilience_sdk.run_directory import RunDirectory
 
 _MOST_CULPRITS = 8
@@ -22,13 +24,18 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     run_dir = open_run_dir(options.run_dir)
     incidents = _chosen(_read(run_dir), options.incident, last=options.last)
+    is_part = options.last or options.incident is not None
+    notes = [] if is_part else find_notes(read_journal(run_dir.journal).events)
     if options.json:
-        print_json({"incidents": [incident.to_json() for incident in incidents]})
-    elif not incidents:
+        checkpoints = {"checkpoints": notes} if notes else {}
+        print_json({"incidents": [incident.to_json() for incident in incidents], **checkpoints})
+        return 0
+    if not incidents:
         print_lines([f"no incident in {run_dir.path}"])
-    else:
-        for number, incident in enumerate(incidents):
-            print_lines(([""] if number else []) + render(incident, str(run_dir.incidents)))
+    for number, incident in enumerate(incidents):
+        print_lines(([""] if number else []) + render(incident, str(run_dir.incidents)))
+    if notes:
+        print_lines(["", *render_notes(notes)])
     return 0
 
 

@@ -188,6 +188,19 @@ class Settings:
         "Time from a preemption notice to the end, where the scheduler does not tell.",
         metavar=_SECONDS,
     )
+    cloud_notices: str = _option(
+        "off",
+        parse.choice_or_off("aws", "gcp", "azure"),
+        "Cloud whose metadata service is asked whether it is about to take the machine away.",
+        metavar="{off,aws,gcp,azure}",
+    )
+    cloud_endpoint: str | None = _option(
+        None,
+        parse.base_url,
+        "Address of that service, where it is not the cloud's own.",
+        metavar="URL",
+        shown="http://169.254.169.254",
+    )
     checkpoint_every: str | int = _option(
         "auto",
         parse.checkpoint_every,
@@ -199,6 +212,11 @@ class Settings:
         parse.whole_number(2),
         "How many good checkpoints are kept; never fewer than two, so that a bad one has a predecessor.",
         metavar="N",
+    )
+    checkpoint_async: bool = _option(
+        False,
+        parse.switch,
+        "Write checkpoints in a thread while the training goes on; takes as much memory of the host as the state has.",
     )
     group_readable: bool = _option(
         False, parse.switch, "Let the group read the run directory (mode 0750 instead of 0700)."

@@ -38,6 +38,7 @@ _NOTHING = frozenset({"", "none", "null", "~", "learned"})
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
 _REALTIME = re.compile(r"(?:SIG)?(?P<base>RTMIN|RTMAX)(?P<offset>[+-]\d+)?", re.IGNORECASE)
+_BASE_URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?", re.IGNORECASE)
 # Those that no process can handle: asking for them is always a mistake.
 _NOT_CATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
 
@@ -160,6 +161,22 @@ def choice(*allowed: str, optional: bool = False) -> Parser:
         return text
 
     return parse
+
+
+def choice_or_off(*allowed: str) -> Parser:
+    """Return a parser that accepts one of `allowed` or `off`, which YAML reads as false."""
+    read = choice("off", *allowed)
+    return lambda value: read("off" if value is False else value)
+
+
+def base_url(value: Any) -> str | None:
+    """Return the address of a web service without a slash at its end, or None."""
+    if is_nothing(value):
+        return None
+    text = value.strip() if isinstance(value, str) else ""
+    if not _BASE_URL.fullmatch(text):
+        raise ValueError("expected a URL such as http://127.0.0.1:8080")
+    return text.rstrip("/")
 
 
 def path_text(value: Any) -> str | None:

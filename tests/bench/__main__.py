@@ -19,7 +19,7 @@ from tests.bench import machine
 from tests.bench.figures import Context, Figure, table
 
 # Cheapest first: what follows heats the machine up.
-MODULES = ("imports", "primitives", "monitor_cost", "restart", "hang")
+MODULES = ("imports", "primitives", "monitor_cost", "checkpoints", "restart", "hang")
 
 
 def main() -> int:

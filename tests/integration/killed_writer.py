@@ -23,8 +23,8 @@ from resilience_sdk.checkpoint.verify import verify_checkpoint
 WATCHED = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir"}
 
 
-def make(run_dir, size=64):
-    return Checkpointer({"weight": torch.zeros(size)}, run_dir=run_dir, every=1)
+def make(run_dir, size=64, in_background=False):
+    return Checkpointer({"weight": torch.zeros(size)}, run_dir=run_dir, every=1, in_background=in_background)
 
 
 def die_at(operation):
@@ -56,6 +56,22 @@ def save_third(run_dir, operation):
     checkpointer.resume()
     die_at(operation)
     checkpointer.save(3)
+
+
+def save_third_behind(run_dir, operation):
+    """The same in a thread, while this one trains: the process dies in the middle of what nobody waits for."""
+    checkpointer = make(run_dir, in_background=True)
+    checkpointer.resume()
+    die_at(operation)
+    checkpointer.maybe_save(3)
+    checkpointer.wait()
+    assert checkpointer.last_good.step == 3
+
+
+def save_for_ever_behind(run_dir):
+    checkpointer = make(run_dir, size=300_000, in_background=True)
+    for step in range(3, 1_000_000):
+        checkpointer.maybe_save(step)
 
 
 def save_for_ever(run_dir):
@@ -94,23 +110,25 @@ def main(root):
     first.save(1)
     first.save(2)
     faults, killed = [], 0
-    for operation in range(1, 1000):
-        run_dir = root / "run"
-        shutil.copytree(template, run_dir)
-        _, status = os.waitpid(in_child(lambda where=run_dir, at=operation: save_third(where, at)), 0)
-        faults += [f"killed at operation {operation}: {fault}" for fault in find_faults(run_dir, 2)]
-        shutil.rmtree(run_dir)
-        if os.WIFEXITED(status):
-            faults += [] if os.WEXITSTATUS(status) == 0 else [f"the writer failed with {status}"]
-            break
-        killed += 1
+    for third in (save_third, save_third_behind):
+        for operation in range(1, 1000):
+            run_dir = root / "run"
+            shutil.copytree(template, run_dir)
+            _, status = os.waitpid(in_child(lambda where=run_dir, at=operation, save=third: save(where, at)), 0)
+            faults += [f"{third.__name__} at operation {operation}: {fault}" for fault in find_faults(run_dir, 2)]
+            shutil.rmtree(run_dir)
+            if os.WIFEXITED(status):
+                faults += [] if os.WEXITSTATUS(status) == 0 else [f"the writer failed with {status}"]
+                break
+            killed += 1
     chance = random.Random(7)
     big = root / "big"
     first = make(big, size=300_000)
     first.save(1)
     first.save(2)
-    for _ in range(12):
-        pid = in_child(lambda: save_for_ever(big))
+    for number in range(16):
+        for_ever = save_for_ever_behind if number % 2 else save_for_ever
+        pid = in_child(lambda act=for_ever: act(big))
         time.sleep(chance.uniform(0.005, 0.06))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -44,6 +44,13 @@ def test_a_time_is_decided_by_rank_0_alone(outcome):
     assert first["timed"] == second["timed"] == [17, 27, 37, 47, 57]
 
 
+def test_ranks_meet_in_the_background(outcome):
+    """Each rank's thread writes its part, and each learns whether it was committed; a rank that fails is named."""
+    for report in outcome[0]["ranks"]:
+        assert report["behind"] == [True, True, 70, True, True, 70]
+    assert "checkpoint at step 71 failed: rank 1: File too large" in outcome[1]
+
+
 def test_ranks_that_disagree_are_told(outcome):
     """A save at different steps is refused on all ranks; a state that does not fit on one is raised on both."""
     first, second = outcome[0]["ranks"]
@@ -55,6 +62,6 @@ def test_ranks_that_disagree_are_told(outcome):
 
 def test_a_ddp_checkpoint_loads_without_ddp(outcome):
     """One process resumes what two DDP ranks saved, and says what cannot be restored."""
-    assert outcome[0]["alone"] == 57
+    assert outcome[0]["alone"] == 70
     assert outcome[0]["same_weights"]
     assert "saved by 2 ranks, resumed by 1" in outcome[1]

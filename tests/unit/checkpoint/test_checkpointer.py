@@ -9,17 +9,23 @@ from torch import nn
 
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.errors import CheckpointError, ConfigError
+from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal, read_journal
 
 
-def make(tmp_path, *, every=2, keep=2, values=None):
+def make(tmp_path, *, every=2, keep=2, values=None, attempt=0, in_background=False):
     torch.manual_seed(0)
     model = nn.Linear(8, 8)
     optimizer = torch.optim.Adam(model.parameters())
     (tmp_path / "journal").mkdir(exist_ok=True)
-    journal = Journal(tmp_path / "journal", writer="rank0", host="h", boot_id="b", job="j")
+    journal = Journal(tmp_path / "journal", writer="rank0", host="h", boot_id="b", job="j", attempt=attempt)
     checkpointer = Checkpointer(
-        {"model": model, "optimizer": optimizer}, run_dir=tmp_path, every=every, keep=keep, journal=journal
+        {"model": model, "optimizer": optimizer},
+        run_dir=tmp_path,
+        every=every,
+        keep=keep,
+        journal=journal,
+        in_background=in_background,
     )
     checkpointer.values.update(values or {})
     return model, optimizer, checkpointer
@@ -35,6 +41,14 @@ def train(model, optimizer):
 
 def events(tmp_path, name):
     return [event for event in read_journal(tmp_path / "journal").events if event["event"] == name]
+
+
+def fail_after_resume(tmp_path, attempt):
+    """Resume as `attempt`, and journal that it crashed: what a launcher or a monitor writes."""
+    _, _, checkpointer = make(tmp_path, attempt=attempt)
+    step = checkpointer.resume()
+    checkpointer._journal.emit(Event.INCIDENT, kind="crash", id=f"{attempt:04d}-crash", category="numerics")
+    return step
 
 
 def steps_on_disk(tmp_path):
@@ -240,3 +254,40 @@ def test_loader_and_generator_state_go_with_the_rank(tmp_path):
     checkpointer.add_data("late", late)
     assert (data.position, late.position) == (5, 7)
     assert torch.rand(2, generator=generator).tolist() == expected
+
+
+def test_a_checkpoint_after_which_the_run_fails_twice_is_passed_over(tmp_path, capsys):
+    """The third resume takes the one before it, says so, journals it once, and a new save of the step is clean."""
+    _, _, checkpointer = make(tmp_path)
+    checkpointer.save(2)
+    checkpointer.save(4)
+    assert [fail_after_resume(tmp_path, attempt) for attempt in (1, 2)] == [4, 4]
+    assert "quarantine" not in capsys.readouterr().err
+    _, _, third = make(tmp_path, attempt=3)
+    assert third.resume() == 2
+    assert "checkpoint step-00000004 is in quarantine: the run failed soon after" in capsys.readouterr().err
+    assert make(tmp_path, attempt=4)[2].resume() == 2
+    (event,) = events(tmp_path, "ckpt_quarantine")
+    assert (event["checkpoint"], event["step"]) == ("step-00000004", 4)
+    assert "2 times (last: 0002-crash)" in event["why"]
+    assert third.save(4)
+    assert make(tmp_path, attempt=5)[2].resume() == 4
+
+
+def test_the_only_checkpoint_is_resumed_whatever_happened_after_it(tmp_path, capsys):
+    """To start from nothing would be worse than to fail once more; it is said."""
+    make(tmp_path)[2].save(4)
+    assert [fail_after_resume(tmp_path, attempt) for attempt in (1, 2, 3)] == [4, 4, 4]
+    assert "is resumed again, though the run failed soon" in capsys.readouterr().err
+
+
+def test_auto_takes_the_failures_of_the_journal(tmp_path):
+    """With failures in the journal, the interval of `auto` becomes shorter."""
+    _, _, first = make(tmp_path, every="auto")
+    first.resume()
+    before = first._policy.interval_s
+    for attempt in range(4):
+        make(tmp_path, attempt=attempt)[2]._journal.emit(Event.INCIDENT, kind="crash", id=f"{attempt}")
+    _, _, second = make(tmp_path, every="auto", attempt=5)
+    second.resume()
+    assert second._policy.interval_s == pytest.approx(before / 5**0.5, rel=0.01)

@@ -72,7 +72,7 @@ def test_deep_nesting_is_refused():
 
 def test_another_format_names_the_cure():
     """A checkpoint of another format says which version to use."""
-    text = encode_manifest(ONE).replace(b'"format": 1', b'"format": 2')
+    text = encode_manifest(ONE).replace(b'"format": 1', b'"format": 3')
     body = text[text.index(b'"manifest": ') + 12 : -2]
     crc = zlib.crc32(json.dumps(json.loads(body), sort_keys=True, separators=(",", ":")).encode())
     with pytest.raises(InvalidCheckpointError, match="version that wrote it"):

@@ -68,6 +68,24 @@ def test_auto_follows_the_measured_time_of_a_save():
     assert all(gap == pytest.approx(408.0, abs=1.5) for gap in gaps)
 
 
+def test_young_s_interval_is_exact_and_bounded():
+    """sqrt(2 * write * MTTF), and never longer than the time to the next failure."""
+    assert best_interval_s(2.0, 900.0) == 60.0
+    assert best_interval_s(0.5, 3600.0) == 60.0
+    assert best_interval_s(800.0, 100.0) == 100.0
+    assert best_interval_s(90.0, 100.0) == 100.0
+
+
+def test_a_save_in_the_background_is_counted_by_its_stall_and_bounded_by_its_writing():
+    """A short stall allows frequent saves, but the disk is left alone for as long as it wrote."""
+    policy = SavePolicy(Every(), mttf_s=7200.0)
+    policy.measured(stall_s=0.25, write_s=10.0)
+    assert policy.interval_s == 60.0
+    policy.measured(stall_s=0.25, write_s=90.0)
+    assert policy.interval_s == 180.0
+    assert policy.expected_save_s == 90.0
+
+
 def test_a_bigger_state_is_assumed_to_take_longer():
     """Before the first save, the size of the state gives the guess."""
     small, big = SavePolicy(Every()), SavePolicy(Every())

@@ -41,6 +41,19 @@ def test_the_newest_valid_one_is_taken_and_newer_ones_are_explained(steps, stray
     assert all("torn" in skipped.why for skipped in selection.skipped)
 
 
+@given(STEPS, st.data())
+def test_quarantined_ones_are_the_last_resort(steps, data):
+    """The newest valid one outside the quarantine is taken; if there is none, the newest inside."""
+    valid = {step for step in steps if data.draw(st.booleans())}
+    bad = {step for step in valid if data.draw(st.booleans())}
+    selection = select_newest(
+        map(step_name, steps), examine_with(valid), lambda name, _: "it fails" if step_of(name) in bad else None
+    )
+    best = max(valid - bad, default=max(valid, default=None))
+    assert selection.name == (None if best is None else step_name(best))
+    assert selection.name not in {skipped.name for skipped in selection.skipped}
+
+
 def test_a_checkpoint_under_a_wrong_name_is_skipped():
     """A directory that was renamed by hand does not pass for another step."""
     selection = select_newest(["step-00000007"], lambda name: Manifest(8, 1, (FileEntry("a", 1, 1),)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.checkpoint.commit import begin, commit, write_file
+from resilience_sdk.checkpoint.commit import begin, commit, discard, write_file
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError, Manifest
 from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.checkpoint.trust import find_trust_fault
@@ -66,6 +66,35 @@ def test_a_file_torn_at_any_byte_is_found(store, data):
         return
     assert selection.name == "step-00000010"
     assert [skipped.name for skipped in selection.skipped] == ["step-00000020"]
+
+
+def test_no_truncation_and_no_flipped_bit_is_ever_loaded(store):
+    """Every prefix of every file, one bit of every byte of every file: each time the checkpoint is refused."""
+    victim = store.path_of(20)
+    flaws = 0
+    for path in sorted(victim.iterdir()):
+        content = path.read_bytes()
+        is_manifest = path.name == "manifest.json"
+        damages = [content[:end] for end in range(len(content) - is_manifest)]  # but for its last line feed
+        damages += [
+            content[:place] + bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :]
+            for place in range(len(content) - is_manifest)
+        ]
+        for damaged in damages:
+            path.write_bytes(damaged)
+            try:
+                verify_checkpoint(victim)
+            except InvalidCheckpointError as error:
+                flaws += bool(error.reason)
+            else:
+                pytest.fail(f"{path.name} was taken for whole")
+        path.unlink()
+        with pytest.raises(InvalidCheckpointError, match=f"{path.name} is missing"):
+            verify_checkpoint(victim)
+        path.write_bytes(content)
+        path.chmod(0o600)
+    assert flaws > 2000
+    assert verify_checkpoint(victim).step == 20
 
 
 def test_no_manifest_no_checkpoint(store):
@@ -136,3 +165,14 @@ def test_a_commit_replaces_a_damaged_one_of_the_same_step(store):
     put(store.directory, 20)
     assert store.find_newest().name == "step-00000020"
     assert len(list(store.directory.iterdir())) == 2
+
+
+def test_a_failed_save_is_gone_at_once_whoever_still_writes(tmp_path):
+    """Its name is gone though a file is open in it, and a late file of another rank finds no place."""
+    unfinished = begin(tmp_path, 3, "t0")
+    with (unfinished / "state.pt").open("w"):
+        discard(unfinished)
+        with pytest.raises(FileNotFoundError):
+            (unfinished / "late").write_text("")
+    assert list(tmp_path.iterdir()) == []
+    discard(unfinished)

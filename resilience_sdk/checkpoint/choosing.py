@@ -1,0 +1,73 @@
+"""Which checkpoint all ranks load, as rank 0 finds it out, and what is said of those that are passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from resilience_sdk.checkpoint.history import CheckpointId, find_quarantined
+from resilience_sdk.checkpoint.select import Selection, Skipped
+from resilience_sdk.checkpoint.store import CheckpointStore
+from resilience_sdk.console import say
+from resilience_sdk.events import Event
+
+
+def choose(store: CheckpointStore, events: Iterable[Mapping[str, Any]], emit: Callable[..., None]) -> dict[str, Any]:
+    """Return what all ranks load as a JSON value; an error that all must raise is in it. On rank 0.
+
+    `events` are those of the journal so far; `emit(event, step, **fields)` adds to it.
+    """
+    answer: dict[str, Any] = {"error": None, "name": None, "step": 0}
+    events = tuple(events)
+    quarantined = find_quarantined(events)
+    try:
+        selection = store.find_newest(quarantined)
+    except OSError as error:
+        reason = f"cannot read {store.directory}: {error.strerror}"
+        return {**answer, "error": f"{reason}; so it cannot be told where to go on"}
+    _tell(selection, quarantined, events, emit)
+    manifest = selection.manifest
+    if manifest is None:
+        return {**answer, "error": _refusal(selection.skipped)}
+    return {
+        **answer,
+        "name": selection.name,
+        "step": manifest.step,
+        "created_at": manifest.created_at,
+        "bytes": manifest.size,
+        "world_size": manifest.world_size,
+        "files": sorted(manifest.names()),
+    }
+
+
+def _tell(
+    selection: Selection,
+    quarantined: Mapping[CheckpointId, str],
+    events: Iterable[Mapping[str, Any]],
+    emit: Callable[..., None],
+) -> None:
+    """Say and journal why newer checkpoints are not taken."""
+    known = {
+        (event.get("checkpoint"), event.get("created_at"))
+        for event in events
+        if event.get("event") == Event.CKPT_QUARANTINE.value
+    }
+    for skipped in selection.skipped:
+        if skipped.quarantined:
+            say(f"checkpoint {skipped.name} is in quarantine: {skipped.why}; an older one is resumed")
+            if (skipped.name, skipped.created_at) not in known:
+                facts = {"checkpoint": skipped.name, "created_at": skipped.created_at, "why": skipped.why}
+                emit(Event.CKPT_QUARANTINE, skipped.step, **facts)
+        else:
+            say(f"skipped checkpoint {skipped.name}: {skipped.why}")
+            emit(Event.CKPT_SKIP, skipped.step, checkpoint=skipped.name, why=skipped.why)
+    if selection.name is not None and selection.manifest is not None:
+        why = quarantined.get(CheckpointId(selection.name, selection.manifest.created_at))
+        if why is not None:
+            say(f"checkpoint {selection.name} is resumed again, though {why}: there is no older one")
+
+
+def _refusal(skipped: tuple[Skipped, ...]) -> str | None:
+    """Return why a start from nothing would be wrong: there is a whole checkpoint, but not to be trusted."""
+    reasons = [item.why for item in skipped if item.untrusted]
+    return f"the checkpoints there are refused, and nothing else can be resumed: {reasons[0]}" if reasons else None

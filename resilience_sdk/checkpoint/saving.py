@@ -1,0 +1,105 @@
+"""What one rank does for one save: take its part of the state, write it, and, on rank 0, commit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk._version import __version__
+from resilience_sdk.checkpoint import payload, sharded
+from resilience_sdk.checkpoint.manifest import FileEntry, Manifest
+from resilience_sdk.checkpoint.ranks import Ranks, describe
+from resilience_sdk.checkpoint.rng import capture_rng
+from resilience_sdk.checkpoint.staging import Staging
+from resilience_sdk.checkpoint.state import StateMap
+from resilience_sdk.checkpoint.store import CheckpointStore
+from resilience_sdk.checkpoint.trackers import capture_trackers
+
+
+@attrs.frozen
+class Part:
+    """What one rank writes. `spread` is this rank's part of what is sharded; `shared` is empty but on rank 0."""
+
+    document: Mapping[str, Any]
+    own: Mapping[str, Any]
+    shared: Mapping[str, Any]
+    spread: Mapping[str, Any]
+    values: str
+
+
+def capture_part(state: StateMap, position: Any, rank: int, values: str) -> Part:
+    """Take this rank's part of the live objects by reference, and its data position.
+
+    Collective for some kinds of sharding. Whatever a `state_dict()` raises passes through.
+    """
+    document = {
+        "rng": capture_rng(),
+        "position": position,
+        "trackers": capture_trackers(),
+    }
+    spread = sharded.capture(state.sharded, state.modules)
+    return Part(document, state.capture_rank(), state.capture_shared() if rank == 0 else {}, spread, values)
+
+
+def copy_part(part: Part, staging: Staging) -> Part:
+    """Return a copy that the training cannot change; what is spread is copied by torch.distributed.checkpoint."""
+    copied = staging.copy({"own": part.own, "shared": part.shared})
+    return attrs.evolve(part, own=copied["own"], shared=copied["shared"])
+
+
+def write_part(part: Part, directory: Path, ranks: Ranks, *, mode: int, spread: Any = None) -> dict[str, Any]:
+    """Write one rank's files and return what rank 0 must know; an error is part of the answer. Never raises.
+
+    Collective where there is something spread, unless `spread` is the future of its writing.
+    """
+    rank = ranks.rank
+    try:
+        # First what is collective: a rank that failed before it would leave the others waiting in it.
+        if spread is not None:
+            spread.result()
+        elif part.spread:
+            sharded.save(directory, part.spread, ranks)
+        entries = sharded.entries_of(directory, rank, mode=mode) if part.spread else []
+        entries += payload.write_rank(directory, rank, part.document, part.own, mode=mode)
+        if rank == 0:
+            entries += payload.write_shared(directory, part.shared, part.values, sorted(part.spread), mode=mode)
+    except BaseException as error:
+        # A save that fails must not end the training. What DCP raises is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "CheckpointException":
+            raise
+        return {"error": _with_space(describe(error), directory)}
+    return {"error": None, "files": [entry.to_json() for entry in entries]}
+
+
+def seal(store: CheckpointStore, parts: list[Any], unfinished: Path, step: int, token: str, now: float) -> Manifest:
+    """Commit on rank 0 what all ranks have written; raises `OSError`, and nothing is visible then."""
+    files = tuple(FileEntry.from_json(entry) for part in parts for entry in part["files"])
+    manifest = Manifest(step, len(parts), files, now, {"resilience_sdk": __version__})
+    store.commit(unfinished, manifest, token)
+    return manifest
+
+
+def first_error(parts: list[dict[str, Any]], step: int | None = None) -> str | None:
+    """Return why these parts are no checkpoint (of `step`), naming the rank, or None."""
+    for rank, part in enumerate(parts):
+        if part["error"]:
+            # What DCP has told all ranks of names the rank already.
+            is_named = len(parts) == 1 or part["error"].startswith("rank ")
+            return str(part["error"]) if is_named else f"rank {rank}: {part['error']}"
+        if step is not None and part["step"] != step:
+            return f"rank {rank} saves step {part['step']}, rank 0 step {step}: all ranks must save at one step"
+    return None
+
+
+def _with_space(reason: str, directory: Path) -> str:
+    """Return `reason`, and that the disk is full where torch's own writers have swallowed that."""
+    try:
+        status = os.statvfs(directory)
+    except OSError:
+        return reason
+    is_full = status.f_blocks > 0 and (status.f_bavail == 0 or status.f_files > 0 == status.f_favail)
+    return f"{reason}; the file system is full" if is_full and "No space left" not in reason else reason

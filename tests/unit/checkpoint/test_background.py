@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.background import await_close, await_parts, leave_part
+from resilience_sdk.checkpoint.staging import Staging
+from resilience_sdk.events import Event
+from resilience_sdk.journal import Journal, read_journal
+
+ROOT = Path(__file__).parents[3]
+
+
+class Held(Journal):
+    """A journal whose commits wait for a word: so a save in the background takes as long as a test wants."""
+
+    def __init__(self, directory):
+        super().__init__(directory, writer="rank0", host="h", boot_id="b", job="j")
+        self.go = threading.Event()
+
+    def emit(self, event, **fields):
+        if event is Event.CKPT_COMMIT:
+            assert self.go.wait(30)
+        super().emit(event, **fields)
+
+
+def make(tmp_path, weight, journal=None):
+    return Checkpointer({"weight": weight}, run_dir=tmp_path, every=1, in_background=True, journal=journal)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    (tmp_path / "journal").mkdir()
+    held = Held(tmp_path / "journal")
+    yield held
+    held.go.set()
+
+
+def test_what_is_saved_is_the_state_at_the_save(tmp_path, journal):
+    """The training changes its tensors while they are written, and the checkpoint has them as they were."""
+    weight = torch.arange(100_000.0)
+    checkpointer = make(tmp_path, weight, journal)
+    assert checkpointer.maybe_save(1)
+    weight.zero_()
+    assert not checkpointer.wait(0.0)
+    assert checkpointer.last_good is None
+    assert checkpointer.expected_save_s == 0.0
+    journal.go.set()
+    assert checkpointer.wait(30)
+    assert checkpointer.expected_save_s > 0.0
+    assert checkpointer.last_good.step == 1
+    assert make(tmp_path, weight).resume() == 1
+    assert torch.equal(weight, torch.arange(100_000.0))
+    (commit,) = [event for event in read_journal(tmp_path / "journal").events if event["event"] == "ckpt_commit"]
+    assert 0 < commit["stall_s"] < commit["seconds"]
+
+
+def test_a_save_that_is_due_too_soon_is_left_out_and_said(tmp_path, journal, capsys):
+    """While one is written, no other begins and nobody waits; the next one that is due is made."""
+    checkpointer = make(tmp_path, torch.zeros(3), journal)
+    assert checkpointer.maybe_save(1)
+    assert not checkpointer.maybe_save(2)
+    assert "still being written" in capsys.readouterr().err
+    journal.go.set()
+    assert checkpointer.wait(30)
+    assert checkpointer.maybe_save(3)
+    assert checkpointer.wait(30)
+    assert checkpointer.last_good.step == 3
+
+
+def test_an_explicit_save_waits_for_the_one_in_the_background(tmp_path, journal):
+    """After `save`, its step is on disk, and so is the one before."""
+    weight = torch.zeros(3)
+    checkpointer = make(tmp_path, weight, journal)
+    assert checkpointer.maybe_save(1)
+    threading.Timer(0.05, journal.go.set).start()
+    weight.fill_(2.0)
+    assert checkpointer.save(2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000001", "step-00000002"]
+    weight.zero_()
+    assert make(tmp_path, weight).resume() == 2
+    assert weight.tolist() == [2.0, 2.0, 2.0]
+
+
+ENDING = """
+import os, sys, torch
+from resilience_sdk import lanes
+from resilience_sdk.checkpoint import Checkpointer
+
+lanes.disable()
+for name in ("end", "leave", "fail"):
+    if os.fork() == 0:
+        break
+    os.wait()
+else:
+    sys.exit()
+state = {"weight": torch.ones(3_000_000)}
+assert Checkpointer(state, run_dir=f"{sys.argv[1]}/{name}", every=1, in_background=True).maybe_save(1)
+if name == "leave":
+    sys.exit(75)
+assert name == "end"
+"""
+
+
+def test_the_end_of_the_process_waits_for_the_commit(tmp_path):
+    """A script that ends, leaves or fails while a checkpoint is being written leaves a whole one."""
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-W", "ignore", "-c", ENDING, str(tmp_path)]
+    done = subprocess.run(command, env=env, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("AssertionError") == 1
+    for name in ("end", "leave", "fail"):
+        weight = torch.zeros(3_000_000)
+        assert make(tmp_path / name, weight).resume() == 1
+        assert weight[-1] == 1
+
+
+def test_copies_share_nothing_and_keep_what_belongs_to_them():
+    """Tied tensors stay tied, containers keep their types and a module's metadata, buffers are used again."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    weight = torch.ones(4)
+    state = {"model": model.state_dict(), "tied": [weight, weight], "rest": (1, "a", bytearray(b"x"), None)}
+    staging = Staging()
+    first = staging.copy(state)
+    assert first["tied"][0] is first["tied"][1]
+    assert first["rest"] == (1, "a", bytearray(b"x"), None)
+    assert first["model"]._metadata == state["model"]._metadata
+    weight.zero_()
+    model[0].weight.data.zero_()
+    assert first["tied"][0].tolist() == [1.0] * 4
+    assert first["model"]["0.weight"].abs().sum() > 0
+    second = staging.copy(state)
+    assert second["tied"][0].data_ptr() == first["tied"][0].data_ptr()
+    assert second["tied"][0].tolist() == [0.0] * 4
+
+
+def test_rank_0_waits_for_the_parts_of_all(tmp_path):
+    """Parts appear whole; their files are gone afterwards, since they are no part of a checkpoint."""
+    own = {"error": None, "files": []}
+    other = {"error": None, "files": [["rank-00001.json", 1, 2]]}
+    threading.Timer(0.05, leave_part, (tmp_path, 1, other)).start()
+    assert await_parts(tmp_path, own, 2, patience_s=30) == [own, other]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_a_rank_ends_the_wait_and_silence_does_too(tmp_path):
+    """Nobody waits for the rest of what cannot become a checkpoint; a rank that says nothing is named."""
+    leave_part(tmp_path, 2, {"error": "disk full"})
+    parts = await_parts(tmp_path, {"error": None}, 3, patience_s=30)
+    assert [part["error"] for part in parts] == [None, None, "disk full"]
+    parts = await_parts(tmp_path, {"error": None}, 2, patience_s=0.0)
+    assert "has not written its part" in parts[1]["error"]
+
+
+def test_other_ranks_see_the_commit_and_the_failure(tmp_path):
+    """The unfinished directory is gone, and either the checkpoint is there or it is not."""
+    unfinished, target = tmp_path / ".tmp", tmp_path / "step"
+    assert await_close(unfinished, target)["error"]
+    target.mkdir()
+    (target / "manifest.json").write_text(json.dumps({}))
+    assert await_close(unfinished, target) == {"error": None}
