@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from resilience_sdk._version import __version__
 
 if TYPE_CHECKING:
-    from resilience_sdk import adapters, attribution, checkpoint, faults, straggler
+    from resilience_sdk import adapters, attribution, checkpoint, faults, preemption, straggler
     from resilience_sdk.errors import (
         CheckpointError,
         ConfigError,
@@ -48,6 +48,7 @@ _PUBLIC = {
     "current_run": ("session.run", "current_run"),
     "faults": ("faults", ""),
     "heartbeat": ("heartbeats", "heartbeat"),
+    "preemption": ("preemption", ""),
     "start_run": ("session.run", "start_run"),
     "straggler": ("straggler", ""),
 }
@@ -68,6 +69,7 @@ __all__ = [
     "current_run",
     "faults",
     "heartbeat",
+    "preemption",
     "start_run",
     "straggler",
 ]

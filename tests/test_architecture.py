@@ -15,7 +15,7 @@ PACKAGE = ROOT / "resilience_sdk"
 FLOORS: dict[int, set[str]] = {
     0: {"_version", "clock", "console", "environ", "errors", "events", "faults", "hostinfo", "settings", "whole_file"},
     1: {"incidents", "job_config", "journal", "lease", "outcome", "rank_page", "run_directory"},
-    2: {"attribution", "checkpoint", "hang", "heartbeats", "lanes", "straggler"},
+    2: {"attribution", "checkpoint", "hang", "heartbeats", "lanes", "preemption", "straggler"},
     3: {"monitor", "session"},
     4: {"launcher"},
     5: {"__main__", "adapters", "auto", "cli", "demo"},
@@ -27,6 +27,7 @@ NEIGHBOURS = {
     ("faults", "console"), ("faults", "errors"), ("console", "errors"),
     ("lease", "run_directory"), ("incidents", "journal"),
     ("heartbeats", "lanes"), ("straggler", "lanes"), ("checkpoint", "straggler"),
+    ("preemption", "lanes"),
     ("session", "monitor"),  # only monitor.spawn: a rank starts the monitor of its node
     ("__main__", "cli"), ("cli", "demo"),
 }  # fmt: skip

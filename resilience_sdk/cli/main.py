@@ -37,9 +37,16 @@ COMMANDS = {
         "run a script on all ranks, with restart (a drop-in for torchrun)",
         reads_only=False,
     ),
+    "supervise": Command(
+        "resilience_sdk.cli.supervise",
+        "run a command again until training is complete",
+        reads_only=False,
+    ),
+    "preempt": Command("resilience_sdk.cli.preempt", "ask a running job to save and stop"),
     "status": Command("resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents"),
     "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
     "outcome": Command("resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory"),
+    "slurm": Command("resilience_sdk.cli.slurm", "print a batch script for Slurm, with signal, requeue and resume"),
     "demo": Command(
         "resilience_sdk.demo",
         "train a small model on 2 CPU ranks while it is hung and killed",

@@ -17,9 +17,11 @@ from resilience_sdk.launcher.attempt_files import AttemptFiles, RankTrace
 from resilience_sdk.launcher.decision import EndedBy
 from resilience_sdk.launcher.ranks import RankExit, RankProcesses
 from resilience_sdk.launcher.signals import SignalInbox
+from resilience_sdk.preemption.scheduler import end_time
 from resilience_sdk.settings import Settings
 
 _TICK_S = 1.0  # chores only: a death or a signal ends the wait at once
+_MARGIN_S = 2.0  # before the scheduler's end, for what the launcher itself has to write
 _SETTLE_S = 0.5  # how long a rank that only lost its peers may be followed by the one that was lost
 
 
@@ -139,7 +141,7 @@ class Attempt:
             forward = signal.SIGINT if request is signal.SIGINT else signal.SIGTERM
             grace = self._settings.term_grace
         else:
-            grace = self._settings.preempt_time
+            grace = time_to_leave(self._settings.preempt_time)
             say(f"{request.name}: asking the ranks to save and leave within {grace:g} s")
             self._journal.emit(Event.PREEMPT_NOTICE, source=request.name, time_left_s=grace)
             forward = request
@@ -176,6 +178,12 @@ class Attempt:
                 ended_by_launcher=end.ended_by_us,
             )
         self._reported = len(self.ranks.exits)
+
+
+def time_to_leave(preempt_time_s: float) -> float:
+    """Return the seconds that ranks have to save and leave: not beyond the scheduler's end, where it told one."""
+    end = end_time()
+    return preempt_time_s if end is None else max(0.0, min(preempt_time_s, end - time.time() - _MARGIN_S))
 
 
 def _signal_name(number: int) -> str:

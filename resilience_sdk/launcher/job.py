@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import traceback
 from collections.abc import Callable
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import attrs
 
-from resilience_sdk.checkpoint.manifest import MANIFEST_NAME
-from resilience_sdk.checkpoint.select import step_of
 from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
@@ -23,6 +20,7 @@ from resilience_sdk.launcher.attempt_files import AttemptFiles, RankTrace, excep
 from resilience_sdk.launcher.closing import read_exit_code, restart_line
 from resilience_sdk.launcher.decision import AttemptEnd, Decision, EndedBy, decide
 from resilience_sdk.launcher.evidence import Facts
+from resilience_sdk.launcher.newest import newest_checkpoint
 from resilience_sdk.launcher.node_ends import read_end
 from resilience_sdk.launcher.relay import NodeRelay
 from resilience_sdk.launcher.reporter import Finding, Reporter
@@ -92,6 +90,7 @@ class Job:
         self._history: list[AttemptEnd] = []
         self._incidents: list[str] = []
         self._number = 0
+        self._stops_before = 0
         self._started_s = time.monotonic()
         self._last_fault: str | None = None
 
@@ -164,6 +163,7 @@ class Job:
         self._journal.emit(
             Event.ATTEMPT_START, ranks=ranks, world_size=agent.world_size, node=agent.node, nodes=agent.nodes
         )
+        self._stops_before = self._stops_agreed()
         self._started_s = time.monotonic()
         self._chores()  # now: while the monitor comes up nobody would see a rank die
         try:
@@ -212,7 +212,7 @@ class Job:
             checkpoint_before=before,
             checkpoint_after=newest_checkpoint(self._run_dir),
             lasted_s=None if self._files.directory is None else time.monotonic() - self._started_s,
-            stop_agreed=not set(codes.values()) - {0, EXIT_PREEMPTED} and self._stop_agreed(),
+            stop_agreed=not set(codes.values()) - {0, EXIT_PREEMPTED} and self._stops_agreed() > self._stops_before,
         )
         return self._reporter.conclude(facts, self._files.hang_verdict(self._number), ending.first_ns)
 
@@ -228,9 +228,10 @@ class Job:
                 )
         return traces
 
-    def _stop_agreed(self) -> bool:
+    def _stops_agreed(self) -> int:
+        """Count the stops of this attempt's number: a requeued job has the key and the numbers of the one before."""
         events = read_journal(self._run_dir.journal).events
-        return any(
+        return sum(
             event["event"] == Event.STOP_AGREED.value
             and event.get("attempt") == self._number
             and event.get("job") == self._key
@@ -272,19 +273,3 @@ class Job:
         lines = str(error).splitlines() or [type(error).__name__]
         reason = f"the nodes did not meet ({type(error).__name__}: {lines[0]})"
         return Decision(Verdict.GIVE_UP, EXIT_FAILED, reason, 0)
-
-
-def newest_checkpoint(run_dir: RunDirectory) -> int | None:
-    """Return the step of the newest complete checkpoint (one with a manifest), or None."""
-    newest: int | None = None
-    try:
-        names = os.listdir(run_dir.checkpoints)
-    except OSError:
-        return None
-    for name in names:
-        step = step_of(name)
-        if step is None or (newest is not None and step <= newest):
-            continue
-        if (run_dir.checkpoints / name / MANIFEST_NAME).is_file():
-            newest = step
-    return newest

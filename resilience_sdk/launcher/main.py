@@ -22,6 +22,7 @@ from resilience_sdk.hostinfo import boot_id, host_name, process_is_gone, process
 from resilience_sdk.job_config import JobConfig, agree
 from resilience_sdk.journal import Journal, redact_argv
 from resilience_sdk.launcher.decision import Decision
+from resilience_sdk.launcher.init_process import below_init
 from resilience_sdk.lease import RENEW_INTERVAL_S, Lease, current_holder
 from resilience_sdk.monitor.spawn import MonitorWatch, read_state
 from resilience_sdk.outcome import EXIT_FAILED, EXIT_INTERRUPTED, Outcome, Verdict, write_outcome
@@ -42,6 +43,10 @@ _SET_ASIDE_S = 5.0  # how long a node waits for another one that is setting the 
 
 def main(argv: Sequence[str]) -> int:
     """Run a job as the arguments say and return the exit code (the contract's: 0, 1, 2, 75, 76, 77, 130)."""
+    return below_init(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str]) -> int:
     from resilience_sdk.launcher import env, options
     from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 

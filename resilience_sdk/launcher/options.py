@@ -142,6 +142,11 @@ def most_nodes(args: argparse.Namespace) -> int:
     return int(most)
 
 
+def known_options() -> dict[str, bool]:
+    """Return every spelling of every option of `resilience run`, and whether a value follows it."""
+    return {name: action.nargs != 0 for action in _parser()._actions for name in action.option_strings}
+
+
 def _parser() -> argparse.ArgumentParser:
     from torch.distributed.run import get_args_parser
 

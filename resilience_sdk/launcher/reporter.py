@@ -16,7 +16,7 @@ from resilience_sdk.console import say_once
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
 from resilience_sdk.incidents import Evidence, Incident, IncidentStore
-from resilience_sdk.journal import Journal
+from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.launcher import evidence, node_ends
 from resilience_sdk.launcher.decision import AttemptEnd, EndedBy
 from resilience_sdk.launcher.evidence import Facts
@@ -53,6 +53,7 @@ class Reporter:
         """Write into `run_dir`; events go to `journal`, and what other nodes need to know through `relay`."""
         self._store = IncidentStore(run_dir.path, explain=meaning)
         self._journal = journal
+        self._journal_dir = run_dir.journal
         self._relay = relay
         self._term_grace_s = term_grace_s
 
@@ -146,6 +147,12 @@ class Reporter:
         told = "no checkpoint was completed in this attempt"
         if end.made_checkpoint:
             told = f"saved: the checkpoint after step {end.checkpoint_after}"
+        lost = None
+        stops = [event["step"] for event in self._told(Event.STOP_AGREED, facts) if isinstance(event.get("step"), int)]
+        if stops:
+            lost = max(0, max(stops) - (end.checkpoint_after or 0))
+            told += f"; all ranks stopped after step {max(stops)}, {lost} steps lost"
+        asked = ", ".join(dict.fromkeys(str(event.get("source")) for event in self._told(Event.PREEMPT_NOTICE, facts)))
         codes = ", ".join(f"rank {rank}: {code}" for rank, code in sorted(end.exit_codes.items())[:16])
         known_cause = classification("preemption_sigterm", 0.9)
         incident = Incident(
@@ -156,9 +163,23 @@ class Reporter:
             cause=known_cause.cause,
             action=known_cause.action,
             confidence=known_cause.confidence,
-            evidence=(Evidence("checkpoint", told), Evidence("exit", f"exit codes: {codes or 'none'}")),
+            lost_steps=lost,
+            evidence=(
+                Evidence("notice", asked or "nobody is known to have asked"),
+                Evidence("checkpoint", told),
+                Evidence("exit", f"exit codes: {codes or 'none'}"),
+            ),
         )
         return self._write("preemption", incident, facts)
+
+    def _told(self, name: Event, facts: Facts) -> list[Mapping[str, Any]]:
+        """Return this attempt's events of that name; a requeued job has the numbers of the one before."""
+        began = time.time() - (facts.lasted_s or float("inf"))
+        return [
+            event
+            for event in read_journal(self._journal_dir).events
+            if event["event"] == name.value and event.get("attempt") == facts.attempt and event["t"] >= began
+        ]
 
     def _write(self, kind: str, incident: Incident, facts: Facts) -> str | None:
         pages = {r: snapshot_to_json(t.snapshot) for r, t in facts.traces.items() if t.snapshot is not None}

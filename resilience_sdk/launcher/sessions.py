@@ -34,6 +34,11 @@ def kill_members(leaders: Mapping[int, int | None]) -> None:
         time.sleep(0.002)
 
 
+def any_left(leader: int, born: int | None) -> bool:
+    """Tell whether a process other than `leader` lives in the session or group that it led; False if unknown."""
+    return bool(_members({leader: born}))
+
+
 def _members(leaders: Mapping[int, int | None]) -> list[int] | None:
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]

@@ -114,7 +114,9 @@ class DeathWatch:
         final = [watched for watched in ranks if watched.snapshot.attempt == attempt]
         clean = all(is_clean(watched) for watched in final)
         codes = [code for watched in final if (code := exit_code(watched)) is not None]
-        if clean:
+        if clean and self._stop_agreed(attempt, began):
+            verdict, code, reason = Verdict.PREEMPTED, 75, "all ranks stopped at the agreed step"
+        elif clean:
             verdict, code, reason = Verdict.FINISHED, 0, "all ranks ended well"
         elif any(code == 75 for code in codes):
             verdict, code, reason = Verdict.PREEMPTED, 75, "the job was asked to leave"
@@ -136,6 +138,12 @@ class DeathWatch:
                 attempts=attempt + 1,
                 incidents=tuple(i.id for i in self._store.all() if i.id and (i.detected_at or 0.0) >= began),
             ),
+        )
+
+    def _stop_agreed(self, attempt: int, began: float) -> bool:
+        return any(
+            event["event"] == Event.STOP_AGREED.value and event.get("attempt") == attempt and event["t"] >= began
+            for event in read_journal(Path(self._config.run_dir) / "journal").events
         )
 
     def _began_at(self) -> float:

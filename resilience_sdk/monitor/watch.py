@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk import console, hostinfo, job_config
+from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
 from resilience_sdk.hang import (
     Confirmation,
@@ -25,9 +26,10 @@ from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.evidence import collect_evidence
-from resilience_sdk.monitor.foreign import DeathWatch, is_clean
+from resilience_sdk.monitor.foreign import DeathWatch, exit_code, is_clean
 from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.nodes import Nodes
+from resilience_sdk.monitor.preemption import StopCoordinator, watch_cloud
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank
 from resilience_sdk.monitor.recovery import RecoveryWatch
 from resilience_sdk.monitor.respond import HangResponse
@@ -53,6 +55,14 @@ class Watcher:
         self._store = IncidentStore(config.run_dir)
         self.table = RankTable(pages)
         self.learner = Learner(Path(config.run_dir) / "timeouts.json", self._settings, config.script)
+        self._stop = StopCoordinator(
+            pages,
+            Path(config.run_dir),
+            journal,
+            grace_s=self._settings.preempt_time,
+            began=job_config.written_at(pages),
+            cloud=watch_cloud(self._settings.cloud_notices, self._settings.cloud_endpoint),
+        )
         self._recovery = RecoveryWatch(self._store, journal, began=job_config.written_at(pages))
         host = hostinfo.host_name()
         self.nodes = Nodes(pages, lambda: self.learner.book, host)
@@ -96,7 +106,14 @@ class Watcher:
         self._say_if_blind(ranks)
         self._say_if_alone(ranks)
         self.learner.save_now_and_then()
-        return min(self._settings.monitor_interval, self._judge(ranks, now_ns))
+        wait_s = min(self._settings.monitor_interval, self._judge(ranks, now_ns))
+        soon_s = self._look_for_stop(ranks)
+        return wait_s if soon_s is None else min(wait_s, soon_s)
+
+    def _look_for_stop(self, ranks: list[WatchedRank]) -> float | None:
+        failed = any(not w.alive and not is_clean(w) and exit_code(w) != EXIT_PREEMPTED for w in ranks)
+        world_size = ranks[0].snapshot.world_size if ranks else 0
+        return self._stop.look(self._attempt, ranks, world_size, failed)
 
     def note_failure(self, error: Exception) -> None:
         """Journal a round that failed; the next one begins anew."""

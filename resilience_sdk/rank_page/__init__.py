@@ -1,5 +1,6 @@
 """The rank page: what a rank is doing, in shared memory, readable while the rank hangs and after it died."""
 
+from resilience_sdk.rank_page.control import ControlWords
 from resilience_sdk.rank_page.directory import (
     check_private,
     job_page_directory,
@@ -17,6 +18,7 @@ from resilience_sdk.rank_page.reader import (
 from resilience_sdk.rank_page.writer import RankPage
 
 __all__ = [
+    "ControlWords",
     "LaneView",
     "OpenSection",
     "PageReader",

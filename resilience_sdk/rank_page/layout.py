@@ -48,11 +48,18 @@ W_FIRST_BEAT_NS = 19
 W_COLLECTIVES = 20  # collectives completed, from the flight recorder, where somebody asked for it
 W_PAUSED = 21  # depth of heartbeat.paused()
 W_RESUMED_NS = 22  # when the last pause ended: what was open before then has had its time suspended
+W_NOTICE = 23  # why this rank knows that the job should leave: a signal's number or NOTICE_REQUEST; 0: it does not
+W_ACKNOWLEDGED = 24  # the round whose stop this rank has promised to take part in
+# These two have the node's monitor as their writer.
+W_CONTROL = 25  # round << 48 | number of the check at which all stop; 0: nothing is proposed, see `preemption`
+W_DEADLINE_NS = 26  # when the time to leave is over (monotonic); 0: nobody has asked
 
 FLAG_PROVISIONAL = 1  # the rank is a guess until the process group is up
 FLAG_DECLARED = 2  # user code uses the SDK, so a first beat is to be expected
 FLAG_DONE = 4  # heartbeat.done(): no more deadlines
 FLAG_DUMPS = 8  # the stack-dump handler is installed
+
+NOTICE_REQUEST = 1000  # beyond all numbers of signals: preemption.request()
 
 EXIT_RUNNING, EXIT_CLEAN, EXIT_ERROR = 0, 1, 2
 EXIT_NAMES = ("running", "clean", "error")

@@ -94,7 +94,8 @@ class Walk:
             say_once(
                 "fast-forward",
                 f"the data loader has no state_dict(): reading its first {self.batches} batches of epoch "
-                f"{self.epoch} again, to go on behind them",
+                f"{self.epoch} again, to go on behind them; torchdata's StatefulDataLoader "
+                "(pip install 'resilience-sdk[data]') remembers its place",
             )
         for count in range(self.batches):
             if next_batch(batches) is END:

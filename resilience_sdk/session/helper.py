@@ -30,19 +30,34 @@ _MOST_FRAMES = 100  # of a thread, as in faulthandler
 class HelperThread:
     """Owns the rank's FIFO and the thread that reads it."""
 
-    def __init__(self, fifo: Path, answer: Path, *, periodic: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        fifo: Path,
+        answer: Path,
+        *,
+        periodic: Callable[[], None],
+        signalled: Callable[[bytes], None] = lambda _: None,
+    ) -> None:
         """Make the FIFO at `fifo`; flight records go to `answer`, stacks beside it; `periodic()` runs about every 2 s.
+
+        `signalled` gets what the pipe held: as the wakeup descriptor it receives the numbers of signals.
 
         Raises OSError when the FIFO cannot be made.
         """
         self._answer = answer
         self._stacks = fifo.with_suffix(".threads")
         self._periodic = periodic
+        self._signalled = signalled
         self._stopping = False
         os.mkfifo(fifo, 0o600)
         # Opened for writing too, so that the pipe never reports its end.
         self._fd = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._serve, name="resilience-helper", daemon=True)
+
+    @property
+    def descriptor(self) -> int:
+        """Where a byte wakes the thread."""
+        return self._fd
 
     def start(self) -> None:
         """Start the thread; its first round of `periodic()` comes at once."""
@@ -70,6 +85,8 @@ class HelperThread:
             requests = os.read(self._fd, 4096)
         except BlockingIOError:
             return
+        with contextlib.suppress(Exception):
+            self._signalled(requests)
         if REQUEST_FLIGHT_RECORD in requests:
             with contextlib.suppress(Exception):  # no answer is an answer: the monitor says so
                 write_whole(self._stacks, thread_stacks())

@@ -11,6 +11,7 @@ import faulthandler
 import json
 import multiprocessing.util
 import os
+import signal
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
 from resilience_sdk.lanes import Recorder
 from resilience_sdk.monitor.spawn import MonitorWatch, ensure_monitor, is_alive
+from resilience_sdk.preemption import rank as preemption
 from resilience_sdk.rank_page import RankPage, job_page_directory, page_stem
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.run_directory import RunDirectory
@@ -77,7 +79,10 @@ class Session:
         # Ranks start together; the first one on the node starts the monitor, the others see that it is there.
         self._monitor = MonitorWatch(self.pages, delay_s=0.0 if identity.local_rank == 0 else 1.0)
         self._helper = HelperThread(
-            self._stem.with_suffix(".fifo"), self._stem.with_suffix(".fr.json"), periodic=self._tick
+            self._stem.with_suffix(".fifo"),
+            self._stem.with_suffix(".fr.json"),
+            periodic=self._tick,
+            signalled=_signalled,
         )
         self._dumps: TextIO | None = self._register_dumps()
         # Last, because what can fail is behind us: whoever has a page is watched.
@@ -96,11 +101,25 @@ class Session:
             page=self.page.path.name,
         )
         self._helper.start()
+        preemption.listen(self._preemption_side())
         atexit.register(self._at_exit)
         # Children of multiprocessing end without atexit; their finalizers do run.
         multiprocessing.util.Finalize(self, self._at_exit, exitpriority=0)
         if environ.INTERNAL_ATTEMPT not in environ.environment():
             _chain_excepthook(self)  # our launcher's workers record what ends them by themselves
+
+    def _preemption_side(self) -> preemption.Side:
+        return preemption.Side(
+            words=self.page.words,
+            pages=self.pages,
+            journal=self.journal,
+            attempt=self.attempt,
+            signals=tuple(
+                signal.Signals[name] for name in self.settings.preempt_signals if name in signal.Signals.__members__
+            ),
+            grace_s=self.settings.preempt_time,
+            wakeup=self._helper.descriptor,
+        )
 
     def settle(self) -> bool:
         """Correct a provisional identity once a process group is there; tell whether it is final now."""
@@ -143,6 +162,7 @@ class Session:
     def orphan(self) -> None:
         """Give everything up in a forked child: it belongs to the parent."""
         self.recorder.orphan()
+        preemption.orphan()
 
     def withdraw(self) -> None:
         """Take the page back when the start fails: one that never moves would look like a rank that hangs."""
@@ -307,6 +327,12 @@ def script_name() -> str:
     return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
 
 
+def _signalled(numbers: bytes) -> None:
+    handlers = preemption.handlers()
+    if handlers is not None:
+        handlers.see(numbers)
+
+
 def _pulse_of_optimizer() -> None:
     session = current()
     if session is not None:
@@ -327,7 +353,7 @@ def _load_faults(env: Mapping[str, str], session: Session) -> None:
     try:
         faults.load(env.get(environ.FAULT, ""), session.identity.rank, session.attempt)
     except ResilienceError as error:
-        console.say_once("fault", f"{error}; it is ignored")
+        console.say_once("fault", f"no fault is injected, it is ignored: {error}")
 
 
 def _chain_excepthook(session: Session) -> None:

@@ -15,14 +15,16 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from resilience_sdk import environ
+from resilience_sdk import environ, preemption
 from resilience_sdk.checkpoint import Checkpointer, GoodCheckpoint
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.console import say, say_once
-from resilience_sdk.errors import ConfigError, ResilienceError
+from resilience_sdk.errors import ConfigError, Preempted, ResilienceError
 from resilience_sdk.events import Event
 from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.preemption import rank as listening
 from resilience_sdk.session.data import END, Walk, next_batch
+from resilience_sdk.session.last_save import save_at_stop
 from resilience_sdk.session.lifecycle import Session, ensure_started
 from resilience_sdk.settings import Settings, load_settings, override_settings
 
@@ -32,7 +34,7 @@ OnPreempt = Literal["raise", "return"]
 _current: Run | None = None
 
 # Read by nobody but the rank itself, so `start_run` may still set them in a job that runs already.
-_OPTIONS_OF_THE_RANK = frozenset({"checkpoint_every", "checkpoint_keep"})
+_OPTIONS_OF_THE_RANK = frozenset({"checkpoint_every", "checkpoint_keep", "checkpoint_async"})
 
 
 class NoCheckpointer:
@@ -147,6 +149,7 @@ class Run:
             run_dir=self.session.run_dir,
             every=settings.checkpoint_every,
             keep=settings.checkpoint_keep,
+            in_background=settings.checkpoint_async,
             group_readable=settings.group_readable,
             journal=self.session.journal,
         )
@@ -269,18 +272,19 @@ class Run:
         self._resume()
         first = self._claimed_epochs
         self._claimed_epochs += epochs
-        steps = self._iterate(loader, first, first + epochs, max_steps)
+        steps = self._iterate(loader, first, first + epochs, max_steps, on_preempt)
         self._active = weakref.ref(steps)
         return steps
 
     def _iterate(
-        self, loader: Iterable[Batch], first: int, last: int, max_steps: int | None
+        self, loader: Iterable[Batch], first: int, last: int, max_steps: int | None, on_preempt: OnPreempt
     ) -> Generator[tuple[int, Batch], None, None]:
         walk = self._walk
         walk.enter_window(first)
         is_enough = max_steps is not None and self.step >= max_steps
         is_worked = False
         if self.session is not None and walk.epoch < last and not is_enough:
+            listening.begin()  # before the loader forks its workers
             self.session.recorder.begin()  # the end of an earlier call has ended all deadlines
         while walk.epoch < last and not is_enough:
             batches = self._start_epoch(loader)
@@ -295,11 +299,22 @@ class Run:
                 walk.batches += 1
                 self.step += 1
                 is_enough = max_steps is not None and self.step >= max_steps
+                if not is_enough and preemption.check(self.step):
+                    self._stop(on_preempt)
+                    return
                 self.checkpointer.maybe_save(self.step)
         if is_worked:
             self.checkpointer.save(self.step)
         self._is_done = True
         heartbeat.done()
+
+    def _stop(self, on_preempt: OnPreempt) -> None:
+        """Save at the agreed step and leave; all ranks are here."""
+        self.preempted = True
+        save_at_stop(self.checkpointer, self.step, self.session)
+        heartbeat.done()
+        if on_preempt == "raise":
+            raise Preempted
 
     def _start_epoch(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         checkpointer = self.checkpointer

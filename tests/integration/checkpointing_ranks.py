@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -68,6 +69,14 @@ def rank_main(root, rank):
         clock.now_ns += 1_000_000_000 if rank == 0 else 37_000_000_000
         if timed.maybe_save(step):
             report["timed"].append(step)
+    # The same in the background: committed by all or by none.
+    behind = make(root, model, every=1, in_background=True)
+    behind.resume()
+    report["behind"] = [behind.maybe_save(70), behind.wait(30), behind.last_good.step]
+    limit_files(100 if rank == 1 else resource.RLIM_INFINITY)
+    report["behind"] += [behind.maybe_save(71), behind.wait(30), behind.last_good.step]
+    limit_files(resource.RLIM_INFINITY)
+    dist.barrier()
     # A step that differs is found, not saved.
     report["differing"] = timed.save(100 + rank)
     # What does not fit on one rank is raised on both.
@@ -76,7 +85,10 @@ def rank_main(root, rank):
     except CheckpointError as error:
         report["misfit"] = str(error)[:60]
     (root / f"report-{rank}").write_text(json.dumps(report))
-    dist.destroy_process_group()
+    # Not destroy_process_group(): in forked processes gloo may hang in it. Nobody leaves while the other still talks.
+    deadline = time.monotonic() + 60
+    while not all((root / f"report-{other}").exists() for other in range(2)) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def main(root):

@@ -8,7 +8,7 @@ import sys
 import time
 import timeit
 
-from resilience_sdk import heartbeat, straggler
+from resilience_sdk import heartbeat, preemption, straggler
 
 
 class Empty:
@@ -31,6 +31,7 @@ TIGHT = {
     "heartbeat": "with heartbeat(): pass",
     "section": "with section('fwd'): pass",
     "beat": "beat()",
+    "check": "check()",
 }
 
 
@@ -51,7 +52,13 @@ def main(repeats: int, loops: int) -> None:
     """Measure everything and print it."""
     # One core: a migration in the middle of a loop would be measured too.
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    names = {"empty": empty, "heartbeat": heartbeat, "section": section, "beat": heartbeat.beat}
+    names = {
+        "empty": empty,
+        "heartbeat": heartbeat,
+        "section": section,
+        "beat": heartbeat.beat,
+        "check": preemption.check,
+    }
     for statement in TIGHT.values():  # the first use starts the recording
         timeit.timeit(statement, globals=names, number=100)
     time.sleep(0.5)

@@ -263,6 +263,27 @@ def test_why_json(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None
     assert found["culprits"][0]["stack"][0] == "train.py:3 step"
 
 
+def test_why_tells_of_checkpoints(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was not written, not loaded or put in quarantine, with the reason, once each; no control characters."""
+    rank = Journal(run.journal, writer="rank1", host="node1", boot_id="b", job="job-a", rank=0)
+    rank.emit(Event.CKPT_FAIL, step=50, error=f"No space left on device{HOSTILE}")
+    for _ in range(2):
+        rank.emit(Event.CKPT_SKIP, step=40, checkpoint="step-00000040", why="state.pt has 1 bytes instead of 2")
+    rank.emit(Event.CKPT_QUARANTINE, step=30, checkpoint="step-00000030", why="the run failed soon after it")
+    rank.close()
+    notes = _json(capsys, "why", str(run.path))["checkpoints"]
+    assert [(note["step"], note["what"]) for note in notes] == [
+        (50, "was not written"),
+        (40, "was not loaded"),
+        (30, "is in quarantine"),
+    ]
+    assert main(["why", str(run.path)]) == 0
+    said = capsys.readouterr().out
+    assert "step 40 was not loaded: state.pt has 1 bytes instead of 2" in said
+    assert "\x1b" not in said
+    assert not any(line.startswith("resilience:") for line in said.splitlines())
+
+
 def test_why_one(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """An incident is named by id or number; an unknown one is answered with those there are."""
     _incident(run)

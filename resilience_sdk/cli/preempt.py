@@ -1,0 +1,91 @@
+"""`resilience preempt`: asks the job that runs in a directory to save and stop.
+
+The request is a file, so it reaches jobs on other hosts and under any launcher. Their monitors look for it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser
+from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
+from resilience_sdk.hostinfo import host_name
+from resilience_sdk.lease import current_holder
+from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.whole_file import write_whole
+
+VERSION = 1
+KEYS = ("run_dir", "job", "host", "pid", "file", "t", "reason", "by", "exit_code")
+_REASON = "resilience preempt"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the request and return 0.
+
+    Raises:
+        RunDirectoryError: It is no run directory, or no job runs in it.
+        ConfigError: The request cannot be written there.
+    """
+    parser = reading_parser(
+        "preempt",
+        "Ask the job that runs in a directory to save and stop: all ranks stop at the same step, and the job ends "
+        f"with exit code {EXIT_PREEMPTED}.",
+    )
+    parser.add_argument("--reason", default=_REASON, metavar="TEXT", help="what the journal and the incident say")
+    options = parser.parse_args(argv)
+    asked = ask(open_run_dir(options.run_dir), one_line(options.reason))
+    if options.json:
+        print_json(asked)
+    else:
+        print_lines(render(asked))
+    return 0
+
+
+def ask(run_dir: RunDirectory, reason: str) -> dict[str, Any]:
+    """Write `RUN_DIR/preempt` for the job that runs there, and return what was asked of whom (`KEYS`)."""
+    holder = current_holder(run_dir)
+    if holder is None:
+        state = "its training is complete" if run_dir.is_finished() else "no job runs in it"
+        raise RunDirectoryError(f"nothing was asked: {state}; resilience status {run_dir.path} tells what is known")
+    request = {"v": VERSION, "t": time.time(), "reason": reason, "by": _who()}
+    try:
+        write_whole(run_dir.preempt, json.dumps(request) + "\n")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {run_dir.preempt}: {error.strerror}; ask its owner to run this, or send the launcher "
+            f"(pid {holder.pid} on {holder.host}) a SIGTERM"
+        ) from None
+    return {
+        "run_dir": str(run_dir.path),
+        "job": holder.job,
+        "host": holder.host,
+        "pid": holder.pid,
+        "file": str(run_dir.preempt),
+        "t": request["t"],
+        "reason": reason,
+        "by": request["by"],
+        "exit_code": EXIT_PREEMPTED,
+    }
+
+
+def render(asked: dict[str, Any]) -> list[str]:
+    """Return for a person what was asked, and what will happen."""
+    return [
+        f"asked job {asked['job']} on {asked['host']} to save and stop ({asked['reason']})",
+        f"all its ranks stop at one step that they agree on, and it ends with exit code {asked['exit_code']}; under "
+        "resilience supervise it is then run again",
+        f"what it saved and how to resume: resilience outcome {asked['run_dir']}",
+    ]
+
+
+def _who() -> str:
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        name = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
+    return f"{name}@{host_name()}"

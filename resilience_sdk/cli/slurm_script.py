@@ -1,0 +1,154 @@
+"""The text of a batch script for Slurm. Pure: values in, text out.
+
+The script is meant to be read and changed by its user, so what happens with each exit code is plain shell.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
+from resilience_sdk.outcome import EXIT_FINISHED, EXIT_HARDWARE, EXIT_INTERRUPTED, EXIT_STOP
+
+_EXIT_USAGE = 2
+_PLAIN = re.compile(r"[\w@%+=:,./\[\]{}()*~^&|!-]+", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@attrs.frozen
+class BatchScript:
+    """What a batch script is made of. `directives` are options of sbatch without `--`; None is one without value."""
+
+    directives: Mapping[str, str | None]
+    run: tuple[str, ...]
+    """Options of `resilience run`, then the script and its arguments."""
+    python: str
+    run_dir: str | None
+    several_nodes: bool
+    array: bool
+    retries: int
+    """How often the launcher is started again in one allocation, and the job on other hardware."""
+
+    def text(self) -> str:
+        """Return the script; raises ConfigError for a value that Slurm cannot read in a directive."""
+        parts = ("#!/bin/bash", *self._directive_lines(), _INTRODUCTION, *self._settings(), self._loop(), _REQUEUE)
+        return "\n".join(parts) + "\n"
+
+    def _directive_lines(self) -> list[str]:
+        return [
+            f"#SBATCH --{name}" if value is None else f"#SBATCH --{name}={directive_value(name, value)}"
+            for name, value in self.directives.items()
+        ]
+
+    def _settings(self) -> list[str]:
+        default = "$PWD/resilience-runs/slurm-$SLURM_JOB_ID${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+        run_dir = f'"{default}"' if self.run_dir is None else quote(self.run_dir)
+        if self.run_dir is not None and self.array:
+            run_dir += '/"$SLURM_ARRAY_TASK_ID"'  # tasks of an array are runs of their own
+        lines = [f"run_dir={run_dir}", f"retries={self.retries}"]
+        if self.several_nodes:
+            lines.append('head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
+            lines.append("port=$((20000 + SLURM_JOB_ID % 10000))")
+        return lines
+
+    def _loop(self) -> str:
+        launcher = f'{quote(self.python)} -m resilience_sdk run --run-dir "$run_dir"'
+        if self.several_nodes:
+            launcher += (
+                ' \\\n        --nnodes "$SLURM_JOB_NUM_NODES" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \\\n'
+                '        --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}-$try"'
+            )
+        words = " ".join(map(quote, self.run))
+        return _LOOP.format(
+            launcher=launcher,
+            words=words,
+            final="|".join(map(str, (EXIT_FINISHED, _EXIT_USAGE, EXIT_STOP, EXIT_INTERRUPTED))),
+            requeued=f"{EXIT_PREEMPTED}|{EXIT_HARDWARE}",
+        )
+
+
+def quote(word: str) -> str:
+    """Return `word` so that bash reads it as this one word; line ends are spelt, since sbatch refuses DOS ones."""
+    if not _CONTROL.search(word):
+        return shlex.quote(word)
+    spelt = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + _CONTROL.sub(lambda found: f"\\{ord(found[0]):03o}", spelt) + "'"
+
+
+def directive_value(name: str, value: str) -> str:
+    """Return a value as sbatch reads it in a directive; raises ConfigError for one that it cannot hold."""
+    if _PLAIN.fullmatch(value):
+        return value
+    if not value:
+        raise ConfigError(f"--{name}: a value is missing")
+    if _CONTROL.search(value) or set(value) & set("\"'\\"):
+        raise ConfigError(
+            f"--{name} {value!r}: a #SBATCH line cannot hold quotes, backslashes or line ends; leave the option out "
+            f"here and give it to sbatch itself"
+        )
+    return f'"{value}"'
+
+
+def bash_words(words: Sequence[str]) -> str:
+    """Return words as one line of bash."""
+    return " ".join(map(quote, words))
+
+
+_INTRODUCTION = """\
+# Printed by `resilience slurm`; submit it with sbatch. Slurm sends the signal above to the launchers before the
+# time is up: they save and leave with 75, and the job goes back into the queue and resumes.
+
+set -u
+# srun does not take this over from sbatch by itself since 22.05.
+if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
+# One name in all steps and after a requeue, so that the run directory is known to be this job's.
+export RESILIENCE_JOB_ID="slurm-$SLURM_JOB_ID"
+"""
+
+_LOOP = """
+try=0
+while :; do
+    # One launcher per node. A node that has finished early must not end the others.
+    srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none \\
+        {launcher} \\
+        {words}
+    code=$?
+    case $code in
+        {final}) exit "$code" ;;  # finished, bad usage, stop, interrupted by a person: never again
+        {requeued}) break ;;  # preempted; hardware
+    esac
+    # A launcher that was killed, or one that has no restarts left: again in this allocation.
+    if [ "$try" -ge "$retries" ]; then
+        echo "resilience: exit code $code, and $retries retries are spent" >&2
+        exit "$code"
+    fi
+    try=$((try + 1))
+    echo "resilience: exit code $code; retry $try of $retries" >&2
+done
+"""
+
+_REQUEUE = """\
+if [ "$code" = 76 ]; then
+    # Slurm may choose the same node again: this is counted, a preemption is not.
+    count="$run_dir/slurm-$SLURM_JOB_ID-hardware"
+    echo "$SLURM_JOB_NODELIST" >> "$count"
+    if [ "$(wc -l < "$count")" -gt "$retries" ]; then
+        echo "resilience: hardware again; exclude the node that 'resilience why $run_dir' names" >&2
+        exit 76
+    fi
+fi
+# A job that was cancelled, or is being requeued by somebody else, is left alone.
+case $(scontrol show job --oneliner "$SLURM_JOB_ID") in
+    *' JobState=RUNNING '*) ;;
+    *) exit "$code" ;;
+esac
+echo "resilience: exit code $code; requeue" >&2
+if ! scontrol requeue "$SLURM_JOB_ID"; then
+    echo "resilience: the job cannot be requeued; submit it again with the run directory $run_dir" >&2
+fi
+exit "$code"
+"""

@@ -1,0 +1,176 @@
+"""What `resilience supervise` does after the command ended: a pure function of its runs so far.
+
+A run is one start of the command, with all the restarts that a launcher inside it makes. The order of the rules
+in `decide_next` is the contract: training that is complete beats everything, then what the user or the scheduler
+asked for, then what another run cannot change, then the budget.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+import attrs
+
+from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.outcome import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_HARDWARE,
+    EXIT_INTERRUPTED,
+    EXIT_STOP,
+    Verdict,
+)
+
+EXIT_USAGE = 2
+IDLE_STOPS = 3  # preemptions in a row that brought nothing: the machine is going, or somebody keeps asking
+IDLE_BELOW_S = 60.0  # a longer run may have saved something that is not ours to see
+_DELAY_CAP_S = 60.0
+# What a shell and our launcher say when nothing was started: a typing mistake, no such file, not executable.
+_NOT_STARTED = frozenset({EXIT_USAGE, 126, 127})
+_BY_INTERRUPT = frozenset({EXIT_INTERRUPTED, -int(signal.SIGINT)})
+
+
+@attrs.frozen
+class RunEnd:
+    """One ended run of the command. `code` is negative for a signal."""
+
+    code: int
+    lasted_s: float = 0.0
+    finished: bool = False  # a finished flag is there
+    stop_agreed: bool = False  # the ranks stopped at an agreed step
+    asked_to_leave: bool = False  # we forwarded a signal of a scheduler or an operator
+    interrupted: bool = False  # we forwarded one of a person at a terminal
+    progressed: bool = False  # there is a checkpoint newer than all before
+    began: bool = True  # something of the job was seen at work
+    refused_by: str | None = None  # the job that uses the run directory, where that kept the command out
+
+    @property
+    def preempted(self) -> bool:
+        """Tell whether the command left because it was asked to, and may be run again."""
+        return self.code == EXIT_PREEMPTED or (self.code == EXIT_FINISHED and self.stop_agreed)
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether the run counts against the budget."""
+        return not self.preempted and self.code != EXIT_FINISHED
+
+    @property
+    def idle(self) -> bool:
+        """Tell whether the run brought nothing as far as anybody can see."""
+        return not self.progressed and self.lasted_s < IDLE_BELOW_S
+
+
+@attrs.frozen
+class Next:
+    """What happens now. `reason` is one plain sentence without a full stop; `exit_code` holds where it ends."""
+
+    verdict: Verdict
+    exit_code: int
+    reason: str
+    retries_left: int
+    delay_s: float = 0.0
+
+    @property
+    def again(self) -> bool:
+        """Tell whether the command is run again."""
+        return self.verdict is Verdict.RESTART
+
+
+def decide_next(history: Sequence[RunEnd], max_retries: int, first_delay_s: float) -> Next:
+    """Decide after the last run of `history` (oldest first, at least one).
+
+    `first_delay_s` is the pause before the first retry; it doubles up to a minute, and is new after progress.
+    """
+    last = history[-1]
+    failures = failures_since_progress(history)
+    left = max(0, max_retries - failures)
+    if ending := _wanted(last) or _preempted_for_nothing(history) or _hopeless(last):
+        return Next(*ending, left)
+    if last.preempted:
+        idle = _idle_stops(history)
+        return Next(
+            Verdict.RESTART,
+            EXIT_PREEMPTED,
+            "it was preempted, which is no failure" + (f"; {_nothing_new(idle)}" if idle else ""),
+            left,
+            _delay(idle, first_delay_s),
+        )
+    if failures > max_retries:
+        spent = f"all {max_retries} job retries are spent without a new checkpoint"
+        none = "no retry of the job is allowed (--max-job-retries 0)"
+        return Next(Verdict.GIVE_UP, EXIT_FAILED, f"{how_it_ended(last)}; {spent if max_retries else none}", 0)
+    since = ", counted from the newest checkpoint" if any(end.progressed for end in history) else ""
+    reason = f"{how_it_ended(last)}; job retry {failures} of {max_retries}{since}"
+    return Next(Verdict.RESTART, EXIT_FAILED, reason, left, _delay(failures, first_delay_s))
+
+
+def failures_since_progress(history: Sequence[RunEnd]) -> int:
+    """Count the failed runs that count against the budget: those since the last new checkpoint."""
+    failures = 0
+    for end in history:
+        if end.progressed:
+            failures = 0
+        failures += end.failed
+    return failures
+
+
+def how_it_ended(end: RunEnd) -> str:
+    """Return how the command ended, in words."""
+    if end.code >= 0:
+        return f"it left with {end.code}"
+    try:
+        return f"it was killed by {signal.Signals(-end.code).name}"
+    except ValueError:
+        return f"it was killed by signal {-end.code}"
+
+
+def _wanted(last: RunEnd) -> tuple[Verdict, int, str] | None:
+    if last.finished:
+        return Verdict.FINISHED, EXIT_FINISHED, "training is complete (the finished flag is set)"
+    if last.interrupted or last.code in _BY_INTERRUPT:
+        return Verdict.INTERRUPTED, EXIT_INTERRUPTED, "interrupted by the user"
+    if last.asked_to_leave and last.code not in (EXIT_HARDWARE, EXIT_STOP):
+        return Verdict.PREEMPTED, EXIT_PREEMPTED, f"the job was asked to leave; {how_it_ended(last)}"
+    if last.code == EXIT_FINISHED and not last.stop_agreed:
+        return Verdict.FINISHED, EXIT_FINISHED, "it left with 0, and no stop was agreed"
+    return None
+
+
+def _preempted_for_nothing(history: Sequence[RunEnd]) -> tuple[Verdict, int, str] | None:
+    idle = _idle_stops(history)
+    if idle < IDLE_STOPS:
+        return None
+    return Verdict.PREEMPTED, EXIT_PREEMPTED, f"it was preempted, {_nothing_new(idle)}: not trying here any longer"
+
+
+def _hopeless(last: RunEnd) -> tuple[Verdict, int, str] | None:
+    if last.code == EXIT_STOP:
+        return Verdict.STOP, EXIT_STOP, f"the verdict is stop ({EXIT_STOP}): another run would fail in the same way"
+    if last.code == EXIT_HARDWARE:
+        reason = f"the verdict is hardware ({EXIT_HARDWARE}): requeue it elsewhere, not on this node"
+        return Verdict.HARDWARE, EXIT_HARDWARE, reason
+    if last.refused_by is not None:
+        return Verdict.STOP, EXIT_USAGE, f"the run directory is in use by job {last.refused_by}; name another one"
+    if last.code in _NOT_STARTED and not last.began and last.idle:
+        reason = f"it left with {last.code} before anything began: check the command line"
+        return Verdict.STOP, EXIT_USAGE, reason
+    return None
+
+
+def _idle_stops(history: Sequence[RunEnd]) -> int:
+    idle = 0
+    for end in reversed(history):
+        if not (end.preempted and end.idle):
+            break
+        idle += 1
+    return idle
+
+
+def _nothing_new(idle: int) -> str:
+    times = "once" if idle == 1 else f"{idle} times in a row"
+    return f"{times} within {IDLE_BELOW_S:.0f} s and without a new checkpoint"
+
+
+def _delay(count: int, first_s: float) -> float:
+    return min(_DELAY_CAP_S, first_s * 2.0 ** (count - 1)) if count else 0.0

@@ -1,0 +1,151 @@
+"""The handlers of a rank: they store a word, and let a teardown be what it was without them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from resilience_sdk.preemption.protocol import TEARDOWN
+from resilience_sdk.rank_page import layout as at
+
+_LEAVING = ("preemption",)
+_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
+
+
+class Handlers:
+    """Takes the given signals from the first check on. Main thread only, but for `note` and `see`."""
+
+    def __init__(self, words: Any, pages: Path, attempt: int, numbers: Sequence[int]) -> None:
+        """Prepare; nothing is installed yet."""
+        self._words = words
+        self._ending = pages / f"ending-{attempt}.json"
+        self.numbers = tuple(numbers)
+        self._previous: dict[int, Any] = {}
+        self._wakeup = -1
+        self._mask: set[int] | set[signal.Signals] = set()
+        self.noted_at: float | None = None
+        """Monotonic seconds of the first notice."""
+
+    def install(self) -> None:
+        """Install the handlers, where this is the main thread; signals that are ignored stay so."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in self.numbers:
+            previous = signal.getsignal(number)
+            if previous is not None and previous is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._handle)
+
+    def take_wakeup(self, descriptor: int) -> None:
+        """Have each signal written to `descriptor` at once, even while the main thread is in C; never steals it."""
+        if not self._previous or threading.current_thread() is not threading.main_thread():
+            return
+        before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)  # an event loop's
+        else:
+            self._wakeup = descriptor
+
+    def uninstall(self) -> None:
+        """Put back what was there, where it is still ours: a child of fork must hear the signals of its parent."""
+        with contextlib.suppress(ValueError):  # not in the main thread, so nothing was installed by it
+            for number, previous in self._previous.items():
+                if signal.getsignal(number) == self._handle:
+                    signal.signal(number, previous)
+            if self._wakeup != -1 and (now := signal.set_wakeup_fd(-1)) != self._wakeup:
+                signal.set_wakeup_fd(now)
+        self._previous = {}
+
+    def hold(self) -> None:
+        """Keep the signals back while this thread forks: one for the child must not meet its parent's handler."""
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self.numbers)
+
+    def release(self) -> None:
+        """Let them through again."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def become_child(self) -> None:
+        """Put the signals back in a forked child, and then let those through that it was sent meanwhile."""
+        self.uninstall()
+        if not (hasattr(signal, "sigwaitinfo") and _is_loader_worker()):
+            self.release()
+            return
+        threading.Thread(target=_hear_parent, args=(self.numbers, os.getppid()), daemon=True).start()
+
+    def note(self, number: int) -> None:
+        """Publish that this rank was asked to leave. Any thread."""
+        if self.noted_at is None:
+            self.noted_at = time.monotonic()
+        if not self._words[at.W_NOTICE]:
+            self._words[at.W_NOTICE] = number
+
+    def see(self, numbers: bytes) -> None:
+        """Take bytes of the wakeup descriptor, in the helper thread: the handler may be seconds late."""
+        for number in self._previous:
+            if number in numbers:
+                if self._is_teardown() and self._previous[number] is signal.SIG_DFL:
+                    _end_by(number)
+                self.note(number)
+
+    def act_by_default(self) -> None:
+        """Do what the signal would have done without us: it was part of a teardown."""
+        number = self._words[at.W_NOTICE]
+        if number in self._previous and self._previous[number] is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.note(number)
+        if self._is_teardown():
+            self.act_by_default()
+        previous = self._previous.get(number)
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(number, frame)
+
+    def _is_teardown(self) -> bool:
+        """Tell whether whoever signals ends an attempt that failed: our launcher writes that before it signals."""
+        if self._words[at.W_CONTROL] == TEARDOWN:
+            return True
+        try:
+            return json.loads(self._ending.read_bytes()).get("reason") not in _LEAVING
+        except (OSError, ValueError, AttributeError):
+            return False
+
+
+def _is_loader_worker() -> bool:
+    """Tell whether a DataLoader has just forked this process.
+
+    Such a worker hears our signals from its rank only, which still needs its data to stop: whoever signals a whole
+    process tree would else have the worker die first, and the rank by that. A thread takes the blocked signals, and
+    lets those of the parent (`Process.terminate()`) end the worker as ever.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_LOADER):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _hear_parent(numbers: Sequence[int], parent: int) -> None:
+    while True:
+        heard = signal.sigwaitinfo(numbers)
+        if heard.si_pid in (parent, os.getpid()):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+            _end_by(heard.si_signo)
+
+
+def _end_by(number: int) -> None:
+    """Let the kernel end this process by a signal; the interpreter changes dispositions in its main thread only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).signal(number, None)
+        os.kill(os.getpid(), number)

@@ -1,0 +1,37 @@
+"""The save of a job that was asked to leave: made if it fits into the time that is left, else skipped and said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from resilience_sdk import preemption
+from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
+from resilience_sdk.console import say
+from resilience_sdk.events import Event
+
+if TYPE_CHECKING:
+    from resilience_sdk.session.lifecycle import Session
+
+
+class _Saves(Protocol):
+    def save(self, step: int) -> bool: ...
+
+
+def save_at_stop(checkpointer: _Saves, step: int, session: Session | None) -> bool:
+    """Save after `step` steps and tell whether that worked. Collective: rank 0 decides for all whether it fits."""
+    expected_s = float(getattr(checkpointer, "expected_save_s", 0.0) or 0.0)
+    left_s = preemption.time_left()
+    fits = left_s is None or expected_s <= left_s
+    if group_is_ready():
+        fits = bool(find_ranks().broadcast(fits))
+    if fits:
+        saved = checkpointer.save(step)
+        wait = getattr(checkpointer, "wait", None)
+        if wait is not None:  # a save in the background
+            wait(preemption.time_left())
+        return saved
+    if session is not None:
+        session.journal.emit(Event.CKPT_SKIP, step=step, why="no time", time_left_s=left_s, expected_s=expected_s)
+        if session.identity.rank == 0:
+            say(f"no last save: it takes about {expected_s:.1f} s, {left_s or 0.0:.1f} s are left")
+    return False

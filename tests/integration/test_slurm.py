@@ -1,0 +1,174 @@
+"""Batch scripts of `resilience slurm` under a real Slurm: jobs that are disturbed end by themselves, finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+from slurm_cluster import Cluster, cluster, why_not
+
+from resilience_sdk.hostinfo import process_is_gone
+from resilience_sdk.journal import read_journal
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not() is not None, reason=f"no Slurm can be started: {why_not()}"),
+]
+PROJECT = Path(__file__).parents[2]
+TRAINING = Path(__file__).parent / "scripts" / "slurm_training.py"
+TOTAL = 200  # at a tenth of a second each: a job is disturbed long before
+LONG = 700  # longer than a minute
+MOST_LOST = 11  # it saves every ten steps
+AWKWARD = ("it's", '"two words"', "$HOME `id` \\", "tab\tand\r\nline", "#SBATCH --nodes=9", "-N", "")
+
+
+@attrs.define
+class Disturbed:
+    """A submitted job, and what its ranks wrote down."""
+
+    slurm: Cluster
+    number: int
+    folder: Path
+    total: int
+
+    @property
+    def screen(self) -> str:
+        """All that the job printed, in all its starts."""
+        path = self.folder / f"slurm-{self.number}.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory that the job has by default."""
+        return self.folder / "resilience-runs" / f"slurm-{self.number}"
+
+    def steps(self, rank: int = 0) -> list[tuple[int, int, int]]:
+        """Return what each step of a rank told: requeues of the job, number of its start in one, step."""
+        path = self.folder / f"steps-{rank}"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(int(first), int(second), int(third)) for first, second, third in map(str.split, lines)]
+
+    def tell(self) -> str:
+        """Return what explains a failure."""
+        return f"{self.screen}\nsteps: {self.steps()[-3:]}\n{self.slurm.logs()}"
+
+    def wait_step(self, step: int) -> None:
+        """Wait until rank 0 has done a step."""
+        self.slurm.wait(lambda: any(done >= step for *_, done in self.steps()), self.tell, 60.0)
+
+    def finish(self) -> dict[str, str]:
+        """Wait for the end, check that the training is complete, and return what Slurm tells."""
+        end = self.slurm.wait_over(self.number, self.tell)
+        assert end["JobState"] == "COMPLETED", self.tell()
+        assert (self.run_dir / "finished").exists(), self.tell()
+        assert "DUE TO TIME LIMIT" not in self.screen
+        return end
+
+    def lost_steps(self, rank: int = 0) -> int:
+        """Return how many steps were done twice; fails if one was left out."""
+        done = [step for *_, step in self.steps(rank)]
+        assert set(done) == set(range(self.total))
+        return len(done) - self.total
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    """One cluster for all tests of this file."""
+    with cluster() as started:
+        yield started
+
+
+def submit(slurm: Cluster, folder: Path, *options: str, total: int = TOTAL, words: tuple[str, ...] = ()) -> Disturbed:
+    """Print a batch script as a user does, with these options, and submit it."""
+    folder.mkdir(exist_ok=True)
+    env = {**slurm.env, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "resilience_sdk", "slurm", *options, str(TRAINING), str(folder), str(total)]
+    printed = subprocess.run([*command, *words], env=env, cwd=folder, capture_output=True, timeout=60)
+    assert printed.returncode == 0, printed.stderr
+    (folder / "job.sh").write_bytes(printed.stdout)
+    return Disturbed(slurm, slurm.submit(folder / "job.sh", folder, env=env), folder, total)
+
+
+@pytest.fixture(scope="module")
+def short_of_time(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
+    """A job that needs longer than it may take; submitted first, since Slurm's shortest limit is a minute."""
+    return submit(slurm, tmp_path_factory.mktemp("limit"), "--time", "1", "--signal", "TERM@10", total=LONG)
+
+
+def test_a_killed_launcher_is_started_again_in_the_allocation(
+    slurm: Cluster, short_of_time: Disturbed, tmp_path: Path
+) -> None:
+    """SIGKILL to the launcher: nothing is asked of the queue, and the job resumes from its checkpoint."""
+    job = submit(slurm, tmp_path, "--job-name", "two words #1")
+    job.wait_step(25)
+    assert slurm.run("squeue", "--noheader", "--format=%j", f"--jobs={job.number}") == "two words #1"
+    lease = json.loads((job.run_dir / "lease.json").read_text())
+    os.kill(lease["pid"], signal.SIGKILL)
+    end = job.finish()
+    assert end["Restarts"] == "0"
+    assert "retry 1 of 2" in job.screen
+    assert 0 <= job.lost_steps() <= MOST_LOST
+
+
+def test_a_requeued_job_resumes(slurm: Cluster, tmp_path: Path) -> None:
+    """`scontrol requeue` by an operator; arguments of the script survive shell and Slurm as they are."""
+    job = submit(slurm, tmp_path, words=AWKWARD)
+    job.wait_step(25)
+    slurm.run("scontrol", "requeue", str(job.number))
+    assert job.finish()["Restarts"] == "1"
+    assert job.lost_steps() == 0
+    assert json.loads((tmp_path / "argv-0").read_text()) == list(AWKWARD)
+
+
+def test_a_signal_by_scancel_is_a_preemption(slurm: Cluster, tmp_path: Path) -> None:
+    """`scancel --signal=TERM`: the ranks save and stop at one step, and the job requeues itself; no step is lost."""
+    job = submit(slurm, tmp_path, "--cpus-per-task", "2", "--nproc-per-node", "2")
+    job.wait_step(25)
+    slurm.run("scancel", "--signal=TERM", str(job.number))
+    assert job.finish()["Restarts"] == "1"
+    assert "exit code 75; requeue" in job.screen
+    assert [job.lost_steps(rank) for rank in (0, 1)] == [0, 0]
+
+
+def test_two_nodes_meet_again_after_a_preemption(slurm: Cluster, tmp_path: Path) -> None:
+    """One launcher per node, and a rendezvous from the node list in each start of the job."""
+    job = submit(slurm, tmp_path, "--nodes", "2", "--signal", "TERM@8")
+    job.wait_step(25)
+    slurm.run("scancel", "--signal=TERM", str(job.number))
+    assert job.finish()["Restarts"] == "1"
+    assert "exit code 75; requeue" in job.screen
+    assert 0 <= job.lost_steps(0) == job.lost_steps(1) <= MOST_LOST
+
+
+def test_a_cancelled_job_stays_cancelled(slurm: Cluster, tmp_path: Path) -> None:
+    """`scancel` without a signal ends the job for good: no requeue, no process left."""
+    job = submit(slurm, tmp_path)
+    job.wait_step(5)
+    lease = json.loads((job.run_dir / "lease.json").read_text())
+    slurm.run("scancel", str(job.number))
+    end = slurm.wait_over(job.number, job.tell)
+    assert end["JobState"] == "CANCELLED"
+    slurm.wait(lambda: process_is_gone(lease["pid"], lease["start_ticks"]), job.tell, 40.0)
+    slurm.wait(lambda: not slurm.run("squeue", "--noheader", "--jobs", str(job.number), check=False), job.tell, 40.0)
+    end = slurm.job(job.number)
+    assert (end["JobState"], end["Restarts"]) == ("CANCELLED", "0")
+    assert "; requeue" not in job.screen
+    assert not (job.run_dir / "finished").exists()
+
+
+def test_a_time_limit_is_a_preemption(short_of_time: Disturbed) -> None:
+    """The signal arrives before the limit; the job saves, requeues itself and goes on where it stopped."""
+    assert int(short_of_time.finish()["Restarts"]) >= 1
+    assert "exit code 75; requeue" in short_of_time.screen
+    assert short_of_time.lost_steps() == 0
+    starts = [
+        event for event in read_journal(short_of_time.run_dir / "journal").events if event["event"] == "run_start"
+    ]
+    assert len(starts) >= 2

@@ -1,0 +1,299 @@
+"""The pollers of cloud notices against services on the loopback interface that speak the real protocols."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from metadata_services import Azure, Ec2, Gce, serving
+
+from resilience_sdk import console
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.preemption.cloud import cloud_poller
+from resilience_sdk.preemption.cloud_aws import ACTION, REBALANCE, TOKEN, TOKEN_S
+from resilience_sdk.preemption.cloud_http import MetadataService
+from resilience_sdk.preemption.cloud_watch import CloudWatch
+from resilience_sdk.settings import Settings
+
+
+class Hands:
+    """A clock whose hands the test moves."""
+
+    def __init__(self) -> None:
+        self.ns, self.unix = 0, 1_700_000_000.0
+
+    def monotonic_ns(self) -> int:
+        return self.ns
+
+    def wall_s(self) -> float:
+        return self.unix
+
+    def pass_s(self, seconds: float) -> None:
+        self.ns += int(seconds * 1e9)
+        self.unix += seconds
+
+
+@pytest.fixture
+def clock() -> Hands:
+    return Hands()
+
+
+@pytest.fixture
+def ec2():
+    with serving(Ec2()) as service:
+        yield service
+
+
+@pytest.fixture
+def gce():
+    with serving(Gce()) as service:
+        yield service
+
+
+@pytest.fixture
+def azure():
+    with serving(Azure()) as service:
+        yield service
+
+
+def test_ec2_spot_interruption_comes_with_its_time(ec2, clock):
+    """Nothing is 404; then the action and when. One token serves all questions."""
+    poller = cloud_poller("aws", ec2.url, clock=clock)
+    assert poller.poll() is None
+    ec2.documents[ACTION] = '{"action": "terminate", "time": "2023-11-14T22:15:20Z"}'
+    notice = poller.poll()
+    assert (notice.source, notice.deadline_unix) == ("aws spot", 1_700_000_120.0)
+    assert "terminate" in notice.reason
+    assert ec2.paths(TOKEN) == [200]
+    assert 401 not in [status for *_, status in ec2.asked]
+
+
+def test_ec2_rebalance_recommendation_has_no_time(ec2, clock):
+    """It says that an interruption is likely, and gives way to the interruption itself."""
+    poller = cloud_poller("aws", ec2.url, clock=clock)
+    ec2.documents[REBALANCE] = '{"noticeTime": "2023-11-14T22:13:20Z"}'
+    notice = poller.poll()
+    assert (notice.source, notice.deadline_unix) == ("aws rebalance", None)
+    ec2.documents[ACTION] = '{"action": "stop", "time": "2023-11-14T22:15:20Z"}'
+    assert poller.poll().source == "aws spot"
+
+
+def test_ec2_token_is_renewed_before_it_ends_and_when_it_is_refused(ec2, clock):
+    """A 401 costs one more token and no notice; a token that is about to end is not used any more."""
+    poller = cloud_poller("aws", ec2.url, clock=clock)
+    ec2.documents[REBALANCE] = "{}"
+    assert poller.poll() is not None
+    ec2.expire_tokens()
+    assert poller.poll() is not None
+    assert ec2.paths(ACTION) == [404, 401, 404]
+    assert ec2.paths(TOKEN) == [200, 200]
+    clock.pass_s(TOKEN_S)
+    ec2.expire_tokens()
+    assert poller.poll() is not None
+    assert ec2.paths(ACTION) == [404, 401, 404, 404]
+    assert ec2.paths(TOKEN) == [200, 200, 200]
+
+
+@pytest.mark.parametrize("document", ["{}", '{"time": 7}', '{"action": "stop", "time": "soon"}'])
+def test_ec2_interruption_without_readable_details_is_still_one(ec2, clock, document):
+    """That the document is there is the notice."""
+    ec2.documents[ACTION] = document
+    notice = cloud_poller("aws", ec2.url, clock=clock).poll()
+    assert (notice.source, notice.deadline_unix) == ("aws spot", None)
+
+
+def test_services_refuse_as_the_real_ones_do(ec2, gce, azure):
+    """The services of these tests are strict: without token or header nobody gets an answer."""
+
+    def status(service, path, method="GET", **headers):
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return MetadataService(service.url, 2.0).ask(path, headers=named, method=method).status
+
+    assert status(ec2, ACTION) == 401
+    assert status(ec2, ACTION, X_aws_ec2_metadata_token="guess") == 401
+    assert status(ec2, TOKEN, "PUT") == 400
+    assert status(gce, "/computeMetadata/v1/instance/preempted") == 403
+    assert status(azure, "/metadata/scheduledevents?api-version=2020-07-01") == 400
+
+
+def test_gce_preemption_ends_half_a_minute_after_it_was_seen(gce, clock):
+    """The end stays where it was first put, however often it is asked."""
+    poller = cloud_poller("gcp", gce.url, clock=clock)
+    assert poller.poll() is None
+    gce.documents["preempted"] = "TRUE"
+    first = poller.poll()
+    assert (first.source, first.deadline_unix) == ("gcp preempted", clock.unix + 30)
+    clock.pass_s(7)
+    assert poller.poll().deadline_unix == first.deadline_unix
+
+
+@pytest.mark.parametrize(
+    ("event", "source"),
+    [
+        ("NONE", None),
+        ("MIGRATE_ON_HOST_MAINTENANCE", None),
+        ("TERMINATE_ON_HOST_MAINTENANCE", "gcp maintenance"),
+    ],
+)
+def test_gce_maintenance_counts_where_it_ends_the_machine(gce, clock, event, source):
+    """A live migration is no reason to stop."""
+    gce.documents["maintenance-event"] = event
+    notice = cloud_poller("gcp", gce.url, clock=clock).poll()
+    assert (notice and notice.source) == source
+
+
+def event(kind: str, *resources: str, not_before: str = "Tue, 14 Nov 2023 22:20:00 GMT", **more: object) -> dict:
+    return {
+        "EventId": "f020ba2e",
+        "EventType": kind,
+        "ResourceType": "VirtualMachine",
+        "Resources": list(resources),
+        "EventStatus": "Scheduled",
+        "NotBefore": not_before,
+        **more,
+    }
+
+
+def test_azure_events_of_this_machine_that_end_it(azure, clock):
+    """Of all machines' events the first that ends this one, whatever the case of its name; pauses do not count."""
+    poller = cloud_poller("azure", azure.url, clock=clock)
+    assert poller.poll() is None
+    azure.events = [event("Freeze", "trainer_3"), event("Preempt", "trainer_2"), {"EventType": "Reboot"}, "odd"]
+    assert poller.poll() is None
+    azure.events += [
+        event("Reboot", "trainer_2", "TRAINER_3", not_before="Tue, 14 Nov 2023 22:30:00 GMT"),
+        event("Preempt", "Trainer_3", Description="Spot eviction"),
+    ]
+    notice = poller.poll()
+    assert (notice.source, notice.deadline_unix) == ("azure preempt", 1_700_000_400.0)
+    assert "Spot eviction" in notice.reason
+
+
+@pytest.mark.parametrize("events", [3, {"EventType": "Preempt"}, [{"EventType": "Preempt", "Resources": [["x"]]}]])
+def test_azure_events_of_another_shape_are_no_notice(azure, clock, events):
+    """A document that is not as documented stops nobody."""
+    azure.events = events
+    assert cloud_poller("azure", azure.url, clock=clock).poll() is None
+
+
+@pytest.mark.parametrize("more", [{"not_before": ""}, {"EventStatus": "Started"}])
+def test_azure_event_that_has_started_ends_now(azure, clock, more):
+    """Its time is over: there is nothing left to wait for."""
+    azure.events = [event("Terminate", "Trainer_3", **more)]
+    assert cloud_poller("azure", azure.url, clock=clock).poll().deadline_unix == clock.unix
+
+
+@pytest.fixture
+def unsaid():
+    """Nothing was said yet about any endpoint."""
+    console._said.clear()
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_a_dead_endpoint_is_said_once_and_never_raises(cloud, clock, capsys, unsaid):
+    """On a machine of another cloud nobody listens; Azure may be silent for its first two minutes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    poller = cloud_poller(cloud, url, clock=clock)
+    assert poller.poll() is None
+    assert bool(capsys.readouterr().err) == (cloud != "azure")
+    clock.pass_s(151)
+    assert poller.poll() is None
+    assert poller.poll() is None
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == (cloud == "azure")
+
+
+def test_a_silent_endpoint_costs_its_time_limit(capsys, unsaid):
+    """A service that accepts and says nothing does not hold the monitor up."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        poller = cloud_poller("gcp", f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2)
+        before = time.monotonic()
+        assert poller.poll() is None
+        assert time.monotonic() - before < 2.0
+    assert "does not answer (timed out)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x00\xff not http\r\n\r\n",
+        b"HTTP/1.1 500 Oops\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n\xff\xfe<html>",
+        b"HTTP/1.1 200 OK\r\n\r\n[]",
+        b"HTTP/1.1 200 OK\r\n\r\n7",
+    ],
+)
+def test_nonsense_is_no_notice(cloud, raw, clock, capsys, unsaid):
+    """Whatever answers there in another way is no reason to stop a training, and none to end the monitor."""
+    with serving({"aws": Ec2, "gcp": Gce, "azure": Azure}[cloud]()) as service:
+        service.raw = raw
+        poller = cloud_poller(cloud, service.url, clock=clock)
+        assert poller.poll() is None
+        assert poller.poll() is None
+    assert len(capsys.readouterr().err.splitlines()) <= 1
+
+
+def test_a_watch_sees_a_notice_come_and_go(gce, clock):
+    """The first question is asked at once; a notice is told once however often it is seen, and may be taken back."""
+    told: queue.Queue = queue.Queue()
+    watch = CloudWatch(cloud_poller("gcp", gce.url, clock=clock), every_s=0.01, on_notice=told.put)
+    try:
+        gce.documents["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+        assert told.get(timeout=10).source == "gcp maintenance"
+        gce.documents["preempted"] = "TRUE"
+        assert told.get(timeout=10).source == "gcp preempted"
+        gce.documents.update({"preempted": "FALSE", "maintenance-event": "NONE"})
+        deadline = time.monotonic() + 10
+        while watch.notice is not None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert watch.notice is None
+    finally:
+        watch.close()
+    assert told.empty()
+    assert "resilience-cloud" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_no_proxy_is_used(gce, clock, monkeypatch):
+    """A proxy of the environment would ask about itself."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    gce.documents["preempted"] = "TRUE"
+    assert cloud_poller("gcp", gce.url, clock=clock).poll() is not None
+
+
+def test_off_by_default_and_bad_values_are_named():
+    """Without the setting nobody is asked; what is no cloud or no URL is refused before anything runs."""
+    assert cloud_poller(Settings().cloud_notices, Settings().cloud_endpoint) is None
+    assert Settings(cloud_notices=False).cloud_notices == "off"  # YAML reads `off` so
+    assert (
+        Settings(cloud_notices="AWS", cloud_endpoint="http://10.0.0.1:80/x/").cloud_endpoint == "http://10.0.0.1:80/x"
+    )
+    with pytest.raises(ConfigError, match=r"cloud_notices.*off, aws, gcp, azure.*ibm"):
+        Settings(cloud_notices="ibm")
+    for url in ("ftp://x", "169.254.169.254", "http://", "http://a b", "file:///etc/passwd"):
+        with pytest.raises(ConfigError, match=r"cloud_endpoint.*URL"):
+            Settings(cloud_endpoint=url)
+        with pytest.raises(ConfigError, match="cloud_endpoint"):
+            cloud_poller("aws", url)
+    with pytest.raises(ConfigError, match="cloud_notices"):
+        cloud_poller("ibm")
+
+
+def test_pollers_need_no_torch():
+    """The monitor asks, and the monitor is small."""
+    code = "import sys, resilience_sdk.preemption.cloud; print([m for m in ('torch', 'yaml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

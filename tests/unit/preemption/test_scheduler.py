@@ -1,0 +1,30 @@
+"""When the scheduler ends the job."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience_sdk.preemption.scheduler import SLURM_END, end_time
+
+
+def test_slurm_tells_the_end_and_others_do_not(monkeypatch):
+    """Unix seconds from the job's environment; the process's own without another."""
+    assert end_time({SLURM_END: "1700000600"}, 1_700_000_000.0) == 1_700_000_600.0
+    assert end_time({}, 0.0) is None
+    monkeypatch.setenv(SLURM_END, "99999999999")
+    assert end_time() == 99_999_999_999.0
+
+
+def test_an_end_that_has_passed_is_unknown():
+    """The job still runs, so it was given more time, and its environment does not tell how much."""
+    assert end_time({SLURM_END: "1700000000"}, 1_700_000_000.0) is None
+
+
+@given(st.text(max_size=12) | st.sampled_from(["inf", "nan", "-1", "1e400", "UNLIMITED", " 12 "]))
+def test_any_text_gives_a_future_time_or_none(text):
+    """Nothing that stands there can end a job at once or raise."""
+    end = end_time({SLURM_END: text}, 10.0)
+    assert end is None or (math.isfinite(end) and end > 10.0)
