@@ -19,6 +19,7 @@ from step 40 to step 57 is not deterministic).
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from resilience_sdk.attribution.rules import ExceptionRecord, frames_of, message_of, type_of
@@ -40,6 +41,8 @@ _REPLACEMENTS = tuple(
 # Frames of these are not the user's: installed packages, the standard library, and what has no file.
 _NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<|^File \"<")
 
+_OURS = str(Path(__file__).parents[1]) + "/"
+
 
 class Fingerprint(NamedTuple):
     """Two exceptions with equal fingerprints are one error."""
@@ -53,8 +56,18 @@ def fingerprint(exception: ExceptionRecord) -> Fingerprint:
     """Return what identifies the error: type, normalised message, innermost frame of the user's code."""
     user_frame = exception.get("user_frame")
     if not isinstance(user_frame, str):
-        user_frame = next((frame for frame in frames_of(exception) if not _NOT_THE_USERS.search(frame)), None)
+        user_frame = next(filter(is_users_frame, frames_of(exception)), None)
     return Fingerprint(type_of(exception), normalise_message(message_of(exception)), user_frame)
+
+
+def is_users_frame(frame: str) -> bool:
+    """Tell whether a frame, written `file:line function`, is of the user's code."""
+    return _NOT_THE_USERS.search(frame) is None and not is_our_frame(frame)
+
+
+def is_our_frame(frame: str) -> bool:
+    """Tell whether a frame is of this package, wherever it is installed."""
+    return _OURS in frame
 
 
 def normalise_message(message: str) -> str:

@@ -74,6 +74,13 @@ class AttemptFiles:
         verdict = _read_json(self.directory / f"verdict-{attempt}.json")
         return verdict if verdict is not None and verdict.get("kind") == "hang" else None
 
+    def last_step(self, attempt: int, rank: int, pid: int) -> int | None:
+        """Return the step that this rank process reached, or None when its page does not say."""
+        if self.directory is None:
+            return None
+        snapshot = _snapshot(self.directory / (page_stem(attempt, rank, pid) + ".page"))
+        return None if snapshot is None else snapshot.step
+
     def traces(self, attempt: int, pids: Mapping[int, int]) -> dict[int, RankTrace]:
         """Return what each of these rank processes left, by rank."""
         traces = {}

@@ -48,6 +48,7 @@ class DeathWatch:
                 exit_code=code if code is not None and code >= 0 else None,
                 signal=signal_name(-code) if code is not None and code < 0 else None,
                 exit_state=watched.snapshot.exit_state,
+                step=watched.snapshot.step,
             )
 
     def explained(self, attempt: int | None) -> None:

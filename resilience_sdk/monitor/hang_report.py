@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from resilience_sdk.attribution.fingerprint import is_our_frame, is_users_frame
 from resilience_sdk.hang import CulpritFinding, Judgement, RankState, Suspect
 from resilience_sdk.incidents import Culprit, Evidence, Incident
 
@@ -52,7 +53,7 @@ def hang_lines(incident: Incident, on_hang: str, run_dir: str) -> list[str]:
         lines = []
         for culprit in incident.culprits:
             lines.append(f"HANG: {who(culprit)} ({incident.cause})")
-            lines += [f"  at {frame}" for frame in culprit.stack[:3]]
+            lines += [f"  at {frame}" for frame in shown_frames(culprit.stack)]
     else:
         lines = [f"HANG: no single rank is to blame ({incident.category}: {incident.cause})"]
     if incident.victims:
@@ -69,6 +70,15 @@ def headline(incident: Incident) -> str:
     if not incident.culprits:
         return f"no single rank is to blame ({incident.category}: {incident.cause})"
     return "; ".join(who(culprit) for culprit in incident.culprits[:4]) + f" ({incident.cause})"
+
+
+def shown_frames(stack: Sequence[str]) -> list[str]:
+    """Return the few frames that a person wants: innermost first, ours left out, a line of the user's among them."""
+    frames = [frame for frame in stack if not is_our_frame(frame)] or list(stack)
+    shown = frames[:3]
+    if any(map(is_users_frame, shown)):
+        return shown
+    return frames[:2] + list(filter(is_users_frame, frames))[:1] or shown
 
 
 def who(culprit: Culprit) -> str:

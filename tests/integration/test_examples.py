@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,14 @@ def run(tmp_path: Path, *command: str, fault: str = "") -> str:
     return done.stdout
 
 
+def exits(run_dir: Path) -> list[dict[str, Any]]:
+    """Return what the journal says of the ends of ranks, in their order."""
+    lines = [
+        json.loads(line) for path in run_dir.glob("journal/*-launcher-*") for line in path.read_text().splitlines()
+    ]
+    return [line for line in lines if line["event"] == "rank_exit"]
+
+
 def launched(tmp_path: Path, script: str, fault: str) -> str:
     """Run an example on two ranks under our launcher."""
     launcher = ["-m", "resilience_sdk", "run", "--nproc-per-node=2", f"--run-dir={tmp_path / 'run'}"]
@@ -55,6 +65,7 @@ def test_full_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     [incident] = IncidentStore(tmp_path / "run").all()
     assert [culprit.rank for culprit in incident.culprits] == [1]
     assert incident.lost_steps == 10
+    assert [exit["step"] for exit in exits(tmp_path / "run")][-2:] == [79, 79]
 
 
 def test_unchanged_script_is_restarted(tmp_path: Path) -> None:
