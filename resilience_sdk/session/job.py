@@ -29,6 +29,10 @@ def join_job(
     if config is proposal:
         # The monitor takes the lease over and renews it; until then it is ours.
         Lease.acquire(RunDirectory.create(config.run_dir, group_readable=settings.group_readable), job)
+        if not config.run_named:
+            console.say_once(
+                "run directory", f"run directory: {config.run_dir} (RESILIENCE_RUN_DIR names one to resume in)"
+            )
     return config
 
 
