@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ from typing import Any
 import attrs
 
 from resilience_sdk import hostinfo
+from resilience_sdk.file_lock import file_lock
 from resilience_sdk.whole_file import write_whole
 
 FILE = "config.json"
 _LOCK = "config.lock"
-_LOCK_TRIES, _LOCK_PAUSE_S = 200, 0.01
+_PATIENCE_S = 2.0
 
 
 @attrs.frozen
@@ -68,37 +68,10 @@ def agree(pages: Path, proposal: JobConfig) -> JobConfig:
 
 
 @contextlib.contextmanager
-def locked(pages: Path, *, tries: int = _LOCK_TRIES) -> Iterator[bool]:
-    """Hold the lock on the configuration in `pages`; yields whether it was to be had within the tries.
-
-    Raises OSError when the page directory cannot be used, ImportError where there are no file locks.
-    """
-    import fcntl  # late: this module can be imported where POSIX is not
-
-    fd = os.open(pages / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        mine = _lock(fd, tries)
-        try:
-            yield mine
-        finally:
-            # Not left to the close: a process that another thread forks meanwhile keeps the file open.
-            fcntl.flock(fd, fcntl.LOCK_UN)
-    finally:
-        os.close(fd)
-
-
-def _lock(fd: int, tries: int) -> bool:
-    """Take the lock, but never wait long: a sibling that was stopped while it held it must not stop this rank."""
-    import fcntl
-
-    for _ in range(tries):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOCK_PAUSE_S)
-        else:
-            return True
-    return False
+def locked(pages: Path, *, patience_s: float = _PATIENCE_S) -> Iterator[bool]:
+    """Hold the lock on the configuration in `pages`; yields whether it was to be had (see `file_lock`)."""
+    with file_lock(pages / _LOCK, patience_s=patience_s) as mine:
+        yield mine
 
 
 def written_at(pages: Path) -> float | None:

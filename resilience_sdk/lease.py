@@ -20,6 +20,7 @@ import attrs
 
 from resilience_sdk.console import printable, say_once
 from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.file_lock import file_lock
 from resilience_sdk.hostinfo import boot_id, host_name, pid_namespace, process_is_gone, process_start_ticks
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.whole_file import share_like_directory, write_whole
@@ -27,6 +28,8 @@ from resilience_sdk.whole_file import share_like_directory, write_whole
 RENEW_INTERVAL_S = 10.0
 STALE_AFTER_S = 60.0
 _TRIES = 20
+_LOCK_PATIENCE_S = 5.0
+_LOOK_AGAIN_S = 0.1
 
 
 @attrs.frozen
@@ -85,7 +88,7 @@ class Lease:
         )
         lease = cls(run_dir.lease, holder)
         try:
-            lease._acquire(alone)
+            lease._acquire_one_at_a_time(alone)
         except OSError as error:
             raise RunDirectoryError(
                 f"cannot write {lease.path}: {error.strerror}; name another directory with --run-dir"
@@ -113,6 +116,24 @@ class Lease:
             found = _read(self.path)
             if found is not None and found.holder == self.holder:
                 self.path.unlink()
+
+    def _acquire_one_at_a_time(self, alone: bool) -> None:
+        """Keep others who want the same lease out meanwhile, where the file system has locks.
+
+        Without, three jobs that find the same stale lease may undo one another: one removes it and writes its
+        own, the second takes that for the stale one, and the third comes between. So the winner looks again.
+        """
+        with contextlib.ExitStack() as held:
+            locked = False
+            with contextlib.suppress(OSError, ImportError):
+                locked = held.enter_context(file_lock(self.path.parent, patience_s=_LOCK_PATIENCE_S))
+            self._acquire(alone)
+            if locked:
+                return
+            time.sleep(_LOOK_AGAIN_S)
+            found = _read(self.path)
+            if found is not None and found.holder is not None and found.holder.job != self.holder.job:
+                raise RunDirectoryError(self._in_use(found.holder, self._age(found)))
 
     def _acquire(self, alone: bool) -> None:
         for _ in range(_TRIES):

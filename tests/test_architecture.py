@@ -13,7 +13,19 @@ PACKAGE = ROOT / "resilience_sdk"
 
 # Which module or subpackage is on which floor. Imports point down, or stay within one entry.
 FLOORS: dict[int, set[str]] = {
-    0: {"_version", "clock", "console", "environ", "errors", "events", "faults", "hostinfo", "settings", "whole_file"},
+    0: {
+        "_version",
+        "clock",
+        "console",
+        "environ",
+        "errors",
+        "events",
+        "faults",
+        "file_lock",
+        "hostinfo",
+        "settings",
+        "whole_file",
+    },
     1: {"incidents", "job_config", "journal", "lease", "outcome", "rank_page", "run_directory"},
     2: {"attribution", "checkpoint", "hang", "heartbeats", "lanes", "preemption", "straggler"},
     3: {"monitor", "session"},

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resilience_sdk import hostinfo, job_config
+from resilience_sdk.file_lock import file_lock
 
 LOCK = "monitor.lock"
 SPAWN_LOCK = "spawn.lock"
@@ -77,7 +78,7 @@ def ensure_monitor(pages: Path) -> bool:
 
     Returns when the new monitor holds the lock. Raises OSError when none can be started.
     """
-    with try_lock(pages / SPAWN_LOCK) as mine:
+    with file_lock(pages / SPAWN_LOCK) as mine:
         if not mine:
             return False  # another rank is starting it
         if not is_unlocked(pages / LOCK) and (is_alive(pages) or not _kill_frozen(pages)):
@@ -158,27 +159,6 @@ def _kill(pid: int, start_ticks: int) -> None:
 
 
 @contextlib.contextmanager
-def try_lock(path: Path) -> Iterator[bool]:
-    """Try to lock a file inside the block, without waiting; yields whether it worked. Raises OSError."""
-    import fcntl  # late: this module can be imported where POSIX is not
-
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            try:
-                yield True
-            finally:
-                # Not left to the close: a DataLoader worker that is forked meanwhile keeps the file open.
-                fcntl.flock(fd, fcntl.LOCK_UN)
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
 def all_locks(pages: Path) -> Iterator[bool]:
     """Hold what a monitor, who starts one, and who joins the job would hold; yields whether all were free.
 
@@ -187,15 +167,15 @@ def all_locks(pages: Path) -> Iterator[bool]:
     with contextlib.ExitStack() as held:
         # One after the other: a monitor that is being started must find its own lock free.
         yield (
-            held.enter_context(try_lock(pages / SPAWN_LOCK))
-            and held.enter_context(try_lock(pages / LOCK))
-            and held.enter_context(job_config.locked(pages, tries=1))
+            held.enter_context(file_lock(pages / SPAWN_LOCK))
+            and held.enter_context(file_lock(pages / LOCK))
+            and held.enter_context(job_config.locked(pages, patience_s=0.0))
         )
 
 
 def is_unlocked(path: Path) -> bool:
     """Tell whether nobody holds the lock on a file, which is made if it is not there. Raises OSError."""
-    with try_lock(path) as mine:
+    with file_lock(path) as mine:
         return mine
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from resilience_sdk import console, job_config
+from resilience_sdk.file_lock import file_lock
 from resilience_sdk.monitor import spawn
 from resilience_sdk.session import lifecycle
 
@@ -77,7 +78,7 @@ def test_a_worker_forked_under_a_file_lock_does_not_keep_it(tmp_path, monkeypatc
 
     try:
         if where == "spawn":
-            with spawn.try_lock(tmp_path / "spawn.lock") as mine:
+            with file_lock(tmp_path / "spawn.lock") as mine:
                 assert mine
                 fork()
             assert spawn.is_unlocked(tmp_path / "spawn.lock")

@@ -10,6 +10,7 @@ import attrs
 import pytest
 
 from resilience_sdk import hostinfo, job_config
+from resilience_sdk.file_lock import file_lock
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.monitor import spawn
 from resilience_sdk.monitor.stale import remove_stale
@@ -59,7 +60,7 @@ def test_only_what_nobody_lives_in_is_removed(make, tmp_path):
 def test_a_directory_with_a_monitor_stays(make):
     """Whoever holds the monitor's lock is still at work there."""
     own, other = make("own"), make("other")
-    with spawn.try_lock(other / spawn.LOCK) as mine:
+    with file_lock(other / spawn.LOCK) as mine:
         os.utime(other, (0, 0))
         assert mine
         assert remove_stale(own) == []
@@ -72,7 +73,7 @@ def test_a_rank_that_no_monitor_saw_leaves_nothing(make):
     assert not alone.exists()
     shared, watched = make("shared"), make("watched")
     remove_unwatched(shared, shared / "a0-r1-4000001")
-    with spawn.try_lock(watched / spawn.LOCK):
+    with file_lock(watched / spawn.LOCK):
         remove_unwatched(watched, watched / "a0-r0-4000000")
     assert list(shared.glob("*.page"))
     assert list(watched.glob("*.page"))
