@@ -44,9 +44,15 @@ while :; do
     echo "resilience: exit code $code; retry $try of $retries" >&2
 done
 
+# The bare number of an array means all of its tasks, and one of them has it as its own.
+job=$SLURM_JOB_ID
+if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+    job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+fi
 if [ "$code" = 76 ]; then
     # Slurm may choose the same node again: this is counted, a preemption is not.
     count="$run_dir/slurm-$SLURM_JOB_ID-hardware"
+    mkdir -p "$run_dir"
     echo "$SLURM_JOB_NODELIST" >> "$count"
     if [ "$(wc -l < "$count")" -gt "$retries" ]; then
         echo "resilience: hardware again; exclude the node that 'resilience why $run_dir' names" >&2
@@ -54,12 +60,12 @@ if [ "$code" = 76 ]; then
     fi
 fi
 # A job that was cancelled, or is being requeued by somebody else, is left alone.
-case $(scontrol show job --oneliner "$SLURM_JOB_ID") in
+case $(scontrol show job --oneliner "$job") in
     *' JobState=RUNNING '*) ;;
     *) exit "$code" ;;
 esac
 echo "resilience: exit code $code; requeue" >&2
-if ! scontrol requeue "$SLURM_JOB_ID"; then
+if ! scontrol requeue "$job"; then
     echo "resilience: the job cannot be requeued; submit it again with the run directory $run_dir" >&2
 fi
 exit "$code"

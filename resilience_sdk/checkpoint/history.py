@@ -22,8 +22,8 @@ SOON_S = 300.0
 FAILURES_FOR_QUARANTINE = 2
 
 _FAULTS = frozenset({"crash", "hang", "numerics"})
-# What is known to have come from outside says nothing about a checkpoint.
-_CATEGORIES_FROM_OUTSIDE = frozenset({"hardware", "host", "network", "scheduler", "storage"})
+# What is known to have come from outside says nothing about a checkpoint, and an error in the script is repaired there.
+_CATEGORIES_FROM_OUTSIDE = frozenset({"hardware", "host", "network", "scheduler", "storage", "user"})
 _CAUSES_FROM_OUTSIDE = frozenset({"rank_killed_sigkill"})
 
 

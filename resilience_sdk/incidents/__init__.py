@@ -1,7 +1,17 @@
 """Incidents: what went wrong, one directory each under `RUN_DIR/incidents`, for programs and for people."""
 
-from resilience_sdk.incidents.record import ACTIONS, KINDS, Culprit, Evidence, Incident
+from resilience_sdk.incidents.record import ACTIONS, KINDS, Culprit, Evidence, Incident, event_fields
 from resilience_sdk.incidents.report import compact_ranks, headline
 from resilience_sdk.incidents.store import IncidentStore
 
-__all__ = ["ACTIONS", "KINDS", "Culprit", "Evidence", "Incident", "IncidentStore", "compact_ranks", "headline"]
+__all__ = [
+    "ACTIONS",
+    "KINDS",
+    "Culprit",
+    "Evidence",
+    "Incident",
+    "IncidentStore",
+    "compact_ranks",
+    "event_fields",
+    "headline",
+]

@@ -117,6 +117,18 @@ class Incident:
         )
 
 
+def event_fields(incident: Incident) -> dict[str, Any]:
+    """Return what the journal's `incident` event says of it; what is decided from the journal needs all of these."""
+    return {
+        "id": incident.id,
+        "kind": incident.kind,
+        "culprits": [culprit.rank for culprit in incident.culprits],
+        "cause": incident.cause,
+        "category": incident.category,
+        "action": incident.action,
+    }
+
+
 def _culprit(data: object) -> Culprit | None:
     if not isinstance(data, dict) or (rank := _integer(data.get("rank"))) is None:
         return None

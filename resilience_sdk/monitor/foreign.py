@@ -11,7 +11,7 @@ from pathlib import Path
 from resilience_sdk import console
 from resilience_sdk.attribution.first_death import Death, FirstDeath, find_first_death
 from resilience_sdk.events import Event
-from resilience_sdk.incidents import Culprit, Incident, IncidentStore
+from resilience_sdk.incidents import Culprit, Incident, IncidentStore, event_fields
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.monitor.raised import read_exception
@@ -84,7 +84,7 @@ class DeathWatch:
             incident = self._store.create("crash", incident, stacks, pages)
         except OSError as error:
             console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
-        self._journal.emit(Event.INCIDENT, id=incident.id, kind="crash", culprits=list(culprits), cause=incident.cause)
+        self._journal.emit(Event.INCIDENT, **event_fields(incident))
         who = ", ".join(f"rank {rank}" for rank in culprits) or "no rank of its own"
         why = incident.evidence[0].text if incident.evidence else incident.cause
         console.say(f"CRASH: {who} on {self._node} ended first ({incident.cause}): {why}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from resilience_sdk import console
 from resilience_sdk.events import Event
 from resilience_sdk.hang import CulpritFinding, Judgement, RankState, find_culprits, standing
-from resilience_sdk.incidents import Incident, IncidentStore
+from resilience_sdk.incidents import Incident, IncidentStore, event_fields
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.escalate import end_ranks
@@ -169,9 +169,7 @@ class HangResponse:
             incident = self._store.create("hang", incident, {**stacks, **look.texts}, pages)
         except OSError as error:
             console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
-        self._journal.emit(
-            Event.INCIDENT, id=incident.id, kind="hang", culprits=list(finding.culprits), cause=finding.cause
-        )
+        self._journal.emit(Event.INCIDENT, **event_fields(incident))
         return incident
 
     def _twin(self, incident: Incident) -> Incident | None:

@@ -12,6 +12,7 @@ from resilience_sdk.checkpoint.history import (
     find_setbacks,
     mean_time_to_failure_s,
 )
+from resilience_sdk.incidents import Incident, event_fields
 
 BAD = CheckpointId("step-00000120", 5.0)
 
@@ -94,6 +95,19 @@ def test_two_failures_soon_after_a_resume_are_a_quarantine():
 def test_what_does_not_count_against_a_checkpoint(events):
     """Late failures, those after the next save, those from outside, and other jobs' leave a checkpoint in peace."""
     assert find_setbacks(events) == {}
+
+
+@pytest.mark.parametrize(("category", "counts"), [("network", False), ("user", False), ("process", True)])
+def test_what_is_journalled_of_an_incident_is_enough_to_judge_it(category, counts):
+    """Hangs and crashes are journalled with the category that decides here, whoever writes them."""
+    hang = Incident(id="0001-hang", kind="hang", category=category, cause="hang_rank_late", attempt=0, detected_at=20.0)
+    events = []
+    for attempt in (1, 2):
+        events += [
+            resumed(100 * attempt, attempt),
+            event(100 * attempt + 20, "incident", attempt, **event_fields(hang)),
+        ]
+    assert (BAD in find_quarantined(events)) is counts
 
 
 def test_one_attempt_counts_once():

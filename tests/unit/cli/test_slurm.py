@@ -203,7 +203,7 @@ def test_words_after_the_script_are_its_own() -> None:
     assert words.sbatch == {}
 
 
-def after(tmp_path: Path, *codes: int, state: str = "RUNNING") -> tuple[int, list[str]]:
+def after(tmp_path: Path, *codes: int, state: str = "RUNNING", **more: str) -> tuple[int, list[str]]:
     """Run a script whose srun leaves with these codes in turn; return its own code and what was asked of Slurm."""
     made = BatchScript({}, ("train.py",), "/bin/python", str(tmp_path / "run"), False, False, 2).text()
     (tmp_path / "run").mkdir(exist_ok=True)
@@ -218,7 +218,7 @@ def after(tmp_path: Path, *codes: int, state: str = "RUNNING") -> tuple[int, lis
     }.items():
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
         (tools / name).chmod(0o755)
-    env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", **more}
     done = subprocess.run(["bash", "-c", made], env=env, capture_output=True, text=True, timeout=30, cwd=tmp_path)
     return done.returncode, asked.read_text().splitlines()
 
@@ -234,6 +234,12 @@ def test_a_preempted_job_is_requeued_unless_it_was_cancelled(tmp_path: Path) -> 
     for _ in range(5):
         assert after(tmp_path, 75) == (75, ["srun", "requeue 7"])
     assert after(tmp_path, 75, state="CANCELLED") == (75, ["srun"])
+
+
+def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
+    """One task has the number of the whole array as its job id; requeuing that would stop its siblings."""
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    assert after(tmp_path, 75, **array) == (75, ["srun", "requeue 7_3"])
 
 
 def test_hardware_is_requeued_within_a_budget(tmp_path: Path) -> None:
