@@ -22,7 +22,7 @@ from resilience_sdk.journal import Journal
 from resilience_sdk.preemption import cell
 from resilience_sdk.preemption.protocol import TEARDOWN, Decision, Proposal, RankMove, rank_move, unpack
 from resilience_sdk.preemption.scheduler import end_time
-from resilience_sdk.preemption.signals import Handlers
+from resilience_sdk.preemption.signals import Handlers, end_by
 from resilience_sdk.rank_page import layout as at
 
 _PATIENCE_S = 0.5  # at the proposed check, for the decision of a coordinator that is busy
@@ -206,6 +206,21 @@ def begin() -> None:
 def handlers() -> Handlers | None:
     """Return the handlers of this process, once it listens."""
     return _me.handlers if isinstance(_me, Listener) else None
+
+
+def end_if_ignored() -> None:
+    """Let a signal end this process after all, if no check has answered it within the grace. Any thread."""
+    me = _me
+    if not isinstance(me, Listener) or me.stopped_at is not None:
+        return
+    number = me.handlers.overdue(me.grace_s)
+    if number is not None and say_once(
+        "overdue",
+        f"no stop was agreed within {me.grace_s:g} s of a signal to leave: it ends this rank now; "
+        "call preemption.check() more often, or raise preempt_time",
+    ):
+        me.journal.emit(Event.DEGRADED, what="preemption", why="no check answered the signal", signal=number)
+        end_by(number)
 
 
 def _start() -> bool:

@@ -35,6 +35,7 @@ class Handlers:
         self._mask: set[int] | set[signal.Signals] = set()
         self.noted_at: float | None = None
         """Monotonic seconds of the first notice."""
+        self._heard: tuple[int, float] | None = None  # the first signal, and when
 
     def install(self) -> None:
         """Install the handlers, where this is the main thread; signals that are ignored stay so."""
@@ -88,13 +89,19 @@ class Handlers:
         if not self._words[at.W_NOTICE]:
             self._words[at.W_NOTICE] = number
 
+    def overdue(self, grace_s: float) -> int | None:
+        """Return the signal that was heard more than `grace_s` seconds ago and would have ended this process."""
+        number, heard_at = self._heard or (0, 0.0)
+        is_late = bool(number) and time.monotonic() - heard_at > grace_s
+        return number if is_late and self._previous.get(number) is signal.SIG_DFL else None
+
     def see(self, numbers: bytes) -> None:
         """Take bytes of the wakeup descriptor, in the helper thread: the handler may be seconds late."""
         for number in self._previous:
             if number in numbers:
                 if self._is_teardown() and self._previous[number] is signal.SIG_DFL:
-                    _end_by(number)
-                self.note(number)
+                    end_by(number)
+                self._hear(number)
 
     def act_by_default(self) -> None:
         """Do what the signal would have done without us: it was part of a teardown."""
@@ -103,8 +110,13 @@ class Handlers:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int) -> None:
         self.note(number)
+        if self._heard is None:
+            self._heard = number, time.monotonic()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._hear(number)
         if self._is_teardown():
             self.act_by_default()
         previous = self._previous.get(number)
@@ -141,10 +153,10 @@ def _hear_parent(numbers: Sequence[int], parent: int) -> None:
         heard = signal.sigwaitinfo(numbers)
         if heard.si_pid in (parent, os.getpid()):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-            _end_by(heard.si_signo)
+            end_by(heard.si_signo)
 
 
-def _end_by(number: int) -> None:
+def end_by(number: int) -> None:
     """Let the kernel end this process by a signal; the interpreter changes dispositions in its main thread only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).signal(number, None)

@@ -205,6 +205,7 @@ class Session:
         """Run about every 2 s on the helper thread."""
         if self.page.words[at.W_EXIT_STATE] != at.EXIT_RUNNING:
             return
+        preemption.end_if_ignored()
         try:
             self._monitor.keep_alive()
         except OSError as error:
