@@ -15,7 +15,7 @@ from resilience_sdk.attribution.taxonomy import meaning
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
-from resilience_sdk.incidents import Evidence, Incident, IncidentStore
+from resilience_sdk.incidents import Evidence, Incident, IncidentStore, event_fields
 from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.launcher import evidence, node_ends
 from resilience_sdk.launcher.decision import AttemptEnd, EndedBy
@@ -150,8 +150,14 @@ class Reporter:
         lost = None
         stops = [event["step"] for event in self._told(Event.STOP_AGREED, facts) if isinstance(event.get("step"), int)]
         if stops:
-            lost = max(0, max(stops) - (end.checkpoint_after or 0))
-            told += f"; all ranks stopped after step {max(stops)}, {lost} steps lost"
+            told += f"; all ranks stopped after step {max(stops)}"
+            if end.checkpoint_after is not None:  # else the script may have saved by itself
+                lost = max(0, max(stops) - end.checkpoint_after)
+                told += f", {lost} steps lost"
+        skipped = next((event for event in self._told(Event.CKPT_SKIP, facts) if "expected_s" in event), None)
+        if skipped is not None:
+            told += f"; the last save was skipped: it takes about {skipped['expected_s']:.1f} s"
+            told += f", {skipped.get('time_left_s') or 0.0:.1f} s were left"
         asked = ", ".join(dict.fromkeys(str(event.get("source")) for event in self._told(Event.PREEMPT_NOTICE, facts)))
         codes = ", ".join(f"rank {rank}: {code}" for rank, code in sorted(end.exit_codes.items())[:16])
         known_cause = classification("preemption_sigterm", 0.9)
@@ -195,13 +201,5 @@ class Reporter:
             say_once("incident", f"the incident cannot be written: {error}")
             self._journal.emit(Event.DEGRADED, what="incident", why=str(error))
             return None
-        self._journal.emit(
-            Event.INCIDENT,
-            id=written.id,
-            kind=kind,
-            culprits=[culprit.rank for culprit in written.culprits],
-            cause=written.cause,
-            category=written.category,
-            action=written.action,
-        )
+        self._journal.emit(Event.INCIDENT, **event_fields(written))
         return written.id

@@ -71,6 +71,7 @@ class StopCoordinator:
         self._words: dict[Path, ControlWords] = {}
         self._attempt: int | None = None
         self._noted_s: float | None = None
+        self._deadline_ns: int | None = None
         self._round = 0
         self._lead = 0
         self._open: Proposal | None = None
@@ -92,8 +93,10 @@ class StopCoordinator:
             return None
         if failed:
             self._over = True
-            for words in pages.values():
-                words.propose(agreement.TEARDOWN)
+            # A rank that left after the agreed stop may look like one that failed; the others must still stop there.
+            if not self._is_agreed():
+                for words in pages.values():
+                    words.propose(agreement.TEARDOWN)
             return None
         if len(pages) < world_size or any(not watched.alive for watched in ranks) or not self._all_check(pages):
             return None
@@ -104,7 +107,7 @@ class StopCoordinator:
             words.close()
         self._words.clear()
         self._attempt = attempt
-        self._noted_s = self._open = self._last = None
+        self._noted_s = self._deadline_ns = self._open = self._last = None
         self._over, self._rate, self._lead = False, 0.0, 0
         self._round = cell.last_round(self._pages, attempt)
 
@@ -117,6 +120,8 @@ class StopCoordinator:
                 return None
             shown = agreement.unpack(words.control)  # by the monitor before this one
             self._round = max(self._round, shown.round if shown is not None else 0)
+            if self._deadline_ns is not None:
+                words.set_deadline(self._deadline_ns)  # a rank that starts later than the others has no more time
         return self._words[path]
 
     def _measure(self, pages: dict[int, ControlWords]) -> None:
@@ -144,6 +149,10 @@ class StopCoordinator:
         self._noted_s = time.monotonic()
         left_s = self._grace_s if end is None else max(0.0, end - time.time())
         deadline_ns = int((self._noted_s + left_s) * 1e9)
+        # A monitor that takes over puts nothing off.
+        deadline_ns = min((words.deadline for words in pages.values() if words.deadline), default=deadline_ns)
+        left_s = max(0.0, deadline_ns / 1e9 - self._noted_s)
+        self._deadline_ns = deadline_ns
         for words in pages.values():
             words.set_deadline(deadline_ns)
         self._journal.emit(Event.PREEMPT_NOTICE, source=source, time_left_s=left_s)
@@ -158,8 +167,16 @@ class StopCoordinator:
                 self._journal.emit(Event.DEGRADED, what="preemption", why="ranks without check()", ranks=silent)
         return not silent
 
+    def _is_agreed(self) -> bool:
+        """Close the newest round, by whichever monitor, and tell whether it was a stop."""
+        decision = cell.decide(self._pages, self._attempt or 0, self._round, Decision.VOID) if self._round else None
+        return decision is Decision.COMMIT
+
     def _negotiate(self, pages: dict[int, ControlWords]) -> float | None:
         attempt = self._attempt or 0
+        if self._open is None and self._is_agreed():  # by the monitor before this one
+            self._over = True
+            return None
         views = [RankView(words.checks, words.acknowledged) for words in pages.values()]
         decision = cell.read_decision(self._pages, attempt, self._open.round) if self._open is not None else None
         move = agreement.coordinator_move(self._open, decision, views)

@@ -51,6 +51,11 @@ class ControlWords:
         """What was proposed last, by this monitor or the one before."""
         return self._words[at.W_CONTROL]
 
+    @property
+    def deadline(self) -> int:
+        """When the rank's time is over (monotonic nanoseconds), 0 when nobody has said."""
+        return self._words[at.W_DEADLINE_NS]
+
     def propose(self, control: int) -> None:
         """Show the rank a proposal."""
         self._words[at.W_CONTROL] = control

@@ -7,6 +7,9 @@ import signal
 import pytest
 from harness import job
 
+from resilience_sdk.checkpoint.verify import verify_checkpoint
+from resilience_sdk.cli.checkpoint_notes import find_notes
+
 TWO = ("--nproc-per-node", "2")
 
 
@@ -50,7 +53,7 @@ def check_stopped(run, step=None):
     assert len({(event["step"], event["check"]) for event in stops}) == 1, stops
     assert [incident["kind"] for incident in run.incidents()] == ["preemption"]
     assert run.outcome()["verdict"] == "preempted"
-    assert run.outcome()["checkpoint"] == stops[0]["step"]
+    assert run.outcome()["checkpoint"] == newest_whole(run) == stops[0]["step"]
     assert not (run.run_dir / "finished").exists()
     assert not run.left_behind()
     return stops[0]["step"]
@@ -87,7 +90,9 @@ def test_a_signal_to_the_whole_tree_stops_the_job_at_one_step(tmp_path, undistur
     """DataLoader workers, the monitor and the launcher get it too; in the first step, and while rank 0 evaluates."""
     with job(tmp_path, *TWO, "preempted.py", *when) as run:
         sign = {"--workers": "step-*", "--first": "losses-*", "--slow": "evaluates"}[when[0]]
-        run.wait(lambda: len(run.told(sign)) >= (1 if when[0] == "--slow" else 2), sign)
+        most = 1 if when[0] == "--slow" else 2
+        # Opened before the ranks listen, written in the first step.
+        run.wait(lambda: sum(path.stat().st_size > 0 for path in run.told(sign)) >= most, sign)
         if when[0] == "--workers":
             assert run.told("worker-*")
         send(run, "the whole tree")
@@ -133,3 +138,71 @@ def test_a_rank_that_never_checks_is_named_and_the_grace_is_not_exceeded(tmp_pat
         send(run, "the launcher")
         assert run.finish(30.0) == 75, run.screen
         assert not run.events("stop_agreed")
+
+
+def newest_whole(run):
+    """Return the step of the newest checkpoint, after reading every byte of it."""
+    return verify_checkpoint(max((run.run_dir / "checkpoints").glob("step-*"))).step
+
+
+@pytest.mark.slow
+def test_a_second_signal_within_the_grace_changes_nothing(tmp_path, undisturbed):
+    """The ranks are in their last save when launcher and ranks are told again: it ends as if nobody had."""
+    with job(tmp_path, *TWO, "preempted.py", "--save", "1") as run:
+        run.wait(lambda: len(run.told("step-*")) == 2, "a step")
+        send(run, "the launcher")
+        run.wait(lambda: bool(run.told("saves-0")), "the last save")
+        send(run, "the launcher")
+        send(run, "all ranks")
+        check_stopped(run)
+        assert len(run.events("preempt_notice", source="SIGTERM")) == 1
+    resume(tmp_path)
+    assert losses(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_signal_during_a_checkpoint_write_lets_it_end(tmp_path, undisturbed):
+    """The save goes on to its commit, then the ranks stop at one step; nothing torn is left."""
+    with job(tmp_path, *TWO, "--checkpoint-every", "5", "preempted.py", "--save", "1") as run:
+        run.wait(lambda: bool(run.told("saves-0")), "a save")
+        send(run, "the whole tree")
+        check_stopped(run)
+        assert run.events("ckpt_commit", step=5)
+    resume(tmp_path)
+    assert losses(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_last_save_that_cannot_fit_is_skipped_and_said(tmp_path):
+    """The saves before took 2 s, 1.5 s are left: journal, screen and incident say so; the one before is whole."""
+    options = ("--preempt-time", "1.5", "--checkpoint-every", "20")
+    with job(tmp_path, *TWO, *options, "preempted.py", "--save", "2", "--pause", "0.06") as run:
+        (committed,) = run.wait_event("ckpt_commit", step=20)
+        send(run, "the launcher")
+        assert run.finish() == 75, run.screen
+        skips = run.events("ckpt_skip", why="no time")
+        assert {event["rank"] for event in skips} == {0, 1}
+        assert {note["what"] for note in find_notes(skips)} == {"was not written"}  # as `resilience why` says it
+        assert "no last save: it takes about" in run.screen
+        (incident,) = run.incidents()
+        assert incident["kind"] == "preemption"
+        assert incident["lost_steps"] == skips[0]["step"] - committed["step"] > 0
+        assert any("the last save was skipped" in item["text"] for item in incident["evidence"])
+        assert newest_whole(run) == committed["step"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_is_final_and_no_preemption(tmp_path):
+    """SIGINT to the foreground group, as a terminal sends it, while the handlers are installed: 130, no incident."""
+    options = ("--preempt-signals", "SIGTERM,SIGINT")
+    for given in ((), options):
+        folder = tmp_path / str(len(given))
+        folder.mkdir()
+        with job(folder, *TWO, *given, "preempted.py", "--pause", "0.05", "--steps", "4000") as run:
+            run.wait(lambda run=run: len(run.told("step-*")) == 2, "a step")
+            os.killpg(run.process.pid, signal.SIGINT)
+            assert run.finish() == 130, run.screen
+            assert "preemption" not in [incident["kind"] for incident in run.incidents()]
+            assert run.outcome()["verdict"] == "interrupted"
+            assert not (run.run_dir / "finished").exists()
+            assert not run.left_behind()

@@ -2,7 +2,7 @@
 
 `--workers`: read by a DataLoader with workers; `--slow STEP`: rank 0 evaluates for 1.5 s after that step;
 `--first`: the first step takes 1.5 s; `--style loop`: `preemption.check()` in a loop of its own, no Run;
-`--without RANK`: that rank never calls it.
+`--without RANK`: that rank never calls it; `--save SECONDS`: gathering the state takes that long.
 """
 
 import argparse
@@ -24,6 +24,7 @@ parser.add_argument("--first", action="store_true")
 parser.add_argument("--pause", type=float, default=0.02)
 parser.add_argument("--style", default="run")
 parser.add_argument("--without", type=int)
+parser.add_argument("--save", type=float, default=0.0)
 parser.add_argument("--on-preempt", default="raise")
 args = parser.parse_args()
 
@@ -49,6 +50,19 @@ class Numbers(torch.utils.data.Dataset):
         return torch.full((4,), index % 17 / 17.0)
 
 
+class SlowToSave:
+    """State that takes a while to gather."""
+
+    def state_dict(self):
+        if (told / f"step-{rank}").exists():  # not when it is only looked at, before the first step
+            tell(f"saves-{rank}", os.getpid())
+            time.sleep(args.save)
+        return {"n": 1}
+
+    def load_state_dict(self, state):
+        assert state == {"n": 1}
+
+
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -71,7 +85,10 @@ model = DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=args.workers)
 losses = (told / f"losses-{rank}").open("a", buffering=1)
-with start_run(state={"model": model.module, "optimizer": optimizer}) as run:
+state = {"model": model.module, "optimizer": optimizer}
+if args.save:
+    state["slow"] = SlowToSave()
+with start_run(state=state) as run:
     for step, batch in run.steps(loader, max_steps=args.steps, on_preempt=args.on_preempt):
         loss = (model(batch) - 1).square().mean()
         loss.backward()

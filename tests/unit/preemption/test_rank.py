@@ -54,6 +54,29 @@ def test_a_notice_ends_the_loop_of_a_single_process_with_75(tmp_path, ask, heard
     assert (ended.returncode, ended.stdout) == (75, f"{heard} True\n"), ended.stderr
 
 
+def test_a_signal_is_published_while_the_main_thread_is_in_c(tmp_path):
+    """The interpreter's handler comes when the C call returns; the notice is out before that."""
+    program = """
+import hashlib, os, signal, threading, time
+from resilience_sdk import preemption
+preemption.check()
+works, seen = True, []
+def ask():
+    os.kill(os.getpid(), signal.SIGTERM)
+    while preemption.time_left() is None:
+        time.sleep(0.001)
+    seen.append(works)
+asks = threading.Thread(target=ask)
+asks.start()
+hashlib.pbkdf2_hmac("sha256", b"x", b"y", 3_000_000)
+works = False
+asks.join()
+print(seen)
+"""
+    ended = run(tmp_path, program)
+    assert ended.stdout == "[True]\n", ended.stderr
+
+
 def test_children_of_fork_can_be_terminated_and_tell_their_parent_nothing(tmp_path):
     """`Process.terminate()` and `Pool.terminate()` end children, and are no notice for the rank."""
     program = """
