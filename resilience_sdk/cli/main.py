@@ -43,8 +43,10 @@ COMMANDS = {
         reads_only=False,
     ),
     "preempt": Command("resilience_sdk.cli.preempt", "ask a running job to save and stop"),
+    "straggler": Command("resilience_sdk.cli.straggler", "who is slow in a run; change its thresholds while it runs"),
     "status": Command("resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents"),
     "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
+    "diagnose": Command("resilience_sdk.cli.diagnose", "cause, culprit and next action from a log alone"),
     "outcome": Command("resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory"),
     "slurm": Command("resilience_sdk.cli.slurm", "print a batch script for Slurm, with signal, requeue and resume"),
     "demo": Command(

@@ -12,6 +12,16 @@ def test_every_cause_has_category_action_and_meaning():
         assert cause.action in ACTIONS
         assert cause.category
         assert taxonomy.meaning(name) == cause.meaning != ""
+        assert cause.persistence in ("transient", "persistent", "mixed")
+        assert cause.cap >= 0
+        assert cause.explains <= set(taxonomy.causes())
+        assert name not in cause.explains
+
+
+def test_an_xid_stands_for_one_cause():
+    """A number in two tables would be read by whichever comes last."""
+    numbers = [number for table in taxonomy.cause_tables().values() for number in table.get("xid", ())]
+    assert len(numbers) == len(set(numbers)) > 20
 
 
 def test_a_cause_nobody_knows_is_unknown():

@@ -1,0 +1,215 @@
+"""Tracebacks in a log that several ranks write at once: each becomes the record that the rules read.
+
+A stream is what one rank writes; lines without a rank are one stream of their own, in which the tracebacks of
+several processes may lie inside one another, so each stream keeps a stack of them. Lines come one by one, and
+what a stream holds is bounded.
+"""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+
+from resilience_sdk.attribution.log_lines import LogLine
+
+_SOURCE = ("   ", "\t", "|", "  |")  # deeper than a frame; a launcher's summary is not
+_MOST_FRAMES = 200
+_MOST_MESSAGE_LINES = 120
+_MOST_OPEN = 16
+_MOST_STREAMS = 4096
+_MOST_SILENCE = 300  # lines after which a traceback that was cut off is no longer waited for
+_HEADER = re.compile(r"^\s*(?:[|+] *)*(?:: )?Traceback \(most recent call last\):?(?P<more>.*)$")
+_INNER = re.compile(r"Original Traceback \(most recent call last\)")
+_FRAME = re.compile(r'^\s+(?:[|+] *)?File "(?P<file>[^"]*)", line (?P<line>\d+)(?:,)? in (?P<name>\S.*)$')
+_CHAIN = re.compile(r"^\s*(The above exception was the direct cause|During handling of the above exception)")
+# `pkg.mod.SomeError: words`, `KeyboardInterrupt`; not `ERROR: words`, not `wandb: words`.
+_EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?::\s?(?P<message>.*))?$")
+_LIKELY = re.compile(r"(Error|Exception|Interrupt|Exit|Iteration|Warning|Timeout|Killed|Preempted|Failure|Empty|Full)$")
+_DROPPED = re.compile(r"--- Logging error ---|Exception ignored in|Error in atexit|Error in sys\.excepthook")
+_WRAPPER_TYPES = re.compile(r"(^|\.)(ChildFailedError|ProcessRaisedException|ProcessExitedException)$")
+
+
+@attrs.frozen
+class Raised:
+    """One exception of a log: a record as the rules read it, where it began, and what came before it in a chain.
+
+    `frames` are innermost first. `chained`: it was raised while the one before it in this stream was handled.
+    `number`: its first line, `last`: the one with its type and message.
+    `mark`: what the caller gave with its first line, because a message ends long after it began.
+    """
+
+    number: int
+    rank: int | None
+    type: str
+    message: str
+    frames: tuple[str, ...]
+    sources: tuple[str, ...]
+    chained: bool
+    time_s: float | None = None
+    mark: int = 0
+    last: int | None = None
+
+    def record(self) -> dict[str, object]:
+        """Return the record that `rules` and `fingerprint` read."""
+        return {"type": self.type, "message": self.message, "frames": self.frames}
+
+
+@attrs.define
+class _Open:
+    line: LogLine
+    chained: bool
+    dropped: bool
+    mark: int = 0
+    frames: list[str] = attrs.field(factory=list)
+    sources: list[str] = attrs.field(factory=list)
+    inner: bool = False
+    type: str = ""
+    last: int | None = None
+    message: list[str] = attrs.field(factory=list)
+
+
+@attrs.define
+class _Stream:
+    stack: list[_Open] = attrs.field(factory=list)
+    ending: _Open | None = None  # its exception line was read; the message may go on
+    chained: bool = False
+    dropped: bool = False
+
+
+class Tracebacks:
+    """Feeds on lines; gives back exceptions as they end. `take` tells whether it used the line."""
+
+    def __init__(self) -> None:
+        self._streams: dict[int | None, _Stream] = {}
+        self._last_taken = -_MOST_SILENCE
+        self.finished: list[Raised] = []
+
+    def is_open(self, number: int) -> bool:
+        """Tell whether some traceback still waits for its end at line `number`, so that every next line matters."""
+        return number - self._last_taken < _MOST_SILENCE and any(
+            stream.stack or stream.ending for stream in self._streams.values()
+        )
+
+    def take(self, line: LogLine, mark: int = 0) -> bool:
+        """Use a line if it belongs to a traceback, and tell whether it does."""
+        taken = self._take(line, mark)
+        if taken:
+            self._last_taken = line.number
+        return taken
+
+    def _take(self, line: LogLine, mark: int) -> bool:
+        stream = self._streams.get(line.rank)
+        header = _HEADER.match(line.text) if "Traceback" in line.text else None
+        if stream is None:
+            if header is None and not _DROPPED.search(line.text):
+                return False
+            if len(self._streams) >= _MOST_STREAMS:
+                self.close()
+                self._streams.clear()
+            stream = self._streams.setdefault(line.rank, _Stream())
+        if stream.ending is not None and self._continue_message(stream, stream.ending, line):
+            return True
+        if _DROPPED.search(line.text):
+            stream.dropped = True
+            return True
+        if header is not None:
+            self._begin(stream, line, mark)
+            return True
+        if _CHAIN.match(line.text):
+            stream.chained = True
+            return True
+        if not stream.stack:
+            return False
+        return self._inside(stream, stream.stack[-1], line)
+
+    def close(self) -> list[Raised]:
+        """End every message; return what was cut off before its exception line, with an empty type."""
+        cut = []
+        for stream in self._streams.values():
+            self._end_message(stream)
+            cut += [_raised(open_) for open_ in stream.stack if open_.frames and not open_.dropped]
+            stream.stack.clear()
+        return cut
+
+    def _begin(self, stream: _Stream, line: LogLine, mark: int) -> None:
+        if len(stream.stack) >= _MOST_OPEN:
+            del stream.stack[0]
+        stream.stack.append(_Open(line, stream.chained, stream.dropped, mark))
+        stream.chained = stream.dropped = False
+
+    def _inside(self, stream: _Stream, top: _Open, line: LogLine) -> bool:
+        text = line.text
+        frame = _FRAME.match(text)
+        if frame is not None:
+            if len(top.frames) < _MOST_FRAMES:
+                top.frames.append(f"{frame['file']}:{frame['line']} {frame['name']}")
+                top.sources.append("")
+            return True
+        if not text:
+            return bool(top.frames)
+        if text.startswith(_SOURCE):
+            if top.sources and not top.sources[-1] and text.strip(" ^~|"):
+                top.sources[-1] = text.strip()
+            return True
+        exception = _EXCEPTION.match(text)
+        if exception is None or not (_LIKELY.search(exception["type"]) or top.frames) or line.prefixed:
+            return False
+        stream.stack.pop()
+        top.type, top.message = exception["type"], [exception["message"] or ""]
+        top.last = line.number
+        stream.ending = top
+        return True
+
+    def _continue_message(self, stream: _Stream, ending: _Open, line: LogLine) -> bool:
+        """Read one more line of a message, or end it."""
+        if self._goes_on(ending, line):
+            ending.message.append(line.text)
+            frame = _FRAME.match(line.text) if ending.inner else None
+            if frame is not None and len(ending.frames) < _MOST_FRAMES:
+                ending.frames.append(f"{frame['file']}:{frame['line']} {frame['name']}")
+                ending.sources.append("")
+            ending.inner = ending.inner or _INNER.search(line.text) is not None
+            return True
+        self._end_message(stream)
+        return False
+
+    def _goes_on(self, ending: _Open, line: LogLine) -> bool:
+        text = line.text
+        if line.prefixed or len(ending.message) >= _MOST_MESSAGE_LINES or not text.strip():
+            return False
+        if _CHAIN.match(text) or _HEADER.match(text):
+            return False
+        if text[0] in " \t" or _INNER.search(text):
+            return not (_FRAME.match(text) and not ending.inner)  # a frame here is of another traceback
+        if ending.inner:
+            return _EXCEPTION.match(text) is not None
+        return line.rank is not None and _EXCEPTION.match(text) is None
+
+    def _end_message(self, stream: _Stream) -> None:
+        ending, stream.ending = stream.ending, None
+        if ending is not None and not ending.dropped and not _WRAPPER_TYPES.search(ending.type):
+            self.finished.append(_raised(ending))
+
+
+def _raised(open_: _Open) -> Raised:
+    return Raised(
+        number=open_.line.number,
+        rank=open_.line.rank,
+        type=open_.type,
+        message="\n".join(open_.message),
+        frames=tuple(reversed(open_.frames)),
+        sources=tuple(reversed(open_.sources)),
+        chained=open_.chained,
+        time_s=open_.line.time_s,
+        mark=open_.mark,
+        last=open_.last,
+    )
+
+
+def parse_exception_line(text: str) -> tuple[str, str] | None:
+    """Return type and message of a line that reads like the last of a traceback, None when it does not."""
+    match = _EXCEPTION.match(text)
+    if match is None or not _LIKELY.search(match["type"]) or _WRAPPER_TYPES.search(match["type"]):
+        return None
+    return match["type"], match["message"] or ""
