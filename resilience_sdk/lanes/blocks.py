@@ -102,6 +102,32 @@ class Block:
 
         return lookup.decorate(function, lambda: lookup.find_block(self.name, self.kind, self.timeout))
 
+    # -- begun and ended by hooks
+
+    def begin(self, now: int) -> bool:
+        """Open the block without a `with`; return False where it is open already, and then somebody else's to end.
+
+        For hooks, which run on whatever thread a framework calls them on (autograd has threads of its own). They
+        come one after the other while the lane's thread waits for them, so no thread is asked for here.
+        """
+        if self.t0 or self.lane.ident == _NOBODY:
+            return False
+        self.q[self.entered_at] = self.t0 = now
+        return True
+
+    def end(self, now: int, less_ns: int = 0) -> None:
+        """Close what `begin` opened, and count one pass: its duration without `less_ns` of it."""
+        if self.t0 and self.lane.ident != _NOBODY:
+            self.sample(max(0, now - self.t0 - less_ns))
+            self.q[self.left_at] = now
+            self.t0 = 0
+
+    def drop(self, now: int) -> None:
+        """Close what `begin` opened without counting it: the pass did not come to its end."""
+        if self.t0 and self.lane.ident != _NOBODY:
+            self.q[self.left_at] = now
+            self.t0 = 0
+
     # -- the slow path
 
     def may_be_fast(self) -> bool:
@@ -189,6 +215,12 @@ class Block:
         self.q[self.samples_at + (self.n & _MASK)] = duration_ns
         self.n += 1
         self.q[self.count_at] = self.n
+
+
+class DeviceTime(Block):
+    """Durations on the GPU of a section of the same name. It is sampled and never entered."""
+
+    __slots__ = ()
 
 
 class Beat(Block):
@@ -279,6 +311,13 @@ class ArmedBlock(Block):
         block = super().__enter__()
         faults.reached(self.name, self.lane.current_step(), beat=False)
         return block
+
+    def begin(self, now: int) -> bool:
+        """Open the block without a `with`, and suffer the fault inside it."""
+        has_begun = super().begin(now)
+        if has_begun:
+            faults.reached(self.name, self.lane.current_step(), beat=False)
+        return has_begun
 
 
 class ArmedBeat(Beat):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from threading import get_ident
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -134,6 +136,17 @@ def find_block(name: str, kind: str, timeout: float | None) -> Block | NoBlock:
     return block
 
 
+def find_own_block(name: str, kind: str) -> Block | None:
+    """Return the section of a name on the calling thread's lane, for hooks to begin and end; None: nothing is recorded.
+
+    Where the name is there already with another kind, it is that section.
+    """
+    block = find_block(name, kind, None)
+    if not isinstance(block, Block) or block.lane.ident == get_ident():
+        return block if isinstance(block, Block) else None
+    return block.lane.recorder.twin(block)
+
+
 def forget() -> None:
     """Empty the caches: every name is looked up anew at its next use."""
     BLOCKS.clear()
@@ -146,7 +159,7 @@ def disable() -> None:
     forget()
 
 
-def decorate(function: F, find: Callable[[], AnyBlock]) -> F:
+def decorate(function: F, find: Callable[[], AbstractContextManager[object]]) -> F:
     """Return `function` inside a block; of a coroutine function the whole awaited duration is meant."""
     _refuse_generators(function)
     if inspect.iscoroutinefunction(function):

@@ -9,7 +9,7 @@ from time import monotonic_ns
 from typing import TypeVar
 
 from resilience_sdk import faults
-from resilience_sdk.lanes.blocks import ArmedBeat, ArmedBlock, Beat, Block, Pulse
+from resilience_sdk.lanes.blocks import ArmedBeat, ArmedBlock, Beat, Block, DeviceTime, Pulse
 from resilience_sdk.rank_page import RankPage
 from resilience_sdk.rank_page import layout as at
 
@@ -158,6 +158,10 @@ class Recorder:
     def twin(self, block: B) -> B:
         """Return the calling thread's block for the same name."""
         return self._block(self.lane(), type(block), block.name, block.kind, block.timeout)
+
+    def on_device(self, block: Block) -> DeviceTime:
+        """Return what takes the durations on the GPU of a section; its samples belong to the section's lane."""
+        return self._block(block.lane, DeviceTime, block.name, at.GPU_KIND, None)
 
     def register(self, lane: Lane, name: str, kind: str, timeout: float | None) -> tuple[int, int]:
         """Return `(name index, first word of the ring)`; where tables are full, ones that nobody reads."""

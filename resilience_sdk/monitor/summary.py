@@ -14,8 +14,8 @@ from resilience_sdk.hang import CollectivePosition, DeadlineBook, FlightRecord, 
 from resilience_sdk.hang.flight import GroupRecord
 from resilience_sdk.hang.timers import Timer, watch
 from resilience_sdk.incidents import Evidence
-from resilience_sdk.monitor.wire import from_text, to_text
 from resilience_sdk.rank_page import RankSnapshot
+from resilience_sdk.wire import from_text, to_text
 
 VERSION = 1
 MOST_BYTES = 4 << 20

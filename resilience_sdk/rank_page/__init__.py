@@ -12,6 +12,7 @@ from resilience_sdk.rank_page.reader import (
     LaneView,
     OpenSection,
     PageReader,
+    Passes,
     RankSnapshot,
     snapshot_to_json,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "LaneView",
     "OpenSection",
     "PageReader",
+    "Passes",
     "RankPage",
     "RankSnapshot",
     "check_private",

@@ -48,7 +48,7 @@ W_FIRST_BEAT_NS = 19
 W_COLLECTIVES = 20  # collectives completed, from the flight recorder, where somebody asked for it
 W_PAUSED = 21  # depth of heartbeat.paused()
 W_RESUMED_NS = 22  # when the last pause ended: what was open before then has had its time suspended
-W_NOTICE = 23  # why this rank knows that the job should leave: a signal's number or NOTICE_REQUEST; 0: it does not
+W_NOTICE = 23  # why this rank knows that the job should leave: a signal's number or one of NOTICE_NAMES; 0: none
 W_ACKNOWLEDGED = 24  # the round whose stop this rank has promised to take part in
 # These two have the node's monitor as their writer.
 W_CONTROL = 25  # round << 48 | number of the check at which all stop; 0: nothing is proposed, see `preemption`
@@ -59,7 +59,9 @@ FLAG_DECLARED = 2  # user code uses the SDK, so a first beat is to be expected
 FLAG_DONE = 4  # heartbeat.done(): no more deadlines
 FLAG_DUMPS = 8  # the stack-dump handler is installed
 
-NOTICE_REQUEST = 1000  # beyond all numbers of signals: preemption.request()
+# Beyond all numbers of signals.
+NOTICE_REQUEST, NOTICE_END, NOTICE_FILE = 1000, 1001, 1002
+NOTICE_NAMES = {NOTICE_REQUEST: "preemption.request()", NOTICE_END: "the scheduler's end time", NOTICE_FILE: "preempt"}
 
 EXIT_RUNNING, EXIT_CLEAN, EXIT_ERROR = 0, 1, 2
 EXIT_NAMES = ("running", "clean", "error")
@@ -81,7 +83,8 @@ N_KIND = 0
 N_TIMEOUT_NS = 1  # 0: no timeout by argument, else the timeout
 N_TEXT = 2
 NAME_BYTES = (NAME_WORDS - N_TEXT) * 8
-KINDS = ("heartbeat", "compute", "comm", "io", "idle", "pulse")
+KINDS = ("heartbeat", "compute", "comm", "io", "idle", "pulse", "gpu")
+GPU_KIND = "gpu"  # time on the device of a section of the same name: never open, has no deadline
 BEAT_KINDS = ("heartbeat", "pulse")
 
 # lanes

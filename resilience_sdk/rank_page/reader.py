@@ -7,6 +7,7 @@ import mmap
 import os
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 import attrs
 
@@ -102,6 +103,18 @@ def snapshot_to_json(snapshot: RankSnapshot) -> dict[str, object]:
     return attrs.asdict(snapshot) | {"step": snapshot.step, "beats": snapshot.beats}
 
 
+class Passes(NamedTuple):
+    """Completed passes of one section on one lane."""
+
+    name: str
+    kind: str
+    lane: int
+    start: int
+    """Number of the first of them since the rank began; those before are known, or were overwritten."""
+    samples_ns: list[int]
+    """One duration per pass."""
+
+
 class PageReader:
     """Maps one page file and decodes it; everything in the file is distrusted.
 
@@ -149,10 +162,10 @@ class PageReader:
         self.garbled += 1
         return None
 
-    def harvest(self) -> list[tuple[str, str, bool, list[int]]]:
-        """Return new durations since the last call: `(name, kind, includes the first ever, [ns, ...])` per ring."""
+    def passes(self) -> list[Passes]:
+        """Return what was completed since the last call, per ring."""
         q = self.words
-        harvest: list[tuple[str, str, bool, list[int]]] = []
+        found: list[Passes] = []
         for ring in range(min(q[at.W_RINGS], at.RING_SLOTS)):
             first = at.ring_at(ring)
             count = q[first + at.R_COUNT]
@@ -160,14 +173,19 @@ class PageReader:
             if count == seen:
                 continue
             self._counts[ring] = count
-            name = self._name((q[first + at.R_NAME_LANE]) & 0xFFFF_FFFF)
+            lane, name_index = divmod(q[first + at.R_NAME_LANE], 1 << 32)
+            name = self._name(name_index)
             if name is None or count < seen:
                 continue
             # The oldest slot may be overwritten while it is read, so at most 63 of 64 are taken.
             start = max(seen, count - at.RING_SAMPLES + 1)
             samples = [q[first + at.R_SAMPLES + (n & at.RING_MASK)] for n in range(start, count)]
-            harvest.append((name[0], name[1], start == 0, samples))
-        return harvest
+            found.append(Passes(name[0], name[1], lane, start, samples))
+        return found
+
+    def harvest(self) -> list[tuple[str, str, bool, list[int]]]:
+        """Return the same as `(name, kind, includes the first ever, [ns, ...])`."""
+        return [(new.name, new.kind, new.start == 0, new.samples_ns) for new in self.passes()]
 
     def _name(self, index: int) -> tuple[str, str] | None:
         while len(self._names) <= index < min(self.words[at.W_NAMES], at.NAME_SLOTS):

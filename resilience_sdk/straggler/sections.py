@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from resilience_sdk import lanes
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.lanes import BLOCKS, Block, NoBlock, Unstarted
+
+if TYPE_CHECKING:
+    from resilience_sdk.straggler.gpu_sections import GpuSection
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -18,16 +21,25 @@ KINDS = ("compute", "comm", "io", "idle")
 @overload
 def section(name: F, /) -> F: ...
 @overload
-def section(name: str, *, kind: str = "compute", timeout: float | None = None) -> Block | NoBlock | Unstarted: ...
-def section(name: Any, *, kind: str = "compute", timeout: float | None = None) -> Any:
+def section(
+    name: str, *, kind: str = "compute", timeout: float | None = None, gpu: Literal[False] = False
+) -> Block | NoBlock | Unstarted: ...
+@overload
+def section(name: str, *, kind: str = "compute", timeout: float | None = None, gpu: Literal[True]) -> GpuSection: ...
+def section(name: Any, *, kind: str = "compute", timeout: float | None = None, gpu: bool = False) -> Any:
     """Time a part of the step: `with section("fwd"):`, or `@section("fwd")` on a function.
 
     `kind` says what the time is spent on: `compute`, `comm`, `io` or `idle`. `timeout` is the deadline of one
     pass in seconds; None means one that is learned. Costs about a microsecond, never blocks; safe in threads,
     coroutines (timed, not guarded) and forked children (where it does nothing).
 
+    On a GPU the wall time is that of launching the work. `gpu=True` records two events around it, which costs some
+    microseconds, and beside the wall time collects what the GPU took, without waiting for it.
+
     Raises ConfigError for an unknown kind, a timeout that is not above zero, and a name that is no string.
     """
+    if gpu:
+        return _on_gpu(name, kind, timeout)
     try:
         block = BLOCKS[name]
     except (KeyError, TypeError):
@@ -36,6 +48,13 @@ def section(name: Any, *, kind: str = "compute", timeout: float | None = None) -
         _check(name, kind, timeout)
         block.lane.recorder.retime(block, timeout)
     return block
+
+
+def _on_gpu(name: Any, kind: str, timeout: float | None) -> GpuSection:
+    from resilience_sdk.straggler.gpu_sections import GpuSection
+
+    _check(name, kind, timeout)
+    return GpuSection(name, lambda: section(name, kind=kind, timeout=timeout))
 
 
 def _first(name: Any, kind: str, timeout: float | None) -> Any:

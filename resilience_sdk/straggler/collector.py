@@ -1,0 +1,90 @@
+"""One node's windows: the durations of its ranks, cut, aligned and thinned. Pure; the monitor reads the pages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+
+import attrs
+
+from resilience_sdk.straggler.assembly import Assembly
+from resilience_sdk.straggler.cutting import RankCutter, Row, Section, first_pass, passes_per_step
+from resilience_sdk.straggler.pieces import Piece, Thinning, median_of, write_row
+from resilience_sdk.straggler.window import WHOLE_STEP, WINDOW_STEPS
+
+_IGNORED = ("idle",)
+
+
+@attrs.define
+class _Rank:
+    process: Hashable
+    cutter: RankCutter = attrs.field(factory=RankCutter)
+    steps_s: deque[float] = attrs.field(factory=lambda: deque(maxlen=WINDOW_STEPS))
+
+    @property
+    def steps(self) -> int:
+        """Steps that it has completed; 0 where nothing tells."""
+        return max((n for (_, kind), n in self.cutter.passes.items() if kind in WHOLE_STEP), default=0)
+
+
+class Collector:
+    """The ranks of one node in one attempt."""
+
+    def __init__(self, nodes: int) -> None:
+        """Collect as one of `nodes` nodes."""
+        self._ranks: dict[int, _Rank] = {}
+        self._assembly: Assembly[Row] = Assembly((), realign=True)
+        self._thinning = Thinning(nodes)
+
+    def present(self, processes: Mapping[int, Hashable]) -> None:
+        """Note the living ranks and what tells their processes apart: another process begins anew."""
+        for rank in [rank for rank, known in self._ranks.items() if processes.get(rank) != known.process]:
+            del self._ranks[rank]
+            self._assembly.forget(rank)
+        for rank, process in processes.items():
+            if rank not in self._ranks:
+                self._ranks[rank] = _Rank(process)
+                self._assembly.expect(rank)
+
+    def add(self, rank: int, name: str, kind: str, lane: int, start: int, durations_s: Sequence[float]) -> None:
+        """Take completed passes of a rank that is present; `start` is the number of the first since it began."""
+        known = self._ranks.get(rank)
+        if known is None or kind in _IGNORED:
+            return
+        section = (name, kind)
+        if kind in WHOLE_STEP:
+            known.steps_s.extend(durations_s[1:] if start == 0 else durations_s)
+        for index, row in known.cutter.add(section, lane, start, durations_s):
+            self._assembly.offer(rank, section, index, row)
+
+    def take(self, first_step: int, now_s: float) -> list[Piece]:
+        """Return the windows that are complete on this node; `first_step` is the step that began the attempt."""
+        return [
+            self._piece(section, index, rows, first_step)
+            for section, index, rows in self._assembly.take()
+            if self._thinning.lets_through(section, index, now_s)
+        ]
+
+    def _piece(self, section: Section, index: int, rows: Mapping[int, Row], first_step: int) -> Piece:
+        often = self._often(section)
+        first = first_pass(index)
+        steps_s = [s for known in self._ranks.values() if (s := median_of(list(known.steps_s))) is not None]
+        return Piece(
+            name=section[0],
+            kind=section[1],
+            index=index,
+            first_step=first_step + int(first / often),
+            last_step=first_step + int((first + WINDOW_STEPS - 1) / often),
+            passes_per_step=often,
+            step_s=median_of(steps_s),
+            rows={rank: write_row(row) for rank, row in rows.items()},
+        )
+
+    def _often(self, section: Section) -> float:
+        """Return how often the section is passed per step, as most ranks have it."""
+        found = [
+            passes_per_step(passes, known.steps)
+            for known in self._ranks.values()
+            if (passes := known.cutter.passes.get(section)) and known.steps
+        ]
+        return median_of(found) or 1.0

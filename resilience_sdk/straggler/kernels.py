@@ -1,0 +1,200 @@
+"""Times of single GPU kernels, from short windows of `torch.profiler`: one step, now and then.
+
+What runs is only sampled, because a profiler that is always on costs more than most stragglers. Kernels that
+communicate are left out: on a fast rank they last longer, since they wait for the slow one. Which kernels are seen
+may differ between ranks and windows; a score compares what both have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import attrs
+
+from resilience_sdk.console import say_once
+from resilience_sdk.whole_file import write_whole
+
+SUFFIX = ".kernels.json"
+"""Beside the rank's page, with its stem."""
+
+_COMMUNICATION = (
+    "nccl",
+    "rccl",
+    "nvshmem",
+    "gloo",
+    "oneccl",
+    "all_reduce",
+    "allreduce",
+    "all_gather",
+    "reduce_scatter",
+)
+_MOST_KERNELS = 256
+_MOST_NAME = 200
+_MOST_BYTES = 1 << 20
+_NANO = 1e9
+
+
+@attrs.frozen
+class KernelTime:
+    """One kernel in one window."""
+
+    name: str
+    count: int
+    median_s: float
+    total_s: float
+
+
+@attrs.frozen
+class KernelWindow:
+    """What one rank ran in one window, the kernel with the longest total first."""
+
+    window: int
+    """Its number in this process, from 1."""
+    kernels: tuple[KernelTime, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values that `from_json` takes."""
+        return {"window": self.window, "kernels": [attrs.astuple(kernel) for kernel in self.kernels]}
+
+    @classmethod
+    def from_json(cls, data: Any) -> KernelWindow | None:
+        """Return the window, or None where `data` is none; a kernel that is none is left out."""
+        if not isinstance(data, dict) or type(data.get("window")) is not int:
+            return None
+        rows = data.get("kernels")
+        if not isinstance(rows, list):
+            return None
+        return cls(data["window"], tuple(filter(None, map(_kernel, rows[:_MOST_KERNELS]))))
+
+
+def is_communication(name: str) -> bool:
+    """Tell whether a kernel moves data between ranks, by its name."""
+    lowered = name.lower()
+    return any(part in lowered for part in _COMMUNICATION)
+
+
+def summarize(durations: Mapping[str, Sequence[float]], window: int) -> KernelWindow:
+    """Return the window of these durations (nanoseconds by name), without communication.
+
+    Of more than 256 kernels, those with the longest totals are kept.
+    """
+    kernels = [
+        KernelTime(name[:_MOST_NAME], len(times), _median(times) / _NANO, sum(times) / _NANO)
+        for name, times in durations.items()
+        if times and not is_communication(name)
+    ]
+    kernels.sort(key=lambda kernel: (-kernel.total_s, kernel.name))
+    return KernelWindow(window, tuple(kernels[:_MOST_KERNELS]))
+
+
+def durations_of(events: Iterable[Any], device: str) -> dict[str, list[float]]:
+    """Return the nanoseconds of each event that ran on `device` (`CUDA`, or `CPU`), by name.
+
+    `events` are those of `torch.profiler.profile.events()`. On a CPU these are operators, outer ones included.
+    """
+    found: dict[str, list[float]] = {}
+    for event in events:
+        if event.device_type.name == device and not getattr(event, "is_user_annotation", False):
+            found.setdefault(event.name, []).append(event.time_range.elapsed_us() * 1e3)
+    return found
+
+
+def publish(path: Path, window: KernelWindow) -> None:
+    """Replace the file as a whole; raises OSError."""
+    write_whole(path, json.dumps(window.to_json()))
+
+
+def read(path: Path) -> KernelWindow | None:
+    """Return the newest window of a rank, or None where there is none, or none of this user's."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            info = os.fstat(file.fileno())
+            is_ours = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o022
+            return KernelWindow.from_json(json.loads(file.read(_MOST_BYTES))) if is_ours else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+class KernelSampler:
+    """Profiles one optimizer step every `every_s` seconds, and lets `done(window)` have what it saw.
+
+    Called at the end of each step by the thread that trains. A window costs that thread the profiler's start and
+    stop, which waits for the device once; the events are read in a thread of their own. A profiler of the user's
+    has precedence: there is one at a time in a process.
+    """
+
+    def __init__(self, every_s: float, done: Callable[[KernelWindow], None], device: str = "CUDA") -> None:
+        self._every_s = every_s
+        self._done = done
+        self._device = device
+        self._profile: Any = None
+        self._reader: threading.Thread | None = None
+        self._windows = 0
+        self._due_at = monotonic() + min(every_s, 30.0)  # not the first steps: they compile, tune and allocate
+
+    def step_ends(self) -> None:
+        """End the window that is open, else begin one if it is time."""
+        if self._profile is not None:
+            self.stop()
+        elif monotonic() >= self._due_at:
+            self._start()
+
+    def stop(self) -> None:
+        """End the open window, if there is one, and read it."""
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return
+        profile.stop()
+        self._due_at = monotonic() + self._every_s
+        self._windows += 1
+        self._reader = threading.Thread(target=self._read, args=(profile,), name="resilience-kernels", daemon=True)
+        self._reader.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the last window is read."""
+        if self._reader is not None:
+            self._reader.join(timeout_s)
+
+    def _start(self) -> None:
+        import torch
+
+        if torch._C._autograd._profiler_enabled() or (self._reader is not None and self._reader.is_alive()):
+            self._due_at = monotonic() + self._every_s
+            return
+        activity = getattr(torch.profiler.ProfilerActivity, self._device)
+        profile = torch.profiler.profile(activities=[activity])
+        profile.start()
+        self._profile = profile
+
+    def _read(self, profile: Any) -> None:
+        try:
+            self._done(summarize(durations_of(profile.events(), self._device), self._windows))
+        except Exception as error:  # noqa: BLE001 - a thread of ours must not end in a traceback on the user's screen
+            say_once("kernels", f"the times of GPU kernels are not known: {type(error).__name__}: {error}")
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _kernel(row: Any) -> KernelTime | None:
+    if not isinstance(row, list) or len(row) != 4:
+        return None
+    name, count, median_s, total_s = row
+    numbers = (median_s, total_s)
+    is_valid = (
+        isinstance(name, str)
+        and type(count) is int
+        and count > 0
+        and all(type(number) in (int, float) and 0 <= number < _NANO for number in numbers)
+    )
+    return KernelTime(name[:_MOST_NAME], count, float(median_s), float(total_s)) if is_valid else None

@@ -1,0 +1,148 @@
+"""A rank's side: the newest report, callbacks, and plots, all from the files that the monitor publishes.
+
+The helper thread of the rank looks every two seconds, and only where somebody listens. Nothing here is a collective,
+and nothing happens in the training thread but what it asks for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from resilience_sdk.console import say_once
+from resilience_sdk.straggler.published import DIRECTORY, REPORT, VERDICTS, Seen, read_report, read_standing, seen
+from resilience_sdk.straggler.reports import Report
+from resilience_sdk.straggler.verdicts import Change
+
+Listener = Callable[[Change], object]
+L = TypeVar("L", bound=Listener)
+
+
+class Listening:
+    """What this process hears about slow ranks. Registration on any thread, `look()` on the helper thread."""
+
+    def __init__(self) -> None:
+        """Hear nothing: `begin` says where."""
+        self._lock = threading.Lock()
+        self._run_dir: Path | None = None
+        self._attempt = 0
+        self._listeners: list[Listener] = []
+        self._plots: list[Callable[[Report], object]] = []
+        self._verdicts_seen: Seen | None = None
+        self._report_seen: Seen | None = None
+        self._plotted: Seen | None = None
+        self._heard = 0
+        self._report: tuple[Seen, Report | None] | None = None
+
+    def begin(self, run_dir: Path, attempt: int) -> None:
+        """Listen in a run directory; what stands there now is of an earlier attempt or job."""
+        with self._lock:
+            self._run_dir = run_dir
+            self._attempt = attempt
+            self._verdicts_seen = seen(run_dir / DIRECTORY / VERDICTS)
+            self._report_seen = self._plotted = seen(run_dir / DIRECTORY / REPORT)
+            self._heard = 0
+
+    def add_listener(self, listener: Listener) -> None:
+        """Call `listener(change)` from now on."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def add_plot(self, plot: Callable[[Report], object]) -> None:
+        """Call `plot(report)` for every report from now on."""
+        with self._lock:
+            self._plots.append(plot)
+
+    def report(self) -> Report | None:
+        """Return the newest report of this attempt."""
+        with self._lock:
+            if self._run_dir is None:
+                return None
+            found = seen(self._run_dir / DIRECTORY / REPORT)
+            if found is None or found == self._report_seen:
+                return None
+            if self._report is None or self._report[0] != found:
+                try:
+                    self._report = found, read_report(self._run_dir)
+                except PermissionError as error:
+                    say_once("report", f"the straggler report is not read: {error}")
+                    return None
+            return self._report[1]
+
+    def look(self) -> None:
+        """Tell who listens what is new. The helper thread."""
+        if self._listeners:
+            for change in self._news():
+                for listener in list(self._listeners):
+                    self._call(self._listeners, listener, change, "on_verdict")
+        if self._plots and self._run_dir is not None:
+            found = seen(self._run_dir / DIRECTORY / REPORT)
+            if found is not None and found != self._plotted:
+                self._plotted = found
+                report = self.report()
+                for plot in list(self._plots) if report is not None else ():
+                    self._call(self._plots, plot, report, "log_to")
+
+    def _news(self) -> list[Change]:
+        if self._run_dir is None:
+            return []
+        found = seen(self._run_dir / DIRECTORY / VERDICTS)
+        if found is None or found == self._verdicts_seen:
+            return []
+        self._verdicts_seen = found
+        try:
+            standing = read_standing(self._run_dir)
+        except PermissionError as error:
+            say_once("verdicts", f"what is said about stragglers is not read: {error}")
+            return []
+        if standing is None or standing.attempt != self._attempt:
+            return []
+        news = standing.after(self._heard if standing.newest >= self._heard else 0)  # a new monitor counts anew
+        self._heard = standing.newest
+        return [numbered.change for numbered in news]
+
+    def _call(self, registered: list[Any], function: Callable[[Any], object], value: object, what: str) -> None:
+        try:
+            function(value)
+        except Exception as error:  # noqa: BLE001 - the user's code, which must not end our thread
+            with self._lock:
+                registered.remove(function)
+            name = getattr(function, "__qualname__", repr(function))
+            say_once(
+                f"{what}:{name}", f"straggler.{what}: {name} failed and is left out: {type(error).__name__}: {error}"
+            )
+
+
+_listening = Listening()
+
+
+def begin(run_dir: Path, attempt: int) -> None:
+    """Begin to listen; the session does this when the process starts to record."""
+    _listening.begin(run_dir, attempt)
+
+
+def look() -> None:
+    """Look once. The helper thread."""
+    _listening.look()
+
+
+def report() -> Report | None:
+    """Return the newest straggler report, the same on all ranks; None before the first one (`report_interval`).
+
+    Reads a file that the monitor has written, when it is new; otherwise the same object comes back. Never a
+    collective; of 16,384 ranks, reading a new report takes a second or so. Any thread.
+    """
+    return _listening.report()
+
+
+def on_verdict(listener: L) -> L:
+    """Have `listener(change)` called when somebody is found to be slow, that lasts, or is over; also a decorator.
+
+    `change.what` is `found`, `still` or `over`, `change.verdict` says who and by how much. Every rank that asks is
+    called, about two seconds after the monitor has found it, on the helper thread of the SDK: training goes on
+    meanwhile, so do not touch the model there. A listener that raises is left out from then on.
+    """
+    _listening.add_listener(listener)
+    return listener

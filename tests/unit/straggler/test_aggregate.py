@@ -1,0 +1,165 @@
+"""Collection and judging together: durations of simulated ranks in, verdicts in steps of the training out."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from resilience_sdk.straggler.aggregate import Aggregate
+from resilience_sdk.straggler.collector import Collector
+from resilience_sdk.straggler.pieces import NodePieces, decode
+
+STEP_S = 0.25
+
+
+class Cluster:
+    """Nodes of ranks in lockstep. `slow(rank, section, step)` gives seconds more; `looks` are every `every` steps."""
+
+    def __init__(self, nodes=1, ranks=4, sections=None, slow=lambda rank, section, step: 0.0, every=2, seed=0):
+        self.sections = sections or {"fwd": ("compute", 1), "bwd": ("compute", 1), "comm_wait": ("comm", 1)}
+        self.collectors = [Collector(nodes) for _ in range(nodes)]
+        self.aggregate = Aggregate(nodes, relative_threshold=0.7, individual_threshold=0.7)
+        self.ranks = {node: list(range(node * ranks, (node + 1) * ranks)) for node in range(nodes)}
+        self.process = {rank: (rank, 0) for ranks in self.ranks.values() for rank in ranks}
+        self.counts = {}
+        self.changes = []
+        self.step, self.every, self.slow = 0, every, slow
+        self.first_step = 0
+        self.random = random.Random(seed)
+        self.mute = set()
+        self.roles = {}
+
+    def restart(self, rank):
+        """Replace a rank's process: it counts from nothing."""
+        self.process[rank] = (rank, self.step)
+        self.counts = {key: count for key, count in self.counts.items() if key[0] != rank}
+
+    def run(self, steps):
+        """Train for so many steps, and return what has changed."""
+        before = len(self.changes)
+        for _ in range(steps // self.every):
+            self.look()
+        return self.changes[before:]
+
+    def look(self):
+        steps = range(self.step, self.step + self.every)
+        self.step += self.every
+        now = self.step * STEP_S
+        for node, collector in enumerate(self.collectors):
+            collector.present({rank: self.process[rank] for rank in self.ranks[node]})
+            for rank in self.ranks[node]:
+                self.pass_steps(collector, rank, steps)
+            pieces = collector.take(self.first_step, now)
+            roles = {rank: self.roles.get(rank, "") for rank in self.ranks[node]}
+            told = decode(NodePieces(0, node, f"n{node}", self.step, tuple(pieces), roles).to_text())
+            assert told is not None
+            self.aggregate.add(told)
+        self.changes += self.aggregate.judge(now)
+
+    def pass_steps(self, collector, rank, steps):
+        if rank in self.mute:
+            return
+        for section, (kind, often) in {**self.sections, "step": ("heartbeat", 1)}.items():
+            durations = []
+            for step in steps:
+                if often < 1 and step % round(1 / often):
+                    continue
+                base = STEP_S if section == "step" else 0.010
+                durations += [
+                    base * self.random.lognormvariate(0.0, 0.01) + self.slow(rank, section, step)
+                    for _ in range(max(1, round(often)))
+                ]
+            start = self.counts.get((rank, section), 0)
+            self.counts[rank, section] = start + len(durations)
+            if durations:
+                collector.add(rank, section, kind, 0, start, durations)
+
+
+def slow_rank(rank, section="bwd", since=0, until=10**9, seconds=0.05):
+    return lambda r, s, step: seconds if (r, s) == (rank, section) and since <= step < until else 0.0
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_slow_rank_is_found_lasts_and_is_over_in_steps_of_the_training(nodes):
+    """Steps are global where training resumed at 1,000; on whatever node the rank is."""
+    cluster = Cluster(nodes, slow=slow_rank(2, since=40, until=140))
+    cluster.first_step = 1000
+    changes = cluster.run(240)
+    assert [(c.what, c.verdict.kind, c.verdict.ranks, c.verdict.section) for c in changes] == [
+        ("found", "transient", (2,), "bwd"),
+        ("still", "persistent", (2,), "bwd"),
+        ("over", "persistent", (2,), "bwd"),
+    ]
+    found, still, over = (change.verdict for change in changes)
+    assert found.nodes == ("n0",)
+    assert 1040 <= found.since_step <= 1048
+    assert found.last_step <= 1061
+    assert still.since_step == found.since_step
+    assert 1130 <= over.until_step <= 1145
+    assert found.excess_s == pytest.approx(0.05, rel=0.1)
+    assert found.share == pytest.approx(0.05 / STEP_S, rel=0.1)
+
+
+def test_micro_batches_and_rare_sections_cost_per_step_what_they_cost():
+    """Four backward passes per step add up; a save every other step counts half."""
+    sections = {"bwd": ("compute", 4), "comm_wait": ("comm", 4), "checkpoint": ("io", 0.5), "fwd": ("compute", 1)}
+    bwd, save = slow_rank(1), slow_rank(2, "checkpoint", seconds=0.2)
+    cluster = Cluster(sections=sections, slow=lambda *at: bwd(*at) + save(*at))
+    cluster.run(120)
+    by_section = {verdict.section: verdict for verdict in cluster.aggregate.verdicts}
+    assert {(name, verdict.ranks) for name, verdict in by_section.items()} == {("bwd", (1,)), ("checkpoint", (2,))}
+    assert by_section["bwd"].excess_s == pytest.approx(0.2, rel=0.1)
+    assert by_section["checkpoint"].excess_s == pytest.approx(0.1, rel=0.1)
+    assert by_section["bwd"].last_step <= 120
+    assert by_section["checkpoint"].since_step <= 8
+
+
+def test_the_waits_of_the_same_passes_corroborate():
+    """A slow rank has the shortest wait: that is in the same window, on all nodes."""
+    slow = slow_rank(5)
+    cluster = Cluster(2, slow=lambda r, s, step: slow(r, s, step) + (0.05 if s == "comm_wait" and r != 5 else 0.0))
+    cluster.run(80)
+    (verdict,) = cluster.aggregate.verdicts
+    assert (verdict.ranks, verdict.nodes, verdict.waits_least) == ((5,), ("n1",), True)
+
+
+def test_ranks_that_never_report_or_begin_again_leave_the_rest_right():
+    """One is mute from the start, one is replaced in the middle; the slow one is named, and only it."""
+    cluster = Cluster(2, slow=slow_rank(6))
+    cluster.mute = {1}
+    cluster.run(60)
+    cluster.restart(3)
+    cluster.run(60)
+    assert {change.verdict.ranks for change in cluster.changes} == {(6,)}
+    report = cluster.aggregate.report()
+    assert set(report.section_relative["bwd"]) == {0, 2, 3, 4, 5, 6, 7}
+    assert {(s.rule, s.rank, s.section) for s in report.stragglers} == {("section_relative", 6, "bwd")}
+
+
+def test_ranks_of_another_role_are_not_compared():
+    """The second stage has four times as much to do; within it, rank 7 is slow."""
+    stage, slow = (lambda r, s, _: 0.03 if r > 3 and s == "bwd" else 0.0), slow_rank(7, seconds=0.02)
+    cluster = Cluster(2, slow=lambda *at: stage(*at) + slow(*at))
+    cluster.roles = {rank: f"stage-{rank // 4}" for rank in range(8)}
+    cluster.run(80)
+    assert {(v.ranks, v.role) for v in cluster.aggregate.verdicts} == {((7,), "stage-1")}
+    assert {s.rank for s in cluster.aggregate.report().stragglers} == {7}
+
+
+def test_a_job_without_sections_still_tells_that_all_became_slower():
+    """Only heartbeats: nobody is named, but a regression of all is seen."""
+    cluster = Cluster(sections={}, slow=lambda r, s, step: 0.1 if step >= 160 else 0.0)
+    changes = cluster.run(320)
+    assert [(c.what, c.verdict.kind, c.verdict.ranks) for c in changes] == [("found", "global", ())]
+
+
+def test_a_report_is_over_what_came_since_the_last_one():
+    """And None where nothing came."""
+    cluster = Cluster()
+    assert cluster.aggregate.report() is None
+    cluster.run(40)
+    report = cluster.aggregate.report()
+    assert (report.ranks, report.first_step) == (4, 1)
+    assert set(report.section_relative) == {"fwd", "bwd"}  # waiting and the step itself score nobody
+    assert cluster.aggregate.report() is None

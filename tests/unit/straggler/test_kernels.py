@@ -1,0 +1,175 @@
+"""Kernel times: what is left out, what travels, and windows of the real profiler."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience_sdk.straggler.kernels import (
+    KernelSampler,
+    KernelTime,
+    KernelWindow,
+    durations_of,
+    is_communication,
+    publish,
+    read,
+    summarize,
+)
+
+NAMES = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=12)
+DURATIONS = st.dictionaries(NAMES, st.lists(st.integers(0, 10**9), max_size=9), max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True),
+        ("void nvshmemi_transfer_rma<long>", True),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >", False),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", False),
+        ("Memcpy HtoD (Pinned -> Device)", False),
+    ],
+)
+def test_kernels_that_communicate_are_known_by_name(name, expected):
+    """NCCL's in all spellings; none of the usual others."""
+    assert is_communication(name) is expected
+
+
+def test_a_window_has_the_median_and_the_total_of_each_kernel():
+    """In seconds, the longest total first, without communication and what never ran."""
+    durations = {"gemm": [2e6, 4e6, 3e6], "add": [1e6, 2e6], "ncclDevKernel": [9e9], "none": []}
+    assert summarize(durations, 4) == KernelWindow(
+        4, (KernelTime("gemm", 3, 0.003, 0.009), KernelTime("add", 2, 0.0015, 0.003))
+    )
+
+
+def test_a_window_is_bounded():
+    """Of very many kernels the heaviest are kept, and long names are cut."""
+    window = summarize({f"{number:05}" + "n" * 400: [number + 1.0] for number in range(1000)}, 1)
+    assert len(window.kernels) == 256
+    assert min(kernel.total_s for kernel in window.kernels) == pytest.approx(745e-9)
+    assert max(len(kernel.name) for kernel in window.kernels) == 200
+
+
+@given(durations=DURATIONS, window=st.integers(1, 100))
+def test_a_window_survives_the_file(durations, window, tmp_path_factory):
+    """What is published is what is read."""
+    path = tmp_path_factory.getbasetemp() / "window.kernels.json"
+    sent = summarize(durations, window)
+    publish(path, sent)
+    assert read(path) == sent
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"window": true, "kernels": []}',
+        '{"window": 1, "kernels": 3}',
+        '{"window": 1}',
+        "[" * 100_000,
+    ],
+)
+def test_a_file_that_is_none_is_no_window(tmp_path, text):
+    """Whatever stands in it."""
+    path = tmp_path / "a0-r0-1.kernels.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    assert read(path) is None
+
+
+def test_a_kernel_that_is_none_is_left_out(tmp_path):
+    """The others of the window count."""
+    path = tmp_path / "a0-r0-1.kernels.json"
+    rows = [["good", 1, 0.5, 0.5], ["few", 1], [3, 1, 1, 1], ["n", 0, 1, 1], ["n", 1, -1, 1], ["n", 1, 1, 1e99], "x"]
+    path.write_text(json.dumps({"window": 1, "kernels": rows}))
+    path.chmod(0o600)
+    assert read(path) == KernelWindow(1, (KernelTime("good", 1, 0.5, 0.5),))
+
+
+def test_a_file_that_others_can_write_is_not_read(tmp_path):
+    """Nor a link, nor a pipe, nor one that is missing."""
+    path = tmp_path / "w.kernels.json"
+    assert read(path) is None
+    publish(path, KernelWindow(1, ()))
+    assert read(path) == KernelWindow(1, ())
+    path.chmod(0o622)
+    assert read(path) is None
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert read(link) is None
+    os.mkfifo(tmp_path / "pipe")
+    assert read(tmp_path / "pipe") is None
+
+
+def work():
+    x = torch.randn(32, 32)
+    for _ in range(3):
+        x = torch.mm(x, x)
+    return x.relu()
+
+
+def test_the_profilers_events_are_read():
+    """Real events of the CPU: each operator that ran, as often as it ran, with its time; user annotations are none."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function("mine"):
+        work()
+    found = durations_of(profile.events(), "CPU")
+    assert len(found["aten::mm"]) == 3
+    assert all(0 < took < 1e9 for took in found["aten::mm"])
+    assert "mine" not in found
+    assert durations_of(profile.events(), "CUDA") == {}
+
+
+def sampler(windows, every_s=0.001):
+    made = KernelSampler(every_s, windows.append, device="CPU")
+    while True:  # until the first window is due
+        work()
+        made.step_ends()
+        if made._profile is not None:
+            return made
+
+
+def test_one_step_is_sampled_when_it_is_time():
+    """A window holds the kernels of the step between two calls, and is read on another thread."""
+    windows = []
+    made = sampler(windows)
+    work()
+    made.step_ends()
+    made.join(30)
+    (window,) = windows
+    counts = {kernel.name: kernel.count for kernel in window.kernels}
+    assert counts["aten::mm"] == 3
+    assert window.window == 1
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_a_profiler_of_the_users_has_precedence():
+    """While one runs, no window is begun."""
+    windows = []
+    made = KernelSampler(1e-9, windows.append, device="CPU")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(5):
+            work()
+            made.step_ends()
+    made.join(30)
+    assert windows == []
+    assert len(durations_of(profile.events(), "CPU")["aten::mm"]) == 15
+
+
+def test_a_window_that_is_open_can_be_ended():
+    """As `detach` does in the middle of a step."""
+    windows = []
+    made = sampler(windows)
+    made.stop()
+    made.join(30)
+    made.stop()
+    assert len(windows) == 1

@@ -1,0 +1,122 @@
+"""Blocks that hooks begin and end, on whatever thread they run."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from resilience_sdk import faults, heartbeat, lanes
+from resilience_sdk.straggler import section
+
+
+@pytest.fixture
+def block(recording):
+    """A block of the calling thread."""
+    found = lanes.find_own_block("bwd", "compute")
+    assert found is not None
+    return found
+
+
+def test_what_is_begun_is_open_and_what_is_ended_counts(recording, block):
+    """With the duration between the two, less what is to be left out of it, and never below nothing."""
+    assert block.begin(1_000)
+    assert recording.stack() == ["bwd"]
+    block.end(9_000)
+    assert block.begin(10_000)
+    block.end(15_000, 1_000)
+    assert block.begin(20_000)
+    block.end(21_000, -4_000)
+    assert block.begin(30_000)
+    block.end(31_000, 5_000)
+    assert recording.harvest() == {"bwd": [8_000, 4_000, 5_000, 0]}
+    assert recording.stack() == []
+
+
+def test_what_is_dropped_does_not_count(recording, block):
+    """It is closed, and can be begun again."""
+    block.begin(1)
+    block.drop(2)
+    block.drop(3)
+    block.end(4)
+    assert recording.stack() == []
+    assert recording.harvest() == {}
+    assert block.begin(5)
+
+
+def test_the_same_name_with_a_block_counts_in_one_row(recording, block):
+    """Where the block is open, it is its own to close; after it the hook may begin."""
+    with section("bwd"):
+        assert not block.begin(1)
+    assert block.begin(2)
+    block.end(3)
+    assert len(recording.harvest()["bwd"]) == 2
+
+
+def test_an_exception_through_a_heartbeat_closes_it(recording, block):
+    """As it does with every block that was entered inside."""
+    with pytest.raises(OSError, match="x"), heartbeat():
+        block.begin(heartbeat().t0 + 1)
+        raise OSError("x")
+    assert recording.stack() == []
+    block.end(10**18)
+    assert "bwd" not in recording.harvest()
+
+
+def test_another_thread_may_end_what_this_one_began(recording, block):
+    """Autograd runs its callbacks on threads of its own, while this one waits."""
+    block.begin(1_000)
+    thread = threading.Thread(target=block.end, args=(4_000,))
+    thread.start()
+    thread.join()
+    assert recording.harvest() == {"bwd": [3_000]}
+    assert len(recording.snapshot().lanes) == 1
+
+
+def test_another_thread_finds_a_block_of_its_own(recording, block):
+    """On its own lane."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(lanes.find_own_block("bwd", "compute")))
+    thread.start()
+    thread.join()
+    assert found[0] is not block
+    assert found[0].lane is not block.lane
+    assert lanes.find_own_block("bwd", "compute") is block
+
+
+def test_a_forked_child_begins_nothing(recording, block):
+    """What it inherits writes into its parent's page no more."""
+    recording.recorder.orphan()
+    assert not block.begin(1)
+    block.end(2)
+    block.drop(3)
+    assert recording.harvest() == {}
+
+
+def test_where_nothing_is_recorded_there_is_no_block(recording):
+    """With the SDK switched off."""
+    lanes.disable()
+    assert lanes.find_own_block("bwd", "compute") is None
+
+
+def test_a_fault_strikes_where_a_hook_begins(recording, monkeypatch):
+    """As it does in a `with` block, and only if the block was begun."""
+    monkeypatch.setattr(faults, "_injector", faults.Injector())
+    faults.load("kill:how=exception,section=bwd,step=any", 0, 0)
+    lanes.forget()
+    block = lanes.find_own_block("bwd", "compute")
+    with pytest.raises(faults.InjectedError):
+        block.begin(1)
+    assert not block.begin(2)
+
+
+def test_device_time_is_of_a_kind_of_its_own(recording, block):
+    """Beside the section of the same name, and never open."""
+    device = recording.recorder.on_device(block)
+    assert recording.recorder.on_device(block) is device
+    device.sample(5)
+    block.begin(1)
+    block.end(3)
+    rows = {(name, kind): samples for name, kind, _, samples in recording.reader.harvest()}
+    assert rows == {("bwd", "compute"): [2], ("bwd", "gpu"): [5]}
+    assert recording.stack() == []
