@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from resilience_sdk.checkpoint.choosing import choose
-from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s
+from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s, newest_save_s
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
 from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
 from resilience_sdk.checkpoint.saver import GoodCheckpoint, Saver
@@ -93,6 +93,8 @@ class Checkpointer:
             run_dir = RunDirectory.create(run_dir, group_readable=group_readable)
         self.values: dict[str, Any] = {}
         self.position: DataPosition | None = None
+        self.time_left: Callable[[], float | None] | None = None
+        """Seconds until the job is ended, None = not known. `maybe_save` then leaves time for a last `save`."""
         self._state = StateMap(state)
         self._mttf_s = mttf_s
         self._policy = SavePolicy(parse_every(every), mttf_s=PRIOR_MTTF_S if mttf_s is None else mttf_s)
@@ -115,8 +117,11 @@ class Checkpointer:
 
     @property
     def expected_save_s(self) -> float:
-        """Seconds that `save` takes, as measured, with what is still being written; 0 before the first. Rank 0's."""
-        saves = 1 if self._saver.settle(0.0) else 2
+        """Seconds that `save` takes, with what is still being written; 0 before the first one of all. Rank 0's.
+
+        As measured, before the first one since the start as the journal tells of the one before. Any thread.
+        """
+        saves = 2 if self._saver.is_busy else 1
         return saves * self._policy.expected_save_s
 
     def _capture_position(self) -> Any:
@@ -177,6 +182,7 @@ class Checkpointer:
 
     def _choose(self) -> dict[str, Any]:
         events = read_journal(self._journal_directory).events
+        self._policy.assumed_save_s = newest_save_s(events)
         if self._mttf_s is None:
             self._policy.mttf_s = mean_time_to_failure_s(events)
         return choose(self._store, events, self._record)
@@ -215,7 +221,10 @@ class Checkpointer:
             if answer is not None:
                 self._policy.next_question = answer
                 return False
-        return due != "no" and self._checked_save(step, in_background=self._in_background)
+        if due == "no":
+            return False
+        left_s = None if self.time_left is None else self.time_left()
+        return self._checked_save(step, in_background=self._in_background, left_s=left_s)
 
     def _answer(self, step: int) -> int | None:
         """Return None for "save now", else the step at which to ask again; on rank 0."""
@@ -241,14 +250,14 @@ class Checkpointer:
         """
         return self._saver.settle(timeout_s)
 
-    def _checked_save(self, step: int, *, in_background: bool) -> bool:
+    def _checked_save(self, step: int, *, in_background: bool, left_s: float | None = None) -> bool:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise ConfigError(f"save(step={step!r}): expected the number of completed steps, a whole number")
         ranks = find_ranks()
         if not self._is_started:
             self._start(step)
         with section("checkpoint", kind="io"):
-            return self._saver.save(step, ranks, in_background=in_background)
+            return self._saver.save(step, ranks, in_background=in_background, left_s=left_s)
 
     # -- common
 

@@ -1,7 +1,8 @@
 """What the journal of earlier attempts says about checkpoints. Pure.
 
-Two questions: how often does this job fail (for the interval between saves), and after which checkpoints has it
-failed soon again and again (so that a resume had better take an older one).
+Three questions: how often does this job fail (for the interval between saves), how long does a save take (for one that
+has to fit into the time that is left), and after which checkpoints has the job failed soon again and again (so that a
+resume had better take an older one).
 """
 
 from __future__ import annotations
@@ -63,6 +64,16 @@ def mean_time_to_failure_s(events: Iterable[Mapping[str, Any]], prior_s: float =
             failures.add((*attempt, event.get("id")))
     running_s = sum(max(0.0, last - first) for first, last in begun.values())
     return (prior_s + running_s) / (1 + len(failures))
+
+
+def newest_save_s(events: Iterable[Mapping[str, Any]]) -> float:
+    """Return how many seconds the newest checkpoint took until it was committed; 0 where there is none."""
+    seconds = 0.0
+    for event in events:
+        taken = event.get("seconds")
+        if event.get("event") == Event.CKPT_COMMIT.value and isinstance(taken, (int, float)):
+            seconds = float(taken)
+    return seconds
 
 
 def find_setbacks(events: Iterable[Mapping[str, Any]]) -> dict[CheckpointId, Setbacks]:

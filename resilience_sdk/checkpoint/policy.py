@@ -66,6 +66,7 @@ class SavePolicy:
         self.every = every
         self.mttf_s = mttf_s
         self.next_question = 0
+        self.assumed_save_s = 0.0
         self._write_s: deque[float] = deque(maxlen=_WINDOW)
         self._whole_s: deque[float] = deque(maxlen=_WINDOW)  # until committed, also where the training went on
         self._least_s = 0.0
@@ -98,8 +99,8 @@ class SavePolicy:
 
     @property
     def expected_save_s(self) -> float:
-        """Seconds until a save would be committed: the longest of the last few; 0 before the first. Rank 0's."""
-        return max(self._whole_s, default=0.0)
+        """Seconds until a save would be committed: the longest of the last few, else what is assumed. Rank 0's."""
+        return max(self._whole_s, default=self.assumed_save_s)
 
     def measured(self, stall_s: float, write_s: float) -> None:
         """Take note of an asynchronous save: it held the training up for `stall_s` and wrote for `write_s`."""

@@ -164,8 +164,21 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def new_background_group(patience_s: float) -> Any:
-    """Return a gloo group of all ranks for a thread beside the training's own collectives. Collective."""
-    import torch.distributed as dist
+class BackgroundGroup:
+    """A gloo group of all ranks for a thread beside the training's own collectives, made when it is needed."""
 
-    return dist.new_group(timeout=datetime.timedelta(seconds=patience_s), backend="gloo")
+    def __init__(self, patience_s: float) -> None:
+        self._patience = datetime.timedelta(seconds=patience_s)
+        self._world: Any = None
+        self.group: Any = None
+
+    def make(self, ranks: Ranks) -> None:
+        """Make it, if that was not done for the program's process group; raises as `raise_together`. Collective."""
+        import torch.distributed as dist
+
+        def make() -> None:
+            self.group = dist.new_group(timeout=self._patience, backend="gloo")
+
+        if self._world is not dist.group.WORLD:
+            raise_together(ranks, make)
+            self._world = dist.group.WORLD

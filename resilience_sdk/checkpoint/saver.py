@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from resilience_sdk.checkpoint.background import Background
 from resilience_sdk.checkpoint.commit import discard
 from resilience_sdk.checkpoint.manifest import SHARDED
 from resilience_sdk.checkpoint.policy import SavePolicy
-from resilience_sdk.checkpoint.ranks import Ranks, describe, new_background_group
+from resilience_sdk.checkpoint.ranks import BackgroundGroup, Ranks, describe
 from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.clock import NS_PER_S, Clock
 from resilience_sdk.console import say, say_once
@@ -71,7 +71,7 @@ class Saver:
         self._last_good: GoodCheckpoint | None = None
         self._saved_values: str | None = None
         self._background: Background | None = None
-        self._group: Any = None  # of the threads that write what is sharded; made when it is needed
+        self._group = BackgroundGroup(background.PATIENCE_S)  # of the threads that write what is sharded
 
     @property
     def last_good(self) -> GoodCheckpoint | None:
@@ -79,31 +79,43 @@ class Saver:
         self.settle(0.0)
         return self._last_good
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is being written in the background. Any thread."""
+        behind = self._background
+        return behind is not None and behind.pid == os.getpid() and not behind.wait(0.0)
+
     def adopt(self, step: int, values: str) -> None:
         """Take note of the checkpoint that was resumed, and of its values as JSON text."""
         self._last_good = GoodCheckpoint(step, self._store.path_of(step))
         self._saved_values = values
 
-    def save(self, step: int, ranks: Ranks, *, in_background: bool) -> bool:
-        """Save; tell whether a whole checkpoint of `step` is there, or has been begun in the background. Collective."""
+    def save(self, step: int, ranks: Ranks, *, in_background: bool, left_s: float | None = None) -> bool:
+        """Save; tell whether a whole checkpoint of `step` is there, or has been begun in the background. Collective.
+
+        `left_s` (rank 0's): seconds until the job is ended. One that leaves no time for another is left out then.
+        """
         from resilience_sdk.checkpoint.saving import first_error, write_part
 
         began_s = self._now_s()
-        order = ranks.broadcast(self._open(step, in_background) if ranks.rank == 0 else None)
+        order = ranks.broadcast(self._open(step, in_background, left_s) if ranks.rank == 0 else None)
         if order["last_good"] is not None:
             self._last_good = GoodCheckpoint(order["last_good"], self._store.path_of(order["last_good"]))
         self._policy.next_question = step + 1
-        if order["is_there"] or order["is_busy"]:
+        if order["is_there"] or order["is_left_out"]:
             return bool(order["is_there"])
         unfinished = None if order["name"] is None else self._store.directory / order["name"]
         handed_over = False
         try:
             part, ready = self._take_part(step, ranks, unfinished, order, in_background)
-            error = first_error(ranks.gather(ready), step)
+            taken = ranks.gather(ready)
+            error = first_error(taken, step)
+            if error is None and part is not None and part.spread and in_background:
+                error = self._meet_beside(ranks)
             if error is None and part is not None and unfinished is not None and in_background:
-                self._write_behind(step, ranks, unfinished, part, order, began_s)
-                handed_over = True
-                return True
+                processes = [one["process"] for one in taken]
+                handed_over = self._write_behind(step, ranks, unfinished, part, order, began_s, processes)
+                return handed_over
             parts = [{"error": error}]
             if error is None and part is not None and unfinished is not None:
                 parts = ranks.gather(write_part(part, unfinished, ranks, mode=self._store.file_mode))
@@ -115,18 +127,22 @@ class Saver:
                 discard(unfinished)
         return self._conclude(step, order, outcome, ranks.rank)
 
-    def _open(self, step: int, in_background: bool) -> dict[str, Any]:
+    def _open(self, step: int, in_background: bool, left_s: float | None) -> dict[str, Any]:
         """Begin a save on rank 0: make its directory, or find that there is nothing to do."""
         from resilience_sdk.checkpoint.payload import encode_values
 
-        order: dict[str, Any] = {"is_there": False, "is_busy": False, "name": None, "error": None}
+        order: dict[str, Any] = {"is_there": False, "is_left_out": False, "name": None, "error": None}
         order.update(values="", token="", last_good=None)
         is_settled = self.settle(0.0 if in_background else None)
         if self._last_good is not None:
             order["last_good"] = self._last_good.step
         if not is_settled:
             say_once("busy", f"the save before step {step} is still being written: steps between are not saved")
-            return {**order, "is_busy": True}
+            return {**order, "is_left_out": True}
+        if left_s is not None and left_s < 2 * self._policy.expected_save_s:
+            say(f"no save at step {step}: {left_s:.1f} s are left, which are kept for the last one")
+            self._record(Event.CKPT_SKIP, step, why="no time before the last save", time_left_s=left_s)
+            return {**order, "is_left_out": True}
         try:
             order["values"] = encode_values(self._values)
             if order["last_good"] == step and order["values"] == self._saved_values:
@@ -145,6 +161,7 @@ class Saver:
         from resilience_sdk.checkpoint.saving import capture_part, copy_part
 
         ready: dict[str, Any] = {"error": order["error"] if ranks.rank == 0 else None, "step": step}
+        ready["process"] = background.own_process() if in_background else None
         part = None
         try:
             # The thread of a failed save may still write from the copies that are about to be overwritten.
@@ -159,18 +176,29 @@ class Saver:
             ready["error"] = describe(error)
         return part, ready
 
+    def _meet_beside(self, ranks: Ranks) -> str | None:
+        """Make the group for the threads, if there is none; return why that failed, on any rank. Collective."""
+        try:
+            self._group.make(ranks)
+        except CheckpointError as error:
+            return describe(error)
+        return None
+
     def _write_behind(
-        self, step: int, ranks: Ranks, unfinished: Path, part: Part, order: Mapping[str, Any], began_s: float
-    ) -> None:
-        """Let a thread write and commit what was copied, and go on."""
+        self,
+        step: int,
+        ranks: Ranks,
+        unfinished: Path,
+        part: Part,
+        order: Mapping[str, Any],
+        began_s: float,
+        processes: Sequence[Any],
+    ) -> bool:
+        """Let a thread write and commit what was copied, and go on; tell whether it has begun."""
         from resilience_sdk.checkpoint import sharded
         from resilience_sdk.checkpoint.saving import write_part
 
-        spread = None
-        if part.spread:
-            if ranks.size > 1 and self._group is None:
-                self._group = new_background_group(background.PATIENCE_S)
-            spread = sharded.begin_save(unfinished, part.spread, ranks, self._group)
+        spread = sharded.Writing(unfinished, part.spread, self._group.group) if part.spread else None
         stall_s = self._now_s() - began_s
 
         def work(written: Callable[[], None]) -> dict[str, Any]:
@@ -178,14 +206,23 @@ class Saver:
             if ranks.rank != 0:
                 background.leave_part(unfinished, ranks.rank, own)
                 written()
-                return background.await_close(unfinished, self._store.path_of(step))
+                return background.await_close(unfinished, self._store.path_of(step), processes=processes)
             # Not `written()` here: at the end of the process rank 0 stays until the commit.
-            parts = background.await_parts(unfinished, own, ranks.size)
+            parts = background.await_parts(unfinished, own, ranks.size, processes=processes)
             return {**self._close(step, unfinished, parts, order, began_s, stall_s), "order": order}
 
         self._policy.saved(step, self._now_s(), None)
-        self._background = Background(step, work)
+        try:
+            self._background = Background(step, work)
+        except RuntimeError as error:
+            failed = {"error": describe(error)}
+            if ranks.rank == 0:
+                self._close(step, unfinished, [failed], order, began_s, stall_s)
+            else:
+                background.leave_part(unfinished, ranks.rank, failed, patience_s=0.0)
+            return False
         _await_at_exit(self)
+        return True
 
     def settle(self, timeout_s: float | None) -> bool:
         """Take note of the end of a save in the background, if there is one; tell whether none is left."""

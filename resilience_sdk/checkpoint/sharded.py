@@ -7,6 +7,8 @@ the state of an optimizer.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import os
 import sys
 import zlib
@@ -91,20 +93,41 @@ def save(directory: Path, captured: Mapping[str, Any], ranks: Any) -> None:
     """Write this rank's part into `directory/sharded`, which exists. Collective; raises on all ranks or none."""
     import torch.distributed.checkpoint as dcp
 
-    dcp.save(dict(captured), storage_writer=_writer(directory), **_group(ranks))
+    dcp.save(dict(captured), storage_writer=_writer(directory), **_group(ranks, dcp.save))
 
 
-def begin_save(directory: Path, captured: Mapping[str, Any], ranks: Any, group: Any) -> Any:
-    """Copy `captured` to the memory of the host, and return the future of its writing in a thread. Collective.
+class Writing:
+    """A copy of this rank's part of `captured` in the memory of the host, and its writing in a thread. Collective.
 
-    `group` is a gloo group that nothing else uses meanwhile.
+    `group` is a gloo group of all ranks that nothing else uses meanwhile. A rank that cannot copy its part takes part
+    with nothing, since the others would wait for it; `result` raises what was wrong. Making it raises no `Exception`.
     """
+
+    def __init__(self, directory: Path, captured: Mapping[str, Any], group: Any) -> None:
+        self._error: Exception | None = None
+        self._future: Any = None
+        try:
+            self._future = _begin_save(directory, captured, group)
+        except Exception as error:  # noqa: BLE001 - no memory, a tensor of a kind that cannot be copied: DCP's many
+            self._error = error
+            with contextlib.suppress(Exception):
+                self._future = _begin_save(directory, {}, group)
+
+    def result(self) -> None:
+        """Wait until all ranks have written; raises what was wrong here, or on any rank."""
+        try:
+            if self._future is not None:
+                self._future.result()
+        finally:
+            if self._error is not None:
+                raise self._error
+
+
+def _begin_save(directory: Path, captured: Mapping[str, Any], group: Any) -> Any:
     import torch.distributed.checkpoint as dcp
 
-    options: dict[str, Any] = _group(ranks)
-    if ranks.size > 1:
-        options["process_group"] = group
-    begun = dcp.async_save(dict(captured), storage_writer=_writer(directory), **options)
+    # A group for one rank too: DCP asks that the group, by default the program's own, works on the CPU.
+    begun = dcp.async_save(dict(captured), storage_writer=_writer(directory), process_group=group)
     return getattr(begun, "upload_completion", begun)
 
 
@@ -114,8 +137,11 @@ def _writer(directory: Path) -> Any:
     return FileSystemWriter(directory / SHARDED, single_file_per_rank=True, sync_files=True)
 
 
-def _group(ranks: Any) -> dict[str, Any]:
-    return {"no_dist": True} if ranks.size == 1 else {"process_group": ranks.group}
+def _group(ranks: Any, function: Any) -> dict[str, Any]:
+    """Return among whom `function` of DCP agrees; one rank alone needs nobody, where torch lets it say so."""
+    if ranks.size > 1:
+        return {"process_group": ranks.group}
+    return {"no_dist": True} if "no_dist" in inspect.signature(function).parameters else {}
 
 
 def entries_of(directory: Path, rank: int, *, mode: int) -> list[FileEntry]:
@@ -141,7 +167,7 @@ def load(directory: Path, templates: dict[str, Any], ranks: Any) -> None:
     """Read the checkpoint into `templates`, whose tensors tell each rank's part. Collective."""
     import torch.distributed.checkpoint as dcp
 
-    dcp.load(templates, storage_reader=dcp.FileSystemReader(directory / SHARDED), **_group(ranks))
+    dcp.load(templates, storage_reader=dcp.FileSystemReader(directory / SHARDED), **_group(ranks, dcp.load))
 
 
 def apply(entries: Mapping[str, Any], modules: Mapping[str, nn.Module], loaded: Mapping[str, Any]) -> None:

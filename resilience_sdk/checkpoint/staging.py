@@ -24,11 +24,12 @@ class Staging:
         self._buffers = used
         return copied
 
-    def _copy(self, value: Any, place: str, used: dict[str, torch.Tensor], seen: dict[int, Any]) -> Any:
+    def _copy(self, value: Any, place: str, used: dict[str, torch.Tensor], seen: dict[Any, Any]) -> Any:
         if isinstance(value, torch.Tensor):
-            if id(value) not in seen:  # tied weights stay tied
-                seen[id(value)] = used[place] = self._copy_tensor(value.detach(), place)
-            return seen[id(value)]
+            key = _identity(value)
+            if key not in seen:  # tied weights stay tied
+                seen[key] = used[place] = self._copy_tensor(value.detach(), place)
+            return seen[key]
         if isinstance(value, Mapping):
             made: Any = type(value)()
             for number, (key, item) in enumerate(value.items()):
@@ -45,3 +46,11 @@ class Staging:
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             return tensor.to("cpu", copy=True)
         return buffer.copy_(tensor)
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    """Return what two tensors share that are the same memory seen alike: `state_dict()` makes an object per name."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+        return id(tensor)
+    memory = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+    return (*memory, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())

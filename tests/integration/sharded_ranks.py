@@ -42,9 +42,29 @@ PHASES = [
     ("fsdp1-2-to-fsdp2-4", 4, "fsdp2", "fsdp1-2", False),
     ("behind-2", 2, "fsdp2", None, True),
     ("behind-2-to-4", 4, "fsdp2", "behind-2", False),
+    ("uncopied-2", 2, "fsdp2", None, True),
     ("behind-ddp-2", 2, "ddp", None, True),
     ("behind-ddp-2-to-1", 1, "plain", "behind-ddp-2", False),
 ]
+
+
+class Fragile(nn.Linear):
+    """A module with something in its state that cannot be copied once `breaks` is set: no memory, a foreign object."""
+
+    breaks = False
+
+    def get_extra_state(self):
+        return Piece()
+
+    def set_extra_state(self, state):
+        pass
+
+
+class Piece:
+    def __deepcopy__(self, memo):
+        if Fragile.breaks:
+            raise MemoryError("no room for a copy")
+        return self
 
 
 def limit_files(size):
@@ -86,6 +106,8 @@ def rank_main(root, phase, rank):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    if name == "uncopied-2":
+        state["fragile"] = fully_shard(Fragile(2, 2), mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2,)))
     checkpointer = Checkpointer(state, run_dir=root / (resumed or name), every=1, in_background=behind)
     report = {"resumed": checkpointer.resume()}
     if resumed is None:
@@ -102,6 +124,12 @@ def rank_main(root, phase, rank):
             report["failed"] = [begun == behind, checkpointer.wait(60.0), checkpointer.last_good.step]
             limit_files(resource.RLIM_INFINITY)
             dist.barrier()
+        if name == "uncopied-2":
+            # One rank cannot copy its part: the other must not wait for it, nor the training end.
+            Fragile.breaks = rank == 1
+            report["uncopied"] = [checkpointer.maybe_save(7), checkpointer.wait(60.0), checkpointer.last_good.step]
+            Fragile.breaks = False
+            report["mended"] = [checkpointer.maybe_save(8), checkpointer.wait(60.0), checkpointer.last_good.step]
     else:
         report["losses"] = train(model, optimizer, scheduler, range(3, 6))
     if name == "fsdp-2-to-plain":

@@ -51,6 +51,14 @@ def test_ranks_meet_in_the_background(outcome):
     assert "checkpoint at step 71 failed: rank 1: File too large" in outcome[1]
 
 
+def test_nobody_waits_for_a_rank_that_was_killed_before_its_part_was_written(outcome):
+    """A save that waits for the one in the background, or a resume, would wait with it."""
+    survivor = outcome[0]["ranks"][0]
+    assert survivor["killed"] == [True, 70]
+    assert survivor["killed_s"] < 20
+    assert "checkpoint at step 300 failed: rank 1: has ended before it had written its part" in outcome[1]
+
+
 def test_ranks_that_disagree_are_told(outcome):
     """A save at different steps is refused on all ranks; a state that does not fit on one is raised on both."""
     first, second = outcome[0]["ranks"]

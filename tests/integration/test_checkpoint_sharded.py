@@ -73,7 +73,8 @@ def test_a_sharded_optimizer_needs_its_module(quick):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("wrappings"), [name for first, others in LONG for name in (first, *others)])
+    phases = [name for first, others in LONG for name in (first, *others)]
+    return run(tmp_path_factory.mktemp("wrappings"), [*phases, "uncopied-2"])
 
 
 @pytest.mark.slow
@@ -86,3 +87,11 @@ def test_states_move_between_ways_of_wrapping(everything, first, others):
         misfit = everything["fsdp-2-to-plain"]["ranks"][0]["misfit"]
         assert misfit.startswith("the checkpoint does not fit state['model']")
         assert "model.weight" in misfit
+
+
+@pytest.mark.slow
+def test_one_rank_that_cannot_copy_its_part_means_no_commit(everything):
+    """In the background the copy is made while the training waits: nobody is left waiting, and the next save works."""
+    for rank in everything["uncopied-2"]["ranks"]:
+        assert rank["uncopied"] == [True, True, 3]
+        assert rank["mended"] == [True, True, 8]

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from resilience_sdk import hostinfo
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.background import await_close, await_parts, leave_part
+from resilience_sdk.checkpoint.background import Background, await_close, await_parts, leave_part, own_process
 from resilience_sdk.checkpoint.staging import Staging
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.session import last_save
 
 ROOT = Path(__file__).parents[3]
 
@@ -58,10 +60,12 @@ def test_what_is_saved_is_the_state_at_the_save(tmp_path, journal):
     assert checkpointer.wait(30)
     assert checkpointer.expected_save_s > 0.0
     assert checkpointer.last_good.step == 1
-    assert make(tmp_path, weight).resume() == 1
+    again = make(tmp_path, weight)
+    assert again.resume() == 1
     assert torch.equal(weight, torch.arange(100_000.0))
     (commit,) = [event for event in read_journal(tmp_path / "journal").events if event["event"] == "ckpt_commit"]
     assert 0 < commit["stall_s"] < commit["seconds"]
+    assert again.expected_save_s == commit["seconds"]  # before its own first one
 
 
 def test_a_save_that_is_due_too_soon_is_left_out_and_said(tmp_path, journal, capsys):
@@ -91,9 +95,74 @@ def test_an_explicit_save_waits_for_the_one_in_the_background(tmp_path, journal)
     assert weight.tolist() == [2.0, 2.0, 2.0]
 
 
+def test_the_last_save_waits_for_the_one_in_the_background_while_there_is_time(tmp_path, journal, monkeypatch, capsys):
+    """It is skipped where the one before does not end in the time that is left, and made where it does."""
+    checkpointer = make(tmp_path, torch.zeros(3), journal)
+    assert checkpointer.maybe_save(1)
+    monkeypatch.setattr(last_save.preemption, "time_left", lambda: 0.05)
+    assert not last_save.save_at_stop(checkpointer, 2, None)
+    assert not (tmp_path / "checkpoints/step-00000002").exists()
+    monkeypatch.setattr(last_save.preemption, "time_left", lambda: 30.0)
+    threading.Timer(0.05, journal.go.set).start()
+    assert last_save.save_at_stop(checkpointer, 2, None)
+    assert checkpointer.last_good.step == 2
+
+
+def test_a_save_that_would_leave_no_time_for_the_last_one_is_left_out(tmp_path, journal, capsys):
+    """Between the notice and the stop, a periodic save needs time for two; an explicit one is made all the same."""
+    journal.go.set()
+    checkpointer = make(tmp_path, torch.zeros(3), journal)
+    left_s = [0.0]
+    checkpointer.time_left = lambda: left_s[0]
+    assert checkpointer.maybe_save(1)  # the first: it is not known how long it takes
+    assert checkpointer.wait(30)
+    assert not checkpointer.maybe_save(2)
+    assert "no save at step 2: 0.0 s are left" in capsys.readouterr().err
+    assert checkpointer.save(2)
+    left_s[0] = 100.0
+    assert checkpointer.maybe_save(3)
+    (skip,) = [event for event in read_journal(tmp_path / "journal").events if event["event"] == "ckpt_skip"]
+    assert (skip["step"], skip["time_left_s"]) == (2, 0.0)
+
+
+def test_a_save_without_a_thread_to_be_had_is_reported_and_survived(tmp_path, journal, monkeypatch):
+    """The process may be at the limit of its threads: the next save may find one."""
+    journal.go.set()
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    checkpointer = make(tmp_path, torch.zeros(3), journal)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert not checkpointer.maybe_save(1)
+    (failure,) = [event for event in read_journal(tmp_path / "journal").events if event["event"] == "ckpt_fail"]
+    assert "can't start new thread" in failure["error"]
+    assert list((tmp_path / "checkpoints").glob("*step*")) == []
+    assert checkpointer.maybe_save(2)
+    assert checkpointer.wait(30)
+    assert checkpointer.last_good.step == 2
+
+
+def test_whatever_ends_the_thread_ends_the_save():
+    """What torch raises there is no Exception; nobody may wait for its save for ever."""
+
+    class Torn(BaseException):
+        pass
+
+    def work(written):
+        raise Torn("the rest is missing")
+
+    save = Background(1, work)
+    assert save.wait(30)
+    assert save.is_written
+    assert save.outcome == {"error": "Torn: the rest is missing"}
+
+
 ENDING = """
 import os, sys, torch
 from resilience_sdk import lanes
+from resilience_sdk import hostinfo
 from resilience_sdk.checkpoint import Checkpointer
 
 lanes.disable()
@@ -143,6 +212,20 @@ def test_copies_share_nothing_and_keep_what_belongs_to_them():
     assert second["tied"][0].tolist() == [0.0] * 4
 
 
+def test_tied_weights_are_copied_once():
+    """A module's state has an object per name; what is one tensor in the model is one in the copy and in the file."""
+    model = nn.ModuleDict({"in": nn.Linear(4, 4, bias=False), "out": nn.Linear(4, 4, bias=False)})
+    model["out"].weight = model["in"].weight
+    state = {"model": model.state_dict(), "views": [model["in"].weight.detach()[:2], model["in"].weight.detach().t()]}
+    copied = Staging().copy(state)
+    first, second = copied["model"].values()
+    assert first.data_ptr() == second.data_ptr()
+    assert torch.equal(first, model["in"].weight)
+    for copy, view in zip(copied["views"], state["views"], strict=True):  # the same memory, but seen otherwise
+        assert torch.equal(copy, view)
+        assert copy.data_ptr() != first.data_ptr()
+
+
 def test_rank_0_waits_for_the_parts_of_all(tmp_path):
     """Parts appear whole; their files are gone afterwards, since they are no part of a checkpoint."""
     own = {"error": None, "files": []}
@@ -168,3 +251,21 @@ def test_other_ranks_see_the_commit_and_the_failure(tmp_path):
     target.mkdir()
     (target / "manifest.json").write_text(json.dumps({}))
     assert await_close(unfinished, target) == {"error": None}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_nobody_waits_for_a_rank_that_has_ended(tmp_path):
+    """Its part counts if it is there; without one it is named at once, and so is a rank 0 that cannot commit."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as peer:
+        *place, _, _ = own_process()
+        dead = [*place, peer.pid, hostinfo.process_start_ticks(peer.pid)]
+        assert await_parts(tmp_path, {"error": None}, 2, 0.7, [own_process(), dead])[1]["error"].endswith("within 1 s")
+    own = {"error": None}
+    parts = await_parts(tmp_path, own, 2, processes=[own_process(), dead])
+    assert parts == [own, {"error": "has ended before it had written its part"}]
+    assert await_close(tmp_path, tmp_path / "step", processes=[dead, own_process()])["error"]
+    leave_part(tmp_path, 1, {"error": None, "files": []})
+    assert await_parts(tmp_path, own, 2, processes=[own_process(), dead])[1] == {"error": None, "files": []}
+    # Of a process on another host nothing is known: it has its time.
+    elsewhere = ["another boot", *dead[1:]]
+    assert "within" in await_parts(tmp_path, own, 2, 0.0, processes=[own_process(), elsewhere])[1]["error"]
