@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from resilience_sdk.heartbeats import heartbeat
     from resilience_sdk.session.run import Run, current_run, start_run
+    from resilience_sdk.session.train_step import resilient
     from resilience_sdk.settings import Settings
 
 # name -> (module, attribute); an empty attribute means the module itself
@@ -49,6 +50,7 @@ _PUBLIC = {
     "faults": ("faults", ""),
     "heartbeat": ("heartbeats", "heartbeat"),
     "preemption": ("preemption", ""),
+    "resilient": ("session.train_step", "resilient"),
     "start_run": ("session.run", "start_run"),
     "straggler": ("straggler", ""),
 }
@@ -70,6 +72,7 @@ __all__ = [
     "faults",
     "heartbeat",
     "preemption",
+    "resilient",
     "start_run",
     "straggler",
 ]

@@ -81,6 +81,19 @@ def rank_identity(env: Mapping[str, str]) -> RankIdentity | None:
     return None
 
 
+def has_several_nodes(env: Mapping[str, str]) -> bool:
+    """Tell whether the launcher's variables say that ranks of this job are elsewhere; False where they say nothing."""
+    for local, total in (
+        ("LOCAL_WORLD_SIZE", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
+    ):
+        here, everywhere = _integer(env.get(local)), _integer(env.get(total))
+        if here is not None and everywhere is not None:
+            return here < everywhere
+    nodes = env.get("SLURM_STEP_NUM_NODES", env.get("SLURM_NNODES")) if "SLURM_PROCID" in env else None
+    return (_integer(nodes) or 1) > 1
+
+
 def attempt(env: Mapping[str, str]) -> int:
     """Return the number of this attempt: our launcher's, else torchrun's restart count, else 0."""
     for name in (INTERNAL_ATTEMPT, "TORCHELASTIC_RESTART_COUNT"):

@@ -1,4 +1,4 @@
-"""Deterministic faults: the same rank freezes, dies or slows down at the same step, every time.
+"""Deterministic faults: the same rank freezes, dies, slows down or is preempted at the same step, every time.
 
     RESILIENCE_FAULT="hang:rank=1,step=40"                     no code at all
     RESILIENCE_FAULT="kill:rank=0,step=9;slow:rank=2,seconds=.1"     several
@@ -29,7 +29,9 @@ _WAYS: Mapping[str, tuple[str, ...]] = {
     "hang": ("sleep", "c", "gil", "stop"),
     "kill": ("sigkill", "segv", "abort", "exit", "exception"),
     "slow": (),
+    "preempt": (),
 }
+_OWN = {"hang": ("how",), "kill": ("how", "code"), "slow": ("seconds",), "preempt": ()}
 _PLACES = ("inside", "outside", "start")
 _COMMON = ("rank", "step", "attempt", "section", "where")
 _DEFAULT_BEAT = "step"
@@ -80,11 +82,13 @@ class Plan:
         return self.lasts and step > self.step
 
     def strike(self) -> None:
-        """Do it. Returns only from `slow`, and from a stop that somebody continued."""
+        """Do it. Returns only from `slow`, a `preempt` that is handled, and a stop that somebody continued."""
         if self.kind == "slow":
             time.sleep(self.seconds or 0.0)
         elif self.kind == "hang":
             _hang(self.how or "sleep")
+        elif self.kind == "preempt":
+            os.kill(os.getpid(), signal.SIGTERM)
         else:
             _kill(self)
 
@@ -168,7 +172,8 @@ def inject(
 
     Args:
         kind: `hang` (`how=` sleep, c, gil, stop), `kill` (`how=` sigkill, segv, abort, exit with `code=`,
-            exception) or `slow` (`seconds=` added at every step from `step` on).
+            exception), `slow` (`seconds=` added at every step from `step` on) or `preempt` (the rank gets the
+            SIGTERM of a scheduler).
         rank: the rank it strikes; None strikes every rank.
         step: the step as the heartbeat counts it; None means the first that comes.
         attempt: strike only in this attempt; None or "any" strikes in each.
@@ -233,7 +238,7 @@ def _plan(kind: str, options: Mapping[str, Any], text: str) -> Plan:
     ways = _WAYS.get(kind)
     if ways is None:
         raise ConfigError(f"fault {text!r}: unknown kind {kind!r}{_nearest(kind, _WAYS)}")
-    own = {"hang": ("how",), "kill": ("how", "code"), "slow": ("seconds",)}[kind]
+    own = _OWN[kind]
     values: dict[str, Any] = {}
     for key, value in options.items():
         if key not in _COMMON + own:

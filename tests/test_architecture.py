@@ -25,6 +25,7 @@ FLOORS: dict[int, set[str]] = {
         "hostinfo",
         "settings",
         "whole_file",
+        "wire",
     },
     1: {"incidents", "job_config", "journal", "lease", "outcome", "rank_page", "run_directory"},
     2: {"attribution", "checkpoint", "hang", "heartbeats", "lanes", "preemption", "straggler"},

@@ -20,15 +20,32 @@ export RESILIENCE_JOB_ID="slurm-$SLURM_JOB_ID"
 run_dir=/shared/runs/plane
 retries=2
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-port=$((20000 + SLURM_JOB_ID % 10000))
 
+# A launcher that was killed ends the step, since the others would wait for it for minutes; one that dies after Slurm
+# has asked it to leave has left. Else its exit code counts.
+# shellcheck disable=SC2016
+launch='
+    trap asked=yes TERM
+    trap : INT QUIT HUP
+    "$@"
+    code=$?
+    if [ "$code" -gt 128 ] && [ "$code" -ne 130 ]; then
+        if [ -n "${asked:-}" ]; then exit 75; fi
+        scancel --signal=KILL "$SLURM_JOB_ID.$SLURM_STEP_ID"
+    fi
+    exit "$code"'
+
+saved=("$run_dir"/checkpoints/step-*/manifest.json)
 try=0
 while :; do
+    start="${SLURM_RESTART_COUNT:-0}-$try"
+    # Another one in each start, in case somebody has this one.
+    port=$((20000 + (SLURM_JOB_ID + 97 * (${SLURM_RESTART_COUNT:-0} + try)) % 10000))
     # One launcher per node. A node that has finished early must not end the others.
-    srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none \
+    srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none bash -c "$launch" launch \
         python -m resilience_sdk run --run-dir "$run_dir" \
         --nnodes "$SLURM_JOB_NUM_NODES" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \
-        --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}-$try" \
+        --rdzv-id "$SLURM_JOB_ID-$start" \
         --nproc-per-node 8 examples/full_run.py
     code=$?
     case $code in
@@ -44,29 +61,49 @@ while :; do
     echo "resilience: exit code $code; retry $try of $retries" >&2
 done
 
+# How often in a row this job came back for nothing. A preemption after new checkpoints, or after a minute, is free.
+count="$run_dir/slurm-$SLURM_JOB_ID-$code"
+limit=$retries  # 76: Slurm may choose the same node again
+why="hardware again; exclude the node that 'resilience why $run_dir' names"
+if [ "$code" = 75 ]; then
+    limit=2
+    why="preempted again within a minute and without a new checkpoint; 'resilience why $run_dir' names who asked"
+    now=("$run_dir"/checkpoints/step-*/manifest.json)
+    if [ "$SECONDS" -ge 60 ] || [ "${now[*]}" != "${saved[*]}" ]; then rm -f "$count"; limit=; fi
+fi
+if [ -n "$limit" ]; then
+    mkdir -p "$run_dir"
+    echo "$SLURM_JOB_NODELIST" >> "$count"
+    if [ "$(wc -l < "$count")" -gt "$limit" ]; then
+        rm -f "$count"
+        echo "resilience: $why" >&2
+        exit "$code"
+    fi
+fi
+
 # The bare number of an array means all of its tasks, and one of them has it as its own.
 job=$SLURM_JOB_ID
 if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
     job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 fi
-if [ "$code" = 76 ]; then
-    # Slurm may choose the same node again: this is counted, a preemption is not.
-    count="$run_dir/slurm-$SLURM_JOB_ID-hardware"
-    mkdir -p "$run_dir"
-    echo "$SLURM_JOB_NODELIST" >> "$count"
-    if [ "$(wc -l < "$count")" -gt "$retries" ]; then
-        echo "resilience: hardware again; exclude the node that 'resilience why $run_dir' names" >&2
-        exit 76
-    fi
-fi
+by_hand="submit it again with the run directory $run_dir"
+# The controller may be away for a moment, as when it restarts.
+for wait in 1 2 4 8 16 0; do
+    if shown=$(scontrol show job --oneliner "$job"); then break; fi
+    sleep "$wait"
+done
 # A job that was cancelled, or is being requeued by somebody else, is left alone.
-case $(scontrol show job --oneliner "$job") in
+case $shown in
     *' JobState=RUNNING '*) ;;
-    *) exit "$code" ;;
+    *' JobState='*) exit "$code" ;;
+    *)
+        echo "resilience: Slurm does not tell whether the job may be requeued; $by_hand" >&2
+        exit "$code"
+        ;;
 esac
 echo "resilience: exit code $code; requeue" >&2
 if ! scontrol requeue "$job"; then
-    echo "resilience: the job cannot be requeued; submit it again with the run directory $run_dir" >&2
+    echo "resilience: the job cannot be requeued; $by_hand" >&2
 fi
 exit "$code"
 

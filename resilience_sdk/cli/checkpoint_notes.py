@@ -25,7 +25,7 @@ def find_notes(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for event in events:
         what = _WORDS.get(str(event.get("event")))
         if what is not None:
-            if "expected_s" in event:  # the last save of a job that was asked to leave
+            if "time_left_s" in event:  # a job that was asked to leave
                 what = "was not written"
             why = str(event.get("why") or event.get("error") or "no reason given")
             note = {"at": event["t"], "step": event.get("step"), "what": what, "why": why}

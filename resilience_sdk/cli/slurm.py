@@ -195,6 +195,7 @@ def make_script(words: _Words) -> BatchScript:
         several_nodes=int(nodes) > 1,
         array="array" in sbatch,
         retries=settings.max_job_retries,
+        signals=tuple(dict.fromkeys(("TERM", name, *(signal[3:] for signal in settings.preempt_signals)))),
     )
 
 

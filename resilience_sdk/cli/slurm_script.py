@@ -32,6 +32,8 @@ class BatchScript:
     array: bool
     retries: int
     """How often the launcher is started again in one allocation, and the job on other hardware."""
+    signals: tuple[str, ...] = ("TERM",)
+    """Names of the signals that mean: save and leave, without SIG."""
 
     def text(self) -> str:
         """Return the script; raises ConfigError for a value that Slurm cannot read in a directive."""
@@ -52,7 +54,6 @@ class BatchScript:
         lines = [f"run_dir={run_dir}", f"retries={self.retries}"]
         if self.several_nodes:
             lines.append('head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
-            lines.append("port=$((20000 + SLURM_JOB_ID % 10000))")
         return lines
 
     def _loop(self) -> str:
@@ -60,15 +61,34 @@ class BatchScript:
         if self.several_nodes:
             launcher += (
                 ' \\\n        --nnodes "$SLURM_JOB_NUM_NODES" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \\\n'
-                '        --rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}-$try"'
+                '        --rdzv-id "$SLURM_JOB_ID-$start"'
             )
         words = " ".join(map(quote, self.run))
         return _LOOP.format(
+            launch=node_script(self.signals),
+            port=_PORT if self.several_nodes else "",
             launcher=launcher,
             words=words,
             final="|".join(map(str, (EXIT_FINISHED, _EXIT_USAGE, EXIT_STOP, EXIT_INTERRUPTED))),
             requeued=f"{EXIT_PREEMPTED}|{EXIT_HARDWARE}",
         )
+
+
+def node_script(signals: Sequence[str]) -> str:
+    """Return what bash runs on each node around the launcher, its words being the command; it holds no single quote.
+
+    Slurm signals bash too, which must outlive the launcher; `signals` are those that ask it to leave.
+    """
+    return f"""
+    trap asked=yes {" ".join(signals)}
+    trap : INT QUIT HUP
+    "$@"
+    code=$?
+    if [ "$code" -gt 128 ] && [ "$code" -ne 130 ]; then
+        if [ -n "${{asked:-}}" ]; then exit {EXIT_PREEMPTED}; fi
+        scancel --signal=KILL "$SLURM_JOB_ID.$SLURM_STEP_ID"
+    fi
+    exit "$code\""""
 
 
 def quote(word: str) -> str:
@@ -93,11 +113,6 @@ def directive_value(name: str, value: str) -> str:
     return f'"{value}"'
 
 
-def bash_words(words: Sequence[str]) -> str:
-    """Return words as one line of bash."""
-    return " ".join(map(quote, words))
-
-
 _INTRODUCTION = """\
 # Printed by `resilience slurm`; submit it with sbatch. Slurm sends the signal above to the launchers before the
 # time is up: they save and leave with 75, and the job goes back into the queue and resumes.
@@ -109,11 +124,23 @@ if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS
 export RESILIENCE_JOB_ID="slurm-$SLURM_JOB_ID"
 """
 
+_PORT = """\
+    start="${SLURM_RESTART_COUNT:-0}-$try"
+    # Another one in each start, in case somebody has this one.
+    port=$((20000 + (SLURM_JOB_ID + 97 * (${SLURM_RESTART_COUNT:-0} + try)) % 10000))
+"""
+
 _LOOP = """
+# A launcher that was killed ends the step, since the others would wait for it for minutes; one that dies after Slurm
+# has asked it to leave has left. Else its exit code counts.
+# shellcheck disable=SC2016
+launch='{launch}'
+
+saved=("$run_dir"/checkpoints/step-*/manifest.json)
 try=0
 while :; do
-    # One launcher per node. A node that has finished early must not end the others.
-    srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none \\
+{port}    # One launcher per node. A node that has finished early must not end the others.
+    srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none bash -c "$launch" launch \\
         {launcher} \\
         {words}
     code=$?
@@ -132,29 +159,49 @@ done
 """
 
 _REQUEUE = """\
+# How often in a row this job came back for nothing. A preemption after new checkpoints, or after a minute, is free.
+count="$run_dir/slurm-$SLURM_JOB_ID-$code"
+limit=$retries  # 76: Slurm may choose the same node again
+why="hardware again; exclude the node that 'resilience why $run_dir' names"
+if [ "$code" = 75 ]; then
+    limit=2
+    why="preempted again within a minute and without a new checkpoint; 'resilience why $run_dir' names who asked"
+    now=("$run_dir"/checkpoints/step-*/manifest.json)
+    if [ "$SECONDS" -ge 60 ] || [ "${now[*]}" != "${saved[*]}" ]; then rm -f "$count"; limit=; fi
+fi
+if [ -n "$limit" ]; then
+    mkdir -p "$run_dir"
+    echo "$SLURM_JOB_NODELIST" >> "$count"
+    if [ "$(wc -l < "$count")" -gt "$limit" ]; then
+        rm -f "$count"
+        echo "resilience: $why" >&2
+        exit "$code"
+    fi
+fi
+
 # The bare number of an array means all of its tasks, and one of them has it as its own.
 job=$SLURM_JOB_ID
 if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
     job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 fi
-if [ "$code" = 76 ]; then
-    # Slurm may choose the same node again: this is counted, a preemption is not.
-    count="$run_dir/slurm-$SLURM_JOB_ID-hardware"
-    mkdir -p "$run_dir"
-    echo "$SLURM_JOB_NODELIST" >> "$count"
-    if [ "$(wc -l < "$count")" -gt "$retries" ]; then
-        echo "resilience: hardware again; exclude the node that 'resilience why $run_dir' names" >&2
-        exit 76
-    fi
-fi
+by_hand="submit it again with the run directory $run_dir"
+# The controller may be away for a moment, as when it restarts.
+for wait in 1 2 4 8 16 0; do
+    if shown=$(scontrol show job --oneliner "$job"); then break; fi
+    sleep "$wait"
+done
 # A job that was cancelled, or is being requeued by somebody else, is left alone.
-case $(scontrol show job --oneliner "$job") in
+case $shown in
     *' JobState=RUNNING '*) ;;
-    *) exit "$code" ;;
+    *' JobState='*) exit "$code" ;;
+    *)
+        echo "resilience: Slurm does not tell whether the job may be requeued; $by_hand" >&2
+        exit "$code"
+        ;;
 esac
 echo "resilience: exit code $code; requeue" >&2
 if ! scontrol requeue "$job"; then
-    echo "resilience: the job cannot be requeued; submit it again with the run directory $run_dir" >&2
+    echo "resilience: the job cannot be requeued; $by_hand" >&2
 fi
 exit "$code"
 """

@@ -28,8 +28,10 @@ from resilience_sdk.incidents.report import compact_ranks, headline
 from resilience_sdk.journal import JournalContents, read_journal
 from resilience_sdk.lease import LeaseHolder, current_holder
 from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.straggler.published import read_standing
 
 _MOST_RANKS = 16
+_MOST_VERDICTS = 8
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,6 +75,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "checkpoint": None
         if state.checkpoint_at is None
         else {"step": state.checkpoint_step, "at": state.checkpoint_at},
+        "stragglers": _stragglers(run_dir, problems, state, is_running=bool(holder or live)),
         "incidents": _incidents(run_dir, problems),
         "degraded": state.degraded,
         "journal": {"events": len(journal.events), "torn_lines": journal.torn_lines},
@@ -92,6 +95,20 @@ def _journal(run_dir: RunDirectory, problems: list[str]) -> JournalContents:
         problems.append(f"{contents.torn_lines} torn journal {lines} skipped")
     problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
     return contents
+
+
+def _stragglers(
+    run_dir: RunDirectory, problems: list[str], state: RunState, *, is_running: bool
+) -> list[dict[str, Any]] | None:
+    """Return the verdicts that stand in the attempt that runs; None where nothing runs or is known."""
+    try:
+        standing = read_standing(run_dir.path) if is_running else None
+    except PermissionError as error:
+        problems.append(str(error))
+        standing = None
+    if standing is None or not standing.enabled or standing.attempt != state.attempt:
+        return None
+    return [{**attrs.asdict(verdict), "text": verdict.text()} for verdict in standing.verdicts]
 
 
 def _incidents(run_dir: RunDirectory, problems: list[str]) -> dict[str, Any]:
@@ -156,6 +173,7 @@ def render(status: dict[str, Any], now: float) -> list[str]:
     if checkpoint := status["checkpoint"]:
         step = "unknown" if checkpoint["step"] is None else checkpoint["step"]
         rows.append(("checkpoint", f"step {step}, {ago(checkpoint['at'], now)}"))
+    rows += [("slow", verdict["text"]) for verdict in (status["stragglers"] or [])[:_MOST_VERDICTS]]
     rows += _incident_rows(status, now)
     rows += [("degraded", item["message"]) for item in status["degraded"][-3:]]
     rows += [("note", problem) for problem in status["problems"]]

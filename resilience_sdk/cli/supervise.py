@@ -11,7 +11,7 @@ from resilience_sdk.errors import ConfigError
 from resilience_sdk.launcher.init_process import below_init
 from resilience_sdk.launcher.supervise import Supervision, supervise
 from resilience_sdk.run_directory import RunDirectory, choose_run_dir
-from resilience_sdk.settings import load_settings
+from resilience_sdk.settings import Settings, load_settings
 from resilience_sdk.settings.parse import duration_or_zero
 
 _DESCRIPTION = (
@@ -21,6 +21,16 @@ _DESCRIPTION = (
 )
 _EPILOG = "example: resilience supervise --run-dir runs/exp1 -- resilience run --nproc-per-node 8 train.py"
 _OURS = ("resilience", "resilience_sdk", "resilience_sdk.launcher")
+_SHARED = ("run_dir", "preempt_time", "preempt_signals", "term_grace")
+_VERDICT_S = 10.0  # for the launcher to write incident and outcome after its ranks have gone
+# Options of `resilience run` without a value. Its own parser would load torch; a test compares.
+FLAGS = frozenset(
+    (
+        *("-h", "--help", "-m", "--module", "--fresh", "--no-python", "--run-path", "--standalone"),
+        *("--checkpoint-async", "--no-checkpoint-async", "--group-readable", "--no-group-readable"),
+        *("--stop-if-detected", "--no-stop-if-detected", "--virtual-local-rank"),
+    )
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,15 +42,15 @@ def main(argv: Sequence[str]) -> int:
     """
     options, command = _parse(argv)
     env = environ.environment()
-    named = options.run_dir or command_run_dir(command)
-    arguments = {"run_dir": named, "max_job_retries": options.max_job_retries}
+    arguments, config = shared_options(command)
+    ours = {"run_dir": options.run_dir, "max_job_retries": options.max_job_retries}
     settings = load_settings(
-        arguments={name: value for name, value in arguments.items() if value is not None},
-        config_file=options.config,
+        arguments=arguments | {name: value for name, value in ours.items() if value is not None},
+        config_file=options.config or config,
         env=env,
         strict_env=True,
     )
-    if runs_ours(command) and "--fresh" in command:
+    if "fresh" in _run_options(command):
         raise ConfigError(
             "--fresh in the command would throw away in each run what the last one saved; leave it out and name a "
             "new directory with --run-dir"
@@ -52,26 +62,45 @@ def main(argv: Sequence[str]) -> int:
         max_retries=settings.max_job_retries,
         first_delay_s=options.retry_delay,
         grace_s=settings.preempt_time,
+        patience_s=patience_s(settings),
         signals=settings.preempt_signals,
         env=env,
     )
     return below_init(lambda: supervise(supervision))
 
 
-def runs_ours(command: Sequence[str]) -> bool:
-    """Tell whether the command is `resilience run`, however it is spelt."""
-    return any(os.path.basename(word) in _OURS for word in command)
+def patience_s(settings: Settings) -> float:
+    """Return the seconds that a command has which was asked to leave, the graces of a launcher of ours in it."""
+    return settings.preempt_time + settings.term_grace + _VERDICT_S
 
 
-def command_run_dir(command: Sequence[str]) -> str | None:
-    """Return the run directory that a `resilience run` in the command names for itself, so that both are one."""
-    if not runs_ours(command):
-        return None
-    for word, following in zip(command, [*command[1:], None], strict=True):
-        name, equals, value = word.partition("=")
-        if name in ("--run-dir", "--run_dir"):
-            return value if equals else following
-    return None
+def shared_options(command: Sequence[str]) -> tuple[dict[str, str], str | None]:
+    """Return what a `resilience run` in the command says that the supervisor must know too, and its config file.
+
+    Else the two would look at different directories, or the supervisor would end a command that still has time.
+    """
+    given = _run_options(command)
+    return {name: given[name] for name in _SHARED if name in given}, given.get("config")
+
+
+def _run_options(command: Sequence[str]) -> dict[str, str]:
+    """Return the options of a `resilience run` in the command, up to its script, by the names of settings."""
+    at = next((at for at, word in enumerate(command) if os.path.basename(word) in _OURS), None)
+    if at is None:
+        return {}
+    given: dict[str, str] = {}
+    words = iter(command[at + 2 if tuple(command[at + 1 : at + 2]) == ("run",) else at + 1 :])
+    for word in words:
+        spelt, equals, value = word.partition("=")
+        name = spelt.replace("_", "-")
+        if not word.startswith("-") or word == "--":
+            break
+        if word[:2] != "--" and len(word) > 2:  # -r3
+            continue
+        following = "" if name in FLAGS else value if equals else next(words, None)
+        if following is not None:
+            given[name.removeprefix("--").replace("-", "_")] = following
+    return given
 
 
 def script_of(command: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""`resilience demo`: a real model on real text is hung and killed, and must not notice.
+"""`resilience demo`: a real model on real text is hung, killed and preempted, and must not notice.
 
 `train.py` is the script, and the best example of the API; `promises.py` says what must come true.
 """

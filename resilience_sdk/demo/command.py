@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="resilience demo",
-        description=f"Trains a small model on {RANKS} CPU ranks while it is hung and killed; about a minute.",
+        description=f"Trains a small model on {RANKS} CPU ranks, hung, killed and preempted; about a minute.",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(

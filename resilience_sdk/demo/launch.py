@@ -44,30 +44,41 @@ _FOREIGN = {
 def run_scenario(scenario: Scenario, directory: Path) -> Outcome:
     """Run the training with the scenario's fault; its output goes to `directory/output.log`.
 
-    Raises OSError when the directory cannot be written. A run that does not end is ended.
+    One that was asked to leave is started again, as its scheduler would. Raises OSError when the directory cannot be
+    written. A run that does not end is ended.
     """
     directory.mkdir(parents=True)
     start = time.monotonic()
-    with open(directory / "output.log", "wb") as log:
-        process = subprocess.Popen(
-            command(directory),
-            env=_environment(scenario),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            exit_code: int | None = process.wait(_LONGEST_RUN_S)
-        except subprocess.TimeoutExpired:
-            exit_code = None
-        finally:
-            _end(process)
+    environment = _environment(scenario)
+    exit_code, first_exit_code = _start(directory, environment), None
+    if scenario.stops:
+        first_exit_code = exit_code
+        exit_code = _start(directory, {name: value for name, value in environment.items() if name != environ.FAULT})
     return Outcome(
         exit_code=exit_code,
         seconds=time.monotonic() - start,
         results=_results(directory / "results"),
         incidents=tuple(IncidentStore(directory / "run").all()),
+        first_exit_code=first_exit_code,
     )
+
+
+def _start(directory: Path, environment: Mapping[str, str]) -> int | None:
+    """Run the job once; return its exit code, or None when it did not end by itself."""
+    with open(directory / "output.log", "ab") as log:
+        process = subprocess.Popen(
+            command(directory),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            return process.wait(_LONGEST_RUN_S)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end(process)
 
 
 def command(directory: Path) -> list[str]:

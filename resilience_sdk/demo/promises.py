@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.faults import Plan
 from resilience_sdk.incidents.record import Incident
 
@@ -24,14 +25,22 @@ class Scenario:
     @property
     def incident_kind(self) -> str | None:
         """What the run directory must call it."""
-        return None if self.fault is None else {"hang": "hang", "kill": "crash"}[self.fault.kind]
+        return None if self.fault is None else _INCIDENTS[self.fault.kind]
+
+    @property
+    def stops(self) -> bool:
+        """Whether the job leaves, to be started again by whoever asked it to."""
+        return self.fault is not None and self.fault.kind == "preempt"
 
 
-# Blocked in C and past every signal handler; dead without a word. Both in the middle between two checkpoints.
+_INCIDENTS = {"hang": "hang", "kill": "crash", "preempt": "preemption"}
+
+# Blocked in C and past every signal handler; dead without a word; asked to leave. All between two checkpoints.
 SCENARIOS = (
     Scenario("undisturbed"),
     Scenario("hung", Plan("hang", "c", rank=1, step=40)),
     Scenario("killed", Plan("kill", "sigkill", rank=0, step=90)),
+    Scenario("preempted", Plan("preempt", rank=1, step=60)),
 )
 
 
@@ -43,6 +52,8 @@ class Outcome:
     seconds: float
     results: Mapping[int, Mapping[str, Any]]
     incidents: tuple[Incident, ...]
+    first_exit_code: int | None = None
+    """How the first start of a job left that was then started again."""
 
 
 def broken_promises(scenario: Scenario, outcome: Outcome, reference: Outcome) -> list[str]:
@@ -79,6 +90,8 @@ def _report(scenario: Scenario, outcome: Outcome) -> list[str]:
     broken = []
     if incident.kind != scenario.incident_kind:
         broken.append(f"it was called {incident.kind}, not {scenario.incident_kind}")
+    if scenario.stops:
+        return broken + _stop(fault.step or 0, outcome)
     named = [culprit.rank for culprit in incident.culprits]
     if named != [fault.rank]:
         broken.append(f"it named rank {named or 'nobody'}, not {fault.rank}")
@@ -92,4 +105,17 @@ def _report(scenario: Scenario, outcome: Outcome) -> list[str]:
         broken.append(f"it went on at step {first_steps}, not at the checkpoint of step {resumed_at}")
     if incident.lost_steps != (fault.step or 0) - resumed_at:
         broken.append(f"it counted {incident.lost_steps} lost steps, not {(fault.step or 0) - resumed_at}")
+    return broken
+
+
+def _stop(asked_at: int, outcome: Outcome) -> list[str]:
+    """Hold a stop against what was promised: agreed soon, saved, and nothing lost."""
+    broken = []
+    if outcome.first_exit_code != EXIT_PREEMPTED:
+        broken.append(f"it stopped with code {outcome.first_exit_code}, not {EXIT_PREEMPTED}")
+    if (lost := outcome.incidents[0].lost_steps) != 0:
+        broken.append(f"it counted {lost} lost steps, not 0")
+    first_steps = {result.get("first_step") for result in outcome.results.values()}
+    if len(first_steps) > 1 or not all(isinstance(step, int) and step > asked_at for step in first_steps):
+        broken.append(f"it went on at step {first_steps}, not at one after step {asked_at}, when it was asked to leave")
     return broken

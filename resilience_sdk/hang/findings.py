@@ -59,7 +59,7 @@ class Scene:
         return {
             rank: state
             for rank, state in self.states.items()
-            if state.running and not (state.snapshot is not None and state.snapshot.done)
+            if state.running and state.silent_s is None and not (state.snapshot is not None and state.snapshot.done)
         }
 
     @property

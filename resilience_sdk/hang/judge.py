@@ -154,6 +154,9 @@ def _decide(
     if not own_fault:
         return "slow", waited_for, "late, but within the budget of a first occurrence or of known slow work"
     if _unseen(states) and not _is_proof(states, waited_for):
+        lost = tuple(s.rank for s in states if s.silent_s is not None)
+        if len(lost) >= _unseen(states):
+            return "confirmed", lost, f"nothing is heard of {ranks_text(lost)}, whose deadlines have passed"
         return "slow", waited_for, f"{_unseen(states)} rank(s) unseen, they may be the ones waited for"
     return "confirmed", waited_for, f"{ranks_text(waited_for)} waited for, past their own deadline"
 

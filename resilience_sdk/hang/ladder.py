@@ -3,6 +3,7 @@
 A ladder of evidence, from what proves to what hints; the first rung that names somebody decides:
 
 1. a process is dead, stopped (T) or stuck in the kernel (D), or left the loop that others are in;
+   a whole node is silent;
 2. flight recorders: somebody did not come to a collective, or came with another operation or shape; all in
    the same one is the network;
 3. step, then check ordinal;
@@ -47,7 +48,11 @@ def find_culprits(
         on_cuda: Whether the collectives run on CUDA.
     """
     scene = Scene.of(states, stacks, flight)
-    proofs: tuple[Callable[[Scene], CulpritFinding | None], ...] = (rungs.by_process, by_flight_record)
+    proofs: tuple[Callable[[Scene], CulpritFinding | None], ...] = (
+        rungs.by_process,
+        rungs.by_silence,
+        by_flight_record,
+    )
     hints: tuple[Callable[[Scene], CulpritFinding | None], ...] = (
         rungs.by_progress,
         rungs.by_stack,

@@ -39,6 +39,31 @@ def by_process(scene: Scene) -> CulpritFinding | None:
     return _left_early(scene)
 
 
+def by_silence(scene: Scene) -> CulpritFinding | None:
+    """Rung 1, of whole nodes: the ones that are not heard; where that is all others, the one that hears nobody."""
+    silent: dict[str, list[int]] = {}
+    for rank, state in scene.states.items():
+        if state.silent_s is not None:
+            silent.setdefault(state.node, []).append(rank)
+    heard: dict[str, list[int]] = {}
+    for rank, state in scene.states.items():
+        if state.silent_s is None:
+            heard.setdefault(state.node, []).append(rank)
+    if not silent:
+        return None
+    for_s = max(state.silent_s or 0.0 for state in scene.states.values())
+    if len(heard) == 1 and len(silent) > 1:
+        ((node, named),) = heard.items()
+        text = f"{node} ({ranks_text(named)}) has heard none of the {len(silent)} other nodes for {for_s:.0f} s"
+        text += ": it is cut off"
+    else:
+        named = sorted(rank for ranks in silent.values() for rank in ranks)
+        nodes = ", ".join(f"{node} ({ranks_text(ranks)})" for node, ranks in silent.items())
+        text = f"nothing has been heard of {nodes} for {for_s:.0f} s: it died, or the network to it is cut"
+    confidence = 0.6 if len(heard) == len(silent) == 1 else 0.8  # of two nodes either may be the one that is cut off
+    return scene.finding(named, ("network", "network_node_unreachable"), confidence, Evidence("relay", text))
+
+
 def _without_leaders(scene: Scene, ranks: list[int]) -> list[int]:
     """Drop those that came further than another one: they wrote a file at that moment, and nobody waits for it."""
     states = [state for state in scene.live.values() if state.has_signal]

@@ -60,6 +60,8 @@ class RankState:
     """Ranks of one role run the same code (pipeline stages do not)."""
     timers: tuple[Timer, ...] | None = None
     """Running deadlines as the rank's own node sees them, which alone has learned them; None: ours apply."""
+    silent_s: float | None = None
+    """For how long nothing has been heard of the node of this rank, where that is too long; nothing else is known."""
     past: bool | None = None
     """Whether that node finds it past what may reasonably be granted; None where `timers` is."""
 

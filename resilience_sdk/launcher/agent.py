@@ -10,21 +10,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import attrs
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from resilience_sdk.console import say_once
-from resilience_sdk.errors import ConfigError
+from resilience_sdk.console import say, say_once
 from resilience_sdk.hostinfo import host_name
+from resilience_sdk.launcher.bounded import Asked, within
 from resilience_sdk.launcher.env import RankLogs
 from resilience_sdk.launcher.local_rendezvous import LocalRendezvous, free_port
+from resilience_sdk.launcher.meeting import MeetingPlace, StoreLostError, first_line
+from resilience_sdk.launcher.peers import NodeMissingError, Peer, introduce
 from resilience_sdk.launcher.processes import WorkerStarter
 from resilience_sdk.launcher.ranks import RankProcesses
 from resilience_sdk.launcher.script import Script
@@ -32,22 +35,42 @@ from resilience_sdk.launcher.signals import SignalInbox
 
 _LET_READ_S = 5.0
 _LAST_READ_S = 0.1
-_AGREE_S = 60.0  # how long nodes wait for one another's attempt number after they have met
-_ATTEMPT_KEY = "resilience/attempt"
+_LEAVE_S = 10.0
 _FINISHED_KEY = "resilience/finished"
 _PORT_KEY = "resilience/port"
+
+
+@attrs.frozen
+class _Met:
+    """What a rendezvous came to."""
+
+    group: WorkerGroup
+    attempt: int
+    peers: tuple[Peer, ...]
 
 
 class Agent(LocalElasticAgent):
     """Starts attempts on this node. Main thread only."""
 
+    _worker_group: WorkerGroup
+
     def __init__(
-        self, config: Any, script: Script, logs: RankLogs, starter: WorkerStarter, *, local: bool = False
+        self,
+        config: Any,
+        script: Script,
+        logs: RankLogs,
+        starter: WorkerStarter,
+        *,
+        local: bool = False,
+        note_lost: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Make the agent for torch's `LaunchConfig`; no rank is started yet.
 
-        `local`: one node and no rendezvous given, so none is held.
+        `local`: one node and no rendezvous given, so none is held. Otherwise the first `meet` connects to it.
+        `note_lost` is told why the store of the rendezvous does not answer, when that is said.
         """
+        self._place = None if local else MeetingPlace(config, note_lost)
+        self._connected = local
         super().__init__(
             spec=_worker_spec(config, script, local=local),
             logs_specs=logs,
@@ -58,13 +81,15 @@ class Agent(LocalElasticAgent):
         self._logs = logs
         self._starter = starter
         self._quiet_events = getattr(config, "event_log_handler", "null") == "null"
+        self._waiting = Asked(self._ask_nodes_waiting)
         self.attempt = 0
-        self.node_name = host_name()
+        self.peers: tuple[Peer, ...] = ()
+        """The nodes of the attempt by their numbers, known once they have met."""
 
     @property
-    def group(self) -> WorkerGroup:
-        """Torch's record of this node's ranks."""
-        return self._worker_group
+    def node_name(self) -> str:
+        """How this node is called: its host, with its number where several launchers run on one."""
+        return self.peers[self.node].name if self.peers else host_name()
 
     @property
     def ranks(self) -> dict[int, int]:
@@ -92,6 +117,11 @@ class Agent(LocalElasticAgent):
         return self._worker_group.store
 
     @property
+    def store_host(self) -> str:
+        """Where the store of the rendezvous is, as the options name it; empty where there is none."""
+        return "" if self._place is None else parse_rendezvous_endpoint(self._place.endpoint, default_port=-1)[0]
+
+    @property
     def node(self) -> int:
         """Number of this node, known once nodes have met."""
         return int(self._worker_group.group_rank or 0)
@@ -99,18 +129,60 @@ class Agent(LocalElasticAgent):
     def meet(self, attempt: int) -> int:
         """Meet the other nodes, agree on ranks and on the attempt's number, and return that number.
 
-        Blocks until enough nodes have come; raises what torch's rendezvous raises.
+        Blocks until enough nodes have come, and tries as long to reach a store that is lost; both are said.
+        Raises what torch's rendezvous raises, and ConfigError where it cannot be as the options say.
         """
-        self.attempt = attempt
-        self._rendezvous(self._worker_group)
-        self.node_name = host_name()
-        if self.nodes > 1:
-            self.attempt = self._agree_on_attempt(attempt)
-        if self._rdzv_handler.get_backend() == "static" and self.attempt > 0:
-            self._change_port()
+        met = self._meet(self._worker_group, attempt) if self._place is None else self._meet_at(self._place, attempt)
+        self._worker_group = met.group
+        self.attempt, self.peers = met.attempt, met.peers
         # torch derives its restart count from this; ours has no upper end.
         self._remaining_restarts = self._worker_group.spec.max_restarts - self.attempt
         return self.attempt
+
+    def _meet_at(self, place: MeetingPlace, attempt: int) -> _Met:
+        deadline = time.monotonic() + place.patience_s
+        while True:
+            try:
+                if not self._connected:
+                    self._connect(place, deadline)
+                return self._meet_once(place, attempt)
+            except (RendezvousConnectionError, NodeMissingError) as error:
+                if time.monotonic() > deadline or not place.may_come_again:
+                    raise
+                if isinstance(error, NodeMissingError):
+                    say(f"{error}; meeting again")
+                    continue
+                place.say_lost(error, deadline)
+                self._connected = False
+
+    def _connect(self, place: MeetingPlace, deadline: float) -> None:
+        self._worker_group.spec.rdzv_handler = self._rdzv_handler = place.reach(deadline)
+        self._waiting = Asked(self._ask_nodes_waiting)
+        self._connected = True
+
+    def _meet_once(self, place: MeetingPlace, attempt: int) -> _Met:
+        """Hold one rendezvous, with a record that nobody else uses: its thread may be left behind."""
+        waiting, group = self._waiting, WorkerGroup(self._worker_group.spec)
+
+        def rendezvous() -> _Met:
+            waiting.settle()
+            return self._meet(group, attempt)
+
+        return place.hold(rendezvous)
+
+    def _meet(self, group: WorkerGroup, attempt: int) -> _Met:
+        try:
+            self._rendezvous(group)
+            me = Peer(host_name(), tuple(worker.global_rank for worker in group.workers))
+            nodes = int(group.group_world_size or 1)
+            attempt, peers = introduce(group.store, int(group.group_rank or 0), nodes, attempt, me)
+        except DistStoreError as error:
+            raise NodeMissingError(f"a node came to the rendezvous and was gone ({first_line(error)})") from None
+        except DistNetworkError as error:
+            raise StoreLostError(first_line(error)) from None
+        if group.spec.rdzv_handler.get_backend() == "static" and attempt > 0:
+            _change_port(group, attempt)
+        return _Met(group, attempt, peers)
 
     def start(self, inbox: SignalInbox) -> RankProcesses:
         """Start the ranks of this node; `meet` came before."""
@@ -128,11 +200,18 @@ class Agent(LocalElasticAgent):
         return RankProcesses(self._pcontext, self.ranks, wakeup=inbox.wakeup)
 
     def nodes_waiting(self) -> int:
-        """Return how many nodes want to join. A store that does not answer must not end a running attempt."""
+        """Return how many nodes want to join, as was known a second ago. Asks no store itself, so it never waits."""
+        return self._waiting.newest()
+
+    def _ask_nodes_waiting(self) -> int:
+        """Ask the store. One that does not answer must not end a running attempt."""
+        handler = self._rdzv_handler
         try:
-            return int(self._rdzv_handler.num_nodes_waiting())
+            return int(handler.num_nodes_waiting())
         except Exception as error:  # noqa: BLE001 - whatever it is, the ranks run
-            told = f"the rendezvous store does not answer ({_first_line(error)})"
+            if handler is not self._rdzv_handler:
+                return 0  # it was given up while it was asked
+            told = f"the rendezvous store does not answer ({first_line(error)})"
             say_once("rendezvous", f"{told}; the ranks run on without it")
             return 0
 
@@ -140,19 +219,23 @@ class Agent(LocalElasticAgent):
         """Leave the rendezvous; `closed` tells the other nodes that the job is over."""
         if closed:
             with contextlib.suppress(Exception):
-                self._rdzv_handler.shutdown()
+                within(_LEAVE_S, self._rdzv_handler.shutdown)
 
     def all_nodes_finished(self) -> bool:
         """Say that this node's ranks exited with 0, and wait until all nodes said so (torch's limit)."""
         if self.nodes == 1:
             return True
         store, prefix = self._worker_group.store, f"{_FINISHED_KEY}/{self.attempt}"
-        try:
+        keys = [f"{prefix}/{node}" for node in range(self.nodes)]
+
+        def tell_and_wait() -> None:
             store.set(f"{prefix}/{self.node}", "1")
-            keys = [f"{prefix}/{node}" for node in range(self.nodes)]
             store.wait(keys, timedelta(seconds=self._exit_barrier_timeout))
+
+        try:
+            within(self._exit_barrier_timeout + _LEAVE_S, tell_and_wait)
         except Exception as error:  # noqa: BLE001 - a store that went away proves nothing
-            say_once("finish", f"not all nodes said that they finished ({_first_line(error)})")
+            say_once("finish", f"not all nodes said that they finished ({first_line(error)})")
             return False
         self._let_others_read(store, prefix)
         return True
@@ -180,31 +263,16 @@ class Agent(LocalElasticAgent):
             with super().record_duration(state):
                 yield
 
-    def _agree_on_attempt(self, own: int) -> int:
-        """Return the highest attempt number that any node counts: nodes that joined late take it over."""
-        store = self._worker_group.store
-        try:
-            store.set(f"{_ATTEMPT_KEY}/{self.node}", f"{own} {host_name()}")
-            keys = [f"{_ATTEMPT_KEY}/{node}" for node in range(self.nodes)]
-            store.wait(keys, timedelta(seconds=_AGREE_S))
-            words = [store.get(key).decode().partition(" ") for key in keys]
-            if [host for _, _, host in words].count(host_name()) > 1:  # several launchers on one host
-                self.node_name = f"{host_name()}#{self.node}"
-            return max(int(number) for number, _, _ in words)
-        except Exception as error:  # noqa: BLE001 - only the label of the attempt is at stake
-            told = f"the nodes could not agree on the attempt's number ({_first_line(error)})"
-            say_once("attempt", f"{told}; this node counts {own}")
-            return own
 
-    def _change_port(self) -> None:
-        """Give this attempt a store of its own where the rendezvous has a fixed one.
+def _change_port(group: WorkerGroup, attempt: int) -> None:
+    """Give this attempt a store of its own where the rendezvous has a fixed one.
 
-        The agent's store lives as long as the agent and still holds the addresses of the dead attempt.
-        """
-        store, key = self._worker_group.store, f"{_PORT_KEY}/{self.attempt}"
-        if self.node == 0:
-            store.set(key, str(free_port()))
-        self._worker_group.master_port = int(store.get(key))
+    The agent's store lives as long as the agent and still holds the addresses of the dead attempt.
+    """
+    store, key = group.store, f"{_PORT_KEY}/{attempt}"
+    if group.group_rank == 0:
+        store.set(key, str(free_port()))
+    group.master_port = int(store.get(key))
 
 
 def _worker_spec(config: Any, script: Script, *, local: bool) -> WorkerSpec:
@@ -212,36 +280,12 @@ def _worker_spec(config: Any, script: Script, *, local: bool) -> WorkerSpec:
         "local_world_size": config.nproc_per_node,
         "entrypoint": script.target,
         "args": script.args,
+        "rdzv_handler": LocalRendezvous(config.run_id, config.local_addr),
     }
-    if local:
-        values["rdzv_handler"] = LocalRendezvous(config.run_id, config.local_addr)
-    else:
-        values["rdzv_handler"] = _torch_rendezvous(config)
-        if config.rdzv_backend == "static":
-            values["master_addr"], _ = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
+    if config.rdzv_backend == "static" and not local:
+        values["master_addr"], _ = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
     # Fields that came with one torch or another: whatever both sides know is passed on.
     for field in dataclasses.fields(WorkerSpec):
         if field.name not in values and field.name != "fn" and hasattr(config, field.name):
             values[field.name] = getattr(config, field.name)
     return WorkerSpec(**values)
-
-
-def _torch_rendezvous(config: Any) -> Any:
-    parameters = RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        **config.rdzv_configs,
-    )
-    try:
-        return rendezvous_registry.get_rendezvous_handler(parameters)
-    except (ValueError, ImportError) as error:
-        raise ConfigError(f"the rendezvous {config.rdzv_backend!r} cannot be used: {_first_line(error)}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

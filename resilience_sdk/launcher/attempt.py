@@ -19,7 +19,9 @@ from resilience_sdk.launcher.ranks import RankExit, RankProcesses
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.preemption.scheduler import end_time
 from resilience_sdk.settings import Settings
+from resilience_sdk.settings.parse import signal_name
 
+JOINS = "another node wants to join: starting the ranks again with it"
 _TICK_S = 1.0  # chores only: a death or a signal ends the wait at once
 _MARGIN_S = 2.0  # before the scheduler's end, for what the launcher itself has to write
 _SETTLE_S = 0.5  # how long a rank that only lost its peers may be followed by the one that was lost
@@ -96,7 +98,7 @@ class Attempt:
                 if time.monotonic() - left_at > self._settings.preempt_time:
                     return self._end("others left", EndedBy.RANKS)
             if self._nodes_waiting is not None and self._nodes_waiting() > 0:
-                say("another node wants to join: starting the ranks again with it")
+                say(JOINS)
                 return self._end("membership", EndedBy.MEMBERSHIP)
             self._chores()
 
@@ -132,21 +134,21 @@ class Attempt:
                 return False
         return True
 
-    def _leave(self, request: signal.Signals) -> Ending:
+    def _leave(self, request: int) -> Ending:
         """Forward a request to leave once, wait for the ranks as long as it allows, and end them."""
         self._begin_ending("interrupt" if self._inbox.interrupted else "preemption")
-        before = self._inbox.interrupts
+        before, name = self._inbox.interrupts, signal_name(request)
         if self._inbox.interrupted:
-            say(f"{request.name}: asking the ranks to stop (Ctrl-C again ends them now)")
-            forward = signal.SIGINT if request is signal.SIGINT else signal.SIGTERM
+            say(f"{name}: asking the ranks to stop (Ctrl-C again ends them now)")
+            forward: int = signal.SIGINT if request == signal.SIGINT else signal.SIGTERM
             grace = self._settings.term_grace
         else:
             grace = time_to_leave(self._settings.preempt_time)
-            say(f"{request.name}: asking the ranks to save and leave within {grace:g} s")
-            self._journal.emit(Event.PREEMPT_NOTICE, source=request.name, time_left_s=grace)
+            say(f"{name}: asking the ranks to save and leave within {grace:g} s")
+            self._journal.emit(Event.PREEMPT_NOTICE, source=name, time_left_s=grace)
             forward = request
         running = list(self.ranks.running)
-        self._journal.emit(Event.SIGNAL_SENT, signal=forward.name, ranks=running, why="leave")
+        self._journal.emit(Event.SIGNAL_SENT, signal=signal_name(forward), ranks=running, why="leave")
         self.ranks.end(grace, first=forward, hurry=lambda: self._inbox.interrupts > before)
         return Ending(EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION, self._ending_ns)
 

@@ -70,6 +70,7 @@ class AttemptEnd:
     checkpoint_before: int | None = None  # newest valid step when the attempt began
     checkpoint_after: int | None = None  # and when it ended
     stop_agreed: bool = False
+    straggler: str | None = None  # who was so slow that the job asked itself to stop
     all_done: bool = False  # every rank said that its training is over
 
     @property
@@ -82,7 +83,11 @@ class AttemptEnd:
 
 @attrs.frozen
 class Decision:
-    """What happens now; `reason` is one plain sentence for people, without a full stop."""
+    """What happens now, after an attempt or (`supervise_rules`) after a run of the whole command.
+
+    `reason` is one plain sentence for people, without a full stop; `exit_code` holds where it ends; `restarts_left` are
+    those of the budget that was asked; `delay_s` is the pause before the next one, in seconds.
+    """
 
     verdict: Verdict
     exit_code: int
@@ -92,7 +97,7 @@ class Decision:
 
     @property
     def restarts(self) -> bool:
-        """Tell whether another attempt is made."""
+        """Tell whether another attempt, or run, is made."""
         return self.verdict is Verdict.RESTART
 
 
@@ -141,6 +146,8 @@ def _wanted_ending(last: AttemptEnd) -> tuple[Verdict, int, str] | None:
             return Verdict.FINISHED, EXIT_FINISHED, "all ranks finished while the job was asked to leave"
         return Verdict.PREEMPTED, EXIT_PREEMPTED, "the job was asked to leave"
     leaving = sorted(rank for rank, code in last.exit_codes.items() if code == EXIT_PREEMPTED)
+    if last.straggler is not None and (leaving or (all_zero and last.stop_agreed)):
+        return Verdict.HARDWARE, EXIT_HARDWARE, f"stopped for a straggler: {last.straggler}"
     if leaving:
         reason = f"{_ranks(leaving)} left with {EXIT_PREEMPTED} (asked to be requeued)"
         return Verdict.PREEMPTED, EXIT_PREEMPTED, reason

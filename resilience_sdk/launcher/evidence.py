@@ -17,6 +17,7 @@ from resilience_sdk.attribution.first_death import Death, FirstDeath, find_first
 from resilience_sdk.incidents import Culprit, Evidence, Incident
 from resilience_sdk.launcher.attempt_files import RankTrace
 from resilience_sdk.launcher.decision import AttemptEnd, EndedBy, KnownError
+from resilience_sdk.launcher.peers import Peer
 from resilience_sdk.launcher.ranks import RankExit
 from resilience_sdk.rank_page import RankSnapshot
 
@@ -41,6 +42,8 @@ class Facts:
     stop_agreed: bool = False
     node_number: int = 0
     nodes: int = 1
+    peers: Sequence[Peer] = ()  # all nodes by number, where there are several
+    store_host: str = ""  # where the store of the rendezvous is
     lasted_s: float | None = None  # from the start of the ranks; None: they cannot give signs of progress
 
 
@@ -133,6 +136,14 @@ def headline(facts: Facts, first: FirstDeath) -> str:
     return f"rank {rank} on {facts.node} {told}{where}{more}"
 
 
+def asked(notice: Mapping[str, Any]) -> str:
+    """Say who asked the job to leave, and why, from the event of the notice."""
+    told = str(notice.get("source"))
+    if notice.get("reason"):
+        told += f": {notice['reason']}"
+    return told + (f" (asked by {notice['by']})" if notice.get("by") else "")
+
+
 def _known_error(facts: Facts, first: FirstDeath) -> KnownError | None:
     for rank in first.culprits:
         trace = facts.traces.get(rank)
@@ -152,7 +163,8 @@ def _culprit(rank: int, facts: Facts) -> Culprit:
     stack = tuple(str(frame) for frame in frames[:_MOST_FRAMES]) if isinstance(frames, list) else ()
     open_sections = page.main_lane.stack if page is not None else ()
     section = open_sections[-1].name if open_sections else None
-    return Culprit(rank, facts.node, page.step if page is not None else None, section, stack)
+    node = next((peer.name for peer in facts.peers if rank in peer.ranks), facts.node)
+    return Culprit(rank, node, page.step if page is not None else None, section, stack)
 
 
 def _order_evidence(facts: Facts) -> list[Evidence]:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from resilience_sdk.console import say, say_once
-from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
 from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.journal import Journal, journal_sizes, read_journal
 from resilience_sdk.launcher import memory
 from resilience_sdk.launcher.agent import Agent
-from resilience_sdk.launcher.attempt import Attempt, Ending
+from resilience_sdk.launcher.attempt import JOINS, Attempt, Ending
 from resilience_sdk.launcher.attempt_files import AttemptFiles, RankTrace, exception_from_torch, written_ns
 from resilience_sdk.launcher.closing import read_exit_code, restart_line
 from resilience_sdk.launcher.decision import AttemptEnd, Decision, EndedBy, decide
 from resilience_sdk.launcher.evidence import Facts
+from resilience_sdk.launcher.meeting import first_line
 from resilience_sdk.launcher.newest import newest_checkpoint
-from resilience_sdk.launcher.node_ends import read_end
+from resilience_sdk.launcher.node_ends import NodeEnd, read_end
 from resilience_sdk.launcher.relay import NodeRelay
 from resilience_sdk.launcher.reporter import Finding, Reporter
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
@@ -90,7 +92,7 @@ class Job:
         self._history: list[AttemptEnd] = []
         self._incidents: list[str] = []
         self._number = 0
-        self._stops_before = 0
+        self._journal_before: dict[str, int] = {}
         self._started_s = time.monotonic()
         self._last_fault: str | None = None
 
@@ -122,6 +124,8 @@ class Job:
                 self._number = self._agent.meet(self._number)
         except LeaveRequested:
             return self._left_before_start(before)
+        except ConfigError:
+            raise
         except Exception as error:  # noqa: BLE001 - elastic's many kinds: timeouts, refusals, closed by others
             return self._never_met(error)
         attempt = self._start()
@@ -131,7 +135,11 @@ class Job:
         finding = None
         if ending.by is not EndedBy.MEMBERSHIP:
             finding = self._conclude_safely(attempt, ending, before, kills)
+            if finding.end.ended_by is EndedBy.MEMBERSHIP:  # other launchers saw it first, ours only lost connections
+                say(finding.headline)
+                finding = None
         else:
+            self._relay.tell_end(NodeEnd(self._agent.node, headline=JOINS, joins=True).to_json())
             self._say_why_they_come_again()
         self._relay.stop()
         attempt.ranks.close()
@@ -146,10 +154,9 @@ class Job:
 
     def _say_why_they_come_again(self) -> None:
         """Repeat what a node told whose ranks failed, and which is therefore here again before ours noticed."""
-        ends = self._relay.wait_for_ends(lambda ends, faults, waited: bool(ends), _WORD_S)
-        for node, told in ends.items():
-            if headline := read_end(node, told).headline:
-                say(headline)
+        ends = self._relay.wait_for_ends(lambda ends, *_: any(map(_fault_of, ends.items())), _WORD_S)
+        for headline in filter(None, map(_fault_of, ends.items())):
+            say(headline)
 
     def _start(self) -> Attempt | str:
         """Start the ranks; return why that was not possible."""
@@ -163,7 +170,7 @@ class Job:
         self._journal.emit(
             Event.ATTEMPT_START, ranks=ranks, world_size=agent.world_size, node=agent.node, nodes=agent.nodes
         )
-        self._stops_before = self._stops_agreed()
+        self._journal_before = journal_sizes(self._run_dir.journal)
         self._started_s = time.monotonic()
         self._chores()  # now: while the monitor comes up nobody would see a rank die
         try:
@@ -203,6 +210,8 @@ class Job:
             node=self._agent.node_name,
             node_number=self._agent.node,
             nodes=self._agent.nodes,
+            peers=self._agent.peers,
+            store_host=self._agent.store_host,
             exits=tuple(attempt.ranks.exits),
             traces=self._with_torch_errors(attempt.traces(), attempt),
             ended_by=ending.by,
@@ -212,7 +221,7 @@ class Job:
             checkpoint_before=before,
             checkpoint_after=newest_checkpoint(self._run_dir),
             lasted_s=None if self._files.directory is None else time.monotonic() - self._started_s,
-            stop_agreed=not set(codes.values()) - {0, EXIT_PREEMPTED} and self._stops_agreed() > self._stops_before,
+            stop_agreed=not set(codes.values()) - {0, EXIT_PREEMPTED} and self._stop_agreed(),
         )
         return self._reporter.conclude(facts, self._files.hang_verdict(self._number), ending.first_ns)
 
@@ -228,14 +237,17 @@ class Job:
                 )
         return traces
 
-    def _stops_agreed(self) -> int:
-        """Count the stops of this attempt's number: a requeued job has the key and the numbers of the one before."""
-        events = read_journal(self._run_dir.journal).events
-        return sum(
+    def _stop_agreed(self) -> bool:
+        """Tell whether a stop was journalled since this attempt began.
+
+        By place in the files, not by time: clocks of hosts differ, and a requeued job has the key and the numbers of
+        attempts of the one before.
+        """
+        return any(
             event["event"] == Event.STOP_AGREED.value
             and event.get("attempt") == self._number
             and event.get("job") == self._key
-            for event in events
+            for event in read_journal(self._run_dir.journal, since=self._journal_before).events
         )
 
     def _decide(self, finding: Finding) -> Decision:
@@ -270,6 +282,10 @@ class Job:
         if code is not None:
             verdict = next((v for v, c in _CODES.items() if c == code), Verdict.GIVE_UP)
             return Decision(verdict, code, "another node ended the job", 0)
-        lines = str(error).splitlines() or [type(error).__name__]
-        reason = f"the nodes did not meet ({type(error).__name__}: {lines[0]})"
-        return Decision(Verdict.GIVE_UP, EXIT_FAILED, reason, 0)
+        return Decision(Verdict.GIVE_UP, EXIT_FAILED, f"the nodes did not meet ({first_line(error)})", 0)
+
+
+def _fault_of(told: tuple[int, Mapping[str, Any]]) -> str:
+    """Return what a node says of a fault, from its number and its words; nothing where there was none."""
+    end = read_end(*told)
+    return "" if end.joins else end.headline

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +20,12 @@ from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import boot_id, host_name, process_is_gone, process_start_ticks
 from resilience_sdk.job_config import JobConfig, agree
 from resilience_sdk.journal import Journal, redact_argv
+from resilience_sdk.launcher.chores import Chores
 from resilience_sdk.launcher.decision import Decision
+from resilience_sdk.launcher.early import leaving_at_once
 from resilience_sdk.launcher.init_process import below_init
-from resilience_sdk.lease import RENEW_INTERVAL_S, Lease, current_holder
-from resilience_sdk.monitor.spawn import MonitorWatch, read_state
+from resilience_sdk.lease import Lease, current_holder
+from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.outcome import EXIT_FAILED, EXIT_INTERRUPTED, Outcome, Verdict, write_outcome
 from resilience_sdk.rank_page import job_page_directory
 from resilience_sdk.run_directory import RunDirectory, choose_run_dir
@@ -36,17 +37,23 @@ if TYPE_CHECKING:
     from resilience_sdk.launcher.signals import SignalInbox
 
 EXIT_USAGE = 2
-_MONITOR_EVERY_S = 1.0
+_TORCH_CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _MONITOR_END_S = 1.0
 _SET_ASIDE_S = 5.0  # how long a node waits for another one that is setting the old run aside
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a job as the arguments say and return the exit code (the contract's: 0, 1, 2, 75, 76, 77, 130)."""
-    return below_init(lambda: _main(argv))
+    return below_init(lambda: _main_or_leave(argv))
+
+
+def _main_or_leave(argv: Sequence[str]) -> int:
+    with leaving_at_once("SIGTERM"):  # loading torch takes seconds
+        return _main(argv)
 
 
 def _main(argv: Sequence[str]) -> int:
+    _load_torch_quietly()
     from resilience_sdk.launcher import env, options
     from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 
@@ -71,6 +78,17 @@ def _main(argv: Sequence[str]) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _load_torch_quietly() -> None:
+    """Load torch so that its C++ part says errors only, in this process: of a lost store it prints whole stacks."""
+    own = environ.environment()
+    if _TORCH_CPP_LEVEL not in own:
+        own[_TORCH_CPP_LEVEL] = "ERROR"
+        try:
+            import torch  # noqa: F401 - it reads the variable once
+        finally:
+            del own[_TORCH_CPP_LEVEL]  # what the ranks say is the user's
 
 
 def _open_run_dir(options: Options) -> tuple[RunDirectory, bool]:
@@ -177,8 +195,15 @@ class _Launch:
         starter.prepare({**environ.environment(), **variables})
         self._announce(files)
         logs = env.RankLogs(config.logs_specs, variables)
-        agent = Agent(config, options.script, logs, starter, local=options.local)
-        chores = _Chores(self.lease, self.journal, files.directory)
+        agent = Agent(
+            config,
+            options.script,
+            logs,
+            starter,
+            local=options.local,
+            note_lost=lambda why: self.journal.emit(Event.DEGRADED, what="rendezvous", why=why),
+        )
+        chores = Chores(self.lease, self.journal, files.directory)
         job = Job(
             agent,
             key=self.key,
@@ -294,41 +319,6 @@ class _Launch:
 
 
 _UNSURE = Decision(Verdict.GIVE_UP, EXIT_FAILED, "the ranks of this node finished, those of another did not", 0)
-
-
-class _Chores:
-    """What has to be done now and then while ranks run: the lease, and a living monitor."""
-
-    def __init__(self, lease: Lease, journal: Journal, pages: Path | None) -> None:
-        self._lease = lease
-        self._journal = journal
-        self._monitor = None if pages is None else MonitorWatch(pages)
-        self._looked: float | None = None
-        self._over = threading.Event()
-        # A thread, because the main one may wait for minutes: for other nodes, or for ranks that save and leave.
-        self._renewer = threading.Thread(target=self._renew, name="resilience-lease", daemon=True)
-        self._renewer.start()
-
-    def close(self) -> None:
-        """Stop renewing the lease, so that it can be released."""
-        self._over.set()
-        self._renewer.join(RENEW_INTERVAL_S)
-
-    def _renew(self) -> None:
-        while not self._over.wait(RENEW_INTERVAL_S):
-            if not self._lease.renew():
-                place = self._lease.path.parent
-                say_once("lease-lost", f"another job took {place} over; both write there now")
-
-    def __call__(self) -> None:
-        now = time.monotonic()
-        if self._monitor is not None and (self._looked is None or now - self._looked >= _MONITOR_EVERY_S):
-            self._looked = now
-            try:
-                self._monitor.keep_alive()
-            except Exception as error:  # noqa: BLE001 - without a monitor the ranks run all the same
-                if say_once("monitor", f"the monitor cannot be started, hangs are not detected: {error}"):
-                    self._journal.emit(Event.DEGRADED, what="monitor", why=str(error))
 
 
 def _take_down(files: AttemptFiles) -> None:

@@ -29,6 +29,8 @@ class NodeEnd:
     incident: str | None = None
     hang: bool = False
     """Whether the monitors ended the attempt for a hang: the incident is theirs."""
+    joins: bool = False
+    """Whether the ranks were ended because another node wants to join, which is no fault."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -46,12 +48,13 @@ def read_end(node: int, data: Mapping[str, Any]) -> NodeEnd:
         headline=headline if isinstance(headline, str) else "",
         incident=incident if isinstance(incident, str) else None,
         hang=data.get("hang") is True,
+        joins=data.get("joins") is True,
     )
 
 
 def reporter(ends: Mapping[int, NodeEnd], nodes: int) -> int | None:
     """Return the node that reports the end of an attempt of that many nodes; None while that is open."""
-    if any(end.hang for end in ends.values()):
+    if any(end.hang or end.joins for end in ends.values()):
         return reporter_at_last(ends)
     first = _first_real(ends)
     if first is not None:
@@ -67,7 +70,10 @@ def reporter_at_last(ends: Mapping[int, NodeEnd]) -> int | None:
     if hung:
         return min(hung)
     first = _first_real(ends)
-    return first.node if first is not None else min(ends, default=None)
+    if first is not None:
+        return first.node
+    joins = [end.node for end in ends.values() if end.joins]
+    return min(joins or ends, default=None)
 
 
 def _first_real(ends: Mapping[int, NodeEnd]) -> NodeEnd | None:

@@ -1,15 +1,15 @@
 """Carries words between the nodes of a job, through the store of the rendezvous.
 
-Two kinds: what the monitors tell one another (`node.json`, `peers.json` in the page directory, opaque here but
-for one flag), and how an attempt ended on each node (`ends`). A thread of its own with a client of its own: a
-store that is slow or gone delays nothing and nobody else. Its loss is evidence, said once, and never fatal.
+What the monitors tell one another (`exchange`, about hangs and about a stop; `gathering`, about durations), the
+write-once words of a stop (`board`), and how an attempt ended on each node (`ends`). A thread of its own with a client
+of its own: a store that is slow or gone delays nothing and nobody else. Its loss is evidence, said once, and never
+fatal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,16 +20,20 @@ from typing import Any
 from resilience_sdk.console import say_once
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
-from resilience_sdk.monitor.nodes import OWN, PEERS
+from resilience_sdk.launcher.board import Board
+from resilience_sdk.launcher.exchange import Exchange, present
+from resilience_sdk.launcher.gathering import Gathering
+from resilience_sdk.launcher.lifesigns import LifeSigns
+from resilience_sdk.monitor import nodes as hang_words
+from resilience_sdk.monitor import stop_nodes as stop_words
 
-_TURN_S = 0.05  # a look at our file costs one stat
+_TURN_S = 0.05  # a look at our files costs a few system calls
 _ASK_S = 0.1  # a look at the store costs one request; with many nodes it is done less often
 _ASK_PER_NODE_S = 0.001
 _CALM_S = 2.0
 _TIMEOUT_S = 2.0
 _LAST_WORDS_S = 1.0
 _RETRY_S = 5.0
-_MOST_BYTES = 4 << 20
 
 
 class NodeRelay:
@@ -74,10 +78,21 @@ class NodeRelay:
         """Wait until `decide(ends by node, faults seen, seconds waited)` or the time is over; return the ends."""
         return self._round.wait_for_ends(decide, timeout_s) if self._round is not None else {}
 
+    @property
+    def silent_s(self) -> Mapping[int, float]:
+        """For how long each other node has given no sign of life, as far as was looked since our end was told."""
+        return self._round.signs.silent_s() if self._round is not None else {}
+
+    @property
+    def store_is_lost(self) -> bool:
+        """Whether the store has not answered at the last try."""
+        return self._round is not None and self._round.store_is_lost
+
     def _lost(self, error: Exception) -> None:
         text = str(error).splitlines()
         why = f"{type(error).__name__}: {text[0] if text else ''}"
-        if say_once("relay", f"the store between the nodes does not answer ({why}); hangs across nodes are told late"):
+        told = "hangs across nodes are told late, and no stop can be agreed meanwhile"
+        if say_once("relay", f"the store between the nodes does not answer ({why}); {told}"):
             self._journal.emit(Event.DEGRADED, what="relay", why=why)
 
 
@@ -95,10 +110,15 @@ class _Round:
     ) -> None:
         self._shared = store
         self._attempt, self._node, self._nodes = attempt, node, nodes
-        self._pages = pages
         self._lost = lost
         self._prefix = f"resilience/{attempt}"
         self._others = [number for number in range(nodes) if number != node]
+        self._board = None if pages is None else Board(pages, attempt, self._prefix)
+        self._hangs = self._exchange(pages, hang_words.OWN, hang_words.PEERS, "node")
+        self._stops = self._exchange(pages, stop_words.OWN, stop_words.PEERS, "stop")
+        self._gathering = None if pages is None else Gathering(pages, attempt, node, nodes, self._prefix)
+        self.signs = LifeSigns(self._prefix, node, nodes)
+        self.store_is_lost = False
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -107,15 +127,16 @@ class _Round:
         self._end_told = True
         self._ends: dict[int, Mapping[str, Any]] = {}
         self._faults = 0
-        self._seen: tuple[int, int] | None = None
         self._news = -1
-        self._texts: dict[int, bytes] = {}
         self._fetched_at = self._asked_at = float("-inf")
-        if pages is not None:
-            with contextlib.suppress(OSError):
-                (pages / PEERS).unlink()
         self._thread = threading.Thread(target=self._run, name="resilience-relay", daemon=True)
         self._thread.start()
+
+    def _exchange(self, pages: Path | None, own: str, peers: str, key: str) -> Exchange | None:
+        if pages is None:
+            return None
+        keys = {number: f"{self._prefix}/{key}/{number}" for number in range(self._nodes)}
+        return Exchange(pages, own, peers, attempt=self._attempt, keys=keys, node=self._node)
 
     # -- main thread
 
@@ -152,9 +173,11 @@ class _Round:
             try:
                 store = store if store is not None else own_client(self._shared)
                 self._turn(store)
+                self.store_is_lost = False
             except Exception as error:  # noqa: BLE001 - whatever it is, the ranks run
-                self._lost(error)
-                store = None
+                if not self._is_told():  # who has told its end needs nobody, and the store leaves with its node
+                    self._lost(error)
+                store, self.store_is_lost = None, True
                 self._stopping.wait(_RETRY_S)
             self._wake.wait(_TURN_S)
             self._wake.clear()
@@ -162,12 +185,22 @@ class _Round:
             if store is not None:
                 self._turn(store)
 
+    def _is_told(self) -> bool:
+        with self._changed:
+            return self._end is not None and self._end_told
+
     def _turn(self, store: Any) -> None:
         now = time.monotonic()
-        urgent = self._publish_summary(store) | self._publish_end(store)
+        self.signs.give(store)
+        if self._gathering is not None:
+            self._gathering.look(store)
+        if self._end is not None:
+            self.signs.look(store)
+        urgent = self._publish(store)
         if urgent:
             store.add(f"{self._prefix}/news", 1)
-        if not urgent and now - self._asked_at < _ASK_S + _ASK_PER_NODE_S * self._nodes:
+        ask_s = _TURN_S if self._stops is not None and self._stops.has_told else _ASK_S
+        if not urgent and now - self._asked_at < ask_s + _ASK_PER_NODE_S * self._nodes:
             return
         self._asked_at = now
         news = int(store.add(f"{self._prefix}/news", 0))
@@ -175,28 +208,25 @@ class _Round:
         if news == self._news and now - self._fetched_at < calm_s:
             return
         self._news, self._fetched_at = news, now
-        self._fetch_summaries(store)
-        self._fetch_ends(store)
+        self._fetch(store)
 
-    def _publish_summary(self, store: Any) -> bool:
-        """Publish what our monitor has written, if it is new; tell whether the others should read it at once."""
-        if self._pages is None:
-            return False
-        path = self._pages / OWN
-        try:
-            info = path.stat()
-            if (seen := (info.st_ino, info.st_mtime_ns)) == self._seen or info.st_size > _MOST_BYTES:
-                return False
-            text = path.read_bytes()
-            data = json.loads(text)
-            if data["attempt"] != self._attempt:
-                return False
-            urgent = bool(data["urgent"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
-        store.set(f"{self._prefix}/node/{self._node}", text)
-        self._seen = seen
+    def _publish(self, store: Any) -> bool:
+        """Publish what is new here; tell whether the others should read it at once."""
+        urgent = self._publish_end(store)
+        if self._hangs is not None and self._stops is not None and self._board is not None:
+            was_asked = self._stops.has_told
+            urgent |= self._hangs.publish(store) | self._stops.publish(store) | self._board.publish(store)
+            if self._stops.has_told and not was_asked:
+                store.add(f"{self._prefix}/asked", 1)
         return urgent
+
+    def _fetch(self, store: Any) -> None:
+        if self._hangs is not None and self._stops is not None and self._board is not None:
+            self._hangs.fetch(store)
+            if int(store.add(f"{self._prefix}/asked", 0)):
+                self._stops.fetch(store)
+                self._board.fetch(store)
+        self._fetch_ends(store)
 
     def _publish_end(self, store: Any) -> bool:
         with self._changed:
@@ -215,25 +245,11 @@ class _Round:
                 self._changed.notify_all()
         return number or end is not None
 
-    def _fetch_summaries(self, store: Any) -> None:
-        keys = {number: f"{self._prefix}/node/{number}" for number in self._others}
-        found = _present(store, keys)
-        if self._pages is None or not found or found == self._texts:
-            return
-        self._texts = found
-        texts = {str(number): text.decode("utf-8", "replace") for number, text in found.items()}
-        temporary = self._pages / f".{PEERS}.{os.getpid()}"
-        try:
-            temporary.write_text(json.dumps({"attempt": self._attempt, "nodes": texts}))
-            temporary.replace(self._pages / PEERS)
-        except OSError as error:
-            say_once("peers", f"the monitor cannot be told about the other nodes: {error}")
-
     def _fetch_ends(self, store: Any) -> None:
         faults = int(store.add(f"{self._prefix}/faults", 0))
         keys = {n: f"{self._prefix}/end/{n}" for n in self._others} if faults or self._end is not None else {}
         ends: dict[int, Mapping[str, Any]] = {}
-        for number, text in _present(store, keys).items():
+        for number, text in present(store, keys).items():
             with contextlib.suppress(ValueError):
                 data = json.loads(text)
                 if isinstance(data, dict):
@@ -242,16 +258,6 @@ class _Round:
             self._faults = faults
             self._ends.update(ends)
             self._changed.notify_all()
-
-
-def _present(store: Any, keys: Mapping[int, str]) -> dict[int, bytes]:
-    """Return the values of the keys that exist. A get of one that does not would wait for it."""
-    if not keys:
-        return {}
-    if not store.check(list(keys.values())):
-        keys = {number: key for number, key in keys.items() if store.check([key])}
-    values = store.multi_get(list(keys.values())) if keys else []
-    return dict(zip(keys, values, strict=True))
 
 
 def own_client(store: Any) -> Any:

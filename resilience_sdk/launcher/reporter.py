@@ -17,14 +17,22 @@ from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
 from resilience_sdk.incidents import Evidence, Incident, IncidentStore, event_fields
 from resilience_sdk.journal import Journal, read_journal
-from resilience_sdk.launcher import evidence, node_ends
+from resilience_sdk.launcher import evidence, gone, node_ends
+from resilience_sdk.launcher.attempt import time_to_leave
 from resilience_sdk.launcher.decision import AttemptEnd, EndedBy
 from resilience_sdk.launcher.evidence import Facts
 from resilience_sdk.launcher.node_ends import NodeEnd, read_end
+from resilience_sdk.launcher.peers import Peer
 from resilience_sdk.launcher.relay import NodeRelay
 from resilience_sdk.monitor.recovery import RecoveryWatch
+from resilience_sdk.monitor.straggler_response import SOURCE as STRAGGLER
 from resilience_sdk.rank_page import snapshot_to_json
 from resilience_sdk.run_directory import RunDirectory
+
+_LEFT = "the job was asked to leave"
+_ALL_LEFT_S = 10.0  # how long nodes wait for one another after a stop: the store may be with the first that is done
+_TURN_S = 1.0  # how long each node leaves the report to the one before it, where they cannot speak
+_RECORDED_S = 2.0  # how long for the first node's incident
 
 
 def _own_end(facts: Facts, first: FirstDeath, headline: str, incident: str | None) -> NodeEnd:
@@ -33,8 +41,21 @@ def _own_end(facts: Facts, first: FirstDeath, headline: str, incident: str | Non
     return NodeEnd(facts.node_number, culprits=died, headline=headline, incident=incident)
 
 
+def _began(facts: Facts) -> float:
+    """Return when the attempt began (Unix seconds): a requeued job has the numbers of the one before."""
+    return time.time() - (facts.lasted_s or float("inf"))
+
+
 def _read(told: Mapping[int, Mapping[str, Any]], own: NodeEnd) -> dict[int, NodeEnd]:
     return {own.node: own, **{node: read_end(node, data) for node, data in told.items()}}
+
+
+@attrs.frozen
+class _Slow:
+    """Why a job stopped itself."""
+
+    straggler: str
+    incident: str | None
 
 
 @attrs.frozen
@@ -70,26 +91,46 @@ class Reporter:
             return Finding(end, "interrupted by the user")
         left = end.stop_agreed or EXIT_PREEMPTED in end.exit_codes.values()
         if facts.ended_by is EndedBy.PREEMPTION or (left and not first.culprits):
-            return Finding(end, "the job was asked to leave", self._preemption(facts, end))
+            slow = self._straggler(facts)
+            if slow is not None:
+                end = attrs.evolve(end, straggler=slow.straggler, category="slow", cause="straggler_persistent")
+            told = _LEFT if slow is None else f"the job stopped itself: {slow.straggler}"
+            return Finding(end, told, self._after_stop(facts, end, slow))
         if not any(end.exit_codes.values()):
             return Finding(end, "all ranks exited with 0")
         now = time.time()
         latency = None if first_ns is None else max(0.0, (time.monotonic_ns() - first_ns) / 1e9)
         headline = evidence.headline(facts, first)
-        other = self._told_by_another_node(facts, first, headline)
+        own_fault = bool(first.culprits)
+        other, away = self._told_by_other_nodes(facts, first, headline)
+        if away:
+            first, headline = gone.blame(first, away, self._lost_store(facts)), gone.headline(away)
+            end = evidence.attempt_end(facts, first)
         if other is not None and other.hang:
             return self._after_hang(attrs.evolve(facts, ended_by=EndedBy.HANG), other.incident or "")
+        if other is not None and other.joins:
+            return Finding(attrs.evolve(end, ended_by=EndedBy.MEMBERSHIP), other.headline)
         if other is not None:
             return Finding(end, other.headline or headline, other.incident)
+        if self._relay.store_is_lost and not own_fault:
+            # The others cannot be asked who reports, but all see the run directory: by turns, the first does.
+            self._await_record("crash", facts, facts.node_number * _TURN_S)
+            if known := self._recorded("crash", facts):
+                return Finding(end, headline, known)
         incident = evidence.crash_incident(facts, first, now, latency)
         written = self._write("crash", incident, facts)
         self._relay.tell_end(_own_end(facts, first, headline, written).to_json())
         return Finding(end, headline, written)
 
-    def _told_by_another_node(self, facts: Facts, first: FirstDeath, headline: str) -> NodeEnd | None:
-        """Return the end that another node reports as the cause of ours; None where this node is to report."""
+    def _told_by_other_nodes(
+        self, facts: Facts, first: FirstDeath, headline: str
+    ) -> tuple[NodeEnd | None, tuple[Peer, ...]]:
+        """Return the end that another node reports as the cause of ours, None where this node is to report.
+
+        And the nodes that are gone, where that is the cause.
+        """
         if not self._relay.active:
-            return None
+            return None, ()
         own = _own_end(facts, first, headline, None)
         if own.culprits:
             self._relay.note_fault()
@@ -100,11 +141,38 @@ class Reporter:
             who = node_ends.reporter(known, facts.nodes)
             told = sum(1 for end in known.values() if end.order is not None)
             over = waited_s > node_ends.patience_s(faults, told, self._term_grace_s)
-            return over or who == own.node or (who is not None and known[who].incident is not None)
+            spoken = who is not None and (known[who].incident is not None or known[who].joins)
+            return over or who == own.node or spoken
 
         ends = _read(self._relay.wait_for_ends(decided, self._term_grace_s + node_ends.AFTER_FAULT_S), own)
+        away: tuple[Peer, ...] = ()
+        if len(ends) < facts.nodes and not any(end.culprits or end.hang or end.joins for end in ends.values()):
+            ends, away = self._who_is_gone(facts, own)
         who = node_ends.reporter_at_last(ends)
-        return None if who is None or who == own.node else ends[who]
+        return (None if who is None or who == own.node else ends[who]), away
+
+    def _who_is_gone(self, facts: Facts, own: NodeEnd) -> tuple[dict[int, NodeEnd], tuple[Peer, ...]]:
+        """Wait until each node has told its end or is known to be gone; return the ends and who is gone."""
+
+        def settled(ends: Mapping[int, Mapping[str, Any]], faults: int, waited_s: float) -> bool:
+            told = _read(ends, own)
+            real = any(end.culprits or end.hang or end.joins for end in told.values())
+            return real or self._relay.store_is_lost or gone.all_settled(facts.nodes, told, self._relay.silent_s)
+
+        ends = _read(self._relay.wait_for_ends(settled, gone.PATIENCE_S), own)
+        if any(end.culprits or end.hang or end.joins for end in ends.values()):
+            return ends, ()
+        away = gone.gone_nodes(facts.peers, ends, self._relay.silent_s, self._lost_store(facts))
+        who = min(ends)
+        if away and who != own.node:  # its incident comes now
+            ends = _read(
+                self._relay.wait_for_ends(lambda e, *_: bool(e.get(who, {}).get("incident")), _RECORDED_S), own
+            )
+        return ends, away
+
+    def _lost_store(self, facts: Facts) -> str | None:
+        """Return the host of the store where it does not answer any more."""
+        return facts.store_host if self._relay.store_is_lost else None
 
     def note_restart(self, incident_id: str) -> None:
         """Correct an incident that advised to stop: what may have been a coincidence is tried once more."""
@@ -136,14 +204,44 @@ class Reporter:
         told = f"the job hung ({who or 'no rank can be named'}: {known.cause})"
         return Finding(end, told, incident_id or None)
 
-    def _preemption(self, facts: Facts, end: AttemptEnd) -> str | None:
-        """Record that the job left; not twice, should the ranks have recorded it."""
-        try:
-            for known in self._store.all():
-                if known.kind == "preemption" and known.attempt == facts.attempt:
-                    return known.id
-        except OSError:
+    def _straggler(self, facts: Facts) -> _Slow | None:
+        """Return who was so slow that the job stopped itself; None where it was asked to leave by others, too."""
+        notices = self._told(Event.PREEMPT_NOTICE, facts)
+        if facts.ended_by is EndedBy.PREEMPTION or not notices:
             return None
+        if any(notice.get("source") != STRAGGLER for notice in notices):
+            return None
+        node, incident = notices[0].get("node"), notices[0].get("incident")
+        where = f"node {node}; leave it out: " if isinstance(node, str) and node else ""
+        return _Slow(f"{where}{notices[0].get('reason')}", incident if isinstance(incident, str) else None)
+
+    def _after_stop(self, facts: Facts, end: AttemptEnd, slow: _Slow | None = None) -> str | None:
+        """Record that the job left, once for all nodes, when all of them have; `slow` has its incident already."""
+        if self._relay.active:
+            own = facts.node_number
+            self._relay.tell_end(NodeEnd(own, headline=_LEFT).to_json())
+            wait_s = time_to_leave(_ALL_LEFT_S)
+            self._relay.wait_for_ends(lambda ends, faults, waited: len({own, *ends}) >= facts.nodes, wait_s)
+            if own and slow is None:
+                self._await_record("preemption", facts, min(wait_s, _RECORDED_S))
+        if slow is not None and slow.incident is not None:
+            return slow.incident
+        return self._recorded("preemption", facts) or self._preemption(facts, end)
+
+    def _await_record(self, kind: str, facts: Facts, wait_s: float) -> None:
+        self._relay.wait_for_ends(lambda *_: self._recorded(kind, facts) is not None, wait_s)
+
+    def _recorded(self, kind: str, facts: Facts) -> str | None:
+        """Return the incident of that kind of this attempt, should the ranks or another node have recorded it."""
+        with contextlib.suppress(OSError):
+            for known in self._store.all():
+                is_ours = known.attempt == facts.attempt and (known.detected_at or 0.0) >= _began(facts)
+                if known.kind == kind and is_ours:
+                    return known.id
+        return None
+
+    def _preemption(self, facts: Facts, end: AttemptEnd) -> str | None:
+        """Record that the job left."""
         told = "no checkpoint was completed in this attempt"
         if end.made_checkpoint:
             told = f"saved: the checkpoint after step {end.checkpoint_after}"
@@ -158,8 +256,11 @@ class Reporter:
         if skipped is not None:
             told += f"; the last save was skipped: it takes about {skipped['expected_s']:.1f} s"
             told += f", {skipped.get('time_left_s') or 0.0:.1f} s were left"
-        asked = ", ".join(dict.fromkeys(str(event.get("source")) for event in self._told(Event.PREEMPT_NOTICE, facts)))
-        codes = ", ".join(f"rank {rank}: {code}" for rank, code in sorted(end.exit_codes.items())[:16])
+        asked = "; ".join(dict.fromkeys(map(evidence.asked, self._told(Event.PREEMPT_NOTICE, facts))))
+        exits = {
+            e["rank"]: e["exit_code"] for e in self._told(Event.RANK_EXIT, facts) if e.get("exit_code") is not None
+        }
+        codes = ", ".join(f"rank {rank}: {code}" for rank, code in sorted({**exits, **end.exit_codes}.items())[:16])
         known_cause = classification("preemption_sigterm", 0.9)
         incident = Incident(
             kind="preemption",
@@ -179,8 +280,8 @@ class Reporter:
         return self._write("preemption", incident, facts)
 
     def _told(self, name: Event, facts: Facts) -> list[Mapping[str, Any]]:
-        """Return this attempt's events of that name; a requeued job has the numbers of the one before."""
-        began = time.time() - (facts.lasted_s or float("inf"))
+        """Return this attempt's events of that name."""
+        began = _began(facts)
         return [
             event
             for event in read_journal(self._journal_dir).events

@@ -13,8 +13,12 @@ import signal
 from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 
+from resilience_sdk.settings.parse import signal_number
+
 # What a terminal sends (Ctrl-C, Ctrl-\, closing it) is the user's, all else a scheduler's or an operator's.
 _INTERRUPTS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+# A machine that goes down hangs up its terminals after it has sent SIGTERM; nobody typed that.
+_TYPED = _INTERRUPTS - {signal.SIGHUP}
 
 
 class LeaveRequested(BaseException):
@@ -24,18 +28,17 @@ class LeaveRequested(BaseException):
 class SignalInbox:
     """Takes over the given signals for the time of a `with` block. Main thread only.
 
-    `request` is the first signal that asked to leave; `interrupts` counts those of a person, so that another
-    Ctrl-C can mean "now". `wakeup` is a descriptor that becomes readable with every signal.
+    `arrived` holds all that asked to leave, in their order. `wakeup` is a descriptor that becomes readable with every
+    signal.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
         """Handle the signals of these names (such as `SIGTERM`); names this platform lacks are skipped."""
-        numbers = (getattr(signal, name.strip(), None) for name in names)
-        self._signals = tuple(number for number in numbers if isinstance(number, signal.Signals))
+        numbers = (_number(name) for name in names)
+        self._signals = tuple(number for number in numbers if number is not None)
         self._previous: dict[int, object] = {}
         self._raising = False
-        self.request: signal.Signals | None = None
-        self.interrupts = 0
+        self.arrived: list[int] = []
         self.wakeup, self._write_end = os.pipe()  # close on exec, as all that Python opens
         for end in (self.wakeup, self._write_end):
             os.set_blocking(end, False)
@@ -66,15 +69,23 @@ class SignalInbox:
             signal.signal(number, self._handle)
 
     @property
+    def request(self) -> int | None:
+        """The first signal that asked to leave."""
+        return self.arrived[0] if self.arrived else None
+
+    @property
+    def interrupts(self) -> int:
+        """How many signals came from a person, so that another Ctrl-C can mean "now"."""
+        return sum(number in _INTERRUPTS for number in self.arrived)
+
+    @property
     def interrupted(self) -> bool:
-        """Tell whether a person at a terminal asked."""
-        return self.request in _INTERRUPTS
+        """Tell whether a person at a terminal asked, first or by typing it after a scheduler had."""
+        return self.request in _INTERRUPTS or any(number in _TYPED for number in self.arrived)
 
     def note(self, number: int) -> None:
         """Record a request that arrived some other way."""
-        self.interrupts += number in _INTERRUPTS
-        if self.request is None:
-            self.request = signal.Signals(number)
+        self.arrived.append(number)
 
     def sleep(self, seconds: float) -> None:
         """Sleep, but not longer than until the next signal."""
@@ -103,3 +114,10 @@ class SignalInbox:
         if self._raising:
             self._raising = False
             raise LeaveRequested
+
+
+def _number(name: str) -> int | None:
+    try:
+        return signal_number(name)
+    except ValueError:
+        return None

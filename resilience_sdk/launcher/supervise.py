@@ -23,10 +23,11 @@ from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
 from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import boot_id, host_name, process_start_ticks
 from resilience_sdk.journal import Journal, read_journal, redact_argv
+from resilience_sdk.launcher.decision import Decision
 from resilience_sdk.launcher.newest import newest_checkpoint
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.launcher.supervise_command import SupervisedCommand
-from resilience_sdk.launcher.supervise_rules import EXIT_USAGE, IDLE_BELOW_S, Next, RunEnd, decide_next
+from resilience_sdk.launcher.supervise_rules import EXIT_USAGE, IDLE_BELOW_S, RunEnd, decide_next
 from resilience_sdk.lease import STALE_AFTER_S, current_holder
 from resilience_sdk.outcome import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, Verdict
 from resilience_sdk.run_directory import RunDirectory
@@ -45,6 +46,7 @@ class Supervision:
     max_retries: int
     first_delay_s: float
     grace_s: float  # what is left of a failed command has this long to go
+    patience_s: float  # a command that was asked to leave has this long, all of its own graces in it
     signals: tuple[str, ...] = ()  # that mean: leave, beside the usual ones
     env: Mapping[str, str] = attrs.field(factory=environ.environment)
 
@@ -106,7 +108,7 @@ class _Loop:
             self.history.append(self._run())
             step = decide_next(self.history, self.job.max_retries, self.job.first_delay_s)
             self._tell(step)
-            if not step.again:
+            if not step.restarts:
                 return step.exit_code
             self.inbox.sleep(step.delay_s)
 
@@ -115,7 +117,7 @@ class _Loop:
         before, seen = _stamp(job.run_dir.outcome), self._look()
         clock = time.monotonic()
         try:
-            command = SupervisedCommand(job.command, job.child_environment(), self.inbox)
+            command = SupervisedCommand(job.command, job.child_environment(), self.inbox, patience_s=job.patience_s)
         except ConfigError as error:
             if number == 1:
                 raise
@@ -183,10 +185,10 @@ class _Loop:
         code = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
         verdict = Verdict.INTERRUPTED if interrupted else Verdict.PREEMPTED
         reason = "interrupted by the user" if interrupted else "the job was asked to leave"
-        self._tell(Next(verdict, code, f"{reason} while the command did not run", 0))
+        self._tell(Decision(verdict, code, f"{reason} while the command did not run", 0))
         return code
 
-    def _tell(self, step: Next) -> None:
+    def _tell(self, step: Decision) -> None:
         self.journal.emit(
             Event.DECISION,
             what="supervise",
@@ -194,13 +196,13 @@ class _Loop:
             code=self.history[-1].code if self.history else None,
             argv=redact_argv(self.job.command),
             verdict=step.verdict.value,
-            exit_code=None if step.again else step.exit_code,
+            exit_code=None if step.restarts else step.exit_code,
             reason=step.reason,
-            retries_left=step.retries_left,
+            retries_left=step.restarts_left,
             delay_s=step.delay_s,
         )
         run = f"run {len(self.history)}" if self.history else "before the first run"
-        if step.again:
+        if step.restarts:
             wait = f" in {step.delay_s:g} s" if step.delay_s else ""
             say(f"supervise: {run}: {step.reason}; running it again{wait} ({_kept(self.best)})")
             return

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.launcher.decision import Decision
 from resilience_sdk.outcome import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -61,23 +62,7 @@ class RunEnd:
         return not self.progressed and self.lasted_s < IDLE_BELOW_S
 
 
-@attrs.frozen
-class Next:
-    """What happens now. `reason` is one plain sentence without a full stop; `exit_code` holds where it ends."""
-
-    verdict: Verdict
-    exit_code: int
-    reason: str
-    retries_left: int
-    delay_s: float = 0.0
-
-    @property
-    def again(self) -> bool:
-        """Tell whether the command is run again."""
-        return self.verdict is Verdict.RESTART
-
-
-def decide_next(history: Sequence[RunEnd], max_retries: int, first_delay_s: float) -> Next:
+def decide_next(history: Sequence[RunEnd], max_retries: int, first_delay_s: float) -> Decision:
     """Decide after the last run of `history` (oldest first, at least one).
 
     `first_delay_s` is the pause before the first retry; it doubles up to a minute, and is new after progress.
@@ -86,10 +71,10 @@ def decide_next(history: Sequence[RunEnd], max_retries: int, first_delay_s: floa
     failures = failures_since_progress(history)
     left = max(0, max_retries - failures)
     if ending := _wanted(last) or _preempted_for_nothing(history) or _hopeless(last):
-        return Next(*ending, left)
+        return Decision(*ending, left)
     if last.preempted:
         idle = _idle_stops(history)
-        return Next(
+        return Decision(
             Verdict.RESTART,
             EXIT_PREEMPTED,
             "it was preempted, which is no failure" + (f"; {_nothing_new(idle)}" if idle else ""),
@@ -99,10 +84,10 @@ def decide_next(history: Sequence[RunEnd], max_retries: int, first_delay_s: floa
     if failures > max_retries:
         spent = f"all {max_retries} job retries are spent without a new checkpoint"
         none = "no retry of the job is allowed (--max-job-retries 0)"
-        return Next(Verdict.GIVE_UP, EXIT_FAILED, f"{how_it_ended(last)}; {spent if max_retries else none}", 0)
+        return Decision(Verdict.GIVE_UP, EXIT_FAILED, f"{how_it_ended(last)}; {spent if max_retries else none}", 0)
     since = ", counted from the newest checkpoint" if any(end.progressed for end in history) else ""
     reason = f"{how_it_ended(last)}; job retry {failures} of {max_retries}{since}"
-    return Next(Verdict.RESTART, EXIT_FAILED, reason, left, _delay(failures, first_delay_s))
+    return Decision(Verdict.RESTART, EXIT_FAILED, reason, left, _delay(failures, first_delay_s))
 
 
 def failures_since_progress(history: Sequence[RunEnd]) -> int:

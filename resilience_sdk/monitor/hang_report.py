@@ -8,6 +8,7 @@ from resilience_sdk.attribution.fingerprint import is_our_frame, is_users_frame
 from resilience_sdk.hang import CulpritFinding, Judgement, RankState, Suspect
 from resilience_sdk.incidents import Culprit, Evidence, Incident
 
+SILENT_NODE = "network_node_unreachable"  # not a rank that stands still: its whole node is not heard
 _NEXT = {
     "restart": "  next: the ranks are restarted",
     "kill": "  next: the stuck ranks are ended, so that the launcher's restart policy acts",
@@ -33,6 +34,8 @@ def hang_incident(
     blamed = [by_rank[rank] for rank in finding.culprits or judgement.waited_for if rank in by_rank]
     late = {suspect.rank: suspect for suspect in judgement.suspects}
     stuck_s = [s for state in blamed if (s := _stuck_s(state, late.get(state.rank), now_ns)) is not None]
+    if blamed and not stuck_s:  # of a silent node nothing is known: those who wait for it tell
+        stuck_s = [suspect.elapsed_s for suspect in judgement.suspects]
     return Incident(
         attempt=attempt,
         detected_at=now,
@@ -49,7 +52,9 @@ def hang_incident(
 
 def hang_lines(incident: Incident, on_hang: str, run_dir: str) -> list[str]:
     """Return what a person is told when a hang is confirmed: who, where, why, and what happens next."""
-    if incident.culprits:
+    if incident.cause == SILENT_NODE:
+        lines = [f"HANG: {headline(incident)}"]
+    elif incident.culprits:
         lines = []
         for culprit in incident.culprits:
             lines.append(f"HANG: {who(culprit)} ({incident.cause})")
@@ -58,7 +63,8 @@ def hang_lines(incident: Incident, on_hang: str, run_dir: str) -> list[str]:
         lines = [f"HANG: no single rank is to blame ({incident.category}: {incident.cause})"]
     if incident.victims:
         lines.append(f"  waiting for it: {len(incident.victims)} rank(s), {_some(incident.victims)}")
-    lines += [f"  why: {evidence.text}" for evidence in incident.evidence[:2]]
+    first = 1 if incident.cause == SILENT_NODE else 0
+    lines += [f"  why: {evidence.text}" for evidence in incident.evidence[first:2]]
     if incident.id is not None:
         lines.append(f"  report: {run_dir}/incidents/{incident.id}/report.md")
     lines.append(_NEXT[on_hang])
@@ -67,6 +73,8 @@ def hang_lines(incident: Incident, on_hang: str, run_dir: str) -> list[str]:
 
 def headline(incident: Incident) -> str:
     """Say in a few words who hangs, for the screens of other nodes."""
+    if incident.cause == SILENT_NODE and incident.evidence:
+        return f"{incident.evidence[0].text} ({incident.cause})"
     if not incident.culprits:
         return f"no single rank is to blame ({incident.category}: {incident.cause})"
     return "; ".join(who(culprit) for culprit in incident.culprits[:4]) + f" ({incident.cause})"

@@ -10,6 +10,8 @@ from pathlib import Path
 from resilience_sdk.hang import DeadlineBook
 from resilience_sdk.hang.gaps import GapWatch
 from resilience_sdk.monitor.ranks import WatchedRank
+from resilience_sdk.rank_page import Passes
+from resilience_sdk.rank_page.layout import GPU_KIND
 from resilience_sdk.settings import Settings
 from resilience_sdk.whole_file import write_whole
 
@@ -51,11 +53,13 @@ class Learner:
         self._gaps.clear()
         self._started.clear()
 
-    def look(self, watched: WatchedRank, now_ns: int) -> None:
-        """Take what a rank has completed since the last look."""
+    def look(self, watched: WatchedRank, now_ns: int) -> list[Passes]:
+        """Take what a rank has completed since the last look, and return it: nobody else can read it any more."""
         book = self.book
-        for name, kind, first, samples in watched.reader.harvest():
-            book.add(name, kind, [sample / _NANO for sample in samples], first)
+        completed = watched.reader.passes()
+        for new in completed:
+            if new.kind != GPU_KIND:  # nobody waits in it, so it has no deadline
+                book.add(new.name, new.kind, [sample / _NANO for sample in new.samples_ns], new.start == 0)
         snapshot = watched.snapshot
         gaps = self._gaps.setdefault(watched.stem, GapWatch())
         if ended := gaps.look(snapshot, now_ns):
@@ -63,6 +67,7 @@ class Learner:
         if snapshot.first_beat_ns is not None and watched.stem not in self._started:
             self._started.add(watched.stem)
             book.add_startup((snapshot.first_beat_ns - snapshot.created_ns) / _NANO)
+        return completed
 
     def save_now_and_then(self) -> None:
         """Write the file if it was not written for a while."""

@@ -21,6 +21,7 @@ from resilience_sdk.hang import DeadlineBook, FlightRecord, RankState
 from resilience_sdk.incidents import Evidence
 from resilience_sdk.monitor.merge import evidence_of_peers, is_fresh, states_of_peers
 from resilience_sdk.monitor.scene import CloseLook
+from resilience_sdk.monitor.silence import SILENT_S, lost_states
 from resilience_sdk.monitor.summary import NodeSummary, Verdict, bounded_facts, decode, encode, summarize
 from resilience_sdk.rank_page import RankSnapshot
 
@@ -111,9 +112,11 @@ class Nodes:
         return any(summary.ending for summary in self._summaries.values())
 
     def states(self, own: Sequence[RankState], now_ns: int) -> list[RankState]:
-        """Return the ranks of other nodes of which we know for sure how they stood a moment ago."""
+        """Return the ranks of other nodes of which we know for sure how they stood a moment ago, or that are lost."""
         taken = [state.rank for state in own]
-        return states_of_peers(self._summaries.values(), self._me, self._attempt, now_ns, taken)
+        seen = states_of_peers(self._summaries.values(), self._me, self._attempt, now_ns, taken)
+        taken += [state.rank for state in seen]
+        return seen + lost_states(self._summaries, self._received_ns, self._attempt, self._count, now_ns, taken)
 
     def evidence(
         self, states: Sequence[RankState], look: CloseLook
@@ -135,6 +138,15 @@ class Nodes:
             if is_fresh(summary, self._me, self._attempt, now_ns):
                 ranks[summary.node] = [rank.rank for rank in summary.ranks]
         return ranks
+
+    def is_cut_off(self) -> bool:
+        """Tell whether this node hears nobody, and is therefore taken to be the one that is cut off.
+
+        Of two nodes that is the second: what it says may not get further than the run directory.
+        """
+        old_ns = time.monotonic_ns() - int(SILENT_S * 1e9)
+        alone = self.several and all(received_ns < old_ns for received_ns in self._received_ns.values())
+        return alone and (self._me > 0 or self._count > 2)
 
     def all_heard(self) -> bool:
         """Tell whether there is fresh evidence from every other node."""

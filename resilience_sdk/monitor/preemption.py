@@ -1,115 +1,94 @@
-"""The coordinator of a stop: the monitor hears that the job should leave, and has all ranks of the node agree."""
+"""The coordinator of a stop: the monitor hears that the job should leave, and has all ranks agree.
+
+Each node's monitor shows its own ranks the newest proposal. One of them, that of the first node, makes proposals and
+asks for decisions; whatever it forgets when it dies stands in the words (`preemption.cell`) and on the pages.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import stat
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from resilience_sdk import console
-from resilience_sdk.errors import ConfigError
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
+from resilience_sdk.monitor.notices import Notices
 from resilience_sdk.monitor.ranks import WatchedRank
+from resilience_sdk.monitor.stop_nodes import StopNodes
 from resilience_sdk.preemption import cell
 from resilience_sdk.preemption import protocol as agreement
 from resilience_sdk.preemption.protocol import CoordinatorMove, Decision, Proposal, RankView
 from resilience_sdk.rank_page import ControlWords
-from resilience_sdk.rank_page import layout as at
-
-if TYPE_CHECKING:
-    from resilience_sdk.preemption.cloud import Notice
 
 _POLL_S = 0.005  # while a stop is being agreed
+_POLL_BETWEEN_NODES_S = 0.02
+_SLOW_POLL_S = 0.1  # when that takes long: a rank may evaluate for minutes
 _SILENT_S = 5.0  # after which a rank without a check is named
 _RATE_S = 1.0  # over which the rate of checks is measured
-
-
-def watch_cloud(cloud: str, endpoint: str | None) -> Callable[[], Notice | None]:
-    """Begin to ask a cloud for notices, in a thread, unless it is `off`; return what tells the one that stands."""
-    if cloud == "off":
-        return lambda: None
-    from resilience_sdk.preemption.cloud import cloud_poller  # late: it loads an HTTP client
-    from resilience_sdk.preemption.cloud_watch import CloudWatch
-
-    try:
-        poller = cloud_poller(cloud, endpoint)
-    except ConfigError as error:
-        console.say_once("cloud", f"no notices of the cloud: {error}")
-        return lambda: None
-    if poller is None:
-        return lambda: None
-    watch = CloudWatch(poller)
-    return lambda: watch.notice
+_LEAST_RATE_S = 0.4  # the same, when a stop is asked for before that
+_NANO = 1e9
 
 
 class StopCoordinator:
     """Looks for notices and runs the rounds of `preemption.protocol`. The monitor's only thread."""
 
-    def __init__(
-        self,
-        pages: Path,
-        run_dir: Path,
-        journal: Journal,
-        *,
-        grace_s: float,
-        began: float | None,
-        cloud: Callable[[], Notice | None],
-    ) -> None:
-        """Decide in `pages`; `run_dir/preempt` counts if it is newer than `began` (Unix seconds)."""
-        self._cloud = cloud
+    def __init__(self, pages: Path, journal: Journal, notices: Notices, *, grace_s: float, host: str) -> None:
+        """Agree in `pages`. A notice without an end of its own leaves `grace_s` seconds."""
         self._pages = pages
-        self._file = run_dir / "preempt"
         self._journal = journal
+        self._notices = notices
         self._grace_s = grace_s
-        self._began = time.time() if began is None else began
+        self._host = host
         self._words: dict[Path, ControlWords] = {}
-        self._attempt: int | None = None
-        self._noted_s: float | None = None
-        self._deadline_ns: int | None = None
-        self._round = 0
-        self._lead = 0
-        self._open: Proposal | None = None
-        self._over = False
-        self._last: tuple[float, int] | None = None
-        self._rate = 0.0
+        self.begin(0, {})
 
-    def look(self, attempt: int | None, ranks: Sequence[WatchedRank], world_size: int, failed: bool) -> float | None:
-        """Look once; return how soon to look again, None = no haste. `failed`: a rank has died of its own."""
-        if attempt is None or not ranks:
-            return None
-        if attempt != self._attempt:
-            self._begin(attempt)
-        pages = {watched.rank: words for watched in ranks if (words := self._map(watched)) is not None}
-        self._measure(pages)
-        if self._noted_s is None and (found := self._source(pages)) is not None:
-            self._note(*found, pages)
-        if self._noted_s is None or self._over:
-            return None
-        if failed:
-            self._over = True
-            # A rank that left after the agreed stop may look like one that failed; the others must still stop there.
-            if not self._is_agreed():
-                for words in pages.values():
-                    words.propose(agreement.TEARDOWN)
-            return None
-        if len(pages) < world_size or any(not watched.alive for watched in ranks) or not self._all_check(pages):
-            return None
-        return self._negotiate(pages)
-
-    def _begin(self, attempt: int) -> None:
+    def begin(self, attempt: int, announcement: Mapping[str, Any]) -> None:
+        """Begin an attempt; `announcement` is our launcher's, empty where nobody has made one."""
         for words in self._words.values():
             words.close()
         self._words.clear()
         self._attempt = attempt
-        self._noted_s = self._deadline_ns = self._open = self._last = None
-        self._over, self._rate, self._lead = False, 0.0, 0
-        self._round = cell.last_round(self._pages, attempt)
+        self._cell = cell.Words(self._pages, attempt)
+        self._nodes = StopNodes(self._pages, attempt, announcement, self._host)
+        self._rate = _CheckRate()
+        self._asked: str | None = None  # by whom, in words
+        self._asked_s = 0.0
+        self._deadline_ns = 0
+        self._proposal: Proposal | None = None
+        self._over = False
+
+    def look(self, ranks: Sequence[WatchedRank], world_size: int, failed: bool) -> float | None:
+        """Look once; return how soon to look again, None = no haste. `failed`: a rank has died of its own."""
+        if not ranks or self._over:
+            return None
+        pages = {watched.rank: words for watched in ranks if (words := self._map(watched)) is not None}
+        self._rate.note(time.monotonic(), max((words.checks for words in pages.values()), default=0))
+        self._nodes.read()
+        self._hear(pages)
+        if self._asked is None:
+            return None
+        own = {rank: RankView(words.checks, words.acknowledged) for rank, words in pages.items()}
+        is_whole = len(pages) == len(ranks) and all(watched.alive for watched in ranks)
+        left_s = max(0.0, self._deadline_ns / _NANO - time.monotonic())
+        self._nodes.tell(self._asked, left_s, own, is_whole=is_whole, failed=failed)
+        self._read_proposals()
+        if failed or any(node.failed for node in self._nodes.others):
+            self._tear_down(pages)
+            return None if self._over else _POLL_BETWEEN_NODES_S
+        self._show(pages)
+        views = self._views(own)
+        is_whole = is_whole and len(views) == world_size and all(node.is_whole for node in self._nodes.others)
+        if not (is_whole and self._all_check(own)):
+            return None if self._nodes.count == 1 else _SLOW_POLL_S
+        self._negotiate(views)
+        return None if self._over else self._wait_s()
+
+    def _wait_s(self) -> float:
+        quick_s = _POLL_S if self._nodes.count == 1 else _POLL_BETWEEN_NODES_S
+        return min(_SLOW_POLL_S, max(quick_s, (time.monotonic() - self._asked_s) / 50))
 
     def _map(self, watched: WatchedRank) -> ControlWords | None:
         path = watched.stem.with_name(watched.stem.name + ".page")
@@ -118,90 +97,148 @@ class StopCoordinator:
                 self._words[path] = words = ControlWords(path)
             except OSError:
                 return None
-            shown = agreement.unpack(words.control)  # by the monitor before this one
-            self._round = max(self._round, shown.round if shown is not None else 0)
-            if self._deadline_ns is not None:
+            if self._deadline_ns:
                 words.set_deadline(self._deadline_ns)  # a rank that starts later than the others has no more time
         return self._words[path]
 
-    def _measure(self, pages: dict[int, ControlWords]) -> None:
-        now, most = time.monotonic(), max((words.checks for words in pages.values()), default=0)
-        if self._last is None:
-            self._last = now, most
-        elif now - self._last[0] >= _RATE_S:
-            self._rate = (most - self._last[1]) / (now - self._last[0])
-            self._last = now, most
+    # -- notices
 
-    def _source(self, pages: dict[int, ControlWords]) -> tuple[str, float | None] | None:
-        """Return who asks, and when it happens (Unix seconds) where that was told."""
-        for rank, words in pages.items():
-            if number := words.notice:
-                return f"rank {rank}: {_name(number)}", None
-        with contextlib.suppress(OSError):
-            info = self._file.lstat()
-            trusted = stat.S_ISREG(info.st_mode) and info.st_uid in (0, os.geteuid())
-            if trusted and info.st_mtime >= self._began:
-                return self._file.name, None
-        notice = self._cloud()
-        return None if notice is None else (f"{notice.source}: {notice.reason}", notice.deadline_unix)
+    def _hear(self, pages: Mapping[int, ControlWords]) -> None:
+        """Take a notice of this node or of another: either counts for all."""
+        for node in self._nodes.others:
+            if self._asked is None:
+                console.say(f"another node was asked to leave ({node.asked}): all nodes stop at one check")
+            self._note(node.asked, node.left_s, pages)
+        if self._asked is not None:
+            return
+        asked = self._notices.look((rank, words.notice) for rank, words in pages.items())
+        if asked is not None and not self._is_being_ended():
+            left_s = self._grace_s if asked.end_unix is None else max(0.0, asked.end_unix - time.time())
+            self._note(f"{self._nodes.name}: {asked.source}", left_s, pages)
+            left_s = self._deadline_ns / _NANO - time.monotonic()
+            self._journal.emit(Event.PREEMPT_NOTICE, **asked.facts(), time_left_s=max(0.0, left_s))
 
-    def _note(self, source: str, end: float | None, pages: dict[int, ControlWords]) -> None:
-        self._noted_s = time.monotonic()
-        left_s = self._grace_s if end is None else max(0.0, end - time.time())
-        deadline_ns = int((self._noted_s + left_s) * 1e9)
-        # A monitor that takes over puts nothing off.
-        deadline_ns = min((words.deadline for words in pages.values() if words.deadline), default=deadline_ns)
-        left_s = max(0.0, deadline_ns / 1e9 - self._noted_s)
-        self._deadline_ns = deadline_ns
-        for words in pages.values():
-            words.set_deadline(deadline_ns)
-        self._journal.emit(Event.PREEMPT_NOTICE, source=source, time_left_s=left_s)
-        self._lead = agreement.first_lead(self._rate)
+    def _is_being_ended(self) -> bool:
+        """Tell whether the signals that ranks hear end a hung or failed attempt: who sends them says so before."""
+        if (self._pages / f"verdict-{self._attempt}.json").exists():
+            return True
+        try:
+            return bool(
+                json.loads((self._pages / f"ending-{self._attempt}.json").read_bytes())["reason"] != "preemption"
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
-    def _all_check(self, pages: dict[int, ControlWords]) -> bool:
+    def _note(self, asked: str, left_s: float, pages: Mapping[int, ControlWords]) -> None:
+        """Note who asked, once; the time to leave only ever gets shorter, also by what a monitor before this told."""
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked, self._asked_s = asked, now
+        known = [self._deadline_ns, *(words.deadline for words in pages.values())]
+        deadline_ns = min((int((now + left_s) * _NANO), *filter(None, known)))
+        if deadline_ns != self._deadline_ns:
+            self._deadline_ns = deadline_ns
+            for words in pages.values():
+                words.set_deadline(deadline_ns)
+
+    # -- the agreement
+
+    def _views(self, own: Mapping[int, RankView]) -> dict[int, RankView]:
+        views: dict[int, RankView] = {}
+        for node in self._nodes.others:
+            views.update(node.ranks)
+        return {**views, **own}
+
+    def _all_check(self, own: Mapping[int, RankView]) -> bool:
         """Tell whether every rank calls `check()`; name those that do not, once."""
-        silent = sorted(rank for rank, words in pages.items() if not words.checks)
-        if silent and len(silent) < len(pages) and time.monotonic() - (self._noted_s or 0.0) > _SILENT_S:
-            told = f"rank {', '.join(map(str, silent[:8]))} never calls preemption.check(), so no stop can be agreed"
+        nodes = {self._nodes.name: own, **{node.name: node.ranks for node in self._nodes.others}}
+        silent = [
+            (name, rank) for name, ranks in nodes.items() for rank, view in sorted(ranks.items()) if not view.count
+        ]
+        everybody = sum(map(len, nodes.values()))
+        if silent and len(silent) < everybody and time.monotonic() - self._asked_s > _SILENT_S:
+            shown = ", ".join(f"{n} on {name}" if self._nodes.count > 1 else str(n) for name, n in silent[:8])
+            told = f"rank {shown} never calls preemption.check(), so no stop can be agreed"
             if console.say_once("check", f"{told}; call it on every rank, once per step"):
-                self._journal.emit(Event.DEGRADED, what="preemption", why="ranks without check()", ranks=silent)
+                ours = [rank for name, rank in silent if name == self._nodes.name]
+                if ours:
+                    self._journal.emit(Event.DEGRADED, what="preemption", why="ranks without check()", ranks=ours)
         return not silent
 
-    def _is_agreed(self) -> bool:
-        """Close the newest round, by whichever monitor, and tell whether it was a stop."""
-        decision = cell.decide(self._pages, self._attempt or 0, self._round, Decision.VOID) if self._round else None
-        return decision is Decision.COMMIT
+    def _read_proposals(self) -> None:
+        """Take the newest proposal that stands, whoever made it."""
+        while (found := self._cell.proposal(1 + self._round)) is not None:
+            self._proposal = found
 
-    def _negotiate(self, pages: dict[int, ControlWords]) -> float | None:
-        attempt = self._attempt or 0
-        if self._open is None and self._is_agreed():  # by the monitor before this one
+    @property
+    def _round(self) -> int:
+        return 0 if self._proposal is None else self._proposal.round
+
+    def _show(self, pages: Mapping[int, ControlWords]) -> None:
+        if self._proposal is None:
+            return
+        control = agreement.pack(self._proposal)
+        for words in pages.values():
+            if words.control != control:
+                words.propose(control)
+
+    def _negotiate(self, views: Mapping[int, RankView]) -> None:
+        decision = None if self._proposal is None else self._cell.decision(self._round)
+        if decision is Decision.COMMIT:
             self._over = True
-            return None
-        views = [RankView(words.checks, words.acknowledged) for words in pages.values()]
-        decision = cell.read_decision(self._pages, attempt, self._open.round) if self._open is not None else None
-        move = agreement.coordinator_move(self._open, decision, views)
+        if self._over or not self._nodes.coordinates():
+            return
+        move = agreement.coordinator_move(self._proposal, decision, list(views.values()))
         if move is CoordinatorMove.PROPOSE:
-            self._lead = agreement.next_lead(self._lead) if self._open is not None else self._lead
-            self._open = agreement.next_proposal(self._round, [view.count for view in views], self._lead)
-            if self._open is None:
-                self._over = True
-                return None
-            self._round = self._open.round
-            for words in pages.values():
-                words.propose(agreement.pack(self._open))
-        elif self._open is not None and move in (CoordinatorMove.COMMIT, CoordinatorMove.VOID):
-            wanted = Decision.COMMIT if move is CoordinatorMove.COMMIT else Decision.VOID
-            cell.decide(self._pages, attempt, self._open.round, wanted)
-        elif move is CoordinatorMove.STOPPED:
+            self._propose([view.count for view in views.values()])
+        elif move in (CoordinatorMove.COMMIT, CoordinatorMove.VOID):
+            self._cell.decide(self._round, Decision.COMMIT if move is CoordinatorMove.COMMIT else Decision.VOID)
+
+    def _propose(self, counts: Sequence[int]) -> None:
+        rate = self._rate.known(time.monotonic())
+        if rate is None and self._nodes.count > 1:
+            return  # a void round between nodes costs seconds, on one node nothing
+        lead = agreement.lead_of(1 + self._round, rate or 0.0, self._nodes.count)
+        proposal = agreement.next_proposal(self._round, counts, lead)
+        if proposal is None:
             self._over = True
-            return None
-        return _POLL_S
+        else:
+            self._cell.propose(proposal)
+
+    def _tear_down(self, pages: Mapping[int, ControlWords]) -> None:
+        """Say that who was asked to leave did not get a preemption, unless a stop is agreed.
+
+        A rank that left after the agreed stop may look like one that failed; the others must still stop there.
+        """
+        decision = None if self._proposal is None else self._cell.decide(self._round, Decision.VOID)
+        if self._proposal is not None and decision is None:
+            return  # not known yet
+        self._over = True
+        if decision is not Decision.COMMIT:
+            for words in pages.values():
+                words.propose(agreement.TEARDOWN)
 
 
-def _name(number: int) -> str:
-    if number == at.NOTICE_REQUEST:
-        return "preemption.request()"
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+class _CheckRate:
+    """How often ranks check, from the highest count at each look."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None
+        self._rate: float | None = None
+        self._most = 0
+
+    def note(self, now: float, most: int) -> None:
+        """Note the highest count."""
+        self._most = most
+        if self._first is None:
+            self._first = now, most
+        elif now - self._first[0] >= _RATE_S:
+            self._rate = self.known(now)
+            self._first = now, most
+
+    def known(self, now: float) -> float | None:
+        """Return the checks per second of late; None when nobody has looked for long enough."""
+        since, before = self._first or (now, 0)
+        if now - since < _LEAST_RATE_S:
+            return self._rate
+        return max(self._rate or 0.0, (self._most - before) / (now - since))

@@ -16,7 +16,7 @@ from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.escalate import end_ranks
 from resilience_sdk.monitor.foreign import DeathWatch
-from resilience_sdk.monitor.hang_report import hang_incident, hang_lines, headline
+from resilience_sdk.monitor.hang_report import SILENT_NODE, hang_incident, hang_lines, headline
 from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.merge import succession
 from resilience_sdk.monitor.nodes import Nodes
@@ -27,6 +27,7 @@ from resilience_sdk.monitor.summary import Verdict
 from resilience_sdk.rank_page import snapshot_to_json
 from resilience_sdk.settings import settings_from_json
 
+_CUT_OFF_S = 3.0  # how much longer a node that is cut off leaves the report to the others
 _TURN_S = 1.0  # how long the node whose turn it is to report a hang may take before the next one does
 _TERM_GRACE_S = 1.0  # a hung rank that handles SIGTERM gets this long; its peers only wait for it
 
@@ -64,6 +65,7 @@ class HangResponse:
         self._confirmed_at: float | None = None
         self._reported: object = None
         self._followed: Verdict | None = None
+        self._announced: Verdict | None = None  # comes back, passed on by the others
         self._older = {incident.id for incident in self._hangs()} if self._nodes.several else set()
 
     def relax(self) -> None:
@@ -107,6 +109,7 @@ class HangResponse:
         verdict = Verdict(incident.id, finding.culprits, incident.cause, headline(incident))
         if self._config.on_hang != "report":
             self._write_verdict(verdict)
+        self._announced = verdict
         self._nodes.announce(verdict, _own(states), look)
         if self._config.on_hang != "report":
             self._end(verdict, ranks)
@@ -121,12 +124,15 @@ class HangResponse:
         if not self._nodes.all_heard() and time.monotonic() - self._confirmed_at < _TURN_S:
             return False
         order = succession(finding.culprits, self._nodes.ranks_of([watched.rank for watched in ranks]))
-        return time.monotonic() - self._confirmed_at >= order.index(self._nodes.me) * _TURN_S
+        turn_s = order.index(self._nodes.me) * _TURN_S
+        if self._nodes.is_cut_off():
+            turn_s += _CUT_OFF_S + self._nodes.me * _TURN_S / 2
+        return time.monotonic() - self._confirmed_at >= turn_s
 
     def follow_others(self, ranks: Sequence[WatchedRank], states: Sequence[RankState]) -> bool:
         """Act on a hang that another node has reported: end our ranks too, so that all start again."""
         told = self._nodes.verdict()
-        if told is None or told[1] == self._followed or not self._in_charge():
+        if told is None or told[1] in (self._followed, self._announced) or not self._in_charge():
             return False
         name, verdict = told
         self._followed = verdict
@@ -173,13 +179,17 @@ class HangResponse:
         return incident
 
     def _twin(self, incident: Incident) -> Incident | None:
-        """Return the same hang where another node has just written it, having been thought silent."""
+        """Return the same hang where another node has just written it, having been thought silent.
+
+        Nodes that do not hear one another blame one another: the first to write is right for all.
+        """
         if not self._nodes.several or self._config.on_hang == "report":
             return None
         named = {culprit.rank for culprit in incident.culprits}
         for other in self._hangs():
-            same = other.attempt == incident.attempt and {culprit.rank for culprit in other.culprits} == named
-            if same and other.id not in self._older:
+            same = {culprit.rank for culprit in other.culprits} == named
+            apart = incident.cause == other.cause == SILENT_NODE
+            if (same or apart) and other.attempt == incident.attempt and other.id not in self._older:
                 return other
         return None
 

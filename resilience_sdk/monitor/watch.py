@@ -29,11 +29,13 @@ from resilience_sdk.monitor.evidence import collect_evidence
 from resilience_sdk.monitor.foreign import DeathWatch, exit_code, is_clean
 from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.nodes import Nodes
-from resilience_sdk.monitor.preemption import StopCoordinator, watch_cloud
+from resilience_sdk.monitor.notices import Notices, watch_cloud
+from resilience_sdk.monitor.preemption import StopCoordinator
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank
 from resilience_sdk.monitor.recovery import RecoveryWatch
 from resilience_sdk.monitor.respond import HangResponse
 from resilience_sdk.monitor.scene import CloseLook, states_of
+from resilience_sdk.monitor.stragglers import StragglerWatch
 from resilience_sdk.settings import settings_from_json
 
 _AGREE_S = 0.02  # between the two looks that must agree on a hang
@@ -55,16 +57,15 @@ class Watcher:
         self._store = IncidentStore(config.run_dir)
         self.table = RankTable(pages)
         self.learner = Learner(Path(config.run_dir) / "timeouts.json", self._settings, config.script)
-        self._stop = StopCoordinator(
-            pages,
-            Path(config.run_dir),
-            journal,
-            grace_s=self._settings.preempt_time,
-            began=job_config.written_at(pages),
-            cloud=watch_cloud(self._settings.cloud_notices, self._settings.cloud_endpoint),
-        )
-        self._recovery = RecoveryWatch(self._store, journal, began=job_config.written_at(pages))
+        began = job_config.written_at(pages)
+        cloud = watch_cloud(self._settings, Path(config.run_dir) / "journal")
         host = hostinfo.host_name()
+        notices = Notices(Path(config.run_dir), time.time() if began is None else began, cloud)
+        self._stragglers = StragglerWatch(
+            pages, Path(config.run_dir), self._settings, journal, self._store, notices.ask, host, began=began
+        )
+        self._stop = StopCoordinator(pages, journal, notices, grace_s=self._settings.preempt_time, host=host)
+        self._recovery = RecoveryWatch(self._store, journal, began=began)
         self.nodes = Nodes(pages, lambda: self.learner.book, host)
         self._deaths = DeathWatch(config, self._store, journal, host) if config.foreign else None
         self._response = HangResponse(
@@ -93,10 +94,11 @@ class Watcher:
             console.say_once("page refused", f"a rank is not watched, its page is refused: {why}")
         ranks = self._current_ranks()
         now_ns = time.monotonic_ns()
+        completed = []
         for watched in ranks:
             if watched.alive:
                 watched.refresh()
-            self.learner.look(watched, now_ns)
+            completed.append((watched, self.learner.look(watched, now_ns)))
         if self._deaths is not None:
             self._deaths.note(died)
             self._deaths.conclude([w for w in self.table.all() if w.snapshot.attempt == self._attempt])
@@ -107,13 +109,14 @@ class Watcher:
         self._say_if_alone(ranks)
         self.learner.save_now_and_then()
         wait_s = min(self._settings.monitor_interval, self._judge(ranks, now_ns))
+        self._stragglers.look(completed)
         soon_s = self._look_for_stop(ranks)
         return wait_s if soon_s is None else min(wait_s, soon_s)
 
     def _look_for_stop(self, ranks: list[WatchedRank]) -> float | None:
         failed = any(not w.alive and not is_clean(w) and exit_code(w) != EXIT_PREEMPTED for w in ranks)
         world_size = ranks[0].snapshot.world_size if ranks else 0
-        return self._stop.look(self._attempt, ranks, world_size, failed)
+        return self._stop.look(ranks, world_size, failed)
 
     def note_failure(self, error: Exception) -> None:
         """Journal a round that failed; the next one begins anew."""
@@ -148,7 +151,10 @@ class Watcher:
             self._attempt = self._journal.attempt = attempt
             self.learner.begin_attempt(current[0].snapshot.world_size, len(current))
             self._look = self._suspected = None
-            self.nodes.begin(attempt, self._announcement())
+            announcement = self._announcement()
+            self.nodes.begin(attempt, announcement)
+            self._stop.begin(attempt, announcement)
+            self._stragglers.begin(attempt, announcement)
             self._response.begin(attempt)
             self._quiet_said = False
         return current

@@ -52,16 +52,18 @@ class CloudPoller:
     _asks: _Asks
     _clock: Clock
     _first_ns: int | None = None
+    _last: Notice | None = None
 
     def poll(self) -> Notice | None:
         """Return the notice that stands, or None. Takes up to a few times `timeout_s`; never raises.
 
-        A service that cannot be asked is said once: on a machine of another cloud nobody answers.
+        A service that cannot be asked is said once: on a machine of another cloud nobody answers. What it said last
+        then stands, since a network that breaks down takes no notice back.
         """
         now = self._clock.monotonic_ns()
         self._first_ns = now if self._first_ns is None else self._first_ns
         try:
-            return self._asks.poll()
+            self._last = self._asks.poll()
         except MetadataError as error:
             if now - self._first_ns >= _SILENT_AT_FIRST_S.get(self.cloud, 0.0) * NS_PER_S:
                 say_once(
@@ -75,7 +77,7 @@ class CloudPoller:
                 f"cloud_notices {self.cloud}: {self.endpoint} sent what cannot be understood "
                 f"({type(error).__name__}: {error})",
             )
-        return None
+        return self._last
 
 
 def cloud_poller(

@@ -37,11 +37,14 @@ class AwsPoller:
         action = self._ask(ACTION)
         if action is not None:
             # Without readable details it is a notice all the same.
-            return Notice(
-                "aws spot", f"spot instance: {action.get('action', 'interruption')}", _unix(action.get("time"))
-            )
-        if self._ask(REBALANCE) is not None:
-            return Notice("aws rebalance", "rebalance recommendation: an interruption is likely", None)
+            when = action.get("time")
+            words = f"spot instance: {action.get('action', 'interruption')}" + (f" at {when}" if when else "")
+            return Notice("aws spot", words, _unix(when))
+        advice = self._ask(REBALANCE)
+        if advice is not None:
+            when = advice.get("noticeTime")
+            words = "rebalance recommendation" + (f" of {when}" if when else "") + ": an interruption is likely"
+            return Notice("aws rebalance", words, None)
         return None
 
     def _ask(self, path: str) -> dict[str, Any] | None:
@@ -71,7 +74,11 @@ class AwsPoller:
         now = self._clock.monotonic_ns()
         if self._token is None or now >= self._token_until_ns:
             headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
-            answer = self._service.ask(TOKEN, headers=headers, method="PUT")
+            try:
+                answer = self._service.ask(TOKEN, headers=headers, method="PUT")
+            except MetadataError as error:
+                # The answer to this PUT dies on its way through one router more than the machine allows.
+                raise MetadataError(f"{error}; in a container, HttpPutResponseHopLimit has to be 2") from None
             # What cannot stand in a header is no token.
             if answer.status != 200 or not answer.body.isascii() or not answer.body.isprintable() or not answer.body:
                 raise self._service.refused(TOKEN, answer)

@@ -2,6 +2,9 @@
 
 The document lists the events of every machine of an availability or scale set, so the machine's own name is asked for
 first. An event has started when its `NotBefore` is empty.
+
+Events are only read. Approving one (a POST of `StartRequests`) makes Azure take the machine at once, and every other
+machine that the event names: that is the operator's to decide, not ours.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ class AzurePoller:
         started = event.get("EventStatus") == "Started" or not event.get("NotBefore")
         at = self._clock.wall_s() if started else _unix(event.get("NotBefore"))
         description = event.get("Description")
-        words = f"scheduled event {kind}" + (f": {description}" if isinstance(description, str) and description else "")
+        words = f"scheduled event {kind} {event.get('EventId', '')}"
+        words += f": {description}" if isinstance(description, str) and description else ""
         return Notice(f"azure {kind.lower()}", words, at)
 
     def _ask(self, path: str) -> str:

@@ -10,8 +10,14 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.console import printable
+
 _MOST_BYTES = 1 << 18
 _MOST_WORDS = 200
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())[:_MOST_WORDS]  # it repeats what the other side sent
 
 
 class MetadataError(Exception):
@@ -20,14 +26,18 @@ class MetadataError(Exception):
 
 @attrs.frozen
 class Notice:
-    """This machine, or this process, is about to be taken away."""
+    """This machine, or this process, is about to be taken away. Source and reason together name it in the journal."""
 
     source: str
     """Who told: `aws spot`, `aws rebalance`, `gcp preempted`, `gcp maintenance`, `azure preempt`, ..."""
-    reason: str
-    """What was told, in words."""
+    reason: str = attrs.field(converter=_one_line)
+    """What was told, in words: with the cloud's own id or time of it, so that two notices differ."""
     deadline_unix: float | None
     """When it happens, in Unix seconds; None where nobody told."""
+
+    def names_another(self, other: Notice) -> bool:
+        """Tell whether `other` is not this one, be its end put off."""
+        return (self.source, self.reason) != (other.source, other.reason)
 
 
 @attrs.frozen
@@ -36,6 +46,7 @@ class Answer:
 
     status: int
     body: str
+    etag: str = ""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -52,8 +63,8 @@ class MetadataService:
     base: str
     timeout_s: float
 
-    def ask(self, path: str, *, headers: Mapping[str, str], method: str = "GET") -> Answer:
-        """Return the answer of the service, never through a proxy.
+    def ask(self, path: str, *, headers: Mapping[str, str], method: str = "GET", wait_s: float = 0.0) -> Answer:
+        """Return the answer of the service, never through a proxy; `wait_s` more for one that was asked to wait.
 
         Raises:
             MetadataError: Nobody answers.
@@ -64,15 +75,14 @@ class MetadataService:
         # A proxy of the environment would ask about itself. Made anew, because the monitor asks every few seconds only.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
         try:
-            with opener.open(request, timeout=self.timeout_s) as response:
-                return Answer(response.status, _text(response))
+            with opener.open(request, timeout=self.timeout_s + wait_s) as response:
+                return Answer(response.status, _text(response), response.headers.get("ETag", ""))
         except urllib.error.HTTPError as error:
             with error:
                 return Answer(error.code, "")
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
-            words = " ".join(str(reason).split())[:_MOST_WORDS]  # may repeat what the other side sent
-            raise MetadataError(f"{self.base} does not answer ({words})") from None
+            raise MetadataError(f"{self.base} does not answer ({_one_line(str(reason))})") from None
 
     def refused(self, path: str, answer: Answer) -> MetadataError:
         """Return the error for a status that is not part of the protocol."""

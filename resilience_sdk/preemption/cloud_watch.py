@@ -1,41 +1,81 @@
-"""A thread that asks a cloud every few seconds, for a monitor that must not wait for a metadata service."""
+"""Asks a cloud every few seconds, for a monitor that must not wait for a metadata service."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from resilience_sdk.clock import NS_PER_S, Clock, SystemClock
+from resilience_sdk.console import say_once
 from resilience_sdk.preemption.cloud import CloudPoller
 from resilience_sdk.preemption.cloud_http import Notice
+from resilience_sdk.preemption.standing import Heeded, still_stands
 
-EVERY_S = 5.0  # what Amazon advises; a spot machine of Google's has 30 s
+EVERY_S = 5.0  # what Amazon advises; Google's service is asked to answer as soon as something changes
 
 
 class CloudWatch:
-    """Asks `poller` every `every_s` seconds, at once at first. `notice` may be read by any thread."""
+    """The notice that a job has to obey now. One thread asks for it; the questions go on in short threads.
+
+    A notice that a start of the job on this machine has obeyed does not stop the next start at once: see `standing`.
+    """
 
     def __init__(
-        self, poller: CloudPoller, *, every_s: float = EVERY_S, on_notice: Callable[[Notice], None] | None = None
+        self,
+        poller: CloudPoller,
+        heeded: Callable[[Notice], Sequence[Heeded]],
+        *,
+        lead_s: float,
+        every_s: float = EVERY_S,
+        clock: Clock | None = None,
     ) -> None:
-        """Start the thread. `on_notice` is called in it, with each notice that differs from the last one."""
-        self.notice: Notice | None = None
+        """Ask `poller` every `every_s` seconds.
+
+        Args:
+            poller: Asked in a thread of its own, one question at a time.
+            heeded: Tells who has obeyed a notice before; may read files, and is called once per notice and start.
+            lead_s: How long a save may take, in seconds.
+            every_s: From the beginning of one question to the next.
+            clock: For the tests.
+        """
         self._poller = poller
+        self._heeded = heeded
+        self._lead_s = lead_s
         self._every_s = every_s
-        self._on_notice = on_notice
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="resilience-cloud", daemon=True)
-        self._thread.start()
+        self._clock = clock or SystemClock()
+        self._thread: threading.Thread | None = None
+        self._asked_ns = 0
+        self._notice: Notice | None = None
+        self._known: tuple[Notice, Sequence[Heeded]] | None = None
 
-    def close(self, timeout_s: float = 1.0) -> None:
-        """Stop asking; waits up to `timeout_s` for a question that is on."""
-        self._over.set()
-        self._thread.join(timeout_s)
+    def notice(self) -> Notice | None:
+        """Return the notice to be obeyed, None = there is none; begin the next question when it is time. Never waits.
 
-    def _watch(self) -> None:
-        while not self._over.is_set():
-            notice = self._poller.poll()
-            # A notice that is taken back (a recommendation, maintenance that was put off) no longer stands.
-            changed, self.notice = notice != self.notice, notice
-            if notice is not None and changed and self._on_notice is not None:
-                self._on_notice(notice)
-            self._over.wait(self._every_s)
+        Whoever was told a notice and asks again has been stopped by it, and has started again.
+        """
+        now_ns = self._clock.monotonic_ns()
+        if self._thread is None or (
+            not self._thread.is_alive() and now_ns - self._asked_ns >= self._every_s * NS_PER_S
+        ):
+            self._asked_ns = now_ns
+            self._thread = threading.Thread(target=self._ask, name="resilience-cloud", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be had now: in five seconds, then
+                self._thread.start()
+        notice = self._notice
+        if notice is None:
+            return None
+        if self._known is None or self._known[0].names_another(notice):
+            self._known = notice, self._heeded(notice)
+        if not still_stands(notice, self._known[1], self._clock.wall_s(), self._lead_s):
+            say_once(
+                f"heeded:{notice.source}:{notice.reason}",
+                f"{notice.source}: {notice.reason}: an earlier start has stopped for this; training goes on",
+            )
+            return None
+        self._known = None
+        return notice
+
+    def _ask(self) -> None:
+        # A notice that is taken back (a recommendation, maintenance that was put off) no longer stands.
+        self._notice = self._poller.poll()

@@ -1,12 +1,18 @@
-"""How all ranks of a node stop at one check, without a collective and whatever the order of memory.
+"""How all ranks of a job stop at one check, without a collective and whatever the order of memory.
 
 The unit is the number of `check()` calls since the start of the rank, equal on all ranks between collectives. The
-coordinator (the node's monitor) proposes that all stop at check N = highest published count + a lead. A rank
+coordinator (the monitor of one node) proposes that all stop at check N = highest published count + a lead. A rank
 acknowledges a proposal that it sees in time (count <= N). At count N it reads a write-once decision: COMMIT stops,
-VOID goes on, and when there is none after a short wait, the rank writes VOID itself and obeys whoever was first. The
-coordinator writes COMMIT only after *every* rank has acknowledged. So the absence of a message never means anything,
+VOID goes on, and when there is none after a short wait, the rank asks for VOID itself and obeys whoever was first. The
+coordinator asks for COMMIT only after *every* rank has acknowledged. So the absence of a message never means anything,
 no order between two stores is assumed, and neither a late rank nor the death of the coordinator blocks anybody for
-longer than the wait. Pure functions; `tests/unit/preemption/test_protocol.py` explores all interleavings.
+longer than the wait. Proposals are write-once words too, so that any number of monitors may coordinate at once.
+
+Between nodes a word becomes what it is in the store of the rendezvous, and nodes see it a little later. A rank that
+sees none for long, because the store or its launcher is gone, decides ALONE: it goes on, with its node. If the others
+stop just then, the job ends for the lost connections; with a bounded wait nothing better can be had.
+
+Pure functions; `tests/unit/preemption/test_protocol.py` explores all interleavings.
 """
 
 from __future__ import annotations
@@ -19,9 +25,17 @@ import attrs
 
 _AT_BITS = 48
 _MOST_ROUNDS = (1 << 16) - 2
-_LEAD_S = 0.2  # of checks: what the coordinator may need between reading the counts and being read
+# Of checks: what the coordinator may need between reading the counts and being read.
+_LEAD_S = 0.2
+_LEAD_BETWEEN_NODES_S = 1.2  # counts, proposal, acknowledgements and decision take some 0.2 s each on their way
+_NODES_AT_FULL_PACE = 16  # more of them exchange words less often, see `pace`
 _LEAST_LEAD = 2
 _MOST_LEAD = 1 << 24
+
+# How long a rank waits at the proposed check.
+PATIENCE_S = 0.5  # for a coordinator that is busy, before it asks for VOID
+PATIENCE_BETWEEN_NODES_S = 2.0  # the same, for the words of the other nodes
+ALONE_S = 10.0  # for what was decided: a lost connection to the store is tried again after 5 s
 
 TEARDOWN = (1 << 64) - 1
 """The control word of an attempt that failed: who was asked to leave did not get a preemption."""
@@ -32,6 +46,8 @@ class Decision(str, Enum):
 
     COMMIT = "commit"
     VOID = "void"
+    ALONE = "alone"
+    """Void as far as this node knows: it could not learn what the others decided."""
 
 
 @attrs.frozen
@@ -92,11 +108,13 @@ def rank_move(count: int, proposal: Proposal, acknowledged: int) -> RankMove:
 def coordinator_move(
     proposal: Proposal | None, decision: Decision | None, ranks: Sequence[RankView]
 ) -> CoordinatorMove:
-    """Return what the coordinator does about its open `proposal`, None = none is open."""
+    """Return what a coordinator does about the newest `proposal`, None = there is none yet."""
     if proposal is None or decision is Decision.VOID:
         return CoordinatorMove.PROPOSE
     if decision is Decision.COMMIT:
         return CoordinatorMove.STOPPED
+    if decision is Decision.ALONE:
+        return CoordinatorMove.WAIT  # the others may have stopped: no other round before that is known
     if all(rank.acknowledged == proposal.round for rank in ranks):
         return CoordinatorMove.COMMIT
     if any(rank.count > proposal.at for rank in ranks):
@@ -109,11 +127,13 @@ def next_proposal(last_round: int, counts: Sequence[int], lead: int) -> Proposal
     return Proposal(last_round + 1, max(counts) + lead) if last_round < _MOST_ROUNDS else None
 
 
-def first_lead(checks_per_s: float) -> int:
-    """Return the lead of the first round from the measured rate of checks."""
-    return min(_MOST_LEAD, _LEAST_LEAD + math.ceil(_LEAD_S * max(0.0, checks_per_s)))
+def lead_of(round_: int, checks_per_s: float, nodes: int = 1) -> int:
+    """Return the lead of a round from the measured rate of checks; each void round doubles it."""
+    latency_s = _LEAD_S if nodes == 1 else _LEAD_BETWEEN_NODES_S * pace(nodes)
+    first = max(_LEAST_LEAD, 1 + math.ceil(latency_s * max(0.0, checks_per_s)))
+    return min(_MOST_LEAD, first << min(round_ - 1, 24))
 
 
-def next_lead(lead: int) -> int:
-    """Return the lead of the round after one that was void."""
-    return min(_MOST_LEAD, 2 * lead)
+def pace(nodes: int) -> float:
+    """Return how many times longer than with a few nodes they wait between two words, so that their store keeps up."""
+    return max(1.0, nodes / _NODES_AT_FULL_PACE)

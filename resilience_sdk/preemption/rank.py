@@ -1,64 +1,83 @@
 """One rank's side: `check()` and its companions.
 
 `check()` is a plain function over one slotted object, as all of the hot path: it counts, publishes the count, and
-reads one word of the page. Everything else happens when that word is not 0.
+looks at one word of the page. Everything else happens when that word is not 0.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn, Protocol
-
-import attrs
+from typing import NoReturn, Protocol
 
 from resilience_sdk import lanes
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import Preempted
 from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
 from resilience_sdk.preemption import cell
-from resilience_sdk.preemption.protocol import TEARDOWN, Decision, Proposal, RankMove, rank_move, unpack
-from resilience_sdk.preemption.scheduler import end_time
+from resilience_sdk.preemption.checks import Checks, control_flag
+from resilience_sdk.preemption.protocol import (
+    ALONE_S,
+    PATIENCE_BETWEEN_NODES_S,
+    PATIENCE_S,
+    TEARDOWN,
+    Decision,
+    Proposal,
+    RankMove,
+    rank_move,
+    unpack,
+)
+from resilience_sdk.preemption.scheduler import end_time, is_time
+from resilience_sdk.preemption.side import Side
 from resilience_sdk.preemption.signals import Handlers, end_by
+from resilience_sdk.preemption.unmonitored import Unmonitored
 from resilience_sdk.rank_page import layout as at
 
-_PATIENCE_S = 0.5  # at the proposed check, for the decision of a coordinator that is busy
 _POLL_S = 0.001
 
 
-class _Checks:
-    """The state of `check()`; `answer` is asked when the control word is not 0. The training thread's."""
-
-    __slots__ = ("words",)
-
-    def __init__(self, words: Any) -> None:
-        self.words = words
-
-    def answer(self, count: int, step: int | None) -> bool:
-        """Say no: nothing is recorded in this process."""
-        return False
-
-
-class _Unstarted(_Checks):
-    """Before the first check: the control word of its make-believe page is set, so that the first one comes here."""
+class _Unstarted(Checks):
+    """Before the first check, which comes here."""
 
     __slots__ = ()
 
+    def __init__(self) -> None:
+        super().__init__(flag=True)
+
     def answer(self, count: int, step: int | None) -> bool:
         """Start, and answer as what was started does."""
-        return check(step) if _start() else False
+        _start()
+        me = _asked
+        if isinstance(me, _Unstarted):
+            return False  # in a handler of a signal that came while this thread was starting
+        me.words[at.W_CHECKS] = count
+        return me.answer(count, step) if me.flag else False
 
 
-class Listener(_Checks):
+class Listener(Checks):
     """A rank that listens: its handlers are installed, its page takes part in the agreement."""
 
-    __slots__ = ("attempt", "grace_s", "handlers", "journal", "pages", "stopped_at")
+    __slots__ = (
+        "attempt",
+        "grace_s",
+        "handlers",
+        "journal",
+        "pages",
+        "save_s",
+        "side",
+        "stopped_at",
+        "unmonitored",
+    )
 
     def __init__(self, side: Side, handlers: Handlers) -> None:
-        super().__init__(side.words)
+        # Where no monitor coordinates, it is asked at each check.
+        is_coordinated = side.has_coordinator()
+        super().__init__(side.words, control_flag(side.words) if is_coordinated else True)
+        self.side = side
+        self.save_s: Callable[[], float] = float
+        self.unmonitored = None if is_coordinated else Unmonitored(side, handlers)
         self.pages = side.pages
         self.journal = side.journal
         self.attempt = side.attempt
@@ -74,6 +93,11 @@ class Listener(_Checks):
         if control == TEARDOWN:
             self.handlers.act_by_default()
             return False
+        if self.unmonitored is not None:
+            if self.unmonitored.stops(count, self.time_left):
+                self.stopped_at = count
+                self.journal.emit(Event.STOP_AGREED, check=count, step=step)
+            return self.stopped_at is not None
         proposal = unpack(control)
         if proposal is None:
             return False
@@ -90,24 +114,38 @@ class Listener(_Checks):
         return True
 
     def _decided(self, proposal: Proposal) -> Decision:
-        deadline = time.monotonic() + _PATIENCE_S
+        began, round_ = time.monotonic(), proposal.round
         try:
-            while (decision := cell.read_decision(self.pages, self.attempt, proposal.round)) is None:
-                if time.monotonic() > deadline:
-                    return cell.decide(self.pages, self.attempt, proposal.round, Decision.VOID)
-                time.sleep(_POLL_S)
+            words = cell.Words(self.pages, self.attempt)
+            patience_s = PATIENCE_BETWEEN_NODES_S if words.shared else PATIENCE_S
+            while (decision := words.decision(round_)) is None:
+                waited_s = time.monotonic() - began
+                if waited_s > ALONE_S:
+                    if words.decide_alone(round_):
+                        self._say_alone(waited_s)
+                elif waited_s <= patience_s or words.decide(round_, Decision.VOID) is None:
+                    time.sleep(_POLL_S)
         except (OSError, ValueError) as error:
             say_once("stop", f"the decision to stop cannot be read, this rank goes on: {error}")
             return Decision.VOID
         return decision
 
+    def _say_alone(self, waited_s: float) -> None:
+        why = f"nothing was heard from the other nodes for {waited_s:.0f} s"
+        if say_once("alone", f"whether all nodes stop is not known, this one goes on: {why}"):
+            self.journal.emit(Event.DEGRADED, what="preemption", why=why)
+
     def time_left(self) -> float | None:
         """See `time_left`."""
-        ends = []
+        now, ends = time.monotonic(), []
         if until_ns := self.words[at.W_DEADLINE_NS]:
-            ends.append((until_ns - time.monotonic_ns()) / 1e9)
+            ends.append(until_ns / 1e9 - now)
         elif (noted := self.handlers.noted_at) is not None:
-            ends.append(noted + self.grace_s - time.monotonic())
+            ends.append(noted + self.grace_s - now)
+        if (heard := self.handlers.heard_at) is not None:
+            ends.append(heard + self.side.signal_grace_s - now)
+        if self.unmonitored is not None and (end_s := self.unmonitored.ends_at) is not None:
+            ends.append(end_s - now)
         if (end := end_time()) is not None:
             ends.append(end - time.time())
         return max(0.0, min(ends)) if ends else None
@@ -121,53 +159,59 @@ class Check(Protocol):
         ...
 
 
-_me: _Checks = _Unstarted([1] * at.LANES_AT)
+_me: Checks = _Unstarted()  # what this process is
+_asked: Checks = _me  # what `check()` asks; for a moment another one
 _side: Side | None = None
+_lock = threading.RLock()
 _is_starting = False
 
 
-def _make_check() -> tuple[Check, Callable[[_Checks], None]]:
+def _make_check() -> tuple[Check, Callable[[Checks], None]]:
     """Return `check` and what changes whom it asks: variables of a closure are the cheapest to reach."""
-    check_word, control_word = at.W_CHECKS, at.W_CONTROL
-    words, answer, count = _me.words, _me.answer, 0
+    check_word = at.W_CHECKS
+    words, flag, answer, count = _me.words, _me.flag, _me.answer, 0
 
     def check(step: int | None = None) -> bool:
         """Tell whether to stop now: True on every rank at the same call, once somebody has asked the job to leave.
 
         Call it once per optimizer step, equally often on all ranks, from the thread that trains. The first call
         installs handlers for `preempt_signals`. Then it costs about 0.1 us and no system call; while a stop is being
-        agreed, a rank may wait up to half a second at one of its calls, if the monitor is busy. `step` is for the
-        journal only.
+        agreed, a rank may wait up to half a second at one of its calls, if the monitor is busy. Where there is no
+        monitor, see `preemption.reduce`. `step` is for the journal only.
         """
         nonlocal count
         count += 1
         words[check_word] = count
-        return answer(count, step) if words[control_word] else False
+        return answer(count, step) if flag else False
 
-    def ask(new: _Checks) -> None:
-        nonlocal words, answer, count
-        words, answer, count = new.words, new.answer, 0
+    def ask(new: Checks) -> None:
+        nonlocal words, flag, answer, count
+        if isinstance(new, _Unstarted):
+            count = 0  # a forked child; while a process starts, its checks count on, whichever thread starts it
+        words, flag, answer = new.words, new.flag, new.answer
 
     return check, ask
 
 
-check, _ask = _make_check()
+check, _tell_check = _make_check()
+
+
+def _ask(new: Checks) -> None:
+    global _asked
+    _asked = new
+    _tell_check(new)
 
 
 def time_left() -> float | None:
     """Return the seconds until this job is ended, 0 or more; None when nobody has asked and no end is known."""
-    me = _me
-    if isinstance(me, _Unstarted) and _start():
-        me = _me
-    return me.time_left() if isinstance(me, Listener) else None
+    me = _started()
+    return me.time_left() if me is not None else None
 
 
 def request(reason: str) -> None:
     """Ask the job to leave, from any rank and thread: all ranks stop at one of their next checks."""
-    if isinstance(_me, _Unstarted):
-        _start()
-    me = _me
-    if isinstance(me, Listener):
+    me = _started()
+    if me is not None:
         me.handlers.note(at.NOTICE_REQUEST)
         me.journal.emit(Event.PREEMPT_NOTICE, source="request", reason=str(reason))
 
@@ -177,30 +221,17 @@ def exit() -> NoReturn:
     raise Preempted
 
 
-@attrs.frozen
-class Side:
-    """What the session gives: the page's words, where decisions are, and the settings."""
-
-    words: Any
-    pages: Path
-    journal: Journal
-    attempt: int
-    signals: tuple[int, ...]
-    grace_s: float
-    wakeup: int
-    """A descriptor that the helper thread reads."""
-
-
 def listen(side: Side) -> None:
     """Take the session's page: from the first `check()` on, this process listens. Called by the session."""
     global _side
     _side = side
 
 
-def begin() -> None:
-    """Listen from now on, before the first check; for a `Run`."""
-    if isinstance(_me, _Unstarted):
-        _start()
+def begin(save_s: Callable[[], float] = float) -> None:
+    """Listen from now on, before the first check; for a `Run`. `save_s` tells how long a save takes (any thread)."""
+    me = _started()
+    if me is not None:
+        me.save_s = save_s
 
 
 def handlers() -> Handlers | None:
@@ -208,11 +239,17 @@ def handlers() -> Handlers | None:
     return _me.handlers if isinstance(_me, Listener) else None
 
 
-def end_if_ignored() -> None:
-    """Let a signal end this process after all, if no check has answered it within the grace. Any thread."""
+def look() -> None:
+    """Do what must be done now and then, in the helper thread: ask who sends no signal, and end what was ignored."""
     me = _me
     if not isinstance(me, Listener) or me.stopped_at is not None:
         return
+    side = me.side
+    if me.handlers.noted_at is None:
+        if is_time(side.began_unix, side.grace_s, me.save_s()):
+            me.handlers.note(at.NOTICE_END)
+        elif me.unmonitored is not None:
+            me.unmonitored.look()
     number = me.handlers.overdue(me.grace_s)
     if number is not None and say_once(
         "overdue",
@@ -223,32 +260,71 @@ def end_if_ignored() -> None:
         end_by(number)
 
 
-def _start() -> bool:
-    """Begin to listen, or to say no for good where nothing is recorded; False while that goes on already."""
-    global _me, _is_starting
-    if _is_starting:
-        return False
-    _is_starting = True
-    try:
-        recorder = lanes.recorder()
-        if recorder is None or (side := _side) is None:
-            _me = _Checks([0] * at.LANES_AT)
-            _ask(_me)
-            return True
-        handlers = Handlers(side.words, side.pages, side.attempt, side.signals)
-        _me = Listener(side, handlers)
-        _ask(_me)
-        handlers.install()
-        handlers.take_wakeup(side.wakeup)
+def _started() -> Listener | None:
+    """Return who listens in this process, None where nothing is recorded. Any thread."""
+    if isinstance(_me, _Unstarted):
+        _start()
+    if isinstance(_asked, _Uninstalled):
+        _asked.install()
+    return _me if isinstance(_me, Listener) else None
+
+
+class _Uninstalled(Checks):
+    """Started by another thread than the main one, which alone may handle signals; there the next check comes here."""
+
+    __slots__ = ("_listener",)
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__(listener.words, flag=True)
+        self._listener = listener
+
+    def install(self) -> bool:
+        """Install the handlers if this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        listener = self._listener
+        _ask(listener)
+        listener.handlers.install()
+        listener.handlers.take_wakeup(listener.side.wakeup())
         return True
-    finally:
-        _is_starting = False
+
+    def answer(self, count: int, step: int | None) -> bool:
+        """Answer as the listener does."""
+        if not self.install() and self._listener.handlers.numbers:
+            say_once(
+                "thread",
+                "preemption.check() is called outside the main thread, and only that one can handle signals; call "
+                "preemption.time_left() once in the main thread",
+            )
+        listener = self._listener
+        return listener.answer(count, step) if listener.flag else False
+
+
+def _start() -> None:
+    """Begin to listen, or to say no for good where nothing is recorded; another thread that does so is waited for."""
+    global _me, _is_starting
+    with _lock:
+        if _is_starting or not isinstance(_me, _Unstarted):
+            return
+        _is_starting = True
+        try:
+            lanes.recorder()  # starts the session, which calls `listen`
+            side = _side
+            if side is None:
+                _me = Checks()
+                _ask(_me)
+                return
+            _me = Listener(side, Handlers(side.words, side.pages, side.attempt, side.signals))
+            _ask(_Uninstalled(_me))
+        finally:
+            _is_starting = False
 
 
 def orphan() -> None:
     """Forget the parent's page and put the signals back, in a forked child."""
-    global _me, _side
-    me, _me, _side = _me, _Unstarted([1] * at.LANES_AT), None
+    global _me, _side, _lock, _is_starting
+    _lock, _is_starting = threading.RLock(), False  # another thread of the parent may have been starting
+    me, _me, _side = _me, _Unstarted(), None
     _ask(_me)
     if isinstance(me, Listener):
         me.handlers.become_child()
@@ -265,4 +341,4 @@ def _after_fork_in_parent() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=orphan)

@@ -11,6 +11,30 @@ from resilience_sdk import environ
 SLURM_END = "SLURM_JOB_END_TIME"
 
 
+_SAVES = 1.5  # the last save may take longer than those before
+_MARGIN_S = 10.0  # for the agreement, and for leaving
+
+
+def is_time(began_unix: float, preempt_time_s: float, save_s: float, env: Mapping[str, str] | None = None) -> bool:
+    """Tell whether the end is so near that the job should save and leave now, though nobody has asked. Any thread.
+
+    That is `preempt_time` before it, or as long as a save needs, if that is more; but not in the first half of the
+    time that the job had, or a short one would never get anywhere.
+
+    Args:
+        began_unix: When the job began to train, in Unix seconds.
+        preempt_time_s: The setting.
+        save_s: How long a save takes, 0 if that is not known.
+        env: The environment; without it that of this process.
+    """
+    now = time.time()
+    end = end_time(env, now)
+    if end is None:
+        return False
+    need_s = max(preempt_time_s, _SAVES * save_s + _MARGIN_S if save_s else 0.0)
+    return end - now <= min(need_s, (end - began_unix) / 2)
+
+
 def end_time(env: Mapping[str, str] | None = None, now_unix: float | None = None) -> float | None:
     """Return the Unix time at which the scheduler ends this job, or None when nobody told.
 

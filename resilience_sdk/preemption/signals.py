@@ -89,6 +89,11 @@ class Handlers:
         if not self._words[at.W_NOTICE]:
             self._words[at.W_NOTICE] = number
 
+    @property
+    def heard_at(self) -> float | None:
+        """Monotonic seconds of the first signal."""
+        return None if self._heard is None else self._heard[1]
+
     def overdue(self, grace_s: float) -> int | None:
         """Return the signal that was heard more than `grace_s` seconds ago and would have ended this process."""
         number, heard_at = self._heard or (0, 0.0)

@@ -28,36 +28,36 @@ _MOST_FRAMES = 100  # of a thread, as in faulthandler
 
 
 class HelperThread:
-    """Owns the rank's FIFO and the thread that reads it."""
+    """Owns the rank's pipe and the thread that reads it."""
 
     def __init__(
         self,
-        fifo: Path,
-        answer: Path,
+        stem: Path | None,
         *,
         periodic: Callable[[], None],
         signalled: Callable[[bytes], None] = lambda _: None,
     ) -> None:
-        """Make the FIFO at `fifo`; flight records go to `answer`, stacks beside it; `periodic()` runs about every 2 s.
+        """Make the FIFO at `stem`.fifo; answers go to files beside it; `periodic()` runs about every 2 s.
 
-        `signalled` gets what the pipe held: as the wakeup descriptor it receives the numbers of signals.
+        `signalled` gets what the pipe held: as the wakeup descriptor it receives the numbers of signals. Without
+        `stem` there are no files, and nobody asks.
 
         Raises OSError when the FIFO cannot be made.
         """
-        self._answer = answer
-        self._stacks = fifo.with_suffix(".threads")
+        self._stem = stem
         self._periodic = periodic
         self._signalled = signalled
         self._stopping = False
-        os.mkfifo(fifo, 0o600)
-        # Opened for writing too, so that the pipe never reports its end.
-        self._fd = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        if stem is None:
+            self._fd, self.descriptor = os.pipe()
+            for end in (self._fd, self.descriptor):
+                os.set_blocking(end, False)
+        else:
+            fifo = stem.with_suffix(".fifo")
+            os.mkfifo(fifo, 0o600)
+            # Opened for writing too, so that the pipe never reports its end.
+            self._fd = self.descriptor = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._serve, name="resilience-helper", daemon=True)
-
-    @property
-    def descriptor(self) -> int:
-        """Where a byte wakes the thread."""
-        return self._fd
 
     def start(self) -> None:
         """Start the thread; its first round of `periodic()` comes at once."""
@@ -67,7 +67,7 @@ class HelperThread:
         """End the thread at its next wake-up, which is now; does not wait for it."""
         self._stopping = True
         with contextlib.suppress(OSError):
-            os.write(self._fd, _WAKE)
+            os.write(self.descriptor, _WAKE)
 
     def _serve(self) -> None:
         poll = select.poll()
@@ -87,11 +87,11 @@ class HelperThread:
             return
         with contextlib.suppress(Exception):
             self._signalled(requests)
-        if REQUEST_FLIGHT_RECORD in requests:
+        if REQUEST_FLIGHT_RECORD in requests and self._stem is not None:
             with contextlib.suppress(Exception):  # no answer is an answer: the monitor says so
-                write_whole(self._stacks, thread_stacks())
+                write_whole(self._stem.with_suffix(".threads"), thread_stacks())
             with contextlib.suppress(Exception):  # last: it tells that all is there
-                write_flight_record(self._answer)
+                write_flight_record(self._stem.with_suffix(".fr.json"))
 
 
 def thread_stacks() -> str:

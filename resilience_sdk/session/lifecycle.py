@@ -11,7 +11,6 @@ import faulthandler
 import json
 import multiprocessing.util
 import os
-import signal
 import sys
 import threading
 import time
@@ -26,10 +25,11 @@ from resilience_sdk.journal import Journal
 from resilience_sdk.lanes import Recorder
 from resilience_sdk.monitor.spawn import MonitorWatch, ensure_monitor, is_alive
 from resilience_sdk.preemption import rank as preemption
+from resilience_sdk.preemption.side import Side
 from resilience_sdk.rank_page import RankPage, job_page_directory, page_stem
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.session import exceptions
+from resilience_sdk.session import exceptions, stopping
 from resilience_sdk.session.helper import HelperThread, completed_collectives
 from resilience_sdk.session.identity import (
     Identity,
@@ -40,8 +40,9 @@ from resilience_sdk.session.identity import (
     process_of_rank,
 )
 from resilience_sdk.session.job import join_job
-from resilience_sdk.session.unwatched import remove_unwatched
+from resilience_sdk.session.unwatched import remove_own, remove_unwatched
 from resilience_sdk.settings import Settings, load_settings, override_settings, settings_from_json
+from resilience_sdk.straggler import listening
 
 
 class Session:
@@ -52,12 +53,13 @@ class Session:
     ) -> None:
         """Open everything that a rank owns. Raises OSError or ResilienceError; `ensure_started` handles both."""
         self.pid = os.getpid()
+        self._began_unix = time.time()
         self.identity = identity
         self.attempt = environ.attempt(env)
         self._script = script_name()
         job = environ.job_key(env, fallback_job_key(env))
         internal = env.get(environ.INTERNAL_PAGES)
-        self.pages = Path(internal) if internal else job_page_directory(job, env)
+        self.pages = Path(internal) if internal else _page_directory(job, env)
         if not identity.provisional and (other := process_of_rank(self.pages, self.attempt, identity.rank)):
             raise ResilienceError(f"rank {identity.rank} is process {other} already, whose environment this one has")
         self.config = join_job(self.pages, job, self._script, settings, env, explicit_run_dir)
@@ -78,12 +80,8 @@ class Session:
         self._uses_sdk = False
         # Ranks start together; the first one on the node starts the monitor, the others see that it is there.
         self._monitor = MonitorWatch(self.pages, delay_s=0.0 if identity.local_rank == 0 else 1.0)
-        self._helper = HelperThread(
-            self._stem.with_suffix(".fifo"),
-            self._stem.with_suffix(".fr.json"),
-            periodic=self._tick,
-            signalled=_signalled,
-        )
+        self._has_no_monitor = False
+        self._helper = HelperThread(self._stem, periodic=self._tick, signalled=stopping.signalled)
         self._dumps: TextIO | None = self._register_dumps()
         # Last, because what can fail is behind us: whoever has a page is watched.
         self.page = self._create_page()
@@ -100,6 +98,7 @@ class Session:
             script=self._script,
             page=self.page.path.name,
         )
+        listening.begin(self.run_dir.path, self.attempt)
         self._helper.start()
         preemption.listen(self._preemption_side())
         atexit.register(self._at_exit)
@@ -108,18 +107,28 @@ class Session:
         if environ.INTERNAL_ATTEMPT not in environ.environment():
             _chain_excepthook(self)  # our launcher's workers record what ends them by themselves
 
-    def _preemption_side(self) -> preemption.Side:
-        return preemption.Side(
+    def _preemption_side(self) -> Side:
+        env = environ.environment()
+        return Side(
             words=self.page.words,
             pages=self.pages,
             journal=self.journal,
             attempt=self.attempt,
-            signals=tuple(
-                signal.Signals[name] for name in self.settings.preempt_signals if name in signal.Signals.__members__
-            ),
+            signals=stopping.signal_numbers(self.settings),
             grace_s=self.settings.preempt_time,
-            wakeup=self._helper.descriptor,
+            wakeup=lambda: self._helper.descriptor,
+            signal_grace_s=stopping.signal_grace_s(env),
+            request_file=self.run_dir.preempt,
+            began_unix=self._began_unix,
+            is_alone=stopping.has_no_peers(self.identity.world_size, self.identity.provisional, env),
+            has_coordinator=lambda: stopping.monitor_coordinates(self.pages, self.attempt, env, self._find_monitor),
         )
+
+    def _find_monitor(self) -> bool | None:
+        """Tell whether there is a monitor; None as long as one may still come. Any thread."""
+        if is_alive(self.pages):
+            return True
+        return False if self._has_no_monitor or stopping.knows_no_monitor(self.pages, self.attempt) else None
 
     def settle(self) -> bool:
         """Correct a provisional identity once a process group is there; tell whether it is final now."""
@@ -162,7 +171,6 @@ class Session:
     def orphan(self) -> None:
         """Give everything up in a forked child: it belongs to the parent."""
         self.recorder.orphan()
-        preemption.orphan()
 
     def withdraw(self) -> None:
         """Take the page back when the start fails: one that never moves would look like a rank that hangs."""
@@ -205,12 +213,14 @@ class Session:
         """Run about every 2 s on the helper thread."""
         if self.page.words[at.W_EXIT_STATE] != at.EXIT_RUNNING:
             return
-        preemption.end_if_ignored()
+        preemption.look()
+        listening.look()
         try:
             self._monitor.keep_alive()
         except OSError as error:
             if self.page.words[at.W_EXIT_STATE] != at.EXIT_RUNNING:
                 return  # the files may be gone by now
+            self._has_no_monitor = True
             if console.say_once("monitor", f"no monitor can be started, hangs are not detected: {error}"):
                 self.journal.emit(Event.DEGRADED, what="monitor", why=str(error))
         if self.identity.provisional:
@@ -236,6 +246,19 @@ class Session:
         is_clean = self.page.words[at.W_EXIT_STATE] == at.EXIT_CLEAN
         if self.config.foreign and (not self.config.parent_pid or (is_clean and self.identity.world_size == 1)):
             remove_unwatched(self.pages, self._stem)
+        elif self.config.foreign and self._find_monitor() is False:
+            remove_own(self.pages, self._stem)
+
+
+class _NoPagesError(OSError):
+    """There is no place for the pages of this node's ranks."""
+
+
+def _page_directory(job: str, env: Mapping[str, str]) -> Path:
+    try:
+        return job_page_directory(job, env)
+    except OSError as error:
+        raise _NoPagesError(str(error)) from None
 
 
 _lock = threading.RLock()
@@ -267,14 +290,15 @@ def ensure_started(
         if find_identity(env).local_rank == 0:  # one line, not one per rank
             console.say_once("disabled", f"switched off ({why}): nothing is watched, recorded or restarted")
         return None
-    if env.get(environ.INTERNAL_PAGES) == "":
-        _failed = True  # the launcher has said why
-        lanes.disable()
-        return None
     if is_dataloader_worker():
         return None
     if arguments or settings is None:
         settings = _effective_settings(env, arguments)
+    if env.get(environ.INTERNAL_PAGES) == "":
+        _failed = True  # the launcher has said why
+        lanes.disable()
+        stopping.listen_without_page(settings, env)
+        return None
     with _lock:
         if _session is None and not _failed:
             session = None
@@ -289,6 +313,8 @@ def ensure_started(
                     session.withdraw()
                 why = str(error) if isinstance(error, (OSError, ResilienceError)) else repr(error)
                 console.say_once("start", f"cannot start, this process is not watched: {why}")
+                if isinstance(error, _NoPagesError):
+                    stopping.listen_without_page(settings, env)
                 return None
             _session = session
             faults.started()
@@ -326,12 +352,6 @@ def script_name() -> str:
     if spec is not None and spec.name not in ("__main__", "__mp_main__"):
         return str(spec.name).removesuffix(".__main__")
     return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
-
-
-def _signalled(numbers: bytes) -> None:
-    handlers = preemption.handlers()
-    if handlers is not None:
-        handlers.see(numbers)
 
 
 def _pulse_of_optimizer() -> None:

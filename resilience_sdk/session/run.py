@@ -6,6 +6,7 @@ so it is a module-level reference.
 
 from __future__ import annotations
 
+import inspect
 import os
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -35,6 +36,11 @@ _current: Run | None = None
 
 # Read by nobody but the rank itself, so `start_run` may still set them in a job that runs already.
 _OPTIONS_OF_THE_RANK = frozenset({"checkpoint_every", "checkpoint_keep", "checkpoint_async"})
+
+
+def is_stepping() -> bool:
+    """Tell whether a loop over `Run.steps` is under way, which beats and checks for preemption by itself."""
+    return _current is not None and _current.is_stepping
 
 
 class NoCheckpointer:
@@ -154,6 +160,7 @@ class Run:
             journal=self.session.journal,
         )
         checkpointer.position = self._walk
+        checkpointer.time_left = preemption.time_left
         return checkpointer
 
     @property
@@ -284,7 +291,7 @@ class Run:
         is_enough = max_steps is not None and self.step >= max_steps
         is_worked = False
         if self.session is not None and walk.epoch < last and not is_enough:
-            listening.begin()  # before the loader forks its workers
+            listening.begin(self._save_s)  # before the loader forks its workers
             self.session.recorder.begin()  # the end of an earlier call has ended all deadlines
         while walk.epoch < last and not is_enough:
             batches = self._start_epoch(loader)
@@ -307,6 +314,9 @@ class Run:
             self.checkpointer.save(self.step)
         self._is_done = True
         heartbeat.done()
+
+    def _save_s(self) -> float:
+        return float(getattr(self.checkpointer, "expected_save_s", 0.0) or 0.0)
 
     def _stop(self, on_preempt: OnPreempt) -> None:
         """Save at the agreed step and leave; all ranks are here."""
@@ -339,6 +349,12 @@ class Run:
                     "to start over",
                 )
         self._is_resumed = True
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a loop over `steps` is under way."""
+        steps = self._active() if self._active is not None else None
+        return steps is not None and inspect.getgeneratorstate(steps) in (inspect.GEN_RUNNING, inspect.GEN_SUSPENDED)
 
     def _leave_steps(self) -> None:
         steps = self._active() if self._active is not None else None

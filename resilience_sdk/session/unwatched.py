@@ -1,12 +1,28 @@
-"""The files of a rank that ends before there is a monitor, which would have removed them."""
+"""The files of a rank that ends without a monitor, which would have removed them."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 from resilience_sdk import job_config
 from resilience_sdk.monitor.spawn import all_locks
+
+_TRIES = 20
+_PAUSE_S = 0.01
+
+
+def remove_own(pages: Path, stem: Path) -> None:
+    """Remove a rank's files, where no monitor can be started, with the last rank's all that is there; never raises."""
+    with contextlib.suppress(OSError):
+        for path in pages.glob(f"{stem.name}.*"):
+            path.unlink()
+        for _ in range(_TRIES):  # ranks that leave together meet at the locks
+            remove_unwatched(pages, stem)
+            if not pages.exists() or any(pages.glob("*.page")):
+                return
+            time.sleep(_PAUSE_S)
 
 
 def remove_unwatched(pages: Path, stem: Path) -> None:

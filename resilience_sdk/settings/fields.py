@@ -156,6 +156,14 @@ class Settings:
     max_job_retries: int = _option(
         2, parse.whole_number(0), "How often `resilience supervise` starts the whole job again.", metavar="N"
     )
+    straggler_detection: bool = _option(True, parse.switch, "Compare the ranks' durations, and say who is slow.")
+    straggler_role: str | None = _option(
+        None,
+        parse.plain_name,
+        "What this node's ranks do, where that differs between ranks: only ranks of one role are compared.",
+        metavar="NAME",
+        shown="one role",
+    )
     report_interval: float = _option(
         300.0, parse.positive_duration, "Time between two straggler reports.", metavar=_SECONDS
     )

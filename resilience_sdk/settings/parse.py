@@ -39,6 +39,7 @@ _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
 _REALTIME = re.compile(r"(?:SIG)?(?P<base>RTMIN|RTMAX)(?P<offset>[+-]\d+)?", re.IGNORECASE)
 _BASE_URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?", re.IGNORECASE)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 # Those that no process can handle: asking for them is always a mistake.
 _NOT_CATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
 
@@ -189,6 +190,15 @@ def path_text(value: Any) -> str | None:
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise ValueError("expected a path that is not empty")
     return text
+
+
+def plain_name(value: Any) -> str | None:
+    """Return a name of letters, digits and `_.-`, 64 characters at most; nothing (None, "") means none."""
+    if is_nothing(value):
+        return None
+    if not isinstance(value, str) or not _PLAIN_NAME.fullmatch(value):
+        raise ValueError("expected a name of letters, digits and _.- with 64 characters at most")
+    return value
 
 
 def signal_number(value: Any) -> int:

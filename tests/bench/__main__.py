@@ -19,7 +19,19 @@ from tests.bench import machine
 from tests.bench.figures import Context, Figure, table
 
 # Cheapest first: what follows heats the machine up.
-MODULES = ("imports", "primitives", "monitor_cost", "checkpoints", "restart", "hang")
+MODULES = (
+    "imports",
+    "primitives",
+    "preemption",
+    "attach",
+    "monitor_cost",
+    "stragglers",
+    "straggler_fleet",
+    "checkpoints",
+    "restart",
+    "preemptions",
+    "hang",
+)
 
 
 def main() -> int:
@@ -28,7 +40,7 @@ def main() -> int:
     facts = machine.facts()
     figures: list[Figure] = []
     failures: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="resilience-bench-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="resilience-bench-", ignore_cleanup_errors=True) as scratch:
         base = arguments.keep or Path(scratch)
         for name in arguments.only:
             print(f"measuring {name} ...", file=sys.stderr, flush=True)

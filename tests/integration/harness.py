@@ -170,7 +170,7 @@ def job(
     if pages is None:
         pages = (Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else folder) / f"fault-test-{mark}"
         pages.mkdir(mode=0o700)
-    (folder / "told").mkdir()
+    (folder / "told").mkdir(exist_ok=True)
     run_dir = folder / "run"
     own = {name: os.environ[name] for name in _KEPT if name in os.environ}
     own |= {"PYTHONPATH": str(PROJECT), "RESILIENCE_PAGE_DIR": str(pages), "TOLD": str(folder / "told"), _MARK: mark}

@@ -45,11 +45,11 @@ def send(run, whom):
             os.kill(pid, signal.SIGTERM)
 
 
-def check_stopped(run, step=None):
+def check_stopped(run, ranks=2):
     """Check the promises of a stop, and return the step at which all ranks stopped."""
     assert run.finish() == 75, run.screen
     stops = run.events("stop_agreed")
-    assert len({event["rank"] for event in stops}) == 2
+    assert len({event["rank"] for event in stops}) == ranks
     assert len({(event["step"], event["check"]) for event in stops}) == 1, stops
     assert [incident["kind"] for incident in run.incidents()] == ["preemption"]
     assert run.outcome()["verdict"] == "preempted"
@@ -59,11 +59,11 @@ def check_stopped(run, step=None):
     return stops[0]["step"]
 
 
-def resume(folder, *args):
+def resume(folder, *args, ranks=TWO):
     """Run the job once more, to its end."""
     with contextlib.ExitStack() as stack:
         (folder / "told").rename(folder / "told-before")
-        again = stack.enter_context(job(folder, *TWO, "preempted.py", *args))
+        again = stack.enter_context(job(folder, *ranks, "preempted.py", *args))
         for path in (folder / "told-before").glob("losses-*"):
             (folder / "told" / path.name).write_text(path.read_text())
         assert again.finish() == 0, again.screen
@@ -170,6 +170,42 @@ def test_a_signal_during_a_checkpoint_write_lets_it_end(tmp_path, undisturbed):
         assert run.events("ckpt_commit", step=5)
     resume(tmp_path)
     assert losses(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_a_signal_while_a_checkpoint_is_written_in_the_background_lets_it_end(tmp_path, undisturbed):
+    """It is committed, and then the last save is made: both are whole, and nothing unfinished is left."""
+    with job(tmp_path, *TWO, "--checkpoint-every", "10", "preempted.py", "--behind") as run:
+        stopped = check_stopped(run)
+        *_, begun, last = run.events("ckpt_commit")
+        assert begun["step"] < last["step"] == stopped
+        assert float(run.told("behind")[0].read_text()) < begun["t"] < last["t"]
+        assert sorted(path.name for path in (run.run_dir / "checkpoints").glob("step-*"))[-2:] == [
+            begun["checkpoint"],
+            last["checkpoint"],
+        ]
+        assert not list((run.run_dir / "checkpoints").glob(".tmp-*"))
+        for name in (begun["checkpoint"], last["checkpoint"]):
+            verify_checkpoint(run.run_dir / "checkpoints" / name)
+    resume(tmp_path)
+    assert losses(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+def test_four_ranks_go_on_as_ranks_that_wrap_their_model_anew_at_that_step(tmp_path):
+    """DDP on more than two ranks adds in another order after its first step, so a run undisturbed is no measure."""
+    four = ("--nproc-per-node", "4")
+    with job(tmp_path, *four, "preempted.py", "--deep") as run:
+        run.wait(lambda: len(run.told("step-*")) == 4, "a step")
+        send(run, "one rank")
+        stopped = check_stopped(run, ranks=4)
+    resume(tmp_path, "--deep", ranks=four)
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    with job(reference, *four, "preempted.py", "--deep", "--pause", "0", "--rewrap", str(stopped)) as run:
+        assert run.finish() == 0, run.screen
+    for rank in range(4):
+        assert losses(tmp_path, rank) == losses(reference, rank)
 
 
 @pytest.mark.slow

@@ -220,6 +220,51 @@ def test_a_signal_is_passed_on_and_ends_the_loop(tmp_path, number, code, ending)
         assert job.runs() == 1
 
 
+def test_each_signal_is_passed_on_and_ctrl_c_is_final(tmp_path):
+    """The second SIGTERM reaches the command as the first did. A person who then types Ctrl-C ends the job: 130."""
+    heard = "".join(f"trap 'echo {name} >> \"$TOLD/heard\"' {name}; " for name in ("TERM", "INT"))
+    text = heard + 'touch "$TOLD/up"; while ! grep -qs INT "$TOLD/heard"; do sleep 0.05; done; exit 75'
+    with supervised(tmp_path, *shell(text)) as job:
+        job.wait((job.told / "up").exists, "the command")
+        heard = job.told / "heard"
+        for count, number in enumerate((signal.SIGTERM, signal.SIGTERM, signal.SIGINT), 1):
+            job.process.send_signal(number)
+            job.wait(lambda n=count: heard.exists() and len(heard.read_text().split()) == n, f"{number.name}")
+        assert job.finish() == 130, job.screen
+        assert heard.read_text().split() == ["TERM", "TERM", "INT"]
+        assert job.runs() == 1
+
+
+_DEAF = shell('trap "" TERM INT; touch "$TOLD/up"; sleep 600 & echo $! > "$TOLD/pid"; while :; do wait; done')
+
+
+@pytest.mark.slow
+def test_a_command_that_does_not_leave_is_ended(tmp_path):
+    """It has preempt_time, the launcher's own grace and ten seconds, said at once; then it and its children end."""
+    env = {"RESILIENCE_PREEMPT_TIME": "0.2", "RESILIENCE_TERM_GRACE": "0.1"}
+    with supervised(tmp_path, *_DEAF, env=env) as job:
+        job.wait((job.told / "up").exists, "the command")
+        job.process.terminate()
+        job.wait(lambda: "it has 10 s to leave" in job.screen, "what is said")
+        began = time.monotonic()
+        assert job.finish() == 75, job.screen
+        assert time.monotonic() - began > 9.0
+        assert "it has not left within 10 s: SIGKILL" in job.screen
+        pid = int((job.told / "pid").read_text())
+        job.wait(lambda: process_is_gone(pid, None), "the end of its child")
+
+
+def test_the_third_ctrl_c_ends_a_deaf_command(tmp_path):
+    """The first asks, the second hurries, the third does not ask; the code is a person's."""
+    with supervised(tmp_path, *_DEAF) as job:
+        job.wait((job.told / "up").exists, "the command")
+        for _ in range(3):
+            job.process.send_signal(signal.SIGINT)
+            time.sleep(0.1)  # signals that are pending together are one
+        assert job.finish() == 130, job.screen
+        assert "Ctrl-C: SIGKILL" in job.screen
+
+
 def test_a_wrapper_that_dies_of_the_signal_does_not_cut_the_save_short(tmp_path):
     """The shell has no handler and is gone at once; what it started still saves, and then the supervisor ends."""
     inner = 'trap "sleep 0.5; touch $TOLD/saved; exit 75" TERM; touch $TOLD/up; while :; do sleep 0.05; done'

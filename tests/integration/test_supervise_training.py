@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import email.utils
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from test_supervise import supervised
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "preemption"))
+from metadata_services import Azure, serving
 
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal, read_journal
@@ -58,6 +64,33 @@ def test_a_job_that_comes_back_is_not_taken_for_the_one_that_stopped(tmp_path):
         assert job.finish() == 0, job.screen
         assert [event["verdict"] for event in job.decisions()] == ["finished"]
         assert (job.run_dir / "finished").exists()
+
+
+@pytest.mark.slow
+def test_a_notice_that_stays_listed_stops_the_job_once(tmp_path):
+    """Maintenance lies half an hour ahead: the run that hears of it saves and stops, the next one trains to its end."""
+    at = email.utils.formatdate(time.time() + 1800, usegmt=True)
+    command = (*OURS[:-1], "noticed_training.py", "60")
+    with serving(Azure()) as azure:
+        azure.events = [
+            {
+                "EventId": "f020",
+                "EventType": "Reboot",
+                "Resources": [azure.name],
+                "NotBefore": at,
+                "EventStatus": "Scheduled",
+            }
+        ]
+        env = {"RESILIENCE_CLOUD_NOTICES": "azure", "RESILIENCE_CLOUD_ENDPOINT": azure.url}
+        with supervised(tmp_path, *command, env=env) as job:
+            assert job.finish() == 0, job.screen
+            assert [(event["code"], event["verdict"]) for event in job.decisions()] == [
+                (75, "restart"),
+                (0, "finished"),
+            ]
+            assert [int(line) for line in (job.told / "steps").read_text().split()] == list(range(60))
+            assert "azure reboot: scheduled event Reboot f020: an earlier start has stopped for this" in job.screen
+        assert {method for method, *_ in azure.asked} == {"GET"}
 
 
 @pytest.mark.slow

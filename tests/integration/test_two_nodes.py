@@ -125,7 +125,7 @@ def test_a_monitor_that_died_is_replaced_and_the_hang_still_told(tmp_path):
 
 
 def test_a_hang_that_is_only_reported_and_a_launcher_that_dies(tmp_path):
-    """One report for both nodes; then a whole node goes, and the other says that its ranks lost their peers."""
+    """One report for both nodes; then a whole node goes, and the other says that it is gone."""
     options = ("--max-restarts", "0", "--on-hang", "report")
     with two_nodes(tmp_path, options=options, fault="hang:how=sleep,rank=1,step=5,attempt=0") as nodes:
         survivor = nodes.rank_pid(0)
@@ -136,4 +136,5 @@ def test_a_hang_that_is_only_reported_and_a_launcher_that_dies(tmp_path):
         assert nodes.first.finish() == 1, nodes.screens
         assert not is_running(survivor)
         (crash,) = nodes.first.incidents()[1:]
-        assert (crash["kind"], crash["culprits"]) == ("crash", [])
+        assert (crash["kind"], named_in(crash)) == ("crash", [(1, "1")])
+        assert crash["cause"] == "network_node_unreachable"

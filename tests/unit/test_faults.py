@@ -60,6 +60,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Injector:
         ("slow:seconds=nan", "seconds=nan is not right"),
         ("slow:seconds=inf", "seconds=inf is not right"),
         ("kill:code=3", "code=3 needs how=exit"),
+        ("preempt:how=sigterm", "unknown key 'how'"),
     ],
 )
 def test_a_bad_plan_is_refused_with_its_text_and_the_cure(text: str, complaint: str) -> None:
@@ -131,6 +132,19 @@ def test_it_strikes_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert not strikes(injector)
     assert not injector.armed()
     assert capsys.readouterr().err.count("injected fault: kill:how=exception") == 1
+
+
+def test_preempt_is_the_signal_of_a_scheduler() -> None:
+    """Whoever handles SIGTERM hears it, once, and goes on."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        injector = loaded("preempt:step=4")
+        for step in (3, 4, 4, 5):
+            injector.meet("inside", "step", step, True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
 
 
 def test_slow_strikes_every_step_from_its_first_and_says_so_once(

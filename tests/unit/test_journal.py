@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal, redact_argv
+from resilience_sdk.journal import Journal, journal_sizes, read_journal, redact_argv
 from resilience_sdk.run_directory import RunDirectory
 
 
@@ -37,3 +37,24 @@ def test_the_group_reads_the_journal_of_a_run_that_it_may_read(tmp_path, group_r
 def test_a_command_line_loses_its_secrets(words: list[str], shown: list[str]) -> None:
     """By the names of its options; what merely sounds like a secret stays readable."""
     assert redact_argv(words) == shown
+
+
+def test_what_was_written_since_is_read_alone(tmp_path) -> None:
+    """Of files that were there only what was appended, of new ones everything; nothing of one that has not changed."""
+
+    def write(writer: str, *steps: int) -> None:
+        journal = Journal(tmp_path, writer=writer, host="here", boot_id="", job="job")
+        for step in steps:
+            journal.emit(Event.CKPT_BEGIN, step=step)
+        journal.close()
+
+    write("rank0", 1, 2)
+    write("rank1", 3)
+    sizes = journal_sizes(tmp_path)
+    assert read_journal(tmp_path, since=sizes).events == ()
+    write("rank0", 4)
+    write("rank2", 5)
+    contents = read_journal(tmp_path, since=sizes)
+    assert [event["step"] for event in contents.events] == [4, 5]
+    assert contents.torn_lines == 0
+    assert len(read_journal(tmp_path).events) == 5

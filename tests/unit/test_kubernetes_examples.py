@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from resilience_sdk import environ
+from resilience_sdk.cli.supervise import patience_s
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.launcher.options import most_nodes, parse_options
 from resilience_sdk.launcher.supervise_rules import EXIT_USAGE
@@ -92,10 +93,10 @@ def test_what_a_failure_policy_requires(job: dict[str, Any], container: dict[str
 
 
 def test_the_grace_period_is_longer_than_the_time_to_save(pod: dict[str, Any], variables: dict[str, str]) -> None:
-    """The launcher ends the ranks after preempt_time and has time left to write the verdict."""
+    """The launcher ends the ranks after preempt_time and has time left to write the verdict, also under supervise."""
     settings = load_settings(env=variables, strict_env=True)
     assert settings.preempt_time == Settings().preempt_time
-    assert pod["terminationGracePeriodSeconds"] >= settings.preempt_time + settings.term_grace
+    assert pod["terminationGracePeriodSeconds"] > patience_s(settings)
 
 
 def test_variables_are_known_to_the_code(variables: dict[str, str], pod: dict[str, Any]) -> None:

@@ -2,11 +2,15 @@
 
 `--workers`: read by a DataLoader with workers; `--slow STEP`: rank 0 evaluates for 1.5 s after that step;
 `--first`: the first step takes 1.5 s; `--style loop`: `preemption.check()` in a loop of its own, no Run;
-`--without RANK`: that rank never calls it; `--save SECONDS`: gathering the state takes that long.
+`--without RANK`: that rank never calls it; `--save SECONDS`: gathering the state takes that long; `--behind`: what
+is saved takes a while to write, and once it is being written in the background, rank 0 gets SIGTERM; `--deep`: a model
+of several layers; `--rewrap STEP`: wrapped anew before that step.
 """
 
 import argparse
+import gc
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -25,6 +29,9 @@ parser.add_argument("--pause", type=float, default=0.02)
 parser.add_argument("--style", default="run")
 parser.add_argument("--without", type=int)
 parser.add_argument("--save", type=float, default=0.0)
+parser.add_argument("--behind", action="store_true")
+parser.add_argument("--deep", action="store_true")
+parser.add_argument("--rewrap", type=int)
 parser.add_argument("--on-preempt", default="raise")
 args = parser.parse_args()
 
@@ -81,15 +88,24 @@ if args.style == "loop":
             preemption.exit()
     raise SystemExit(0)
 
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
+net = torch.nn.Linear(4, 1)
+if args.deep:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
+model = DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=args.workers)
 losses = (told / f"losses-{rank}").open("a", buffering=1)
-state = {"model": model.module, "optimizer": optimizer}
+state = {"model": net, "optimizer": optimizer}
 if args.save:
     state["slow"] = SlowToSave()
-with start_run(state=state) as run:
+if args.behind:
+    state["ballast"] = torch.zeros(16_000_000)
+with start_run(state=state, checkpoint_async=args.behind) as run:
     for step, batch in run.steps(loader, max_steps=args.steps, on_preempt=args.on_preempt):
+        if step == args.rewrap:
+            del model  # and with it the hooks that it has put on the parameters
+            gc.collect()
+            model = DistributedDataParallel(net)
         loss = (model(batch) - 1).square().mean()
         loss.backward()
         optimizer.step()
@@ -97,6 +113,9 @@ with start_run(state=state) as run:
         losses.write(f"{step} {loss.item().hex()}\n")
         tell(f"step-{rank}", step + 1)
         time.sleep(1.5 if args.first and step == 0 else args.pause)
+        if args.behind and rank == 0 and not (told / "behind").exists() and not run.checkpointer.wait(0.0):
+            os.kill(os.getpid(), signal.SIGTERM)
+            tell("behind", time.time())
         if step == args.slow and rank == 0:
             tell("evaluates", step)
             time.sleep(1.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from resilience_sdk.cli.main import main
 from resilience_sdk.cli.slurm import sort_words, time_limit_s
-from resilience_sdk.cli.slurm_script import BatchScript, directive_value, quote
+from resilience_sdk.cli.slurm_script import BatchScript, directive_value, node_script, quote
 from resilience_sdk.errors import ConfigError
 
 PROJECT = Path(__file__).parents[3]
@@ -69,8 +70,9 @@ def test_signal_and_grace_agree(script: str, capsys: pytest.CaptureFixture[str])
     """Whichever is given, the launcher is told the time that Slurm leaves it."""
     assert "signal=TERM@120" in directives(printed(capsys, "--preempt-time", "2min", script))
     assert "--preempt-time 300 train.py" in printed(capsys, "--signal", "TERM@300", script)
-    both = printed(capsys, "--signal=USR1@90", "--preempt-signals", "SIGTERM,SIGUSR1", script)
+    both = printed(capsys, "--signal=USR1@90", "--preempt-signals", "SIGTERM,SIGUSR1,SIGUSR2", script)
     assert "signal=USR1@90" in directives(both)
+    assert "trap asked=yes TERM USR1 USR2\n" in both
 
 
 def test_the_run_directory_is_named_once(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,8 +205,13 @@ def test_words_after_the_script_are_its_own() -> None:
     assert words.sbatch == {}
 
 
-def after(tmp_path: Path, *codes: int, state: str = "RUNNING", **more: str) -> tuple[int, list[str]]:
-    """Run a script whose srun leaves with these codes in turn; return its own code and what was asked of Slurm."""
+def after(
+    tmp_path: Path, *codes: int, state: str = "RUNNING", saves: str = "", away: int = 0, **more: str
+) -> tuple[int, list[str]]:
+    """Run a script whose srun leaves with these codes in turn; return its own code and what was asked of Slurm.
+
+    `saves` is a checkpoint that each run makes; the controller does not answer the first `away` questions.
+    """
     made = BatchScript({}, ("train.py",), "/bin/python", str(tmp_path / "run"), False, False, 2).text()
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))
@@ -212,9 +219,16 @@ def after(tmp_path: Path, *codes: int, state: str = "RUNNING", **more: str) -> t
     tools.mkdir(exist_ok=True)
     asked = tmp_path / "asked"
     asked.write_text("")
+    (tmp_path / "away").write_text("x\n" * away)
+    saved = tmp_path / "run" / "checkpoints" / saves
+    save = f"mkdir -p {saved}; touch {saved}/manifest.json; " if saves else ""
+    code = f"code=$(head -n 1 {tmp_path}/codes); sed -i 1d {tmp_path}/codes"
+    silent = f"if [ -s {tmp_path}/away ]; then sed -i 1d {tmp_path}/away; exit 1; fi"
+    answer = f"{silent}; echo JobId=7 JobState={state} Reason=None"
     for name, body in {
-        "srun": f"code=$(head -n 1 {tmp_path}/codes); sed -i 1d {tmp_path}/codes; echo srun >> {asked}; exit $code",
-        "scontrol": f'case $1 in show) echo "JobId=7 JobState={state} Reason=None";; *) echo "$@" >> {asked};; esac',
+        "srun": f"{save}{code}; echo srun >> {asked}; exit $code",
+        "scontrol": f'case $1 in show) {answer};; *) echo "$@" >> {asked};; esac',
+        "sleep": f"echo sleep $1 >> {tmp_path}/slept",
     }.items():
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
         (tools / name).chmod(0o755)
@@ -230,10 +244,27 @@ def test_final_exit_codes_end_the_job(tmp_path: Path, code: int) -> None:
 
 
 def test_a_preempted_job_is_requeued_unless_it_was_cancelled(tmp_path: Path) -> None:
-    """75 goes back into the queue, as often as it comes; a job that is being ended already does not."""
-    for _ in range(5):
-        assert after(tmp_path, 75) == (75, ["srun", "requeue 7"])
-    assert after(tmp_path, 75, state="CANCELLED") == (75, ["srun"])
+    """75 goes back into the queue, as often as it comes after a new checkpoint; a job that is being ended does not."""
+    for number in range(5):
+        assert after(tmp_path, 75, saves=f"step-{number:08}") == (75, ["srun", "requeue 7"])
+    assert after(tmp_path, 75, saves="step-00000007", state="CANCELLED") == (75, ["srun"])
+
+
+def test_a_job_that_is_preempted_for_nothing_does_not_come_back_for_ever(tmp_path: Path) -> None:
+    """Three in a row within a minute and without a checkpoint end it; what a person then requeues begins to count anew.
+
+    A checkpoint in between is a new beginning too.
+    """
+    again, over = (75, ["srun", "requeue 7"]), (75, ["srun"])
+    assert [after(tmp_path, 75) for _ in range(3)] == [again, again, over]
+    assert [after(tmp_path, 75, saves=name) for name in ("", "", "step-00000001", "", "", "")] == [again] * 5 + [over]
+
+
+def test_a_controller_that_is_away_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    """Where it does not answer at all nothing is requeued blindly: the job may have been cancelled."""
+    assert after(tmp_path, 75, away=3) == (75, ["srun", "requeue 7"])
+    assert (tmp_path / "slept").read_text().split() == ["sleep", "1", "sleep", "2", "sleep", "4"]
+    assert after(tmp_path, 75, away=9, saves="step-00000001") == (75, ["srun"])
 
 
 def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
@@ -247,6 +278,7 @@ def test_hardware_is_requeued_within_a_budget(tmp_path: Path) -> None:
     for _ in range(2):
         assert after(tmp_path, 76) == (76, ["srun", "requeue 7"])
     assert after(tmp_path, 76) == (76, ["srun"])
+    assert after(tmp_path, 76) == (76, ["srun", "requeue 7"])  # a person has requeued it
 
 
 def test_other_failures_are_retried_in_the_allocation(tmp_path: Path) -> None:
@@ -255,3 +287,56 @@ def test_other_failures_are_retried_in_the_allocation(tmp_path: Path) -> None:
     assert after(tmp_path, killed, 0) == (0, ["srun", "srun"])
     assert after(tmp_path, 1, killed, 1) == (1, ["srun", "srun", "srun"])
     assert after(tmp_path, killed, 75) == (75, ["srun", "srun", "requeue 7"])
+
+
+def on_a_node(tmp_path: Path, command: str, *signals: str) -> tuple[int, bool]:
+    """Run what a node runs around a launcher that is this shell command; return its code and whether it ended the step.
+
+    `$PPID` of the command is the process that Slurm would signal.
+    """
+    tools = tmp_path / "bin"
+    tools.mkdir(exist_ok=True)
+    (tools / "scancel").write_text(f'#!/bin/bash\necho "$@" >> {tmp_path}/ended\n')
+    (tools / "scancel").chmod(0o755)
+    env = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2"}
+    words = ["bash", "-c", node_script(("TERM", *signals)), "launch", "bash", "-c", command]
+    code = subprocess.run(words, env=env, timeout=30, cwd=tmp_path).returncode
+    ended = tmp_path / "ended"
+    assert not ended.exists() or ended.read_text() == "--signal=KILL 7.2\n"
+    return code, ended.exists()
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 75, 76, 77, 130])
+def test_what_a_launcher_says_is_what_a_node_says(tmp_path: Path, code: int) -> None:
+    """Also where it was asked to leave, by the signal of Slurm, which does not end the shell around it."""
+    assert on_a_node(tmp_path, f"exit {code}") == (code, False)
+    assert on_a_node(tmp_path, f"kill $PPID; exit {code}") == (code, False)
+    assert on_a_node(tmp_path, f"kill -USR1 $PPID; exit {code}", "USR1") == (code, False)
+    assert on_a_node(tmp_path, f"kill -INT $PPID; kill -HUP $PPID; exit {code}") == (code, False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_killed_launcher_ends_its_step_unless_it_was_to_leave(tmp_path: Path, number: int) -> None:
+    """Launchers on other nodes would wait for it. After Slurm's signal it counts as preempted, or nothing would requeue
+    the job.
+    """
+    assert on_a_node(tmp_path, f"kill $PPID; kill -{number:d} $$") == (75, False)
+    assert on_a_node(tmp_path, f"kill -{number:d} $$") == (128 + number, True)
+
+
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None, reason="shellcheck is missing (Debian: apt-get install shellcheck)"
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--nodes", "2", "--run-dir", "runs/a b", "--array", "0-3"],
+        ["--signal", "USR1@9", "--preempt-signals", "SIGUSR1"],
+    ],
+)
+def test_shellcheck_finds_nothing(script: str, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Not even in matters of style."""
+    text = printed(capsys, *options, script, "it's", "two words")
+    done = subprocess.run(["shellcheck", "--severity=style", "-"], input=text, capture_output=True, text=True)
+    assert done.stdout == ""

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from resilience_sdk.cli.main import main
-from resilience_sdk.cli.supervise import command_run_dir, script_of
+from resilience_sdk.cli.supervise import FLAGS, script_of, shared_options
+from resilience_sdk.launcher.options import known_options
 
 
 @pytest.mark.parametrize(
@@ -35,19 +36,48 @@ def test_mistakes_are_one_line_and_2(
 
 
 @pytest.mark.parametrize(
-    ("command", "named"),
+    ("command", "shared"),
     [
-        (["resilience", "run", "--run-dir", "runs/a", "train.py"], "runs/a"),
-        (["/opt/bin/resilience", "run", "--run_dir=runs/a", "train.py"], "runs/a"),
-        (["python", "-m", "resilience_sdk", "run", "--run-dir", "runs/a", "-m", "x"], "runs/a"),
-        (["resilience", "run", "train.py"], None),
-        (["python", "train.py", "--run-dir", "its-own"], None),
-        (["resilience", "run", "--run-dir"], None),
+        (["resilience", "run", "--run-dir", "runs/a", "train.py"], {"run_dir": "runs/a"}),
+        (["/opt/bin/resilience", "run", "--run_dir=runs/a", "train.py"], {"run_dir": "runs/a"}),
+        (["python", "-m", "resilience_sdk", "run", "--run-dir", "runs/a", "-m", "x"], {"run_dir": "runs/a"}),
+        (["resilience", "run", "-r3", "--standalone", "--preempt-time", "5min", "x"], {"preempt_time": "5min"}),
+        (
+            ["resilience", "run", "--nproc-per-node", "2", "--preempt_signals=SIGUSR1", "x"],
+            {"preempt_signals": "SIGUSR1"},
+        ),
+        (["resilience", "run", "--run-dir", "run", "run"], {"run_dir": "run"}),
+        (["resilience", "run", "-m", "a.b", "--term-grace", "3"], {}),
+        (["resilience", "run", "train.py", "--run-dir", "its-own"], {}),
+        (["python", "train.py", "--run-dir", "its-own"], {}),
+        (["resilience", "run", "--run-dir"], {}),
     ],
 )
-def test_a_directory_named_in_the_command_is_the_job_s(command: list[str], named: str | None) -> None:
-    """Else supervisor and launcher would look at two directories. Other programs' options are their own."""
-    assert command_run_dir(command) == named
+def test_what_the_command_names_is_the_job_s(command: list[str], shared: dict[str, str]) -> None:
+    """Else the two would look at two directories, wait for two times, hear two signals. The script's options are its
+    own.
+    """
+    assert shared_options(command) == (shared, None)
+
+
+def test_an_option_of_the_script_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script may have a `--fresh` of its own: it is not refused."""
+    monkeypatch.chdir(tmp_path)
+    command = ["no-such-folder/resilience", "run", "train.py", "--fresh"]
+    assert main(["supervise", "--run-dir", "run", "--", *command]) == 2
+    assert "command not found" in capsys.readouterr().err
+
+
+def test_the_command_s_file_of_settings_counts() -> None:
+    """It may say how long a save takes."""
+    assert shared_options(["resilience", "run", "--config", "a.yaml", "x"])[1] == "a.yaml"
+
+
+def test_options_without_a_value_are_known() -> None:
+    """The list is the launcher's own."""
+    assert {name for name, has_value in known_options().items() if not has_value and "_" not in name} == FLAGS
 
 
 def test_the_run_is_called_by_its_script() -> None:

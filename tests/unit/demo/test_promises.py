@@ -14,7 +14,7 @@ from resilience_sdk.demo.promises import SCENARIOS, Outcome, broken_promises
 from resilience_sdk.errors import RunDirectoryError
 from resilience_sdk.incidents import Culprit, Incident
 
-UNDISTURBED, HUNG, KILLED = SCENARIOS
+UNDISTURBED, HUNG, KILLED, PREEMPTED = SCENARIOS
 
 
 def outcome(first_step: int = 0, *incidents: Incident, loss: str = "0x1p+0", exit_code: int | None = 0) -> Outcome:
@@ -52,6 +52,25 @@ def test_each_wrong_word_in_the_report_is_found(changes: dict[str, object], sent
     """The report is held against the fault that is known to have struck."""
     wrong = attrs.evolve(HANG, **changes)
     assert broken_promises(HUNG, outcome(25, wrong), REFERENCE) == [sentence]
+
+
+STOP = Incident(id="0001-preemption", kind="preemption", lost_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("first_step", "lost", "left_with", "sentence"),
+    [
+        (63, 0, 75, None),
+        (63, 0, 0, "it stopped with code 0, not 75"),
+        (51, 0, 75, "it went on at step {51}, not at one after step 60, when it was asked to leave"),
+        (63, 10, 75, "it counted 10 lost steps, not 0"),
+        (63, None, 75, "it counted None lost steps, not 0"),
+    ],
+)
+def test_a_stop_must_lose_nothing(first_step: int, lost: int | None, left_with: int, sentence: str | None) -> None:
+    """The same command goes on after the last step that was made, and the first start said that it was asked to."""
+    stopped = attrs.evolve(outcome(first_step, attrs.evolve(STOP, lost_steps=lost)), first_exit_code=left_with)
+    assert broken_promises(PREEMPTED, stopped, REFERENCE) == ([] if sentence is None else [sentence])
 
 
 def test_a_fault_without_a_report_and_two_reports_of_one_fault_are_both_wrong() -> None:

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from resilience_sdk.launcher.evidence import completed_a_step
+from resilience_sdk.launcher.evidence import asked, completed_a_step
 
 
 def page(beats=0, declared=False, source="none"):
@@ -33,3 +33,19 @@ def page(beats=0, declared=False, source="none"):
 def test_silence_is_told_from_a_start_that_failed(pages, lasted_s, told):
     """Without any sign of progress, the time that the attempt lasted decides whether that means anything."""
     assert completed_a_step(pages, lasted_s) is told
+
+
+@pytest.mark.parametrize(
+    ("notice", "told"),
+    [
+        ({"source": "rank 1: SIGTERM", "time_left_s": 60.0}, "rank 1: SIGTERM"),
+        ({"source": "aws spot", "reason": "terminate at 12:00"}, "aws spot: terminate at 12:00"),
+        (
+            {"source": "preempt", "reason": "kernel update", "by": "root@head"},
+            "preempt: kernel update (asked by root@head)",
+        ),
+    ],
+)
+def test_an_incident_says_who_asked_and_why(notice, told):
+    """As far as the event of the notice knows."""
+    assert asked(notice) == told

@@ -135,3 +135,12 @@ def test_a_lost_store_is_said_once_and_blocks_nobody(tmp_path, store, capfd):
     journal.close()
     (line,) = [json.loads(line) for line in journal.path.read_text().splitlines()]
     assert (line["event"], line["what"]) == ("degraded", "relay")
+
+
+def test_a_node_that_wants_to_join_is_no_fault():
+    """Ranks that only lost their peers lost them to it; one that died of its own comes before."""
+    joins = NodeEnd(1, headline="another node wants to join", joins=True)
+    assert reporter({0: NodeEnd(0), 1: joins}, 3) == reporter_at_last({0: NodeEnd(0), 1: joins}) == 1
+    died = NodeEnd(2, culprits=(2,), order=1)
+    assert reporter_at_last({0: NodeEnd(0), 1: joins, 2: died}) == 2
+    assert read_end(1, joins.to_json()) == joins

@@ -50,7 +50,7 @@ def test_every_history_has_a_decision_whose_parts_agree(history, budget, delay):
     }
     assert step.exit_code in codes[step.verdict]
     assert 0 <= step.delay_s <= 60
-    assert 0 <= step.retries_left <= budget
+    assert 0 <= step.restarts_left <= budget
     assert step.reason
     assert "\n" not in step.reason
     if history[-1].finished:
@@ -62,7 +62,7 @@ def test_a_loop_without_progress_ends(history, budget):
     """Whatever the command does, runs that save nothing and are short are bounded in number."""
     barren = [attrs.evolve(end, progressed=False, lasted_s=min(end.lasted_s, 59.0)) for end in history]
     runs = next(
-        (n for n in range(1, len(barren) + 1) if not decide_next(barren[:n], budget, 0.0).again), len(barren) + 1
+        (n for n in range(1, len(barren) + 1) if not decide_next(barren[:n], budget, 0.0).restarts), len(barren) + 1
     )
     assert runs <= (budget + 1) * IDLE_STOPS + 1
 
@@ -80,7 +80,7 @@ def test_the_budget_is_new_after_each_checkpoint(history):
 def test_a_failed_command_is_run_again_until_the_budget_is_spent():
     """Two retries, each after a longer pause, then 1; none where none is allowed."""
     steps = [decide_next([FAILED] * count, 2, 5.0) for count in (1, 2, 3)]
-    assert [(step.again, step.delay_s, step.retries_left) for step in steps] == [
+    assert [(step.restarts, step.delay_s, step.restarts_left) for step in steps] == [
         (True, 5.0, 1),
         (True, 10.0, 0),
         (False, 0.0, 0),
@@ -92,10 +92,10 @@ def test_a_failed_command_is_run_again_until_the_budget_is_spent():
 def test_a_preemption_is_no_failure_and_does_not_spin():
     """With progress it is run again at once, for ever; without it pauses grow, and it ends with 75."""
     assert decide_next([SAVED_AND_PREEMPTED] * 50, 0, 5.0).delay_s == 0.0
-    assert decide_next([SAVED_AND_PREEMPTED] * 50, 0, 5.0).again
-    assert decide_next([attrs.evolve(PREEMPTED, lasted_s=IDLE_BELOW_S)] * 50, 0, 5.0).again
+    assert decide_next([SAVED_AND_PREEMPTED] * 50, 0, 5.0).restarts
+    assert decide_next([attrs.evolve(PREEMPTED, lasted_s=IDLE_BELOW_S)] * 50, 0, 5.0).restarts
     steps = [decide_next([PREEMPTED] * count, 0, 5.0) for count in range(1, IDLE_STOPS + 1)]
-    assert [(step.again, step.delay_s) for step in steps] == [(True, 5.0), (True, 10.0), (False, 0.0)]
+    assert [(step.restarts, step.delay_s) for step in steps] == [(True, 5.0), (True, 10.0), (False, 0.0)]
     assert (steps[-1].verdict, steps[-1].exit_code) == (Verdict.PREEMPTED, 75)
 
 

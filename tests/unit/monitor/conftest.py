@@ -27,7 +27,7 @@ if "no-handler" not in how:
     faulthandler.register(int(signal.SIGRTMAX - 3), file=stacks, all_threads=False, chain=False)
 if how == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-helper = HelperThread(Path(stem + ".fifo"), Path(stem + ".fr.json"), periodic=lambda: None)
+helper = HelperThread(Path(stem), periodic=lambda: None)
 helper.start()
 
 def blocked_here():

@@ -2,13 +2,17 @@
 
 They refuse what the real ones refuse: a missing or wrong token (401), a missing time to live (400), a missing
 `Metadata-Flavor` (403), a missing `Metadata` (400), and requests that came through a proxy (`X-Forwarded-For`).
+Google's waits for a change when it is asked to, and Azure's lets an event begin as soon as it is approved.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import secrets
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,11 +39,20 @@ class Service:
     def answer(self, method: str, path: str, headers: Any) -> tuple[int, str]:
         raise NotImplementedError
 
+    def etag(self, path: str) -> str:
+        return ""
+
 
 class Ec2(Service):
-    """IMDSv2 with tokens required."""
+    """IMDSv2 with tokens required; `refuse` is a status for everything (403: the service is switched off)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuse: int | None = None
 
     def answer(self, method: str, path: str, headers: Any) -> tuple[int, str]:
+        if self.refuse is not None:
+            return self.refuse, ""
         if "X-Forwarded-For" in headers:
             return 403, ""
         if path == "/latest/api/token":
@@ -56,17 +69,33 @@ class Ec2(Service):
 
 
 class Gce(Service):
-    """The metadata server of Compute Engine; its two keys are always there."""
+    """The metadata server of Compute Engine; its two keys are always there, each with an `ETag`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.documents = {"preempted": "FALSE", "maintenance-event": "NONE"}
+        self.waiting = threading.Event()  # set while a question waits for a change
 
     def answer(self, method: str, path: str, headers: Any) -> tuple[int, str]:
         if headers.get("Metadata-Flavor") != "Google" or "X-Forwarded-For" in headers:
             return 403, "Missing Metadata-Flavor:Google header."
-        name = path.removeprefix("/computeMetadata/v1/instance/")
-        return (200, self.documents[name]) if method == "GET" and name in self.documents else (404, "")
+        url = urllib.parse.urlsplit(path)
+        name = url.path.removeprefix("/computeMetadata/v1/instance/")
+        if method != "GET" or name not in self.documents:
+            return 404, ""
+        query = dict(urllib.parse.parse_qsl(url.query))
+        if query.get("wait_for_change") == "true":
+            until = time.monotonic() + float(query.get("timeout_sec", "60"))
+            last = query.get("last_etag", self.etag(path))
+            while self.etag(path) == last and time.monotonic() < until:
+                self.waiting.set()
+                time.sleep(0.005)
+            self.waiting.clear()
+        return 200, self.documents[name]
+
+    def etag(self, path: str) -> str:
+        name = urllib.parse.urlsplit(path).path.rpartition("/")[2]
+        return hashlib.sha256(self.documents.get(name, "").encode()).hexdigest()[:16]
 
 
 class Azure(Service):
@@ -83,6 +112,9 @@ class Azure(Service):
         if headers.get("Metadata") != "true" or "X-Forwarded-For" in headers:
             return 400, json.dumps({"error": "Bad request. Required metadata header not specified"})
         if url.path == "/metadata/scheduledevents" and query == {"api-version": "2020-07-01"}:
+            if method == "POST":  # StartRequests: whoever asks so loses the machine now
+                self.events = [{**event, "EventStatus": "Started", "NotBefore": ""} for event in self.events]
+                return 200, ""
             return 200, json.dumps({"DocumentIncarnation": 1, "Events": self.events})
         if url.path == "/metadata/instance/compute/name" and query.get("format") == "text":
             return 200, self.name
@@ -102,10 +134,13 @@ def serving(service: Service) -> Iterator[Service]:
             service.asked.append((self.command, self.path, status))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body.encode())))
+            if status == 200 and (etag := service.etag(self.path)):
+                self.send_header("ETag", etag)
             self.end_headers()
-            self.wfile.write(body.encode())
+            with contextlib.suppress(OSError):  # who asked may be gone by now
+                self.wfile.write(body.encode())
 
-        do_GET = do_PUT = _serve  # noqa: N815
+        do_GET = do_PUT = do_POST = _serve  # noqa: N815
 
         def log_message(self, *_args: object) -> None:
             pass

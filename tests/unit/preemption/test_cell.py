@@ -1,19 +1,23 @@
-"""The decision of a round: written once, whoever comes first."""
+"""Write-once words: whoever comes first makes them, and with several nodes only a wish of them."""
 
+import json
+import os
 import threading
 
-from resilience_sdk.preemption.cell import decide, last_round, read_decision
-from resilience_sdk.preemption.protocol import Decision
+import pytest
+
+from resilience_sdk.preemption.cell import Words, wish_path, word_path
+from resilience_sdk.preemption.protocol import Decision, Proposal
 
 
 def test_the_first_decision_stands_and_everybody_learns_it(tmp_path):
-    """Eight threads write at once, half of them the one, half the other: all are told the same."""
+    """Eight threads ask at once, half of them for the one, half for the other: all are told the same."""
     told = []
     together = threading.Barrier(8)
 
     def write(wanted):
         together.wait()
-        told.append(decide(tmp_path, 0, 3, wanted))
+        told.append(Words(tmp_path, 0).decide(3, wanted))
 
     threads = [threading.Thread(target=write, args=(list(Decision)[n % 2],)) for n in range(8)]
     for thread in threads:
@@ -21,13 +25,42 @@ def test_the_first_decision_stands_and_everybody_learns_it(tmp_path):
     for thread in threads:
         thread.join()
     assert len(told) == 8
-    assert set(told) == {read_decision(tmp_path, 0, 3)}
+    assert set(told) == {Words(tmp_path, 0).decision(3)}
 
 
-def test_rounds_are_told_apart_by_attempt_and_number(tmp_path):
-    """A monitor that takes over goes on behind the last round that was decided in its attempt."""
-    decide(tmp_path, 1, 7, Decision.VOID)
-    (tmp_path / "a1-r0-5.page").touch()
-    assert read_decision(tmp_path, 1, 6) is None
-    assert read_decision(tmp_path, 0, 7) is None
-    assert (last_round(tmp_path, 1), last_round(tmp_path, 0)) == (7, 0)
+def test_words_are_told_apart_by_attempt_round_and_kind(tmp_path):
+    """A proposal is no decision, and neither is one of another attempt."""
+    Words(tmp_path, 1).decide(7, Decision.VOID)
+    Words(tmp_path, 1).propose(Proposal(6, 40))
+    Words(tmp_path, 1).propose(Proposal(6, 50))
+    assert Words(tmp_path, 1).proposal(6) == Proposal(6, 40)
+    assert Words(tmp_path, 1).decision(6) is None
+    assert Words(tmp_path, 1).proposal(7) is None
+    assert Words(tmp_path, 0).decision(7) is None
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """The words of an attempt of two nodes."""
+    (tmp_path / "attempt-0.json").write_text(json.dumps({"attempt": 0, "nodes": 2}))
+    return Words(tmp_path, 0)
+
+
+def test_with_several_nodes_nobody_decides_here(tmp_path, shared):
+    """What is asked for is a wish until the launcher says what stands."""
+    assert shared.shared
+    assert shared.decide(1, Decision.VOID) is None
+    assert shared.decide(1, Decision.COMMIT) is None
+    assert os.readlink(wish_path(tmp_path, 0, "stop-1")) == "void"
+    os.symlink("commit", word_path(tmp_path, 0, "stop-1"))
+    assert shared.decide(1, Decision.VOID) is Decision.COMMIT
+
+
+def test_a_node_that_decides_alone_does_so_once_and_not_against_what_is_known(shared, tmp_path):
+    """All its ranks go the same way."""
+    assert shared.decide_alone(1)
+    assert not shared.decide_alone(1)
+    assert shared.decision(1) is Decision.ALONE
+    os.symlink("commit", word_path(tmp_path, 0, "stop-2"))
+    assert not shared.decide_alone(2)
+    assert shared.decision(2) is Decision.COMMIT

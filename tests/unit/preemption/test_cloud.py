@@ -17,10 +17,12 @@ from metadata_services import Azure, Ec2, Gce, serving
 
 from resilience_sdk import console
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.preemption import cloud_gcp
 from resilience_sdk.preemption.cloud import cloud_poller
 from resilience_sdk.preemption.cloud_aws import ACTION, REBALANCE, TOKEN, TOKEN_S
 from resilience_sdk.preemption.cloud_http import MetadataService
 from resilience_sdk.preemption.cloud_watch import CloudWatch
+from resilience_sdk.preemption.standing import Heeded
 from resilience_sdk.settings import Settings
 
 
@@ -124,8 +126,9 @@ def test_services_refuse_as_the_real_ones_do(ec2, gce, azure):
     assert status(azure, "/metadata/scheduledevents?api-version=2020-07-01") == 400
 
 
-def test_gce_preemption_ends_half_a_minute_after_it_was_seen(gce, clock):
+def test_gce_preemption_ends_half_a_minute_after_it_was_seen(gce, clock, monkeypatch):
     """The end stays where it was first put, however often it is asked."""
+    monkeypatch.setattr(cloud_gcp, "WAIT_S", 0)
     poller = cloud_poller("gcp", gce.url, clock=clock)
     assert poller.poll() is None
     gce.documents["preempted"] = "TRUE"
@@ -246,24 +249,137 @@ def test_nonsense_is_no_notice(cloud, raw, clock, capsys, unsaid):
     assert len(capsys.readouterr().err.splitlines()) <= 1
 
 
-def test_a_watch_sees_a_notice_come_and_go(gce, clock):
-    """The first question is asked at once; a notice is told once however often it is seen, and may be taken back."""
-    told: queue.Queue = queue.Queue()
-    watch = CloudWatch(cloud_poller("gcp", gce.url, clock=clock), every_s=0.01, on_notice=told.put)
-    try:
-        gce.documents["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
-        assert told.get(timeout=10).source == "gcp maintenance"
-        gce.documents["preempted"] = "TRUE"
-        assert told.get(timeout=10).source == "gcp preempted"
-        gce.documents.update({"preempted": "FALSE", "maintenance-event": "NONE"})
-        deadline = time.monotonic() + 10
-        while watch.notice is not None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert watch.notice is None
-    finally:
-        watch.close()
-    assert told.empty()
-    assert "resilience-cloud" not in {thread.name for thread in threading.enumerate()}
+def test_gce_answers_at_once_when_it_is_preempted(gce):
+    """Of half a minute nothing is lost: the second question waits, and the change ends it."""
+    poller = cloud_poller("gcp", gce.url)
+    assert poller.poll() is None
+    found: queue.Queue = queue.Queue()
+    thread = threading.Thread(target=lambda: found.put((poller.poll(), time.monotonic())), daemon=True)
+    thread.start()
+    assert gce.waiting.wait(10)
+    changed = time.monotonic()
+    gce.documents["preempted"] = "TRUE"
+    notice, told = found.get(timeout=10)
+    assert notice.source == "gcp preempted"
+    assert told - changed < 1.0
+    thread.join()
+
+
+def test_gce_sees_a_change_between_two_questions(gce):
+    """The question names what was answered last, so it does not wait for the next change."""
+    poller = cloud_poller("gcp", gce.url)
+    assert poller.poll() is None
+    gce.documents["preempted"] = "TRUE"
+    before = time.monotonic()
+    assert poller.poll().source == "gcp preempted"
+    assert time.monotonic() - before < 2.0
+    assert not gce.waiting.is_set()
+
+
+def test_azure_events_are_never_approved(azure, clock):
+    """Approving an event would give the machine away at once: only GET is ever sent."""
+    poller = cloud_poller("azure", azure.url, clock=clock)
+    azure.events = [event("Preempt", "Trainer_3")]
+    assert poller.poll().deadline_unix == poller.poll().deadline_unix == 1_700_000_400.0
+    assert {method for method, *_ in azure.asked} == {"GET"}
+    assert azure.events[0]["EventStatus"] == "Scheduled"
+
+
+@pytest.mark.parametrize("status", [403, 500, 503])
+def test_ec2_statuses_that_are_no_answer_are_no_notice(ec2, clock, capsys, unsaid, status):
+    """Only 404 means: nothing of the kind. A service that is switched off (403) is said, and asked again."""
+    ec2.refuse = status
+    poller = cloud_poller("aws", ec2.url, clock=clock)
+    assert poller.poll() is None
+    assert poller.poll() is None
+    assert capsys.readouterr().err.count(f"answers with {status}") == 1
+    ec2.refuse = None
+    ec2.documents[ACTION] = "{}"
+    assert poller.poll().source == "aws spot"
+
+
+def test_ec2_token_that_cannot_reach_a_container_is_explained(capsys, unsaid):
+    """The answer to the PUT is dropped by the network after one hop, which looks like silence."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert cloud_poller("aws", url, timeout_s=0.2).poll() is None
+    assert "HttpPutResponseHopLimit" in capsys.readouterr().err
+
+
+def test_a_service_that_breaks_down_takes_nothing_back(ec2, clock, unsaid):
+    """What it said last stands until it says otherwise."""
+    poller = cloud_poller("aws", ec2.url, clock=clock)
+    ec2.documents[ACTION] = "{}"
+    notice = poller.poll()
+    ec2.refuse = 503
+    assert poller.poll() == notice
+    ec2.refuse = None
+    del ec2.documents[ACTION]
+    assert poller.poll() is None
+
+
+def until(happened, timeout_s: float = 10.0):
+    """Return what `happened` tells once that is true; fail if it never is."""
+    deadline = time.monotonic() + timeout_s
+    while not (told := happened()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return told
+
+
+def questions() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "resilience-cloud"]
+
+
+def test_a_watch_never_waits_and_sees_a_notice_come_and_go(ec2):
+    """Each question is a short thread of its own, no two at a time; when nobody asks any more, none is left."""
+    watch = CloudWatch(cloud_poller("aws", ec2.url), lambda _: [], lead_s=60.0, every_s=0.01)
+    assert watch.notice() is None
+    ec2.documents[REBALANCE] = "{}"
+    assert until(watch.notice).source == "aws rebalance"
+    ec2.documents[ACTION] = "{}"
+    until(lambda: watch.notice().source == "aws spot")
+    ec2.documents.clear()
+    until(lambda: len(questions()) <= 1 and watch.notice() is None)
+    until(lambda: not questions())
+
+
+def test_a_watch_asks_as_often_as_it_should(ec2):
+    """However often the monitor looks, the service is asked once per interval."""
+    hands = Hands()
+    watch = CloudWatch(cloud_poller("aws", ec2.url), lambda _: [], lead_s=60.0, clock=hands)
+    for rounds in range(1, 4):
+        for _ in range(20):
+            watch.notice()
+        until(lambda: not questions())
+        assert len(ec2.paths(ACTION)) == rounds
+        hands.pass_s(5.0)
+
+
+def test_a_notice_that_was_obeyed_stops_the_next_start_before_its_end(ec2, clock, capsys, unsaid):
+    """Not at once; said once. The journal is asked when a notice is new, and again by a start in the same monitor."""
+    ec2.documents[ACTION] = '{"action": "stop", "time": "2023-11-14T22:15:20Z"}'  # two minutes ahead
+    asked, obeyed = [], [Heeded(clock.unix - 1, clock.unix + 120)]
+
+    def heeded(notice):
+        asked.append(notice)
+        return obeyed
+
+    watch = CloudWatch(cloud_poller("aws", ec2.url, clock=clock), heeded, lead_s=60.0, clock=clock)
+    watch.notice()
+    until(lambda: not questions())
+    for _ in range(9):
+        assert watch.notice() is None
+        clock.pass_s(6)
+        until(lambda: not questions())
+    assert len(asked) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    clock.pass_s(6)
+    assert watch.notice().source == "aws spot"
+    obeyed.append(Heeded(clock.unix, clock.unix + 60))
+    assert watch.notice() is None
+    assert len(asked) == 2
+    until(lambda: not questions())
 
 
 def test_no_proxy_is_used(gce, clock, monkeypatch):

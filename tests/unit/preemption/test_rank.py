@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,62 @@ print(seen)
     assert ended.stdout == "[True]\n", ended.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "busy",
+    [
+        "time.sleep(60)",
+        "threading.Event().wait(60)",
+        "queue.Queue().get(timeout=60)",
+        "hashlib.pbkdf2_hmac('sha256', b'x', b'y', 1 << 26)",
+        "[sum(range(1000)) for _ in range(1 << 30)]",
+    ],
+)
+@pytest.mark.parametrize("whom", ["os.kill(os.getpid(), 15)", "signal.pthread_kill(threading.get_ident(), 15)"])
+def test_a_notice_is_on_the_page_at_once_whatever_the_main_thread_does(tmp_path, busy, whom):
+    """A data wait, a long C call, an evaluation, before the first check; to the process or to any of its threads."""
+    program = f"""
+import hashlib, os, queue, signal, sys, threading, time
+from resilience_sdk import lanes, preemption
+from resilience_sdk.rank_page import layout
+preemption.time_left()
+words = lanes.recorder().page.words
+def ask():
+    {whom}
+    end = time.monotonic() + 20
+    while not words[layout.W_NOTICE] and time.monotonic() < end:
+        time.sleep(0.001)
+    print(words[layout.W_NOTICE], end - time.monotonic() > 18, flush=True)
+    os._exit(0)
+threading.Timer(0.2, ask).start()
+{busy}
+"""
+    ended = run(tmp_path, program)
+    assert ended.stdout == "15 True\n", ended.stderr
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_with_an_event_loop_that_hears_signals_the_notice_comes_too(tmp_path, when):
+    """The loop has the wakeup descriptor; our handler runs as soon as the main thread is back in Python."""
+    program = f"""
+import asyncio, os, signal, time
+from resilience_sdk import lanes, preemption
+from resilience_sdk.rank_page import layout
+async def main():
+    loop = asyncio.get_running_loop()
+    if "{when}" == "after":
+        preemption.time_left()
+    loop.add_signal_handler(signal.SIGUSR2, print)
+    preemption.time_left()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0)
+    print(lanes.recorder().page.words[layout.W_NOTICE])
+asyncio.run(main())
+"""
+    ended = run(tmp_path, program)
+    assert ended.stdout == "15\n", ended.stderr
+
+
 def test_children_of_fork_can_be_terminated_and_tell_their_parent_nothing(tmp_path):
     """`Process.terminate()` and `Pool.terminate()` end children, and are no notice for the rank."""
     program = """
@@ -121,6 +178,17 @@ print("came")
     assert ended.stdout == "came\n", ended.stderr
 
 
+def test_before_the_first_check_a_signal_means_what_it_always_did(tmp_path):
+    """A job that is starting up has nothing to save, and ends at once, also where the SDK watches it already."""
+    program = """
+import os, signal
+from resilience_sdk import heartbeat, preemption
+with heartbeat():
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+    assert run(tmp_path, program).returncode == -15
+
+
 def test_switched_off_it_answers_no_and_installs_nothing(tmp_path):
     """With RESILIENCE_DISABLE the signal does what it always did."""
     program = """
@@ -132,6 +200,154 @@ assert preemption.time_left() is None and not preemption.check()
 os.kill(os.getpid(), signal.SIGTERM)
 """
     assert run(tmp_path, program, RESILIENCE_DISABLE="1").returncode == -15
+
+
+NO_PLACE = {"RESILIENCE_PAGE_DIR": "/dev/null/nowhere"}
+
+
+@pytest.mark.parametrize(
+    ("ask", "heard"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTERM)", "[15]"),
+        ("preemption.request('maintenance')", "[]"),
+        pytest.param("open(os.environ['RESILIENCE_RUN_DIR'] + '/preempt', 'w')", "[]", marks=pytest.mark.slow),
+    ],
+)
+def test_without_a_page_one_rank_decides_at_once(tmp_path, ask, heard):
+    """Where no page can be had nothing is recorded, but signals, requests and the file are still heard."""
+    (tmp_path / "run").mkdir()
+    ended = run(tmp_path, LOOP.format(ask=ask), **NO_PLACE)
+    assert (ended.returncode, ended.stdout) == (75, f"{heard} True\n"), ended.stderr
+    assert "no directory can hold the rank pages" in ended.stderr
+
+
+@pytest.mark.slow
+def test_without_a_page_a_child_is_ended_by_its_signal_and_an_ignored_one_ends_the_rank(tmp_path):
+    """A thread of its own watches over the grace, as where there is a page."""
+    program = """
+import multiprocessing, os, signal, time
+from resilience_sdk import preemption
+preemption.check()
+process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+process.start()
+process.terminate()
+process.join(20)
+assert not preemption.check() and process.exitcode == -15
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(30)
+"""
+    ended = run(tmp_path, program, RESILIENCE_PREEMPT_TIME="1", **NO_PLACE)
+    assert ended.returncode == -15, ended.stderr
+    assert "no stop was agreed within 1 s" in ended.stderr
+
+
+def test_where_no_monitor_can_be_started_one_rank_decides_by_itself(tmp_path):
+    """The interpreter that the monitor needs is not there; said once, and the job still stops when it is asked to."""
+    program = "import sys\nsys.executable = '/nowhere/python'\n" + LOOP.format(ask="os.kill(os.getpid(), 15)")
+    ended = run(tmp_path, program)
+    assert (ended.returncode, ended.stdout) == (75, "[15] True\n"), ended.stderr
+    assert ended.stderr.count("no monitor can be started") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [{}, NO_PLACE], ids=["page", "no page"])
+def test_the_end_that_the_scheduler_told_is_a_notice(tmp_path, place):
+    """`preempt_time` before it the job stops, without any signal; not before, and with what is left until then."""
+    program = LOOP.format(ask="").replace("assert preemption.time_left() is None", "began = preemption.time_left()")
+    program = program.replace("50 < preemption.time_left() <= 60", "began - preemption.time_left() > 2, began")
+    end = time.time() + 9
+    ended = run(tmp_path, program, SLURM_JOB_END_TIME=str(end), RESILIENCE_PREEMPT_TIME="4", **place)
+    assert ended.returncode == 75, ended.stderr
+    heard, waited, began = ended.stdout.split()
+    assert (heard, waited) == ("[]", "True")
+    assert 6 < float(began) <= 9
+    assert 0 < end - time.time() < 5
+
+
+@pytest.mark.parametrize("first", ["preemption.request('x')", "preemption.time_left()"])
+def test_handlers_are_installed_by_the_main_thread_when_another_one_was_first(tmp_path, first):
+    """The next check does it; only the main thread may."""
+    program = f"""
+import os, signal, threading, time
+from resilience_sdk import preemption
+early = threading.Thread(target=lambda: {first})
+early.start()
+early.join()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+preemption.check()
+assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+os.kill(os.getpid(), signal.SIGTERM)
+while not preemption.check():
+    time.sleep(0.001)
+preemption.exit()
+"""
+    assert run(tmp_path, program).returncode == 75
+
+
+def test_checks_outside_the_main_thread_are_answered_and_say_that_signals_are_not_heard(tmp_path):
+    """One line with the cure; a request still stops the job."""
+    program = """
+import threading, time
+from resilience_sdk import preemption
+def train():
+    preemption.check()
+    preemption.request("x")
+    while not preemption.check():
+        time.sleep(0.001)
+    print("stopped")
+training = threading.Thread(target=train)
+training.start()
+training.join(30)
+"""
+    ended = run(tmp_path, program)
+    assert ended.stdout == "stopped\n", ended.stderr
+    assert ended.stderr.count("call preemption.time_left() once in the main thread") == 1
+
+
+def test_no_check_is_lost_while_another_thread_starts_to_listen(tmp_path):
+    """All ranks count alike, however the start of one rank's threads falls."""
+    program = """
+import threading
+from resilience_sdk import lanes, preemption
+from resilience_sdk.rank_page import layout
+inside, go = threading.Event(), threading.Event()
+start = lanes.starter()
+def slow():
+    recorder = start()
+    inside.set()
+    assert go.wait(20)
+    return recorder
+lanes.set_starter(slow)
+other = threading.Thread(target=preemption.time_left)
+other.start()
+assert inside.wait(20)
+threading.Timer(0.2, go.set).start()
+preemption.check()  # meets the start of the other thread
+other.join()
+preemption.check()
+lanes.set_starter(start)
+print(lanes.recorder().page.words[layout.W_CHECKS])
+"""
+    ended = run(tmp_path, program)
+    assert ended.stdout == "2\n", ended.stderr
+
+
+def test_a_real_time_signal_may_ask_to_leave(tmp_path):
+    """Such signals have no name of their own in Python."""
+    ask = "os.kill(os.getpid(), signal.SIGRTMIN + 5)"
+    ended = run(tmp_path, LOOP.format(ask=ask), RESILIENCE_PREEMPT_SIGNALS="SIGRTMIN+5")
+    assert (ended.returncode, ended.stdout) == (75, "[] True\n"), ended.stderr
+
+
+@pytest.mark.slow
+def test_under_torchrun_a_signal_leaves_no_more_than_its_30_seconds(tmp_path):
+    """It kills its ranks then, whatever `preempt_time` says; a request has the time of the setting."""
+    for number, (ask, most) in enumerate({"os.kill(os.getpid(), 15)": 30, "preemption.request('x')": 60}.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        program = LOOP.format(ask=ask).replace("50 < preemption.time_left() <= 60", "preemption.time_left()")
+        ended = run(folder, program, TORCHELASTIC_RUN_ID="here")
+        assert most - 10 < float(ended.stdout.split()[-1]) <= most, ended.stderr
 
 
 def test_a_notice_of_the_cloud_stops_the_job_with_the_time_that_the_cloud_gives(tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.preemption.scheduler import SLURM_END, end_time
+from resilience_sdk.preemption.scheduler import SLURM_END, end_time, is_time
 
 
 def test_slurm_tells_the_end_and_others_do_not(monkeypatch):
@@ -28,3 +30,27 @@ def test_any_text_gives_a_future_time_or_none(text):
     """Nothing that stands there can end a job at once or raise."""
     end = end_time({SLURM_END: text}, 10.0)
     assert end is None or (math.isfinite(end) and end > 10.0)
+
+
+@pytest.mark.parametrize(
+    ("begun_s", "left_s", "save_s", "expected"),
+    [
+        (1000, 70, 0, False),
+        (1000, 50, 0, True),
+        (1000, 70, 20, False),
+        (1000, 70, 50, True),  # a save of 75 s, and 10 s to leave
+        (1000, 100, 50, False),
+        (10, 30, 0, False),  # less than half of the time is gone
+        (40, 30, 0, True),
+        (1000, -5, 0, False),  # it got more time, nobody knows how much
+    ],
+)
+def test_the_end_is_near_when_a_save_just_fits_but_not_in_the_first_half(begun_s, left_s, save_s, expected):
+    """With the real clock, and `preempt_time` of 60 s."""
+    now = time.time()
+    assert is_time(now - begun_s, 60.0, save_s, {SLURM_END: str(now + left_s)}) is expected
+
+
+def test_without_an_end_it_is_never_time():
+    """No scheduler, or one that does not tell."""
+    assert not is_time(0.0, 60.0, 1e9, {})

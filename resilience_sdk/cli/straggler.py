@@ -1,0 +1,102 @@
+"""`resilience straggler`: who is slow in a run, and what may be changed about it while it runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from resilience_sdk.cli.common import ago, open_run_dir, print_json, print_lines, reading_parser
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.settings.fields import FIELDS as SETTINGS
+from resilience_sdk.straggler import control
+from resilience_sdk.straggler.published import (
+    read_report,
+    read_settings,
+    read_standing,
+    remove_settings,
+    write_settings,
+)
+
+KEYS = ("run_dir", "settings", "enabled", "verdicts", "at", "report")
+_SCORES = 5
+
+
+def main(argv: Sequence[str]) -> int:
+    """Change what is asked for, print what is known, and return 0.
+
+    Raises:
+        RunDirectoryError: It is no run directory.
+        ConfigError: A value is wrong, or the file cannot be written or is somebody else's.
+    """
+    parser = reading_parser(
+        "straggler",
+        "Print who is slow in a run, and change its settings while it runs: the monitor sees it in a second.",
+    )
+    for name in control.FIELDS:
+        option = "--" + name.replace("_", "-")
+        parser.add_argument(option, metavar="VALUE", help=SETTINGS[name].metadata["doc"])
+    parser.add_argument("--reset", action="store_true", help="go back to what the job was started with")
+    options = parser.parse_args(argv)
+    run_dir = open_run_dir(options.run_dir)
+    given = {name: getattr(options, name) for name in control.FIELDS if getattr(options, name) is not None}
+    try:
+        settings = _change(run_dir, given, reset=options.reset)
+        found = collect(run_dir, settings)
+    except (PermissionError, OSError) as error:
+        raise ConfigError(f"the straggler files of {run_dir.path} cannot be used: {error}") from None
+    if options.json:
+        print_json(found)
+    else:
+        print_lines(render(found, time.time()))
+    return 0
+
+
+def _change(run_dir: RunDirectory, given: dict[str, Any], *, reset: bool) -> dict[str, Any]:
+    """Return what is set in the run directory, after the changes."""
+    standing = {} if reset else _read(run_dir)
+    if given:
+        standing |= control.checked(given, "command line")
+        write_settings(run_dir.path, json.dumps(standing, indent=1) + "\n")
+    elif reset:
+        remove_settings(run_dir.path)
+    return standing
+
+
+def _read(run_dir: RunDirectory) -> dict[str, Any]:
+    text = read_settings(run_dir.path)
+    return {} if text is None else control.values_of(text, "settings.json")
+
+
+def collect(run_dir: RunDirectory, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the object that `--json` prints (`KEYS`); `settings` are those set while the job runs."""
+    standing, report = read_standing(run_dir.path), read_report(run_dir.path)
+    return {
+        "run_dir": str(run_dir.path),
+        "settings": settings,
+        "enabled": None if standing is None else standing.enabled,
+        "verdicts": [] if standing is None else [_verdict(verdict) for verdict in standing.verdicts],
+        "at": None if standing is None else standing.at,
+        "report": None if report is None else {**json.loads(report.to_json()), "text": report.text(_SCORES)},
+    }
+
+
+def _verdict(verdict: Any) -> dict[str, Any]:
+    return {**attrs.asdict(verdict), "text": verdict.text()}
+
+
+def render(found: dict[str, Any], now: float) -> list[str]:
+    """Return it as lines for a person; `now` is Unix time in seconds."""
+    lines = [f"{name} = {value}, set while the job runs" for name, value in found["settings"].items()]
+    if found["at"] is None:
+        return [*lines, "nothing is known about stragglers: no windows of 8 steps were compared yet"]
+    if not found["enabled"]:
+        return [*lines, "the comparison is switched off"]
+    lines += [verdict["text"] for verdict in found["verdicts"]] or [f"nobody is slow, as of {ago(found['at'], now)}"]
+    if found["report"] is not None:
+        lines += ["", *found["report"]["text"].splitlines()]
+    return lines

@@ -1,0 +1,143 @@
+"""Who asks the job to leave: a rank that got a signal, a file in the run directory, or the cloud."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from resilience_sdk import console
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.hostinfo import boot_id
+from resilience_sdk.journal import read_journal
+from resilience_sdk.rank_page import layout as at
+from resilience_sdk.settings import Settings
+
+if TYPE_CHECKING:
+    from resilience_sdk.preemption.cloud import Notice
+
+_MOST_BYTES = 16 << 10
+_MOST_CHARACTERS = 200
+
+
+@attrs.frozen
+class Asked:
+    """Somebody asks the job to leave."""
+
+    source: str
+    """What told: a signal to a rank, the file, or a service of a cloud."""
+    reason: str | None = None
+    by: str | None = None
+    """Who asked, as the file says it."""
+    end_unix: float | None = None
+    """When it happens (Unix seconds), where that was told."""
+    incident: str | None = None
+    """The incident because of which we ask for it ourselves."""
+    node: str | None = None
+    """The node that is to be left out then."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is known, for the journal."""
+        facts = {
+            "source": self.source,
+            "reason": self.reason,
+            "by": self.by,
+            "incident": self.incident,
+            "node": self.node,
+        }
+        return {name: value for name, value in facts.items() if value is not None}
+
+
+class Notices:
+    """Looks for whoever asks this node. The monitor's only thread."""
+
+    def __init__(self, run_dir: Path, began: float, cloud: Callable[[], Notice | None]) -> None:
+        """`run_dir/preempt` counts if it is newer than `began` (Unix seconds); `cloud` tells a cloud's notice."""
+        self._file = run_dir / "preempt"
+        self._began = began
+        self._cloud = cloud
+        self._own: Asked | None = None
+
+    def ask(self, asked: Asked | None) -> None:
+        """Ask from within, for the stop of a job that is too slow; None takes that back."""
+        self._own = asked
+
+    def look(self, noticed: Iterable[tuple[int, int]]) -> Asked | None:
+        """Return who asks, None = nobody; `noticed`: ranks and the notices on their pages, 0 where there is none."""
+        for rank, number in noticed:
+            if number:
+                return Asked(f"rank {rank}: {_name(number)}")
+        if (asked := self._in_file()) is not None:
+            return asked
+        notice = self._cloud()
+        return self._own if notice is None else Asked(notice.source, notice.reason, end_unix=notice.deadline_unix)
+
+    def _in_file(self) -> Asked | None:
+        """Return what the file says, be it empty: one that belongs to somebody else, or is no file, says nothing."""
+        try:
+            if not self._counts(self._file.lstat()):
+                return None
+            fd = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except PermissionError:
+            return Asked(self._file.name)  # root's, who says no more
+        except OSError:
+            return None
+        with open(fd, "rb") as file:
+            told = _object(file.read(_MOST_BYTES)) if self._counts(os.fstat(fd)) else None
+        return None if told is None else Asked(self._file.name, _short(told.get("reason")), _short(told.get("by")))
+
+    def _counts(self, info: os.stat_result) -> bool:
+        is_trusted = stat.S_ISREG(info.st_mode) and info.st_uid in (0, os.geteuid())
+        return is_trusted and info.st_mtime >= self._began
+
+
+def watch_cloud(settings: Settings, journal: Path) -> Callable[[], Notice | None]:
+    """Return what tells the notice of a cloud that has to be obeyed, and asks for it now and then.
+
+    `journal` is the run directory's, where it stands which notices earlier starts have obeyed.
+    """
+    if settings.cloud_notices == "off":
+        return lambda: None
+    from resilience_sdk.preemption.cloud import cloud_poller  # late: it loads an HTTP client
+    from resilience_sdk.preemption.cloud_watch import CloudWatch
+    from resilience_sdk.preemption.standing import Heeded, heeded_before
+
+    def heeded(notice: Notice) -> list[Heeded]:
+        return heeded_before(read_journal(journal).events, notice, boot_id())
+
+    try:
+        poller = cloud_poller(settings.cloud_notices, settings.cloud_endpoint)
+    except ConfigError as error:
+        console.say_once("cloud", f"no notices of the cloud: {error}")
+        return lambda: None
+    if poller is None:
+        return lambda: None
+    return CloudWatch(poller, heeded, lead_s=settings.preempt_time).notice
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _short(text: object) -> str | None:
+    flat = " ".join(console.printable(text).split()) if isinstance(text, str) else ""
+    return flat[:_MOST_CHARACTERS] or None
+
+
+def _name(number: int) -> str:
+    if number in at.NOTICE_NAMES:
+        return at.NOTICE_NAMES[number]
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

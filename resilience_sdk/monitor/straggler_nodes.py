@@ -1,0 +1,94 @@
+"""What the monitors of a job's nodes tell one another about durations.
+
+Each node writes a file, `straggler.json`. Our launcher carries it into the store, and one node's launcher, that of the
+lowest number which is there, brings those of all nodes into `stragglers.json`. Its monitor judges.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from resilience_sdk import console
+from resilience_sdk.straggler.kernels import KernelTime
+from resilience_sdk.straggler.pieces import NodePieces, Piece, chosen, decode, pace_s
+from resilience_sdk.whole_file import write_whole
+
+OWN = "straggler.json"
+PEERS = "stragglers.json"
+_PIECES_KEPT = 64
+
+
+class StragglerNodes:
+    """What is told to and heard from the other nodes. The monitor's only thread."""
+
+    def __init__(self, pages: Path, attempt: int, announcement: Mapping[str, Any], host: str) -> None:
+        """Use the files in `pages`; `announcement` is our launcher's and says which of how many nodes this is."""
+        self._pages = pages
+        self._attempt = attempt
+        self.me = _integer(announcement.get("node"), 0)
+        self.count = max(1, _integer(announcement.get("nodes"), 1))
+        name = announcement.get("node_name")
+        self.name = name if isinstance(name, str) and name else host
+        self._pieces: deque[Piece] = deque(maxlen=_PIECES_KEPT)
+        self._turn = time.monotonic_ns()  # not that of a monitor before
+        self._told_at = float("-inf")
+        self._turns: dict[int, int] = {}
+        self._seen: tuple[int, int] | None = None
+        self._gathers = self.me == 0
+
+    @property
+    def gathers(self) -> bool:
+        """Whether this node judges for all. Two may believe that of themselves for a while, which is harmless."""
+        return self._gathers
+
+    def message(
+        self, pieces: Iterable[Piece], roles: Mapping[int, str], kernels: Mapping[int, tuple[KernelTime, ...]]
+    ) -> NodePieces:
+        """Return what there is to be told of this node."""
+        self._turn += 1
+        return NodePieces(self._attempt, self.me, self.name, self._turn, tuple(pieces), roles, kernels)
+
+    def is_due(self, pieces: list[Piece]) -> bool:
+        """Keep what is new, and tell whether it is time to tell."""
+        self._pieces.extend(pieces)
+        return bool(self._pieces) and time.monotonic() - self._told_at >= pace_s(self.count)
+
+    def tell(self, roles: Mapping[int, str], kernels: Mapping[int, tuple[KernelTime, ...]]) -> None:
+        """Tell the newest windows of this node."""
+        self._told_at = time.monotonic()
+        told = self.message(chosen(self._pieces, self.count), roles, kernels)
+        self._pieces.clear()
+        self._pieces.extend(told.pieces)
+        try:
+            write_whole(self._pages / OWN, told.to_text())
+        except OSError as error:
+            console.say_once("straggler", f"the other nodes are not told how fast this one is: {error}")
+
+    def read(self) -> list[NodePieces]:
+        """Return what has come from other nodes. Costs one stat while nothing has."""
+        if self.count == 1:
+            return []
+        path = self._pages / PEERS
+        try:
+            info = path.stat()
+            if (seen := (info.st_ino, info.st_mtime_ns)) == self._seen:
+                return []
+            data = json.loads(path.read_bytes())
+            texts = data["nodes"].values() if data["attempt"] == self._attempt else ()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return []
+        self._seen = seen
+        self._gathers = self.me == 0 or data.get("gathers") is True
+        told = (decode(text) for text in texts if isinstance(text, str))
+        news = [n for n in told if n is not None and n.attempt == self._attempt and self._turns.get(n.node) != n.turn]
+        self._turns.update((node.node, node.turn) for node in news)
+        return [node for node in news if node.node != self.me]
+
+
+def _integer(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise

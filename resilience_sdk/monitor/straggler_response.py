@@ -1,0 +1,191 @@
+"""What follows when ranks are found to be slow: an event, an incident, a line, a report, and a stop on request."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk import console
+from resilience_sdk.events import Event
+from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore, event_fields
+from resilience_sdk.journal import Journal
+from resilience_sdk.monitor.notices import Asked
+from resilience_sdk.straggler.control import Control
+from resilience_sdk.straggler.published import CHANGES_KEPT, Numbered, Standing, write_report, write_standing
+from resilience_sdk.straggler.reports import Report
+from resilience_sdk.straggler.verdicts import OVER, TRANSIENT, Change, Verdict
+
+SOURCE = "straggler"
+"""The source of a notice that asks for the stop."""
+_STRAGGLERS_JOURNALLED = 64
+_RANKS_JOURNALLED = 64
+
+
+class StragglerResponse:
+    """Acts on changes and reports. The monitor's only thread; a full disk costs what is written, nothing else."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        journal: Journal,
+        store: IncidentStore,
+        ask_stop: Callable[[Asked | None], None],
+        *,
+        began: float,
+    ) -> None:
+        """Write into `run_dir`; incidents from before `began` (Unix seconds) are of another job."""
+        self._run_dir = run_dir
+        self._journal = journal
+        self._store = store
+        self._ask_stop = ask_stop
+        self._began = began
+        self._clear(0)
+
+    def begin(self, attempt: int) -> None:
+        """Begin an attempt: nobody is known to be slow in it."""
+        self._clear(attempt)
+        self._ask_stop(None)
+        self._publish((), enabled=True)
+
+    def _clear(self, attempt: int) -> None:
+        self._attempt = attempt
+        self._count = 0
+        self._changes: deque[Numbered] = deque(maxlen=CHANGES_KEPT)
+        self._incidents: dict[object, str | None] = {}
+        self._has_asked = False
+
+    def tell(self, changes: Sequence[Change], verdicts: tuple[Verdict, ...], *, stop: bool) -> None:
+        """Act on what has changed; `verdicts` are those that stand, `stop` is what is done about a persistent one."""
+        for change in changes:
+            self._count += 1
+            self._changes.append(Numbered(self._count, change.what, change.verdict))
+            self._journal.emit(
+                Event.STRAGGLER, step=change.verdict.last_step, what=change.what, **_facts(change.verdict)
+            )
+            if change.what == OVER:
+                self._close(change.verdict)
+            elif change.verdict.kind != TRANSIENT:
+                self._open(change.verdict, stop=stop)
+        self._publish(verdicts, enabled=True)
+
+    def report(self, report: Report, scores_to_print: int) -> None:
+        """Print a report, journal what it comes to, and publish it."""
+        if text := report.text(scores_to_print):
+            console.say(text)
+        self._journal.emit(
+            Event.STRAGGLER,
+            step=report.last_step,
+            what="report",
+            ranks=report.ranks,
+            first_step=report.first_step,
+            stragglers=[attrs.asdict(straggler) for straggler in report.stragglers[:_STRAGGLERS_JOURNALLED]],
+            verdicts=len(report.verdicts),
+            scores=report.summary(),
+            processing_s=report.processing_s,
+        )
+        self._write(lambda: write_report(self._run_dir, report))
+
+    def note_control(self, said: str, control: Control) -> None:
+        """Note that somebody has changed the settings, or tried to."""
+        self._journal.emit(Event.STRAGGLER, what="settings", text=said, settings=attrs.asdict(control))
+        if not control.straggler_detection:
+            self._publish((), enabled=False)
+
+    def _open(self, verdict: Verdict, *, stop: bool) -> None:
+        """Write the incident of a verdict that lasts, once, and ask for the stop."""
+        stop = stop and bool(verdict.ranks) and not verdict.is_global
+        key = _identity(verdict)
+        if key not in self._incidents:
+            self._incidents[key] = self._known(verdict) or self._create(verdict, stop=stop)
+        if stop and not self._has_asked:
+            self._has_asked = True
+            incident, node = self._incidents[key], verdict.nodes[0] if verdict.nodes else None
+            self._ask_stop(Asked(SOURCE, verdict.text(), incident=incident, node=node))
+            console.say(f"  all ranks save and stop, so that the job goes on without node {node} (stop_if_detected)")
+
+    def _create(self, verdict: Verdict, *, stop: bool) -> str | None:
+        console.say(f"SLOW: {verdict.text()}")
+        incident = slow_incident(verdict, attempt=self._attempt, stop=stop, now=time.time())
+        try:
+            incident = self._store.create("slow", incident)
+        except OSError as error:
+            console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
+        self._journal.emit(Event.INCIDENT, **event_fields(incident))
+        return incident.id
+
+    def _known(self, verdict: Verdict) -> str | None:
+        """Return the incident where it is written already: by the monitor before this one, or by another node's."""
+        try:
+            incidents: Iterable[Incident] = self._store.all()
+        except OSError:
+            return None
+        for incident in incidents:
+            is_open = incident.kind == "slow" and incident.recovered_at is None and incident.attempt == self._attempt
+            same = [c.rank for c in incident.culprits] == list(verdict.ranks if not verdict.is_global else ())
+            if is_open and same and (incident.detected_at or 0.0) >= self._began and _names(incident, verdict):
+                return incident.id
+        return None
+
+    def _close(self, verdict: Verdict) -> None:
+        incident = self._incidents.pop(_identity(verdict), None)
+        if incident is None:
+            return
+        console.say(f"no longer slow: {verdict.text()}")
+        try:
+            closed = self._store.mark_recovered(incident, time.time())
+        except (OSError, KeyError) as error:
+            console.say_once("recovery", f"cannot note the recovery in incident {incident}: {error}")
+            return
+        self._journal.emit(Event.RECOVERED, id=incident, recovery_s=closed.recovery_s)
+
+    def _publish(self, verdicts: tuple[Verdict, ...], *, enabled: bool) -> None:
+        standing = Standing(self._attempt, time.time(), enabled, verdicts, tuple(self._changes))
+        self._write(lambda: write_standing(self._run_dir, standing))
+
+    def _write(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if console.say_once("stragglers", f"cannot publish who is slow in {self._run_dir}: {error}"):
+                self._journal.emit(Event.DEGRADED, what="stragglers", why=str(error))
+
+
+def slow_incident(verdict: Verdict, *, attempt: int, stop: bool, now: float) -> Incident:
+    """Return the incident of a verdict; `stop`: the job is stopped for it. `now` is Unix time in seconds."""
+    steps = 1 + verdict.last_step - verdict.since_step
+    took_s = steps * verdict.excess_s / verdict.share if verdict.share > 0.0 else None
+    nodes = verdict.nodes if len(verdict.nodes) == len(verdict.ranks) else verdict.nodes[:1] * len(verdict.ranks)
+    named = () if verdict.is_global else tuple(zip(verdict.ranks, nodes, strict=False))
+    return Incident(
+        attempt=attempt,
+        detected_at=now,
+        detection_latency_s=took_s,
+        culprits=tuple(Culprit(rank, node, verdict.since_step, verdict.section) for rank, node in named),
+        category="unknown" if verdict.is_global else "slow",
+        cause="unknown" if verdict.is_global else "straggler_persistent",
+        action="exclude_node" if stop else "none",
+        confidence=verdict.confidence,
+        evidence=(Evidence(SOURCE, verdict.text()),),
+    )
+
+
+def _names(incident: Incident, verdict: Verdict) -> bool:
+    return any(f": section {verdict.section} " in evidence.text for evidence in incident.evidence)
+
+
+def _identity(verdict: Verdict) -> object:
+    """Return what stays the same as long as a verdict stands."""
+    whom: object = verdict.ranks
+    if verdict.is_global or verdict.whole_node:
+        whom = verdict.nodes[:1] if verdict.whole_node else None
+    return verdict.section, verdict.section_kind, verdict.role, whom
+
+
+def _facts(verdict: Verdict) -> dict[str, Any]:
+    facts = attrs.asdict(verdict)
+    return {**facts, "ranks": facts["ranks"][:_RANKS_JOURNALLED], "text": verdict.text()}

@@ -1,0 +1,150 @@
+"""The monitor's part in finding slow ranks: collect the durations of this node, and judge those of all nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from resilience_sdk import console
+from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.journal import Journal
+from resilience_sdk.monitor.notices import Asked
+from resilience_sdk.monitor.ranks import WatchedRank
+from resilience_sdk.monitor.recovery import first_step
+from resilience_sdk.monitor.straggler_nodes import StragglerNodes
+from resilience_sdk.monitor.straggler_response import StragglerResponse
+from resilience_sdk.rank_page import Passes
+from resilience_sdk.settings import Settings
+from resilience_sdk.straggler import kernels
+from resilience_sdk.straggler.aggregate import Aggregate
+from resilience_sdk.straggler.collector import Collector
+from resilience_sdk.straggler.control import ControlFile
+from resilience_sdk.straggler.pieces import NodePieces
+from resilience_sdk.straggler.roles import read_role
+
+_CONTROL_S = 1.0
+_KERNELS_TOLD = 16
+_NANO = 1e9
+
+
+class StragglerWatch:
+    """Collects, judges and reports. The monitor's only thread; adds nothing to that of the training."""
+
+    def __init__(
+        self,
+        pages: Path,
+        run_dir: Path,
+        settings: Settings,
+        journal: Journal,
+        store: IncidentStore,
+        ask_stop: Callable[[Asked | None], None],
+        host: str,
+        *,
+        began: float | None,
+    ) -> None:
+        """Read and write in `pages` and `run_dir`; `ask_stop` has all ranks stop at one step.
+
+        `began`: Unix seconds since when the job runs; incidents before that are of another one.
+        """
+        self._pages = pages
+        self._settings = settings
+        self._host = host
+        self._control = ControlFile(run_dir, settings)
+        self._response = StragglerResponse(run_dir, journal, store, ask_stop, began=began or 0.0)
+        self._looked_at = float("-inf")
+        self.begin(0, {})
+
+    def begin(self, attempt: int, announcement: Mapping[str, Any]) -> None:
+        """Begin an attempt; `announcement` is our launcher's, empty where nobody has made one."""
+        self._nodes = StragglerNodes(self._pages, attempt, announcement, self._host)
+        self._attempt = attempt
+        self._start()
+
+    def _start(self) -> None:
+        self._collector = Collector(self._nodes.count)
+        self._aggregate: Aggregate | None = None
+        self._reported_at = time.monotonic()
+        self._roles: dict[Path, str] = {}
+
+    def look(self, completed: Sequence[tuple[WatchedRank, Sequence[Passes]]]) -> None:
+        """Take what each rank of this node has completed since the last look, and judge what can be judged."""
+        now = time.monotonic()
+        if now - self._looked_at >= _CONTROL_S:
+            self._looked_at = now
+            self._look_at_control()
+        living = [watched for watched, _ in completed if watched.alive]
+        if not self._control.now.straggler_detection or not living:
+            return
+        self._collector.present({watched.rank: watched.stem for watched in living})
+        for watched, passes in completed:
+            for new in passes:
+                durations = [sample / _NANO for sample in new.samples_ns]
+                self._collector.add(watched.rank, new.name, new.kind, new.lane, new.start, durations)
+        pieces = self._collector.take(_first_step(living), now)
+        told = self._nodes.read()
+        if self._nodes.gathers:
+            if pieces:
+                told.append(self._nodes.message(pieces, self._roles_of(living), {}))
+            self._judge(told, living, now)
+        elif self._nodes.is_due(pieces):
+            self._nodes.tell(self._roles_of(living), _kernels_of(living))
+
+    def _judge(self, told: Sequence[NodePieces], living: Sequence[WatchedRank], now: float) -> None:
+        control = self._control.now
+        aggregate = self._aggregate
+        if aggregate is None:
+            if not told:
+                return
+            aggregate = self._aggregate = Aggregate(
+                self._nodes.count,
+                relative_threshold=control.relative_threshold,
+                individual_threshold=control.individual_threshold,
+            )
+            self._response.begin(self._attempt)
+        for node in told:
+            aggregate.add(node)
+        if changes := aggregate.judge(now):
+            self._response.tell(changes, aggregate.verdicts, stop=control.stop_if_detected)
+        if now - self._reported_at >= control.report_interval:
+            self._reported_at = now
+            aggregate.add(self._nodes.message((), {}, _kernels_of(living)))
+            report = aggregate.report()
+            if report is not None:
+                self._response.report(report, control.scores_to_print)
+
+    def _look_at_control(self) -> None:
+        was_on = self._control.now.straggler_detection
+        said = self._control.look()
+        if said is None:
+            return
+        control = self._control.now
+        if self._nodes.gathers:
+            console.say(said)
+            self._response.note_control(said, control)
+        if was_on and not control.straggler_detection:
+            self._start()
+        elif self._aggregate is not None:
+            self._aggregate.set_thresholds(relative=control.relative_threshold, individual=control.individual_threshold)
+
+    def _roles_of(self, living: Sequence[WatchedRank]) -> dict[int, str]:
+        for watched in living:
+            if watched.stem not in self._roles:
+                self._roles[watched.stem] = read_role(watched.stem) or self._settings.straggler_role or ""
+        return {watched.rank: self._roles[watched.stem] for watched in living}
+
+
+def _first_step(living: Sequence[WatchedRank]) -> int:
+    page = living[0].snapshot
+    return first_step(page) if page.step_is_global else 0
+
+
+def _kernels_of(living: Sequence[WatchedRank]) -> dict[int, tuple[kernels.KernelTime, ...]]:
+    """Return the newest kernel times of the ranks that have sampled any."""
+    found = {}
+    for watched in living:
+        window = kernels.read(watched.stem.with_name(watched.stem.name + kernels.SUFFIX))
+        if window is not None:
+            found[watched.rank] = window.kernels[:_KERNELS_TOLD]
+    return found

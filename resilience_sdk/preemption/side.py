@@ -1,0 +1,68 @@
+"""What the session gives to who listens: the page, where decisions are, the settings, and who else is there."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from resilience_sdk.events import Event
+
+NO_PAGES = Path(os.devnull)
+"""Stands for the page directory of a rank that could have none: nothing can be read or written below it."""
+
+
+def is_request(path: Path | None, began_unix: float) -> bool:
+    """Tell whether somebody asks by a file for the job that began then: it must be ours or root's. Never raises."""
+    if path is None:
+        return False
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(info.st_mode) and info.st_uid in (0, os.geteuid()) and info.st_mtime >= began_unix
+
+
+class Emitter(Protocol):
+    """Takes events, as a journal does."""
+
+    def emit(self, event: Event, **facts: Any) -> None:
+        """Take an event; never raises."""
+        ...
+
+
+class NoJournal:
+    """Takes events of a rank that has no run directory."""
+
+    def emit(self, event: Event, **facts: Any) -> None:
+        """Take an event, and drop it."""
+
+
+@attrs.frozen
+class Side:
+    """What a listening rank has from its session. Durations are seconds."""
+
+    words: Any
+    """The rank's page as words, or make-believe ones that nobody else reads."""
+    pages: Path
+    journal: Emitter
+    attempt: int
+    signals: tuple[int, ...]
+    grace_s: float
+    """From a notice to the end, where nobody told (`preempt_time`)."""
+    wakeup: Callable[[], int]
+    """Starts what reads it, where that does not run yet, and returns the descriptor."""
+    signal_grace_s: float = math.inf
+    """From a signal to the end, where whoever signals has a time of its own."""
+    request_file: Path | None = None
+    began_unix: float = 0.0
+    """An older request file was for another job."""
+    is_alone: bool = False
+    """There is no other rank."""
+    has_coordinator: Callable[[], bool] = lambda: True
+    """Tells, alike on all ranks of the job, whether monitors coordinate the stop; may wait for one to come up."""
