@@ -20,6 +20,8 @@ from resilience_sdk.whole_file import write_whole
 
 FILE = "config.json"
 _LOCK = "config.lock"
+# What the stop of an attempt leaves; each is the beginning of file names, with the number of the attempt behind it.
+WORD, WISH, COORDINATOR = "word-a", "wish-a", "coordinator-a"
 _PATIENCE_S = 2.0
 
 
@@ -57,12 +59,17 @@ class JobConfig:
 def agree(pages: Path, proposal: JobConfig) -> JobConfig:
     """Return what the job agreed on: what stands in `pages` if it is this job's, else `proposal`, written there.
 
+    With a new agreement go the words of the stop before: attempts count from 0 again, and find no old decision.
+
     Raises OSError when the page directory cannot be used.
     """
     with locked(pages):
         standing = read(pages)
         if standing is not None and _belongs_together(standing, proposal):
             return standing
+        for path in pages.iterdir():
+            if path.name.startswith((WORD, WISH, COORDINATOR)):
+                path.unlink(missing_ok=True)
         write_whole(pages / FILE, json.dumps(attrs.asdict(proposal)))
         return proposal
 
@@ -105,6 +112,8 @@ def _belongs_together(standing: JobConfig, proposal: JobConfig) -> bool:
         return _alive(standing.launcher_pid, standing.launcher_ticks)
     if _alive(standing.creator_pid, standing.creator_ticks):
         return True
+    if not standing.parent_pid:
+        return False  # a process of its own, which is gone: nobody restarts it
     # The same launcher may restart its ranks, or start another job after the first: a directory named anew tells.
     same_parent = (standing.parent_pid, standing.parent_ticks) == (proposal.parent_pid, proposal.parent_ticks)
     return same_parent and (standing.run_dir == proposal.run_dir or not proposal.run_named)

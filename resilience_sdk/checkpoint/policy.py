@@ -109,7 +109,7 @@ class SavePolicy:
         self._least_s = write_s / _MOST_WRITING
 
     def postpone(self, step: int) -> int:
-        """Return when to ask again where a save cannot begin yet, since the one before it is still written."""
+        """Return when to ask again where a save is due and cannot begin: one is still written, or there is no time."""
         return step + max(1, (step - self._last_step) // 8)
 
     def answer(self, step: int, now_s: float) -> int | None:

@@ -70,6 +70,7 @@ class Saver:
         self._staging = Staging()
         self._last_good: GoodCheckpoint | None = None
         self._saved_values: str | None = None
+        self._is_short = False  # saves are left out for want of time, which has been said
         self._background: Background | None = None
         self._group = BackgroundGroup(background.PATIENCE_S)  # of the threads that write what is sharded
 
@@ -101,7 +102,7 @@ class Saver:
         order = ranks.broadcast(self._open(step, in_background, left_s) if ranks.rank == 0 else None)
         if order["last_good"] is not None:
             self._last_good = GoodCheckpoint(order["last_good"], self._store.path_of(order["last_good"]))
-        self._policy.next_question = step + 1
+        self._policy.next_question = order["next_question"]
         if order["is_there"] or order["is_left_out"]:
             return bool(order["is_there"])
         unfinished = None if order["name"] is None else self._store.directory / order["name"]
@@ -132,17 +133,22 @@ class Saver:
         from resilience_sdk.checkpoint.payload import encode_values
 
         order: dict[str, Any] = {"is_there": False, "is_left_out": False, "name": None, "error": None}
-        order.update(values="", token="", last_good=None)
+        order.update(values="", token="", last_good=None, next_question=step + 1)
+        # It is due all the same: not to be asked for after each step until it can be made.
+        left_out = {"is_left_out": True, "next_question": self._policy.postpone(step)}
         is_settled = self.settle(0.0 if in_background else None)
         if self._last_good is not None:
             order["last_good"] = self._last_good.step
         if not is_settled:
             say_once("busy", f"the save before step {step} is still being written: steps between are not saved")
-            return {**order, "is_left_out": True}
+            return {**order, **left_out}
         if left_s is not None and left_s < 2 * self._policy.expected_save_s:
-            say(f"no save at step {step}: {left_s:.1f} s are left, which are kept for the last one")
-            self._record(Event.CKPT_SKIP, step, why="no time before the last save", time_left_s=left_s)
-            return {**order, "is_left_out": True}
+            if not self._is_short:
+                say(f"no save at step {step}: {left_s:.1f} s are left, which are kept for the last one")
+                self._record(Event.CKPT_SKIP, step, why="no time before the last save", time_left_s=left_s)
+            self._is_short = True
+            return {**order, **left_out}
+        self._is_short = False
         try:
             order["values"] = encode_values(self._values)
             if order["last_good"] == step and order["values"] == self._saved_values:

@@ -29,6 +29,7 @@ FLAGS = frozenset(
         *("-h", "--help", "-m", "--module", "--fresh", "--no-python", "--run-path", "--standalone"),
         *("--checkpoint-async", "--no-checkpoint-async", "--group-readable", "--no-group-readable"),
         *("--stop-if-detected", "--no-stop-if-detected", "--virtual-local-rank"),
+        *("--straggler-detection", "--no-straggler-detection"),
     )
 )
 

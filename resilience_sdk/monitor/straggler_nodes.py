@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,12 @@ _PIECES_KEPT = 64
 class StragglerNodes:
     """What is told to and heard from the other nodes. The monitor's only thread."""
 
-    def __init__(self, pages: Path, attempt: int, announcement: Mapping[str, Any], host: str) -> None:
+    def __init__(
+        self, pages: Path, attempt: int, announcement: Mapping[str, Any], host: str, clock: Callable[[], float]
+    ) -> None:
         """Use the files in `pages`; `announcement` is our launcher's and says which of how many nodes this is."""
         self._pages = pages
+        self._clock = clock
         self._attempt = attempt
         self.me = _integer(announcement.get("node"), 0)
         self.count = max(1, _integer(announcement.get("nodes"), 1))
@@ -56,11 +59,11 @@ class StragglerNodes:
     def is_due(self, pieces: list[Piece]) -> bool:
         """Keep what is new, and tell whether it is time to tell."""
         self._pieces.extend(pieces)
-        return bool(self._pieces) and time.monotonic() - self._told_at >= pace_s(self.count)
+        return bool(self._pieces) and self._clock() - self._told_at >= pace_s(self.count)
 
     def tell(self, roles: Mapping[int, str], kernels: Mapping[int, tuple[KernelTime, ...]]) -> None:
         """Tell the newest windows of this node."""
-        self._told_at = time.monotonic()
+        self._told_at = self._clock()
         told = self.message(chosen(self._pieces, self.count), roles, kernels)
         self._pieces.clear()
         self._pieces.extend(told.pieces)

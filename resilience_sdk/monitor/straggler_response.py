@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -95,6 +96,11 @@ class StragglerResponse:
         self._journal.emit(Event.STRAGGLER, what="settings", text=said, settings=attrs.asdict(control))
         if not control.straggler_detection:
             self._publish((), enabled=False)
+
+    def note_failure(self, error: Exception) -> None:
+        """Say that nobody is compared any more in this attempt."""
+        self._journal.emit(Event.DEGRADED, what="stragglers", why="".join(traceback.format_exception(error)))
+        console.say_once("straggler failed", f"slow ranks are not found any more: {type(error).__name__}: {error}")
 
     def _open(self, verdict: Verdict, *, stop: bool) -> None:
         """Write the incident of a verdict that lasts, once, and ask for the stop."""

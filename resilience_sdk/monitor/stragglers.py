@@ -26,7 +26,6 @@ from resilience_sdk.straggler.roles import read_role
 
 _CONTROL_S = 1.0
 _KERNELS_TOLD = 16
-_NANO = 1e9
 
 
 class StragglerWatch:
@@ -43,11 +42,14 @@ class StragglerWatch:
         host: str,
         *,
         began: float | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Read and write in `pages` and `run_dir`; `ask_stop` has all ranks stop at one step.
 
-        `began`: Unix seconds since when the job runs; incidents before that are of another one.
+        `began`: Unix seconds since when the job runs; incidents before that are of another one. `clock` is steady, in
+        seconds.
         """
+        self._clock = clock
         self._pages = pages
         self._settings = settings
         self._host = host
@@ -58,19 +60,33 @@ class StragglerWatch:
 
     def begin(self, attempt: int, announcement: Mapping[str, Any]) -> None:
         """Begin an attempt; `announcement` is our launcher's, empty where nobody has made one."""
-        self._nodes = StragglerNodes(self._pages, attempt, announcement, self._host)
+        self._nodes = StragglerNodes(self._pages, attempt, announcement, self._host, self._clock)
         self._attempt = attempt
         self._start()
 
     def _start(self) -> None:
         self._collector = Collector(self._nodes.count)
         self._aggregate: Aggregate | None = None
-        self._reported_at = time.monotonic()
+        self._reported_at = self._clock()
         self._roles: dict[Path, str] = {}
+        self._has_failed = False
 
     def look(self, completed: Sequence[tuple[WatchedRank, Sequence[Passes]]]) -> None:
-        """Take what each rank of this node has completed since the last look, and judge what can be judged."""
-        now = time.monotonic()
+        """Take what each rank of this node has completed since the last look, and judge what can be judged.
+
+        Never raises: a mistake here must not cost the job its watch over hangs. It is said, and the attempt goes on
+        without.
+        """
+        if self._has_failed:
+            return
+        try:
+            self._look(completed)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._has_failed = True
+            self._response.note_failure(error)
+
+    def _look(self, completed: Sequence[tuple[WatchedRank, Sequence[Passes]]]) -> None:
+        now = self._clock()
         if now - self._looked_at >= _CONTROL_S:
             self._looked_at = now
             self._look_at_control()
@@ -80,8 +96,7 @@ class StragglerWatch:
         self._collector.present({watched.rank: watched.stem for watched in living})
         for watched, passes in completed:
             for new in passes:
-                durations = [sample / _NANO for sample in new.samples_ns]
-                self._collector.add(watched.rank, new.name, new.kind, new.lane, new.start, durations)
+                self._collector.add(watched.rank, new.name, new.kind, new.lane, new.start, new.samples_ns)
         pieces = self._collector.take(_first_step(living), now)
         told = self._nodes.read()
         if self._nodes.gathers:

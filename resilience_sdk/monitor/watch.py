@@ -109,8 +109,8 @@ class Watcher:
         self._say_if_alone(ranks)
         self.learner.save_now_and_then()
         wait_s = min(self._settings.monitor_interval, self._judge(ranks, now_ns))
-        self._stragglers.look(completed)
         soon_s = self._look_for_stop(ranks)
+        self._stragglers.look(completed)
         return wait_s if soon_s is None else min(wait_s, soon_s)
 
     def _look_for_stop(self, ranks: list[WatchedRank]) -> float | None:

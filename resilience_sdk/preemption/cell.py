@@ -12,6 +12,7 @@ import json
 import os
 from pathlib import Path
 
+from resilience_sdk.job_config import WISH, WORD
 from resilience_sdk.preemption.protocol import Decision, Proposal
 
 
@@ -57,12 +58,12 @@ class Words:
 
 def word_path(pages: Path, attempt: int, name: str) -> Path:
     """Return where a word stands once it does."""
-    return pages / f"word-a{attempt}-{name}"
+    return pages / f"{WORD}{attempt}-{name}"
 
 
 def wish_path(pages: Path, attempt: int, name: str) -> Path:
     """Return where a wish for a word is left for the launcher."""
-    return pages / f"wish-a{attempt}-{name}"
+    return pages / f"{WISH}{attempt}-{name}"
 
 
 def make_link(path: Path, value: str) -> bool:

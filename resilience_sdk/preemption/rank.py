@@ -63,6 +63,7 @@ class Listener(Checks):
         "attempt",
         "grace_s",
         "handlers",
+        "is_settled",
         "journal",
         "pages",
         "save_s",
@@ -72,18 +73,28 @@ class Listener(Checks):
     )
 
     def __init__(self, side: Side, handlers: Handlers) -> None:
-        # Where no monitor coordinates, it is asked at each check.
-        is_coordinated = side.has_coordinator()
-        super().__init__(side.words, control_flag(side.words) if is_coordinated else True)
+        super().__init__(side.words, flag=True)
         self.side = side
         self.save_s: Callable[[], float] = float
-        self.unmonitored = None if is_coordinated else Unmonitored(side, handlers)
+        self.unmonitored: Unmonitored | None = None
+        self.is_settled = False
         self.pages = side.pages
         self.journal = side.journal
         self.attempt = side.attempt
         self.grace_s = side.grace_s
         self.handlers = handlers
         self.stopped_at: int | None = None
+        self.settle()
+
+    def settle(self) -> bool:
+        """Tell whether it is known who coordinates the stop, and do as that one needs. Waits for nobody."""
+        if not self.is_settled and (found := self.side.has_coordinator()) is not None:
+            if found:
+                self.flag = control_flag(self.words)
+            else:
+                self.unmonitored = Unmonitored(self.side, self.handlers)  # is asked at each check
+            self.is_settled = True
+        return self.is_settled
 
     def answer(self, count: int, step: int | None) -> bool:
         """Take part in the agreement at check `count`. Waits only at the very check that is proposed."""
@@ -93,6 +104,11 @@ class Listener(Checks):
         if control == TEARDOWN:
             self.handlers.act_by_default()
             return False
+        if not self.is_settled:
+            if not self.settle():
+                return False
+            if _asked is self:
+                _ask(self)  # its flag is another one now
         if self.unmonitored is not None:
             if self.unmonitored.stops(count, self.time_left):
                 self.stopped_at = count
@@ -140,10 +156,10 @@ class Listener(Checks):
         now, ends = time.monotonic(), []
         if until_ns := self.words[at.W_DEADLINE_NS]:
             ends.append(until_ns / 1e9 - now)
-        elif (noted := self.handlers.noted_at) is not None:
-            ends.append(noted + self.grace_s - now)
+        elif (noted := self.handlers.noted_at) is not None and self.words[at.W_NOTICE] != at.NOTICE_END:
+            ends.append(noted + self.grace_s - now)  # the scheduler's end is counted below, as what it is
         if (heard := self.handlers.heard_at) is not None:
-            ends.append(heard + self.side.signal_grace_s - now)
+            ends.append(heard + min(self.grace_s, self.side.signal_grace_s) - now)
         if self.unmonitored is not None and (end_s := self.unmonitored.ends_at) is not None:
             ends.append(end_s - now)
         if (end := end_time()) is not None:

@@ -19,7 +19,7 @@ import attrs
 from resilience_sdk.preemption.protocol import Decision
 
 EVERY_S = 1.0  # one all_reduce of about 0.1 ms in this time
-_MOST_CHECKS = 1000  # so that a loop that becomes slower is not deaf for long
+_MOST_CHECKS = 100  # so that a loop that becomes slower is not deaf for long
 _NEVER_MS = 1 << 53
 
 
@@ -88,10 +88,12 @@ class Reduction:
         patience_s: float,
         clock: Callable[[], float],
         give_up: Callable[[str], None],
+        first: Callable[[int], int] = int,
     ) -> None:
         """Prepare; `connect` returns None as long as there is no process group.
 
         `patience_s` bounds the wait for a late rank; `give_up` is told, once, why no stop can be agreed any more.
+        `first` is asked at the first check, with its number, from which one on all ranks take part.
         """
         self._connect = connect
         self._is_alone = is_alone
@@ -100,7 +102,8 @@ class Reduction:
         self._give_up = give_up
         self._group: Group | None = None
         self._is_over = False
-        self._due = 0
+        self._first = first
+        self._due: int | None = None
         self._every = 1
         self._number = 0
         self._begun_at: tuple[int, float] = 0, 0.0  # check, seconds of the clock
@@ -109,16 +112,18 @@ class Reduction:
 
     def stops(self, count: int, asked: bool, left_s: Callable[[], float | None]) -> bool:
         """Take part in check `count`; tell whether all ranks stop at it. `asked`: this rank was."""
-        if count < self._due or self._is_over:
-            return False
         try:
+            if self._due is None:
+                self._due = self._first(count)
+            if count < self._due or self._is_over:
+                return False
             if self._group is not None:
                 return self._read(count, asked, left_s)
             self._group = self._connect()
             if self._group is None:  # before init_process_group(), or one rank that needs none
                 return asked and self._is_alone
             self._begin(count, asked, left_s)
-        except (RuntimeError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - torch without gloo, a strange word in the store: never the user's
             self._end(f"the ranks cannot talk to one another: {_first_line(error)}")
         return False
 
@@ -137,7 +142,7 @@ class Reduction:
         why, maxima = "", None
         try:
             maxima = self._group.result(self._patience_s)
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - see above
             why = f"the connection to another rank is lost: {_first_line(error)}"
         if maxima is None:
             if self._group.decide(self._number, Decision.VOID) is Decision.COMMIT:
@@ -162,7 +167,7 @@ class Reduction:
         assert self._group is not None
         try:
             return self._group.decide(self._number, Decision.COMMIT) is Decision.COMMIT
-        except (RuntimeError, OSError):
+        except Exception:  # noqa: BLE001 - see above
             return True  # the store is gone; all ranks have read the same, unless one has waited in vain
 
     def _end(self, why: str) -> None:

@@ -16,15 +16,27 @@ from resilience_sdk.events import Event
 NO_PAGES = Path(os.devnull)
 """Stands for the page directory of a rank that could have none: nothing can be read or written below it."""
 
+MONITOR, RANKS = "monitor", "ranks"
+"""Who coordinates the stop of the ranks of a job on one node, as it stands in `coordinator_word`."""
+
+
+def coordinator_word(pages: Path, attempt: int) -> Path:
+    """Return the link that says, written once, who coordinates; there is none for the ranks of several nodes."""
+    return pages / f"coordinator-a{attempt}"
+
 
 def is_request(path: Path | None, began_unix: float) -> bool:
-    """Tell whether somebody asks by a file for the job that began then: it must be ours or root's. Never raises."""
+    """Tell whether somebody asks by a file for the job that began then: see `counts`. Never raises."""
     if path is None:
         return False
     try:
-        info = path.lstat()
+        return counts(path.lstat(), began_unix)
     except OSError:
         return False
+
+
+def counts(info: os.stat_result, began_unix: float) -> bool:
+    """Tell whether a file asks the job that began then: a real one, of its user or root, that is not older."""
     return stat.S_ISREG(info.st_mode) and info.st_uid in (0, os.geteuid()) and info.st_mtime >= began_unix
 
 
@@ -64,5 +76,7 @@ class Side:
     """An older request file was for another job."""
     is_alone: bool = False
     """There is no other rank."""
-    has_coordinator: Callable[[], bool] = lambda: True
-    """Tells, alike on all ranks of the job, whether monitors coordinate the stop; may wait for one to come up."""
+    has_coordinator: Callable[[], bool | None] = lambda: True
+    """Tells, alike on all ranks of the job, whether monitors coordinate the stop; None as long as that is not known."""
+    first_check: Callable[[int], int] = int
+    """Where none does: from which check on the ranks agree by themselves, asked at the first check that knows it."""

@@ -104,16 +104,19 @@ class Handlers:
         """Take bytes of the wakeup descriptor, in the helper thread: the handler may be seconds late."""
         for number in self._previous:
             if number in numbers:
-                if self._is_teardown() and self._previous[number] is signal.SIG_DFL:
-                    end_by(number)
+                if self._is_teardown():
+                    self.act_by_default(number)
                 self._hear(number)
 
-    def act_by_default(self) -> None:
-        """Do what the signal would have done without us: it was part of a teardown."""
-        number = self._words[at.W_NOTICE]
-        if number in self._previous and self._previous[number] is signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+    def act_by_default(self, number: int | None = None) -> None:
+        """Do what a signal would have done without us: it was part of a teardown. Any thread.
+
+        Without a number that is the first one that was heard; the notice on the page may be none, but a request.
+        """
+        if number is None and self._heard is not None:
+            number = self._heard[0]
+        if number is not None and self._previous.get(number) is signal.SIG_DFL:
+            end_by(number)
 
     def _hear(self, number: int) -> None:
         self.note(number)
@@ -123,7 +126,7 @@ class Handlers:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._hear(number)
         if self._is_teardown():
-            self.act_by_default()
+            self.act_by_default(number)
         previous = self._previous.get(number)
         if callable(previous) and previous is not signal.default_int_handler:
             previous(number, frame)

@@ -33,6 +33,7 @@ class Unmonitored:
             patience_s=max(1.0, min(_MOST_PATIENCE_S, side.grace_s / 2)),
             clock=time.monotonic,
             give_up=self._give_up,
+            first=side.first_check,
         )
 
     @property
@@ -41,7 +42,12 @@ class Unmonitored:
         return self._reduction.ends_at
 
     def look(self) -> None:
-        """Look for a file that asks; in the helper thread."""
+        """Look for a file that asks, and for a monitor that was asked; in the helper thread.
+
+        A monitor hears the cloud, and may ask by itself; it has journalled that, and has told the ranks their time.
+        """
+        if self._side.words[at.W_DEADLINE_NS]:
+            self._handlers.note(at.NOTICE_REQUEST)
         if is_request(self._side.request_file, self._side.began_unix):
             self._handlers.note(at.NOTICE_FILE)
 

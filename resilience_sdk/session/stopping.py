@@ -11,7 +11,7 @@ from pathlib import Path
 from resilience_sdk import environ
 from resilience_sdk.preemption import rank as preemption
 from resilience_sdk.preemption.cell import make_link, read_link
-from resilience_sdk.preemption.side import NO_PAGES, NoJournal, Side
+from resilience_sdk.preemption.side import MONITOR, NO_PAGES, RANKS, NoJournal, Side, coordinator_word
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.session.helper import HelperThread
 from resilience_sdk.session.identity import find_identity, is_alone
@@ -21,7 +21,6 @@ from resilience_sdk.settings.parse import signal_number
 _ELASTIC_GRACE_S = 30.0  # torchrun ends its ranks by SIGKILL so long after it has passed a signal on
 _MONITOR_COMES_S = 10.0
 _POLL_S = 0.005
-_MONITOR, _RANKS = "monitor", "ranks"
 
 
 def signal_numbers(settings: Settings) -> tuple[int, ...]:
@@ -52,7 +51,7 @@ def monitor_coordinates(
     """
     if environ.has_several_nodes(env):
         return environ.INTERNAL_JOB in env
-    word = _word(pages, attempt)
+    word = coordinator_word(pages, attempt)
     deadline = time.monotonic() + _MONITOR_COMES_S
     try:
         while (decided := read_link(word)) is None:
@@ -60,16 +59,16 @@ def monitor_coordinates(
             if found is None and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
                 continue
-            make_link(word, _MONITOR if found else _RANKS)
+            make_link(word, MONITOR if found else RANKS)
     except OSError:
         return True
-    return decided == _MONITOR
+    return decided == MONITOR
 
 
 def knows_no_monitor(pages: Path, attempt: int) -> bool:
     """Tell whether a rank of this node has found that none can be started. Any thread."""
     try:
-        return read_link(_word(pages, attempt)) == _RANKS
+        return read_link(coordinator_word(pages, attempt)) == RANKS
     except OSError:
         return False
 
@@ -111,10 +110,6 @@ def signalled(numbers: bytes) -> None:
     handlers = preemption.handlers()
     if handlers is not None:
         handlers.see(numbers)
-
-
-def _word(pages: Path, attempt: int) -> Path:
-    return pages / f"coordinator-a{attempt}"
 
 
 def _start_helper() -> int:

@@ -7,12 +7,12 @@ says is put back into steps of the training here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
 from resilience_sdk.straggler.assembly import Assembly
-from resilience_sdk.straggler.cutting import Row, Section
+from resilience_sdk.straggler.cutting import Section
 from resilience_sdk.straggler.kernels import KernelTime
 from resilience_sdk.straggler.pieces import NodePieces, Piece, median_of
 from resilience_sdk.straggler.reports import Report, ReportMaker
@@ -33,6 +33,8 @@ from resilience_sdk.straggler.window import (
 _TOGETHER_S = 1.0  # how long windows of the same passes wait for one another
 _REMEMBERED = 4096
 _MOST_MEDIANS = 512
+_SAME_RATE = 0.2
+_LEAST_STEP_S = 5e-3  # in a loop that is faster, the scheduler of the host makes most of the differences
 _SCORED = ("compute", "io")
 
 
@@ -94,8 +96,7 @@ class Aggregate:
     def judge(self, now_s: float) -> list[Change]:
         """Judge the windows that have become complete, and return what has changed; `now_s` is a steady clock."""
         for section, index, pieces in self._assembly.take():
-            often = median([piece.passes_per_step for piece in pieces.values()])
-            self._group_of[section] = often
+            often = self._often(section, median([piece.passes_per_step for piece in pieces.values()]))
             group = self._groups.setdefault(often, _Group())
             group.newest[section] = index
             group.waiting.setdefault(index, _Bundle(now_s)).sections[section] = pieces
@@ -124,7 +125,13 @@ class Aggregate:
         self._span = None
         return found
 
+    def _often(self, section: Section, told: float) -> float:
+        """Return how often a section is passed per step: what was known, unless that has really changed."""
+        known = self._group_of.get(section)
+        return known if known is not None and abs(told - known) <= _SAME_RATE * known else told
+
     def _judge_bundle(self, group: _Group, often: float, bundle: _Bundle) -> tuple[Change, ...]:
+        self._group_of.update(dict.fromkeys(bundle.sections, often))
         pieces = [piece for of_nodes in bundle.sections.values() for piece in of_nodes.values()]
         first, last = min(p.first_step for p in pieces), max(p.last_step for p in pieces)
         group.steps.append((first, last))
@@ -138,6 +145,8 @@ class Aggregate:
         if any(kind in COMPARED for _, kind in self._group_of):
             sections = [section for section in sections if section.kind not in WHOLE_STEP]
         steps_s = median_of([piece.step_s for piece in pieces if piece.step_s is not None])
+        if steps_s is not None and steps_s < _LEAST_STEP_S:
+            return ()
         window = Window(
             first_step=(group.count - 1) * WINDOW_STEPS,
             sections=tuple(sections),
@@ -145,7 +154,7 @@ class Aggregate:
         )
         return self._judge.add(window) if sections else ()
 
-    def _remember(self, name: str, kind: str, rows: Mapping[int, Row]) -> None:
+    def _remember(self, name: str, kind: str, rows: Mapping[int, Sequence[float | None]]) -> None:
         if kind not in COMPARED:
             return
         of_ranks = self._medians.setdefault(name if kind in _SCORED else f"{name} ({kind})", {})

@@ -14,18 +14,24 @@ from resilience_sdk.straggler.window import WINDOW_STEPS
 
 WARM_UP = 1
 _LEAST = WINDOW_STEPS // 2
-_DIGITS = 4
 
 Section = tuple[str, str]
 """Name and kind."""
-Row = tuple["float | None", ...]
-"""One duration (s) per pass of a window; None: not known."""
+Row = tuple["int | None", ...]
+"""One duration (ns) per pass of a window; None: not known."""
 
 
 @attrs.define
 class _Open:
+    """The window that fills at this moment."""
+
     index: int = 0
-    values: list[float | None] = attrs.field(factory=lambda: [None] * WINDOW_STEPS)
+    values: list[int | None] = attrs.field(factory=list)
+
+    @property
+    def next(self) -> int:
+        """How many passes came before the one that is awaited, without the first."""
+        return WINDOW_STEPS * self.index + len(self.values)
 
 
 class RankCutter:
@@ -38,28 +44,36 @@ class RankCutter:
         self.passes: dict[Section, int] = {}
         """How many passes each section has completed."""
 
-    def add(self, section: Section, lane: int, start: int, durations_s: Sequence[float]) -> list[tuple[int, Row]]:
+    def add(
+        self, section: Section, lane: int, start: int, durations_ns: Sequence[int], every: int = 1
+    ) -> list[tuple[int, Row]]:
         """Take passes from number `start` on; return the windows that they fill, with their numbers.
+
+        Of these only those whose number `every` divides.
 
         Where passes are missing (the ring of the page was overwritten) so are their values; a window that lacks more
         than half is left out. Of a section that runs in several threads, the first one counts.
         """
         if self._lanes.setdefault(section, lane) != lane:
             return []
-        self.passes[section] = start + len(durations_s)
+        self.passes[section] = start + len(durations_ns)
         current = self._open.setdefault(section, _Open())
         filled: list[tuple[int, Row]] = []
-        for number, duration_s in enumerate(durations_s, start - WARM_UP):
-            if number < 0:
-                continue
+        number = max(start - WARM_UP, current.next)
+        if number > current.next:
             index, column = divmod(number, WINDOW_STEPS)
-            if index != current.index:
-                filled += _closed(current)
-                current = self._open[section] = _Open(index)
-            current.values[column] = float(f"{duration_s:.{_DIGITS}g}")
-            if column == WINDOW_STEPS - 1:
-                filled += _closed(current)
-                current = self._open[section] = _Open(index + 1)
+            if index > current.index:
+                if current.index % every == 0:
+                    filled += _closed(current.index, current.values)
+                current.index, current.values = index, []
+            current.values += [None] * (column - len(current.values))
+        current.values += durations_ns[number - (start - WARM_UP) :]
+        values, last = current.values, len(current.values) // WINDOW_STEPS
+        for window in range(last):
+            if (current.index + window) % every == 0:
+                at = WINDOW_STEPS * window
+                filled += _closed(current.index + window, values[at : at + WINDOW_STEPS])
+        current.index, current.values = current.index + last, values[WINDOW_STEPS * last :]
         return filled
 
 
@@ -83,6 +97,7 @@ def passes_per_step(passes: int, steps: int) -> float:
     return passes / steps
 
 
-def _closed(window: _Open) -> list[tuple[int, Row]]:
-    known = sum(value is not None for value in window.values)
-    return [(window.index, tuple(window.values))] if known >= _LEAST else []
+def _closed(index: int, values: list[int | None]) -> list[tuple[int, Row]]:
+    if values.count(None) + WINDOW_STEPS - len(values) > WINDOW_STEPS - _LEAST:
+        return []
+    return [(index, (*values, *[None] * (WINDOW_STEPS - len(values))))]

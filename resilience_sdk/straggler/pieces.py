@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 18
 _VALUES = 2048  # durations in a message
 _VALUES_IN_ALL = 1 << 17  # the node that gathers them reads no more than that, but for the least
 _LEAST_VALUES = 512
-_KEPT = 3  # of the newest windows of a section, so that one message may be missed
+_KEPT = 2  # of the newest windows of a section, so that one message may be missed
 _RATE_S = 20.0
 _MOST_STRIDE = 1 << 20
 
@@ -50,7 +50,7 @@ class Piece:
         """How many durations it holds."""
         return WINDOW_STEPS * len(self.rows)
 
-    def decoded(self) -> dict[int, Row]:
+    def decoded(self) -> dict[int, tuple[float | None, ...]]:
         """Return rank -> durations; ranks whose text is none are left out."""
         found = {}
         for rank, text in self.rows.items():
@@ -87,12 +87,12 @@ def decode(text: str) -> NodePieces | None:
 
 
 def write_row(row: Row) -> str:
-    """Return a row as `Piece.rows` has it."""
-    return ",".join("" if value is None else f"{value:g}" for value in row)
+    """Return a row, which is in nanoseconds, as `Piece.rows` has it: four digits are enough."""
+    return ",".join(["" if value is None else f"{value * 1e-9:.4g}" for value in row])
 
 
-def read_row(text: str) -> Row | None:
-    """Return the row in a text; None for what is no row of a window."""
+def read_row(text: str) -> tuple[float | None, ...] | None:
+    """Return the durations in a text, in seconds; None for what is no row of a window."""
     try:
         row = tuple(float(value) if value else None for value in text.split(","))
     except ValueError:
@@ -131,6 +131,10 @@ class Thinning:
         self._since: dict[Section, tuple[float, int]] = {}
         self._stride: dict[Section, int] = {}
 
+    def stride(self, section: Section) -> int:
+        """Return by what the number of a window must be divisible to count."""
+        return self._stride.get(section, 1)
+
     def lets_through(self, section: Section, index: int, now_s: float) -> bool:
         """Tell whether a window is one of those that count; `now_s` is any steady clock of this host."""
         began_s, first = self._since.setdefault(section, (now_s, index))
@@ -140,7 +144,7 @@ class Thinning:
             self._stride[section] = min(_MOST_STRIDE, 1 << max(0, math.ceil(math.log2(wanted) - 0.1)))
             if past_s > _RATE_S:
                 self._since[section] = now_s, index
-        return index % self._stride.get(section, 1) == 0
+        return index % self.stride(section) == 0
 
 
 def median_of(values: Sequence[float]) -> float | None:

@@ -51,6 +51,7 @@ CRASHES = {
     "ranks-exit": ((*PYTHON, "ranks.py", "2", "mpi", "light.py", "exit", *LONG), {}),
     "python-raise": ((*PYTHON, "light.py", "raise"), {}),
     "auto-raise": ((*PYTHON, *AUTO, "light.py", "raise"), {}),
+    "torchrun-leave": ((*TORCHRUN, "light.py", "leave", *LONG), {}),
 }
 
 
@@ -211,6 +212,19 @@ def test_the_first_death_is_named(crashed, name, cause, ranks):
         assert culprit["stack"][0].endswith(" work")
     assert (job_.outcome["verdict"], job_.outcome["exit_code"]) == ("give_up", 1)
     assert job_.outcome["incidents"] == ["0001-crash"]
+    assert job_.left == []
+
+
+@needs_exit_codes
+def test_a_rank_that_leaves_as_asked_is_no_crash(crashed):
+    """Exit code 75, to which torchrun answers by ending the others and with 1: a preemption without a culprit."""
+    job_ = crashed["torchrun-leave"]
+    assert job_.code == 1
+    (found,) = job_.incidents
+    assert (found["kind"], found["culprits"], found["victims"]) == ("preemption", [], []), found
+    assert "CRASH" not in job_.run.screen
+    assert f"incidents/{found['id']}/report.md" in job_.run.screen
+    assert (job_.outcome["verdict"], job_.outcome["exit_code"]) == ("preempted", 75)
     assert job_.left == []
 
 

@@ -99,9 +99,10 @@ class Cluster:
         return [(event["attempt"], event["world_size"]) for event in starts]
 
     def incidents(self) -> list[tuple[str, list[tuple[int, str]]]]:
-        """Return kind and culprits (rank and node) of each incident; all were recovered from."""
-        found = self.any.incidents()
-        assert all(incident["recovered_at"] is not None for incident in found), found
+        """Return kind and culprits (rank and node) of each incident, once all are recovered from."""
+        seen = self.any  # which monitor closes them, and when it hears of all first beats, depends on the node
+        seen.wait(lambda: all(i["recovered_at"] is not None for i in seen.incidents()), "recovery", LONG_S)
+        found = seen.incidents()
         return [(i["kind"], [(culprit["rank"], culprit["node"]) for culprit in i["culprits"]]) for i in found]
 
     @property

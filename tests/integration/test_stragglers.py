@@ -90,10 +90,9 @@ def test_a_rank_with_less_cpu_is_named(tmp_path):
         run.wait(lambda: (tmp_path / "told" / "step-3").exists(), "a step")
         pid = int((tmp_path / "told" / "rank-3").read_text())
         make_nice(pid)
-        run.wait(lambda: ((3,), "burn") in named(run), "the verdict")
+        run.wait(lambda: bool(named(run)), "the verdict")
         enough(run)
-    # What else it does takes longer, too.
-    assert {ranks for ranks, section in named(run) if section == "burn"} == {(3,)}
+    assert {ranks for ranks, _ in named(run)} == {(3,)}  # in whatever it waits for the processor
 
 
 def make_nice(pid):
@@ -133,7 +132,7 @@ def test_listeners_reports_and_settings_of_a_run_with_a_rank_that_never_reports(
         enough(run)
     assert named(run) == {((2,), "fwd")}
     assert re.search(r"Section fwd relative performance:\n.*  Rank=2 Node=\S+ Score=0\.0\d", run.screen)
-    assert "did you mean 'relative_threshold'?" in run.screen
+    assert "did you mean relative_threshold?" in run.screen
     (incident,) = run.incidents()
     assert (incident["kind"], incident["action"], incident["cause"]) == ("slow", "none", "straggler_persistent")
     assert [(c["rank"], c["section"]) for c in incident["culprits"]] == [(2, "fwd")]

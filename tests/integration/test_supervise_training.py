@@ -30,7 +30,8 @@ TORCHRUN = (
 )
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_next_run_of_the_launcher_goes_on_from_the_last_checkpoint(tmp_path, number):
     """The launcher is killed, or told to leave, behind the supervisor's back: the next one resumes and finishes.
 

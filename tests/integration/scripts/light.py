@@ -2,7 +2,7 @@
 
 Before each phase there are steps as usual, under names of its own. `upload`, `upload-0` (rank 0 alone, while the
 other waits outside of any section), `upload-done` (after `heartbeat.done()`), `mute` (nothing at all). Within a
-step: `breakpoint-0`, `traced-0`; and of the last rank: `hang` (until the file `go` is there), `raise`, `exit`, `kill`.
+step: `breakpoint-0`, `traced-0`; and of the last rank: `hang` (until the file `go` is there), `raise`, `exit`, `leave`, `kill`.
 """
 
 import argparse
@@ -81,6 +81,8 @@ def work(phase: str) -> None:
         raise ValueError("the loss is not a number")
     elif phase == "exit":
         sys.exit(7)
+    elif phase == "leave":
+        sys.exit(75)
     elif phase == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif phase == "traced-0":

@@ -35,6 +35,18 @@ class Held(Journal):
         super().emit(event, **fields)
 
 
+class Hands:
+    """A clock that stands still."""
+
+    now_ns = 0
+
+    def monotonic_ns(self):
+        return self.now_ns
+
+    def wall_s(self):
+        return 0.0
+
+
 def make(tmp_path, weight, journal=None):
     return Checkpointer({"weight": weight}, run_dir=tmp_path, every=1, in_background=True, journal=journal)
 
@@ -123,6 +135,40 @@ def test_a_save_that_would_leave_no_time_for_the_last_one_is_left_out(tmp_path, 
     assert checkpointer.maybe_save(3)
     (skip,) = [event for event in read_journal(tmp_path / "journal").events if event["event"] == "ckpt_skip"]
     assert (skip["step"], skip["time_left_s"]) == (2, 0.0)
+
+
+def test_a_save_that_stays_left_out_is_said_once_and_rarely_asked_for(tmp_path, journal, capsys):
+    """A second before the end a save is due for a thousand steps; what has passed is told anew if it comes again."""
+    clock, left_s, asked = Hands(), [None], []
+    checkpointer = Checkpointer({"w": torch.zeros(3)}, run_dir=tmp_path, every="10s", journal=journal, clock=clock)
+    checkpointer.time_left = lambda: asked.append(0) or left_s[0]
+    journal.go.set()
+
+    def skips():
+        events = read_journal(tmp_path / "journal").events
+        return [event["step"] for event in events if event["event"] == "ckpt_skip"]
+
+    def train(first, last):
+        saved = []
+        for step in range(first, last):
+            clock.now_ns += 1_000_000_000
+            saved += [step] if checkpointer.maybe_save(step) else []
+        return saved
+
+    assert train(0, 15) == [11]
+    asked.clear()
+    checkpointer._policy.measured(0.0, 1.0)  # seconds of another disk
+    left_s[0] = 1.0
+    assert train(15, 1012) == []
+    (skipped,) = skips()
+    assert capsys.readouterr().err.count("no save at step") == 1
+    assert len(asked) < 50
+    left_s[0] = None
+    (saved,) = train(1012, 1012 + 140)[:1]
+    assert saved > skipped
+    left_s[0] = 1.0
+    train(1152, 1200)
+    assert len(skips()) == 2
 
 
 def test_a_save_without_a_thread_to_be_had_is_reported_and_survived(tmp_path, journal, monkeypatch):

@@ -127,6 +127,17 @@ def test_what_the_user_or_the_scheduler_asked_for_comes_first():
     assert decide([attrs.evolve(left, all_done=True)], 3).exit_code == 0
 
 
+def test_a_stop_for_a_straggler_is_requeued_elsewhere_unless_somebody_else_asked():
+    """76 where the job stopped itself for it; a signal at the same time is 75, an end without a stop what it is."""
+    slow = attrs.evolve(FINISHED, straggler="node n7; leave it out: rank 3 is slow")
+    for stopped in (attrs.evolve(slow, exit_codes={0: 75, 1: 75}), attrs.evolve(slow, stop_agreed=True)):
+        decision = decide([stopped], 3)
+        assert (decision.verdict, decision.exit_code) == (Verdict.HARDWARE, 76)
+        assert "node n7" in decision.reason
+        assert decide([attrs.evolve(stopped, ended_by=EndedBy.PREEMPTION)], 3).exit_code == 75
+    assert decide([slow], 3).verdict is Verdict.FINISHED
+
+
 def test_only_a_sure_hardware_verdict_leaves_the_node():
     """A guess is retried here."""
     broken = attrs.evolve(CRASH, category="hardware", cause="gpu_fell_off_bus", action="exclude_node")

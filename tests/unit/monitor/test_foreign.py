@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s
+from resilience_sdk.events import Event
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.monitor.foreign import DeathWatch
@@ -86,3 +88,39 @@ def test_an_exit_is_journalled_as_our_launcher_does(watch, dead_rank):
     watch.deaths.note([dead_rank(0, 1000, 3 << 8), dead_rank(1, 2000, signal.SIGTERM)])
     found = [(e["rank"], e["exit_code"], e["signal"]) for e in events(watch.journal, "rank_exit")]
     assert found == [(0, 3, None), (1, None, "SIGTERM")]
+
+
+@pytest.mark.parametrize(
+    "other", [75 << 8, signal.SIGTERM, 1 << 8], ids=["left too", "ended by torchrun", "failed at exit"]
+)
+def test_ranks_that_leave_as_they_were_asked_are_a_preemption(watch, dead_rank, tmp_path, capfd, other):
+    """Exit code 75 is nobody's fault, whatever the launcher does to the rest, and no failure in the time to one."""
+    watch.journal.emit(Event.PREEMPT_NOTICE, source="SIGTERM", attempt=0)
+    watch.journal.emit(Event.CKPT_COMMIT, step=8, attempt=0)
+    watch.journal.emit(Event.STOP_AGREED, step=10, attempt=0)
+    watch.deaths.conclude([dead_rank(1, 2000, other), dead_rank(0, 1000, 75 << 8)])
+    (incident,) = IncidentStore(tmp_path).all()
+    assert (incident.kind, incident.culprits, incident.victims) == ("preemption", (), ())
+    assert (incident.cause, incident.action, incident.lost_steps) == ("preemption_sigterm", "requeue", 2)
+    assert [item.text for item in incident.evidence[:2]] == ["SIGTERM", "the newest is after step 8"]
+    said = capfd.readouterr().err
+    assert "CRASH" not in said
+    assert f"incidents/{incident.id}/report.md" in said
+    (told,) = events(watch.journal, "incident")
+    assert told["kind"] == "preemption"
+    assert mean_time_to_failure_s([told]) == PRIOR_MTTF_S
+
+
+def test_deaths_of_one_look_hide_no_preemption(watch, dead_rank, tmp_path):
+    """A look late enough to see the rank that left and the one that was ended for it at once."""
+    watch.deaths.conclude([dead_rank(0, 1000, signal.SIGTERM), dead_rank(1, 1000, 75 << 8)])
+    (incident,) = IncidentStore(tmp_path).all()
+    assert (incident.kind, incident.culprits) == ("preemption", ())
+
+
+def test_a_rank_that_fails_while_another_leaves_is_a_crash(watch, dead_rank, tmp_path):
+    """An exception of its own stays one."""
+    own = {"type": "ValueError", "message": "no such layer", "frames": ["train.py:1 save"]}
+    watch.deaths.conclude([dead_rank(0, 1000, 75 << 8), dead_rank(1, 1001, 1 << 8, own)])
+    (incident,) = IncidentStore(tmp_path).all()
+    assert (incident.kind, [culprit.rank for culprit in incident.culprits]) == ("crash", [1])

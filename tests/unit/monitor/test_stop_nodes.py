@@ -1,8 +1,11 @@
 """What nodes tell one another about a stop, who coordinates, and who asked for it."""
 
+import contextlib
 import json
 import os
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -146,6 +149,45 @@ def test_the_file_says_why_and_who(tmp_path, text, asked):
         assert found.by == asked[1]
     else:
         assert found == asked
+
+
+@contextlib.contextmanager
+def as_nobody():
+    """Be a user who may not read everything, where this is root."""
+    if (us := os.geteuid()) == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(us)
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+def test_a_run_directory_that_cannot_be_searched_asks_nobody(tmp_path, has_file):
+    """Its rights are lost while the job runs: that is no notice, whatever lies in it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if has_file:
+        (folder / "preempt").touch()
+    notices = Notices(folder, 0.0, lambda: None)
+    assert (notices.look([]) is not None) is has_file
+    folder.chmod(0)
+    try:
+        with as_nobody():
+            assert notices.look([]) is None
+    finally:
+        folder.chmod(0o700)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can own a file of root")
+def test_a_file_of_root_asks_also_where_it_cannot_be_read():
+    """What it says stays unknown."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "preempt").touch(0o600)
+        with as_nobody():
+            assert Notices(folder, 0.0, lambda: None).look([]) == Asked("preempt")
 
 
 def test_a_signal_to_a_rank_comes_before_the_file(tmp_path):

@@ -26,9 +26,10 @@ from resilience_sdk.monitor import preemption as monitor
 from resilience_sdk.monitor import stop_nodes
 from resilience_sdk.monitor.notices import Notices
 from resilience_sdk.monitor.ranks import WatchedRank
-from resilience_sdk.preemption import cell, signals
+from resilience_sdk.preemption import cell, scheduler, signals
 from resilience_sdk.preemption import rank as rank_side
 from resilience_sdk.preemption.protocol import ALONE_S, PATIENCE_S, TEARDOWN, Decision
+from resilience_sdk.preemption.side import MONITOR, coordinator_word
 from resilience_sdk.preemption.signals import Handlers
 from resilience_sdk.rank_page import PageReader, RankPage, layout, page_stem
 
@@ -55,7 +56,8 @@ class Rank:
         self.handlers = Handlers(words, pages, 0, (signal.SIGTERM,))
         side = rank_side.Side(words, pages, journal, 0, (signal.SIGTERM,), GRACE_S, -1)
         self.check, ask = rank_side._make_check()
-        ask(rank_side.Listener(side, self.handlers))
+        self.listener = rank_side.Listener(side, self.handlers)
+        ask(self.listener)
         reader = PageReader(self.page.path)
         self.watched = WatchedRank(stem, reader, reader.snapshot(), None)
         self.watched.died_ns = None
@@ -247,7 +249,9 @@ class Job(RuleBasedStateMachine):
                 node.relay_goes_on()
                 node.coordinator_goes_on(reads)
 
-    @rule(which=st.integers(0, 2), number=st.sampled_from([int(signal.SIGTERM), layout.NOTICE_REQUEST]))
+    @rule(
+        which=st.integers(0, 2), number=st.sampled_from([int(signal.SIGTERM), layout.NOTICE_REQUEST, layout.NOTICE_END])
+    )
     def notice(self, which, number):
         """A rank is asked to leave, once more or for the first time."""
         rank = self.ranks[which % len(self.ranks)]
@@ -423,7 +427,7 @@ def test_a_file_that_nobody_put_there_for_this_job_asks_nobody(request, kind):
 
 TestJob = Job.TestCase
 TestJob.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -435,7 +439,7 @@ class TwoNodes(Job):
 
 TestTwoNodes = TwoNodes.TestCase
 TestTwoNodes.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=8, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -472,6 +476,7 @@ def test_a_rank_that_failed_on_one_node_makes_a_teardown_of_all(request):
     assert job.ranks[0].stopped_at is None
 
 
+@pytest.mark.slow
 def test_a_node_that_is_cut_off_goes_on_alone_and_says_so(request, capfd, monkeypatch):
     """Its rank at the proposed check waits as long as the bound allows, then no longer; nobody is blocked."""
     monkeypatch.setattr(console, "_said", set())  # other jobs of this process may have said it
@@ -512,3 +517,62 @@ def test_a_signal_that_ends_a_hung_or_failed_attempt_asks_nobody_to_leave(reques
     job.all_go_on(10, 12, 25)
     assert any(rank.page.words[layout.W_DEADLINE_NS] for rank in job.ranks) is counts
     job.asked = counts
+
+
+@pytest.mark.parametrize("kind", [Job, TwoNodes])
+def test_the_end_that_the_scheduler_told_is_not_cut_down_to_a_grace(request, monkeypatch, kind):
+    """159 s are left when the notice comes, because a save takes 100; every rank may use them, and all stop."""
+    job = kind()
+    job.start(ranks=2, apart=1, silent=9)
+    request.addfinalizer(job.teardown)
+    monkeypatch.setenv(scheduler.SLURM_END, str(job.hands.now + 159))
+    job.patched.setattr(scheduler, "time", job.hands.module)
+    job.all_go_on(3, 12, 25)
+    job.notice(0, layout.NOTICE_END)
+    while not all(rank.stopped_at for rank in job.ranks):
+        job.hands.now += 0.02
+        job.all_go_on(1, 12, 25)
+    left = job.hands.now - 1000.0
+    assert left < 20
+    assert [rank.listener.time_left() for rank in job.ranks] == [pytest.approx(159 - left)] * 2
+    told = [e for e in read_journal(job.run_dir / "journal").events if e["event"] == "preempt_notice"]
+    assert [(e["source"], e.get("time_left_s")) for e in told] == [("rank 0: the scheduler's end time", None)]
+
+
+@pytest.mark.parametrize(("notice", "left_s"), [(layout.NOTICE_END, 159), (layout.NOTICE_REQUEST, GRACE_S)])
+def test_without_a_monitor_too_only_the_schedulers_end_has_a_time_of_its_own(request, monkeypatch, notice, left_s):
+    """The ranks know it from their environment; any other notice leaves `preempt_time`."""
+    job = Job()
+    job.start(ranks=2, apart=1, silent=9)
+    request.addfinalizer(job.teardown)
+    job.coordinator_dies(0, is_replaced=False)
+    monkeypatch.setenv(scheduler.SLURM_END, str(job.hands.now + 159))
+    job.patched.setattr(scheduler, "time", job.hands.module)
+    job.ranks[0].handlers.note(notice)
+    assert job.ranks[0].listener.time_left() == pytest.approx(left_s)
+
+
+@pytest.mark.parametrize("gone", ["ended", "unseen", "agreed"])
+def test_a_rank_without_which_nothing_can_be_agreed_is_named_once(request, capfd, monkeypatch, gone):
+    """One that has ended early or that no monitor sees; not those that leave one by one after an agreed stop."""
+    monkeypatch.setattr(console, "_said", set())  # other jobs of this process may have said it
+    job = agreed_job(request) if gone == "agreed" else Job()
+    if gone != "agreed":
+        job.start(ranks=2, apart=1, silent=9)
+        request.addfinalizer(job.teardown)
+        job.notice(0, int(signal.SIGTERM))
+    cell.make_link(coordinator_word(job.nodes[0].pages, 0), MONITOR)
+    if gone == "unseen":
+        job.nodes[0].ranks.pop()
+    else:
+        job.ranks[0].die()
+    for _ in range(3):
+        job.hands.now += 3.0
+        for _ in range(10):
+            job.coordinator_goes_on(0, 12)
+    said = capfd.readouterr().err
+    told = {"ended": "rank 0 has ended", "unseen": "rank 1 is seen by no monitor"}.get(gone)
+    assert said.count("no stop can be agreed") == said.count(str(told)) == (told is not None)
+    events = [e for e in read_journal(job.run_dir / "journal").events if e["event"] == "degraded"]
+    assert [e["ranks"] for e in events] == {"ended": [[0]], "unseen": [[1]], "agreed": []}[gone]
+    job.asked = False  # no stop can come of it

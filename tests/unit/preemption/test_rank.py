@@ -189,6 +189,36 @@ with heartbeat():
     assert run(tmp_path, program).returncode == -15
 
 
+def test_the_signal_of_a_teardown_ends_a_rank_that_another_notice_had_reached_before(tmp_path):
+    """A request came first; then the launcher ends what is left of a failed attempt, and an event loop's descriptor
+    hears of the signal, so that only the interpreter's handler can act."""
+    program = """
+import os, signal, socket, time
+from resilience_sdk import lanes, preemption
+near, far = socket.socketpair()
+near.setblocking(False)
+signal.set_wakeup_fd(near.fileno())
+preemption.check()
+preemption.request("x")
+(lanes.recorder().page.path.parent / "ending-0.json").write_text('{"reason": "rank failed"}')
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1)
+print("survived")
+"""
+    ended = run(tmp_path, program)
+    assert (ended.returncode, ended.stdout) == (-15, ""), ended.stderr
+
+
+@pytest.mark.slow
+def test_a_long_save_has_all_the_time_that_the_scheduler_leaves(tmp_path):
+    """A save takes longer than `preempt_time`, so the job stops earlier, and keeps what it has won by that."""
+    program = LOOP.format(ask="from resilience_sdk.preemption import rank; rank.begin(lambda: 100.0)")
+    program = program.replace("assert preemption.time_left() is None", "")
+    program = program.replace("50 < preemption.time_left() <= 60", "preemption.time_left() > 1.2")
+    ended = run(tmp_path, program, SLURM_JOB_END_TIME=str(time.time() + 8), RESILIENCE_PREEMPT_TIME="1")
+    assert (ended.returncode, ended.stdout) == (75, "[] True\n"), ended.stderr
+
+
 def test_switched_off_it_answers_no_and_installs_nothing(tmp_path):
     """With RESILIENCE_DISABLE the signal does what it always did."""
     program = """

@@ -17,7 +17,8 @@ class Cluster:
     """Nodes of ranks in lockstep. `slow(rank, section, step)` gives seconds more; `looks` are every `every` steps."""
 
     def __init__(self, nodes=1, ranks=4, sections=None, slow=lambda rank, section, step: 0.0, every=2, seed=0):
-        self.sections = sections or {"fwd": ("compute", 1), "bwd": ("compute", 1), "comm_wait": ("comm", 1)}
+        usual = {"fwd": ("compute", 1), "bwd": ("compute", 1), "comm_wait": ("comm", 1)}
+        self.sections = usual if sections is None else sections
         self.collectors = [Collector(nodes) for _ in range(nodes)]
         self.aggregate = Aggregate(nodes, relative_threshold=0.7, individual_threshold=0.7)
         self.ranks = {node: list(range(node * ranks, (node + 1) * ranks)) for node in range(nodes)}
@@ -67,7 +68,7 @@ class Cluster:
                     continue
                 base = STEP_S if section == "step" else 0.010
                 durations += [
-                    base * self.random.lognormvariate(0.0, 0.01) + self.slow(rank, section, step)
+                    int(1e9 * (base * self.random.lognormvariate(0.0, 0.01) + self.slow(rank, section, step)))
                     for _ in range(max(1, round(often)))
                 ]
             start = self.counts.get((rank, section), 0)
@@ -151,7 +152,22 @@ def test_a_job_without_sections_still_tells_that_all_became_slower():
     """Only heartbeats: nobody is named, but a regression of all is seen."""
     cluster = Cluster(sections={}, slow=lambda r, s, step: 0.1 if step >= 160 else 0.0)
     changes = cluster.run(320)
-    assert [(c.what, c.verdict.kind, c.verdict.ranks) for c in changes] == [("found", "global", ())]
+    assert (changes[0].what, changes[0].verdict.section) == ("found", "step")
+    assert 150 <= changes[0].verdict.since_step <= 176
+    assert {(c.verdict.kind, c.verdict.ranks) for c in changes} == {("global", ())}
+
+
+def test_a_section_that_is_passed_more_often_from_now_on_stays_judged():
+    """The number of micro-batches changes in the middle, while a rank is slow."""
+    cluster = Cluster(sections={"bwd": ("compute", 1), "fwd": ("compute", 1)}, slow=slow_rank(1))
+    cluster.run(80)
+    cluster.sections = {"bwd": ("compute", 4), "fwd": ("compute", 1)}
+    for _ in range(60):
+        cluster.run(2)
+        for verdict in cluster.aggregate.verdicts:
+            assert (verdict.ranks, verdict.section) == ((1,), "bwd")
+            assert 0 <= verdict.since_step <= verdict.last_step <= cluster.step
+    assert len(cluster.aggregate.verdicts) == 1
 
 
 def test_a_report_is_over_what_came_since_the_last_one():

@@ -1,0 +1,236 @@
+"""The monitor's part in finding slow ranks: real pages in, events, incidents, lines, files and a stop out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+
+import pytest
+
+from resilience_sdk.hostinfo import process_start_ticks
+from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.lanes import Recorder
+from resilience_sdk.monitor.ranks import RankTable
+from resilience_sdk.monitor.straggler_nodes import OWN, PEERS
+from resilience_sdk.monitor.stragglers import StragglerWatch
+from resilience_sdk.rank_page import RankPage, page_stem
+from resilience_sdk.settings import Settings
+from resilience_sdk.straggler.pieces import decode
+from resilience_sdk.straggler.published import read_report, read_standing
+
+RANKS = 4
+MS = 1_000_000
+
+
+class Node:
+    """A page directory with four ranks, all of them this very process, and the watch over them."""
+
+    def __init__(self, folder, settings, *, run_dir=None, node=None):
+        self.pages = folder / "pages"
+        self.run_dir = run_dir or folder / "run"
+        self.pages.mkdir(mode=0o700, parents=True)
+        (self.run_dir / "journal").mkdir(parents=True, exist_ok=True)
+        self.asked = []
+        self.now = 1000.0
+        self.settings = settings
+        self.announcement = {} if node is None else {"node": node, "nodes": 2, "node_name": f"host#{node}"}
+        self.first_rank = RANKS * (node or 0)
+        self.random = random.Random(1)
+        self.recorders = [self.make_rank(self.first_rank + rank) for rank in range(RANKS)]
+        self.table = RankTable(self.pages)
+        assert len(self.table.scan()) == RANKS
+        self.start_monitor()
+
+    def make_rank(self, rank):
+        pid = os.getpid()
+        page = RankPage.create(
+            self.pages / f"{page_stem(0, rank, pid)}.page",
+            pid=pid,
+            start_ticks=process_start_ticks(pid),
+            rank=rank,
+            local_rank=rank % RANKS,
+            world_size=8,
+            attempt=0,
+            created_ns=time.monotonic_ns(),
+            facts={},
+        )
+        return Recorder(page, settle=lambda: True)
+
+    def start_monitor(self):
+        """Begin anew, as a monitor does that takes over."""
+        self.store = IncidentStore(self.run_dir)
+        self.journal = Journal(self.run_dir / "journal", writer="monitor", host="here", boot_id="b", job="j")
+        self.watch = StragglerWatch(
+            self.pages,
+            self.run_dir,
+            self.settings,
+            self.journal,
+            self.store,
+            self.asked.append,
+            "here",
+            began=None,
+            clock=lambda: self.now,
+        )
+        self.watch.begin(0, self.announcement)
+
+    def train(self, steps, slow=None, seconds=0.0, forward_ms=10):
+        """Have all ranks pass so many steps, rank `slow` slower in its backward; the monitor looks every 4 steps."""
+        for step in range(steps):
+            for rank, recorder in enumerate(self.recorders, self.first_rank):
+                extra = int(seconds * 1e9) if rank == slow else 0
+                for name, kind, ms in (
+                    ("fwd", "compute", forward_ms),
+                    ("bwd", "compute", 20),
+                    ("comm_wait", "comm", 30),
+                ):
+                    jitter = self.random.lognormvariate(0, 0.01)
+                    late = extra if name == "bwd" else 0
+                    recorder.block(name, kind, None).sample(int(ms * MS * jitter) + late)
+                recorder.beat("step").sample(150 * MS)
+            self.now += 0.15
+            if step % 4 == 3:
+                self.look()
+
+    def look(self):
+        """One round of the monitor."""
+        self.watch.look([(watched, watched.reader.passes()) for watched in self.table.all()])
+
+    def told(self, **facts):
+        events = [e for e in read_journal(self.run_dir / "journal").events if e["event"] == "straggler"]
+        return [e for e in events if all(e.get(name) == value for name, value in facts.items())]
+
+
+@pytest.fixture
+def node(tmp_path):
+    """A job of one node."""
+    return Node(tmp_path, Settings())
+
+
+def test_a_verdict_becomes_an_event_then_an_incident_and_is_over(node, capsys):
+    """Found, lasting, over: one incident, closed; what stands is published."""
+    node.train(24, slow=2, seconds=0.02)
+    (found,) = node.told()
+    assert (found["what"], found["kind"], found["ranks"], found["section"]) == ("found", "transient", [2], "bwd")
+    assert node.store.all() == []
+    assert [v.ranks for v in read_standing(node.run_dir).verdicts] == [(2,)]
+    node.train(40, slow=2, seconds=0.02)
+    (incident,) = node.store.all()
+    assert (incident.kind, incident.attempt, incident.action) == ("slow", 0, "none")
+    assert [(c.rank, c.node, c.section, c.step) for c in incident.culprits] == [(2, "here", "bwd", 1)]
+    assert incident.recovered_at is None
+    assert "SLOW: rank 2 (node here): section bwd" in capsys.readouterr().err
+    node.train(64)
+    assert [event["what"] for event in node.told()] == ["found", "still", "over"]
+    (incident,) = node.store.all()
+    assert incident.recovered_at is not None
+    assert incident.recovery_s is not None
+    assert read_standing(node.run_dir).verdicts == ()
+    assert node.asked == [None]
+
+
+def test_a_monitor_that_takes_over_does_not_write_the_incident_again(node):
+    """It finds the same rank slow, and the incident that stands; it closes it in the end."""
+    node.train(64, slow=2, seconds=0.02)
+    node.start_monitor()
+    node.train(72, slow=2, seconds=0.02)
+    assert len(node.told(what="still")) == 2
+    assert [i.recovered_at for i in node.store.all()] == [None]
+    node.train(64)
+    assert [i.recovered_at is None for i in node.store.all()] == [False]
+
+
+def test_a_regression_of_all_has_no_culprits(node):
+    """And asks nobody to stop."""
+    node.settings = Settings(stop_if_detected=True)
+    node.start_monitor()
+    node.train(160)
+    node.train(160, forward_ms=20)
+    (incident,) = node.store.all()
+    assert (incident.kind, incident.culprits, incident.cause) == ("slow", (), "unknown")
+    assert "all ranks together" in incident.evidence[0].text
+    assert node.asked == [None]
+
+
+def test_the_stop_is_asked_for_once_with_incident_and_node(tmp_path):
+    """When it lasts, not before."""
+    node = Node(tmp_path, Settings(stop_if_detected=True))
+    node.train(32, slow=1, seconds=0.02)
+    assert node.asked == [None]
+    node.train(60, slow=1, seconds=0.02)
+    (asked,) = node.asked[1:]
+    (incident,) = node.store.all()
+    assert (asked.source, asked.incident, asked.node) == ("straggler", incident.id, "here")
+    assert incident.action == "exclude_node"
+
+
+def test_reports_come_at_their_interval_and_settings_change_in_between(tmp_path, capsys):
+    """The printed form, the event, the file; a new threshold holds from the next report on, without a restart."""
+    node = Node(tmp_path, Settings(report_interval=5, scores_to_print=1))
+    node.train(40, slow=0, seconds=0.02)
+    report = read_report(node.run_dir)
+    assert [(s.rank, s.section) for s in report.stragglers if s.rule == "section_relative"] == [(0, "bwd")]
+    shown = capsys.readouterr().err
+    assert "Section bwd relative performance:" in shown
+    assert "Rank=0 Node=here Score=0.5" in shown
+    assert "Straggler report processing time: 0.0" in shown
+    (node.run_dir / "stragglers" / "settings.json").write_text('{"relative_threshold": 0.1, "scores_to_print": 0}')
+    (node.run_dir / "stragglers" / "settings.json").chmod(0o600)
+    node.train(40)
+    assert "settings changed" in capsys.readouterr().err
+    assert not [s for s in read_report(node.run_dir).stragglers if s.rule == "section_relative"]
+    assert node.told(what="settings")[0]["settings"]["relative_threshold"] == 0.1
+    reports = node.told(what="report")
+    assert reports[0]["ranks"] == RANKS
+    assert "section_relative_perf/bwd/min" in reports[0]["scores"]
+
+
+def test_a_full_disk_costs_what_is_written_and_nothing_else(node, capsys):
+    """One line; verdicts go on, and so does the monitor."""
+    (node.run_dir / "stragglers").write_text("not a directory")
+    (node.run_dir / "incidents").write_text("not a directory")
+    node.train(64, slow=2, seconds=0.02)
+    assert [event["what"] for event in node.told()] == ["found", "still"]
+    assert capsys.readouterr().err.count("cannot publish") <= 1
+
+
+def test_a_mistake_of_ours_ends_the_comparison_and_nothing_else(node, capsys, monkeypatch):
+    """One line, the details in the journal; the round of the monitor goes on."""
+    monkeypatch.setattr("resilience_sdk.straggler.aggregate.Aggregate.judge", lambda *_: 1 / 0)
+    node.train(64, slow=2, seconds=0.02)
+    assert capsys.readouterr().err.count("ZeroDivisionError") == 1
+    (event,) = [e for e in read_journal(node.run_dir / "journal").events if e["event"] == "degraded"]
+    assert "Traceback" in event["why"]
+
+
+def test_a_loop_of_microseconds_is_not_judged(node):
+    """Its times are noise."""
+    for _ in range(80):
+        for recorder in node.recorders:
+            recorder.block("bwd", "compute", None).sample(4000 if recorder is node.recorders[2] else 1000)
+            recorder.beat("step").sample(9000)
+        node.now += 0.15
+        node.look()
+    assert node.told() == []
+
+
+def test_of_two_nodes_one_tells_and_the_other_judges(tmp_path):
+    """The slow rank is on the second; it writes its message, and the first finds it; clocks do not matter."""
+    nodes = [Node(tmp_path / str(n), Settings(), run_dir=tmp_path / "run", node=n) for n in range(2)]
+    sizes = []
+    for _ in range(16):
+        for node in nodes:
+            node.train(4, slow=6, seconds=0.02)
+        text = (nodes[1].pages / OWN).read_text() if (nodes[1].pages / OWN).exists() else None
+        if text is not None:
+            sizes.append(len(text))
+            assert decode(text).node == 1
+            words = {"attempt": 0, "gathers": True, "nodes": {"1": text}}
+            (nodes[0].pages / f".{PEERS}").write_text(json.dumps(words))
+            (nodes[0].pages / f".{PEERS}").replace(nodes[0].pages / PEERS)
+    assert not (nodes[0].pages / OWN).exists()  # nobody would read it
+    found = nodes[0].told(what="found")
+    assert [(event["ranks"], event["nodes"], event["section"]) for event in found] == [([6], ["host#1"], "bwd")]
+    assert max(sizes) < 8000
