@@ -190,11 +190,8 @@ class Agent(LocalElasticAgent):
         self._logs.attempt = self.attempt
         # A rendezvous that shares its store with the ranks is right for its first attempt only.
         self._logs.own_store = self.attempt > 0 or not self._worker_group.spec.rdzv_handler.use_agent_store
-        try:
-            with self._starter.serving_elastic():
-                pids = self._start_workers(group)
-        finally:
-            inbox.retake()
+        with self._starter.serving_elastic(inbox.retake):
+            pids = self._start_workers(group)
         for local_rank, pid in pids.items():
             group.workers[local_rank].id = pid
         return RankProcesses(self._pcontext, self.ranks, wakeup=inbox.wakeup)

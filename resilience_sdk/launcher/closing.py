@@ -61,7 +61,7 @@ def state_line(checkpoint: int | None, run_dir: str) -> str:
     """Say what of the work is kept."""
     if checkpoint is None:
         return f"nothing saved by the SDK in {run_dir}: what the script did not save itself is lost"
-    return f"saved: the checkpoint after step {checkpoint} in {run_dir}; what came after it is lost"
+    return f"saved: the checkpoint after step {checkpoint} in {run_dir}; whatever came after it is to be done again"
 
 
 def restart_line(decision: Decision, checkpoint: int | None) -> str:

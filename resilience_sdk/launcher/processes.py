@@ -40,15 +40,19 @@ class WorkerProcesses(PContext):
         *,
         server: ForkServer,
         make_orders: OrderMaker,
+        retake_signals: Callable[[], None],
         **filters: Any,  # duplicate_*_filters of torch >= 2.9
     ) -> None:
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, **filters)
         self._server = server
         self._make_orders = make_orders
+        self._retake_signals = retake_signals
         self._pids: dict[int, int] = {}
         self._exits: dict[int, WorkerExit] = {}
 
     def _start(self) -> None:
+        # torch's handlers, in place by now, raise out of whatever runs: ranks that start would be left behind.
+        self._retake_signals()
         orders = self._make_orders(self.args, self.envs, self)
         numbers = {order.number: local_rank for local_rank, order in enumerate(orders)}
         pids = self._server.launch(orders)

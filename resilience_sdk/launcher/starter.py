@@ -1,18 +1,9 @@
-"""Starts the workers of each attempt: by fork where that serves, else by exec. Imports no torch until ranks
-start.
+"""Starts the workers of each attempt: by fork where that serves, else by exec. Imports no torch until ranks start.
 
-How the agent uses it:
-
-    starter = WorkerStarter(script, start_method="forkserver") starter.prepare(env)                       #
-    early: torch is preloaded while the launcher does other things class Agent(LocalElasticAgent):
-        def _start_workers(self, worker_group):
-            with starter.serving_elastic():    # torch builds the environment of the ranks, we start the
-            processes
-                return super()._start_workers(worker_group)
-    # self._pcontext is then a WorkerProcesses
-    starter.close()
-
-The agent's `WorkerSpec` has `entrypoint=script.target, args=script.args`, strings as under torchrun.
+The agent calls `prepare(env)` early, so that torch is preloaded while the launcher does other things. It starts
+ranks within `serving_elastic(...)`: there torch builds their environment, and we start the processes. What torch's
+agent then has as `_pcontext` is a `WorkerProcesses`. Its `WorkerSpec` has `entrypoint=script.target,
+args=script.args`, strings as under torchrun.
 """
 
 from __future__ import annotations
@@ -21,7 +12,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from resilience_sdk.console import say, say_once
@@ -52,6 +43,7 @@ class WorkerStarter:
         self._server: ForkServer | None = None
         self._unfit: str | None = None  # why the fork server of this job may not fork
         self._numbers = itertools.count()
+        self._retake_signals: Callable[[], None] = lambda: None
         self.reason: str | None = None  # why the newest workers were exec'd, None when they were forked
 
     def prepare(self, env: Mapping[str, str]) -> None:
@@ -96,15 +88,17 @@ class WorkerStarter:
             log_line_prefixes,
             server=server,
             make_orders=self._orders,
+            retake_signals=self._retake_signals,
             **{name: value for name, value in filters.items() if value},
         )
         processes.start()
         return processes
 
     @contextlib.contextmanager
-    def serving_elastic(self) -> Iterator[None]:
+    def serving_elastic(self, retake_signals: Callable[[], None] = lambda: None) -> Iterator[None]:
         """While entered, `LocalElasticAgent._start_workers` starts its processes through this object.
 
+        `retake_signals` is called when torch has put its own handlers in place, before the first process starts.
         The module's name is exchanged, because the stock method calls a function and builds an environment
         that differs from release to release; copying it would be worse.
         """
@@ -112,6 +106,7 @@ class WorkerStarter:
 
         original = module.start_processes
         module.start_processes = self.start
+        self._retake_signals = retake_signals
         try:
             yield
         finally:

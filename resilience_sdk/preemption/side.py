@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import attrs
 
 from resilience_sdk.events import Event
+from resilience_sdk.job_config import COORDINATOR
 
 NO_PAGES = Path(os.devnull)
 """Stands for the page directory of a rank that could have none: nothing can be read or written below it."""
@@ -22,7 +23,7 @@ MONITOR, RANKS = "monitor", "ranks"
 
 def coordinator_word(pages: Path, attempt: int) -> Path:
     """Return the link that says, written once, who coordinates; there is none for the ranks of several nodes."""
-    return pages / f"coordinator-a{attempt}"
+    return pages / f"{COORDINATOR}{attempt}"
 
 
 def is_request(path: Path | None, began_unix: float) -> bool:

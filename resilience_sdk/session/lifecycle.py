@@ -21,7 +21,6 @@ from typing import Any, TextIO
 from resilience_sdk import console, environ, faults, hostinfo, lanes
 from resilience_sdk.errors import ResilienceError
 from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
 from resilience_sdk.lanes import Recorder
 from resilience_sdk.monitor.spawn import MonitorWatch, ensure_monitor, is_alive
 from resilience_sdk.preemption import rank as preemption
@@ -40,6 +39,7 @@ from resilience_sdk.session.identity import (
     process_of_rank,
 )
 from resilience_sdk.session.job import join_job
+from resilience_sdk.session.rank_journal import rank_journal
 from resilience_sdk.session.unwatched import remove_own, remove_unwatched
 from resilience_sdk.settings import Settings, load_settings, override_settings, settings_from_json
 from resilience_sdk.straggler import listening
@@ -66,15 +66,7 @@ class Session:
         self.settings = settings_from_json(self.config.settings)
         self.run_dir = RunDirectory.create(self.config.run_dir, group_readable=self.settings.group_readable)
         self.may_resume = self.config.run_named or self.attempt > 0
-        self.journal = Journal(
-            self.run_dir.journal,
-            writer=f"rank{identity.rank}",
-            host=hostinfo.host_name(),
-            boot_id=hostinfo.boot_id(),
-            job=job,
-            attempt=self.attempt,
-            rank=identity.rank,
-        )
+        self.journal = rank_journal(self.run_dir, job, self.attempt, identity.rank)
         self._stem = self.pages / page_stem(self.attempt, identity.rank, self.pid)
         self._collectives = 0
         self._uses_sdk = False
@@ -109,6 +101,7 @@ class Session:
 
     def _preemption_side(self) -> Side:
         env = environ.environment()
+        coordination = stopping.Coordination(self.pages, self.attempt, env, self._find_monitor)
         return Side(
             words=self.page.words,
             pages=self.pages,
@@ -121,7 +114,8 @@ class Session:
             request_file=self.run_dir.preempt,
             began_unix=self._began_unix,
             is_alone=stopping.has_no_peers(self.identity.world_size, self.identity.provisional, env),
-            has_coordinator=lambda: stopping.monitor_coordinates(self.pages, self.attempt, env, self._find_monitor),
+            has_coordinator=coordination.by_monitor,
+            first_check=coordination.first_check,
         )
 
     def _find_monitor(self) -> bool | None:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from resilience_sdk import environ
+from resilience_sdk import environ, hostinfo
+from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.lease import current_holder
 from resilience_sdk.preemption import rank as preemption
 from resilience_sdk.preemption.cell import make_link, read_link
-from resilience_sdk.preemption.side import MONITOR, NO_PAGES, RANKS, NoJournal, Side, coordinator_word
+from resilience_sdk.preemption.side import MONITOR, NO_PAGES, RANKS, Emitter, NoJournal, Side, coordinator_word
+from resilience_sdk.rank_page import ControlWords, parse_stem
 from resilience_sdk.rank_page import layout as at
+from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.session.helper import HelperThread
-from resilience_sdk.session.identity import find_identity, is_alone
+from resilience_sdk.session.identity import fallback_job_key, find_identity, is_alone
+from resilience_sdk.session.rank_journal import rank_journal
 from resilience_sdk.settings import Settings
 from resilience_sdk.settings.parse import signal_number
 
 _ELASTIC_GRACE_S = 30.0  # torchrun ends its ranks by SIGKILL so long after it has passed a signal on
 _MONITOR_COMES_S = 10.0
-_POLL_S = 0.005
 
 
 def signal_numbers(settings: Settings) -> tuple[int, ...]:
@@ -34,35 +39,67 @@ def signal_grace_s(env: Mapping[str, str]) -> float:
     return _ELASTIC_GRACE_S if is_torchrun else math.inf
 
 
-def monitor_coordinates(
-    pages: Path, attempt: int, env: Mapping[str, str], has_monitor: Callable[[], bool | None]
-) -> bool:
-    """Tell whether monitors coordinate the stop of this job, alike on all its ranks; the ranks themselves otherwise.
+class Coordination:
+    """Who coordinates the stop of this job, alike on all its ranks: monitors, or the ranks themselves.
 
     Our launcher carries what the monitors of several nodes tell one another, others do not. On one node it depends on
-    whether a monitor can be started: the first rank that knows decides for all of them, in the page directory. Waits
-    some seconds for a monitor that is about to come. Any thread.
-
-    Args:
-        pages: The page directory of the job on this node.
-        attempt: The number of the attempt.
-        env: The environment of this rank.
-        has_monitor: Tells whether there is one; None as long as it may still come.
+    whether a monitor can be started: the first rank that knows decides for all of them, in the page directory. One that
+    is about to come has some seconds from the first question on. Nothing here waits. Any thread.
     """
-    if environ.has_several_nodes(env):
-        return environ.INTERNAL_JOB in env
-    word = coordinator_word(pages, attempt)
-    deadline = time.monotonic() + _MONITOR_COMES_S
-    try:
-        while (decided := read_link(word)) is None:
-            found = has_monitor()
-            if found is None and time.monotonic() < deadline:
-                time.sleep(_POLL_S)
-                continue
-            make_link(word, MONITOR if found else RANKS)
-    except OSError:
-        return True
-    return decided == MONITOR
+
+    def __init__(
+        self,
+        pages: Path,
+        attempt: int,
+        env: Mapping[str, str],
+        has_monitor: Callable[[], bool | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`pages` are those of this node; `has_monitor` returns None as long as a monitor may still come."""
+        self._pages = pages
+        self._attempt = attempt
+        self._several_nodes = environ.has_several_nodes(env)
+        self._ours = environ.INTERNAL_JOB in env
+        self._has_monitor = has_monitor
+        self._clock = clock
+        self._deadline: float | None = None
+
+    def by_monitor(self) -> bool | None:
+        """Tell whether monitors coordinate; None as long as nobody knows."""
+        if self._several_nodes:
+            return self._ours
+        word = coordinator_word(self._pages, self._attempt)
+        try:
+            if (decided := read_link(word)) is None:
+                if self._deadline is None:
+                    self._deadline = self._clock() + _MONITOR_COMES_S
+                found = self._has_monitor()
+                if found is None and self._clock() < self._deadline:
+                    return None
+                make_link(word, MONITOR if found else RANKS)
+                decided = read_link(word)
+        except OSError:
+            return True
+        return decided == MONITOR
+
+    def first_check(self, count: int) -> int:
+        """Return from which check on ranks agree by themselves, alike on all of them; `count` is this rank's now.
+
+        Ranks learn at different checks that no monitor coordinates. Each publishes its count before it looks, so who
+        reads the counts after that was decided finds no less than any rank had before it knew. And no rank that knows
+        leaves its check before this number stands. So none has gone beyond it.
+        """
+        if self._several_nodes:
+            return count
+        word = coordinator_word(self._pages, self._attempt)
+        word = word.with_name(f"{word.name}-first")
+        try:
+            if (first := read_link(word)) is None:
+                make_link(word, str(1 + max([count, *_published_checks(self._pages, self._attempt)])))
+                first = read_link(word)
+        except OSError:
+            return count
+        return count if first is None else int(first)
 
 
 def knows_no_monitor(pages: Path, attempt: int) -> bool:
@@ -86,7 +123,7 @@ def listen_without_page(settings: Settings, env: Mapping[str, str]) -> None:
         Side(
             words=memoryview(bytearray(8 * at.LANES_AT)).cast("Q"),
             pages=NO_PAGES,
-            journal=NoJournal(),
+            journal=_journal(run_dir, settings, env, identity.rank),
             attempt=environ.attempt(env),
             signals=signal_numbers(settings),
             grace_s=settings.preempt_time,
@@ -100,6 +137,18 @@ def listen_without_page(settings: Settings, env: Mapping[str, str]) -> None:
     )
 
 
+def _journal(run_dir: str | None, settings: Settings, env: Mapping[str, str], rank: int) -> Emitter:
+    """Return the journal in which who waits for this job finds its stop; none in a directory of another job."""
+    if run_dir:
+        job = environ.job_key(env, fallback_job_key(env))
+        with contextlib.suppress(RunDirectoryError, OSError):
+            place = RunDirectory.create(run_dir, group_readable=settings.group_readable)
+            holder = current_holder(place)
+            if holder is None or holder.job == job:
+                return rank_journal(place, job, environ.attempt(env), rank)
+    return NoJournal()
+
+
 def has_no_peers(world_size: int, provisional: bool, env: Mapping[str, str]) -> bool:
     """Tell whether a process is a job of its own, as far as can be known before there is a process group."""
     return is_alone(env) if provisional else world_size == 1
@@ -110,6 +159,18 @@ def signalled(numbers: bytes) -> None:
     handlers = preemption.handlers()
     if handlers is not None:
         handlers.see(numbers)
+
+
+def _published_checks(pages: Path, attempt: int) -> Iterator[int]:
+    """Yield how often each living rank of this node has called `check()`."""
+    for path in pages.glob(f"a{attempt}-r*.page"):
+        stem = parse_stem(path.stem)
+        if stem is None or hostinfo.process_is_gone(stem[2], None):
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            words = ControlWords(path)
+            yield words.checks
+            words.close()
 
 
 def _start_helper() -> int:

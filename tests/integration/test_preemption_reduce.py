@@ -97,12 +97,18 @@ def test_a_rank_that_never_checks_is_named_once_and_does_not_hold_up_the_others(
 
 
 @pytest.mark.slow
-def test_our_launcher_without_a_place_for_pages_is_obeyed_as_well(tmp_path):
-    """It passes its SIGTERM on, the ranks agree by themselves, and it leaves with 75."""
-    with job(tmp_path, "--nproc-per-node", "2", *LOOP, env=NO_PAGES) as run:
+@pytest.mark.parametrize("how", ["signal", "file"])
+def test_our_launcher_without_a_place_for_pages_is_obeyed_as_well(tmp_path, how):
+    """The ranks agree by themselves, and it leaves with 75, also when they return after the stop: training goes on."""
+    more = ("--return",) if how == "file" else ()
+    with job(tmp_path, "--nproc-per-node", "2", *LOOP, *more, env=NO_PAGES) as run:
         at_work(run, 2)
-        run.process.terminate()
+        if how == "signal":
+            run.process.terminate()
+        else:
+            (run.run_dir / "preempt").touch()
         assert run.finish() == 75, run.screen
+        assert not (run.run_dir / "finished").exists()
         steps = left(run)
         assert len(steps) == 2, run.screen
         assert len({step for step, _ in steps.values()}) == 1

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 
 import attrs
+import pytest
 
 from resilience_sdk import hostinfo, job_config
 from resilience_sdk.job_config import JobConfig
+from resilience_sdk.preemption.cell import Words, make_link, wish_path
+from resilience_sdk.preemption.protocol import Decision, Proposal
+from resilience_sdk.preemption.side import coordinator_word
 
 LIVING = (os.getpid(), hostinfo.process_start_ticks(os.getpid()))
 GONE = (os.getpid(), 1)
@@ -71,6 +75,27 @@ def test_our_launchers_word_ends_with_it(tmp_path):
     job_config.agree(tmp_path, dead)
     later = proposal("/b")
     assert job_config.agree(tmp_path, later) is later
+
+
+@pytest.mark.parametrize("parent", [(0, 0), (1, 2)], ids=["no launcher", "a launcher"])
+def test_the_decision_of_a_job_that_was_killed_does_not_stop_the_next_one(tmp_path, parent):
+    """A requeued job has the key and the attempt of the one before, whose monitor could not clean up any more."""
+    before = proposal(parent_pid=parent[0], parent_ticks=parent[1])
+    job_config.agree(tmp_path, before)
+    Words(tmp_path, 0).propose(Proposal(1, 40))
+    Words(tmp_path, 0).decide(1, Decision.COMMIT)
+    for left in (wish_path(tmp_path, 0, "stop-1"), coordinator_word(tmp_path, 0)):
+        make_link(left, "x")
+    (tmp_path / "other").touch()
+    after = proposal(parent_pid=0, parent_ticks=0, creator_pid=LIVING[0], creator_ticks=LIVING[1])
+    assert job_config.agree(tmp_path, after) is after
+    assert Words(tmp_path, 0).proposal(1) is None
+    assert Words(tmp_path, 0).decision(1) is None
+    assert not any(path.is_symlink() for path in tmp_path.iterdir())
+    assert (tmp_path / "other").exists()
+    Words(tmp_path, 0).decide(1, Decision.COMMIT)
+    assert job_config.agree(tmp_path, before) == after  # a rank of the same job takes nothing away
+    assert Words(tmp_path, 0).decision(1) is Decision.COMMIT
 
 
 def test_a_torn_file_is_no_agreement(tmp_path):

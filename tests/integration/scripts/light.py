@@ -2,7 +2,8 @@
 
 Before each phase there are steps as usual, under names of its own. `upload`, `upload-0` (rank 0 alone, while the
 other waits outside of any section), `upload-done` (after `heartbeat.done()`), `mute` (nothing at all). Within a
-step: `breakpoint-0`, `traced-0`; and of the last rank: `hang` (until the file `go` is there), `raise`, `exit`, `leave`, `kill`.
+step: `breakpoint-0`, `traced-0`; and of the last rank: `hang` (until the file `go` is there), `raise`, `exit`,
+`leave` (exit code 75), `kill`.
 """
 
 import argparse

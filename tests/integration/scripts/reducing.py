@@ -1,6 +1,6 @@
 """A loop of gloo ranks with `preemption.check()`, which tells how far it is and where it stopped.
 
-`--without RANK`: that rank never calls it; `--no-monitor`: none can be started.
+`--without RANK`: that rank never calls it; `--no-monitor`: none can be started; `--return`: leaves with 0.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from resilience_sdk import heartbeat, preemption
 parser = argparse.ArgumentParser()
 parser.add_argument("--without", type=int)
 parser.add_argument("--no-monitor", action="store_true")
+parser.add_argument("--return", action="store_true", dest="returns")
 args = parser.parse_args()
 if args.no_monitor:
     sys.executable = "/nowhere/python"  # which would run it
@@ -43,4 +44,6 @@ while True:
     tell(f"step-{rank}", step)
     if rank != args.without and preemption.check():
         tell(f"left-{rank}", f"{step} {preemption.time_left()}")
+        if args.returns:
+            break
         preemption.exit()

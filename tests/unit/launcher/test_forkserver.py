@@ -7,10 +7,13 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 from resilience_sdk.launcher.forkserver import ForkServer, load_time_part, needs_exec
 from resilience_sdk.launcher.protocol import Order
 from resilience_sdk.launcher.script import Script
+from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.launcher.starter import WorkerStarter
 
 SCRIPT = Script("file", "train.py")
@@ -157,4 +160,25 @@ def test_prepare_does_nothing_where_workers_are_executed():
     starter = WorkerStarter(SCRIPT, start_method="exec")
     starter.prepare(os.environ)
     assert starter._server is None
+    starter.close()
+
+
+def test_a_signal_while_ranks_are_started_is_a_request_and_raises_nothing(tmp_path, monkeypatch):
+    """torch's handlers raise out of the start, with the ranks left behind; ours are back before the first order."""
+    starter = WorkerStarter(Script("binary", "true"), start_method="exec")
+    launch = ForkServer.launch
+
+    def told_to_leave(server, orders):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return launch(server, orders)
+
+    monkeypatch.setattr(ForkServer, "launch", told_to_leave)
+    env = {**os.environ, "TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_RESTART_COUNT": "0"}
+    with SignalInbox(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]) as inbox:  # all that torch takes: put back at the end
+        with starter.serving_elastic(inbox.retake):
+            logs = DefaultLogsSpecs(log_dir=str(tmp_path))
+            workers = local_elastic_agent.start_processes("test", "true", {0: ()}, {0: env}, logs)
+        assert inbox.arrived == [signal.SIGTERM]
+    assert workers.pids()
+    workers.close()
     starter.close()

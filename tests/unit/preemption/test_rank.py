@@ -380,6 +380,54 @@ def test_under_torchrun_a_signal_leaves_no_more_than_its_30_seconds(tmp_path):
         assert most - 10 < float(ended.stdout.split()[-1]) <= most, ended.stderr
 
 
+def test_the_first_check_waits_for_no_monitor_and_handles_signals_at_once(tmp_path):
+    """One that never comes up costs nothing; until it is known who coordinates, a notice is kept."""
+    program = """
+import os, signal, time
+from resilience_sdk import preemption
+from resilience_sdk.session import lifecycle
+lifecycle.is_alive = lambda pages: False
+began = time.monotonic()
+assert not preemption.check()
+print(time.monotonic() - began < 5, end=" ")
+os.kill(os.getpid(), signal.SIGTERM)
+for _ in range(100):
+    assert not preemption.check()
+lifecycle.is_alive = lambda pages: True
+preemption.check()
+lifecycle.current()._monitor.keep_alive()
+while not preemption.check():
+    time.sleep(0.001)
+    assert time.monotonic() < began + 30
+print("stopped")
+"""
+    ended = run(tmp_path, program)
+    assert ended.stdout == "True stopped\n", ended.stderr
+
+
+def test_a_monitor_that_was_asked_is_heard_where_ranks_agree_by_themselves(tmp_path):
+    """It hears the cloud, and tells the ranks their time; it has journalled that, so they do not."""
+    program = """
+import time
+from resilience_sdk import lanes, preemption
+from resilience_sdk.journal import read_journal
+from resilience_sdk.rank_page import layout
+from resilience_sdk.session import current, stopping
+stopping.Coordination.by_monitor = lambda self: False
+began = time.monotonic()
+for _ in range(100):
+    assert not preemption.check()
+lanes.recorder().page.words[layout.W_DEADLINE_NS] = time.monotonic_ns() + 40_000_000_000
+while not preemption.check():
+    time.sleep(0.001)
+    assert time.monotonic() < began + 20
+events = [event["event"] for event in read_journal(current().run_dir.journal).events]
+print(30 < preemption.time_left() <= 40, "stop_agreed" in events, "preempt_notice" in events)
+"""
+    ended = run(tmp_path, program)
+    assert ended.stdout == "True True False\n", ended.stderr
+
+
 def test_a_notice_of_the_cloud_stops_the_job_with_the_time_that_the_cloud_gives(tmp_path):
     """The monitor asks the metadata service; no signal comes, and 30 s are left instead of the 60 s of the setting."""
     program = LOOP.format(ask="").replace("50 < preemption.time_left() <= 60", "20 < preemption.time_left() <= 30")

@@ -2,56 +2,115 @@
 
 from __future__ import annotations
 
-import threading
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from resilience_sdk import environ
-from resilience_sdk.session.stopping import has_no_peers, monitor_coordinates, signal_grace_s, signal_numbers
+from resilience_sdk.journal import read_journal
+from resilience_sdk.lease import Lease
+from resilience_sdk.rank_page import RankPage, layout, page_stem
+from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.session.stopping import Coordination, has_no_peers, signal_grace_s, signal_numbers
 from resilience_sdk.settings import Settings
 
+PROJECT = Path(__file__).parent.parent.parent.parent
 NODES = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize("found", [True, False])
 def test_on_one_node_the_first_rank_that_knows_decides_for_all(tmp_path, found):
     """One sees the monitor, another one could not start it: both do the same. The next attempt decides anew."""
-    assert monitor_coordinates(tmp_path, 0, {}, lambda: found) is found
-    assert monitor_coordinates(tmp_path, 0, {}, lambda: not found) is found
-    assert monitor_coordinates(tmp_path, 1, {}, lambda: not found) is not found
+    assert Coordination(tmp_path, 0, {}, lambda: found).by_monitor() is found
+    assert Coordination(tmp_path, 0, {}, lambda: not found).by_monitor() is found
+    assert Coordination(tmp_path, 1, {}, lambda: not found).by_monitor() is not found
 
 
-def test_a_monitor_that_is_about_to_come_is_waited_for(tmp_path):
-    """As long as nobody knows, the word is not written."""
-    asked = threading.Event()
-    comes = threading.Event()
+def test_a_monitor_that_is_about_to_come_is_not_waited_for_in_a_check(tmp_path):
+    """As long as nobody knows, the answer is just that; without a monitor in time the ranks do it themselves."""
+    now, found = [100.0], [None]
+    ranks = [Coordination(tmp_path, 0, {}, lambda: found[0], clock=lambda: now[0]) for _ in range(2)]
+    assert [rank.by_monitor() for rank in ranks] == [None, None]
+    assert not list(tmp_path.iterdir())
+    now[0] += 11
+    assert ranks[0].by_monitor() is False
+    found[0] = True
+    assert ranks[1].by_monitor() is False
+    assert Coordination(tmp_path, 1, {}, lambda: found[0]).by_monitor() is True
 
-    def has_monitor():
-        asked.set()
-        return True if comes.is_set() else None
 
-    def arrive():
-        assert asked.wait(10)
-        assert not list(tmp_path.iterdir())
-        comes.set()
+@given(turns=st.lists(st.integers(0, 2), max_size=60), alone=st.integers(0, 40))
+def test_ranks_that_learn_at_different_checks_begin_at_the_same_one(turns, alone):
+    """Whatever the order of their checks, nobody has passed the first check of the agreement when it learns of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        known = [None]
+        ranks = [Coordination(Path(folder), 0, {}, lambda: known[0]) for _ in range(3)]
+        pages = [create_page(Path(folder), number) for number in range(3)]
+        counts, firsts = [0] * 3, [None] * 3
+        for turn, number in enumerate([*turns, 0, 1, 2]):
+            known[0] = False if turn >= min(alone, len(turns)) else None
+            counts[number] += 1
+            pages[number].words[layout.W_CHECKS] = counts[number]
+            if firsts[number] is None and ranks[number].by_monitor() is False:
+                firsts[number] = ranks[number].first_check(counts[number])
+                assert firsts[number] >= counts[number]
+        assert len(set(firsts)) == 1, firsts
 
-    arriving = threading.Thread(target=arrive)
-    arriving.start()
-    assert monitor_coordinates(tmp_path, 0, {}, has_monitor)
-    arriving.join()
+
+def create_page(folder, number):
+    """Return the page of a rank of this process."""
+    return RankPage.create(
+        folder / f"{page_stem(0, number, os.getpid())}.page",
+        pid=os.getpid(),
+        start_ticks=1,
+        rank=number,
+        local_rank=number,
+        world_size=3,
+        attempt=0,
+        created_ns=1,
+        facts={},
+    )
+
+
+WITHOUT_PAGE = """
+from resilience_sdk import preemption
+preemption.check()
+preemption.request("leave")
+while not preemption.check():
+    pass
+"""
+
+
+@pytest.mark.parametrize("of", ["this job", "another job"])
+def test_without_a_page_the_stop_is_in_the_journal_of_the_run(tmp_path, of):
+    """Whoever waits for the job tells by it that training is not complete; another job's directory is left alone."""
+    run_dir = RunDirectory.create(tmp_path / "run")
+    Lease.acquire(run_dir, "mine" if of == "this job" else "another")
+    env = {environ.RUN_DIR: str(run_dir.path), environ.INTERNAL_JOB: "mine", environ.INTERNAL_PAGES: ""}
+    own = {"PATH": os.environ["PATH"], "PYTHONPATH": str(PROJECT), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    subprocess.run([sys.executable, "-c", WITHOUT_PAGE], env=own | env, check=True, timeout=60)
+    told = [event["job"] for event in read_journal(run_dir.journal).events if event["event"] == "stop_agreed"]
+    assert told == (["mine"] if of == "this job" else [])
 
 
 def test_on_several_nodes_it_depends_on_the_launcher_alone(tmp_path):
     """Ours carries what monitors tell one another; under others ranks with and without a monitor do the same."""
     for found in (True, False, None):
-        assert not monitor_coordinates(tmp_path, 0, NODES, lambda found=found: found)
-        assert monitor_coordinates(tmp_path, 0, NODES | {environ.INTERNAL_JOB: "j"}, lambda found=found: found)
+        assert Coordination(tmp_path, 0, NODES, lambda found=found: found).by_monitor() is False
+        ours = NODES | {environ.INTERNAL_JOB: "j"}
+        assert Coordination(tmp_path, 0, ours, lambda found=found: found).by_monitor() is True
     assert not list(tmp_path.iterdir())
 
 
 def test_where_the_word_cannot_be_written_monitors_coordinate(tmp_path):
     """Nothing is raised into the training."""
-    assert monitor_coordinates(tmp_path / "gone", 0, {}, lambda: False)
+    assert Coordination(tmp_path / "gone", 0, {}, lambda: False).by_monitor() is True
 
 
 def test_only_torchruns_own_signals_have_30_seconds():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from resilience_sdk import job_config
-from resilience_sdk.session.stopping import knows_no_monitor, monitor_coordinates
+from resilience_sdk.session.stopping import Coordination, knows_no_monitor
 from resilience_sdk.session.unwatched import remove_own
 
 
@@ -13,7 +13,7 @@ def leave(pages, *numbers):
     """Make the files of some ranks, as a node without a monitor has them."""
     pages.mkdir(mode=0o700)
     (pages / job_config.FILE).write_text("{}")
-    assert not monitor_coordinates(pages, 0, {}, lambda: False)
+    assert not Coordination(pages, 0, {}, lambda: False).by_monitor()
     stems = [pages / f"a0-r{number}-{100 + number}" for number in numbers]
     for stem in stems:
         for suffix in (".page", ".fifo", ".stack"):
