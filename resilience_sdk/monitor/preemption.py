@@ -22,13 +22,14 @@ from resilience_sdk.monitor.stop_nodes import StopNodes
 from resilience_sdk.preemption import cell
 from resilience_sdk.preemption import protocol as agreement
 from resilience_sdk.preemption.protocol import CoordinatorMove, Decision, Proposal, RankView
-from resilience_sdk.preemption.side import MONITOR, coordinator_word
+from resilience_sdk.preemption.side import MONITOR, RANKS, coordinator_word
 from resilience_sdk.rank_page import ControlWords
 
 _POLL_S = 0.005  # while a stop is being agreed
 _POLL_BETWEEN_NODES_S = 0.02
 _SLOW_POLL_S = 0.1  # when that takes long: a rank may evaluate for minutes
 _SILENT_S = 5.0  # after which a rank without a check is named
+_IN_VAIN_S = 2.0  # after the time to leave was over, and nobody has left
 _RATE_S = 1.0  # over which the rate of checks is measured
 _LEAST_RATE_S = 0.4  # the same, when a stop is asked for before that
 _NANO = 1e9
@@ -80,6 +81,7 @@ class StopCoordinator:
             self._tear_down(pages)
             return None if self._over else _POLL_BETWEEN_NODES_S
         self._show(pages)
+        self._say_if_in_vain()
         views = self._views(own)
         is_whole = is_whole and len(views) == world_size and all(node.is_whole for node in self._nodes.others)
         if not is_whole:
@@ -194,9 +196,24 @@ class StopCoordinator:
         if console.say_once("whole", f"rank {shown} {told}, so no stop can be agreed; {cure}"):
             self._journal.emit(Event.DEGRADED, what="preemption", why=f"a rank {told}", ranks=missing)
 
+    def _say_if_in_vain(self) -> None:
+        """Say, once, that the time to leave is over and nobody has left; a stop may still be agreed."""
+        end_s = self._deadline_ns / _NANO
+        if not end_s or time.monotonic() < end_s + _IN_VAIN_S or self._is_for_ranks():
+            return
+        decided = None if self._proposal is None else self._cell.decision(self._round)
+        if decided is not Decision.COMMIT and console.say_once(
+            "in vain", f"no stop was agreed in time ({self._asked}); ranks that no signal ends go on"
+        ):
+            self._journal.emit(Event.DEGRADED, what="preemption", why="no stop was agreed in time")
+
     def _is_for_monitors(self) -> bool:
         """Tell whether the ranks leave the agreement to monitors, and not to themselves."""
         return self._nodes.count > 1 or cell.read_link(coordinator_word(self._pages, self._attempt)) == MONITOR
+
+    def _is_for_ranks(self) -> bool:
+        """Tell whether the ranks agree among themselves; neither that nor the opposite before their first checks."""
+        return self._nodes.count == 1 and cell.read_link(coordinator_word(self._pages, self._attempt)) == RANKS
 
     def _read_proposals(self) -> None:
         """Take the newest proposal that stands, whoever made it."""

@@ -36,6 +36,7 @@ from resilience_sdk.preemption.unmonitored import Unmonitored
 from resilience_sdk.rank_page import layout as at
 
 _POLL_S = 0.001
+_IN_VAIN_S = 2.0  # after the time to leave was over, and nobody has left
 
 
 class _Unstarted(Checks):
@@ -154,10 +155,10 @@ class Listener(Checks):
     def time_left(self) -> float | None:
         """See `time_left`."""
         now, ends = time.monotonic(), []
-        if until_ns := self.words[at.W_DEADLINE_NS]:
-            ends.append(until_ns / 1e9 - now)
-        elif (noted := self.handlers.noted_at) is not None and self.words[at.W_NOTICE] != at.NOTICE_END:
-            ends.append(noted + self.grace_s - now)  # the scheduler's end is counted below, as what it is
+        asked_end = self._asked_end()
+        # A request that no stop was agreed about ends nobody; what it kept for the last save is free again.
+        if asked_end is not None and (self.stopped_at is not None or now < asked_end + _IN_VAIN_S):
+            ends.append(asked_end - now)
         if (heard := self.handlers.heard_at) is not None:
             ends.append(heard + min(self.grace_s, self.side.signal_grace_s) - now)
         if self.unmonitored is not None and (end_s := self.unmonitored.ends_at) is not None:
@@ -165,6 +166,15 @@ class Listener(Checks):
         if (end := end_time()) is not None:
             ends.append(end - time.time())
         return max(0.0, min(ends)) if ends else None
+
+    def _asked_end(self) -> float | None:
+        """Return when the time is over (monotonic seconds) by what was asked, None when nobody has."""
+        if until_ns := self.words[at.W_DEADLINE_NS]:
+            return float(until_ns / 1e9)
+        noted_at = self.handlers.noted_at
+        if noted_at is None or self.words[at.W_NOTICE] == at.NOTICE_END:
+            return None  # the scheduler's end counts as what it is
+        return noted_at + self.grace_s
 
 
 class Check(Protocol):

@@ -219,6 +219,29 @@ def test_a_long_save_has_all_the_time_that_the_scheduler_leaves(tmp_path):
     assert (ended.returncode, ended.stdout) == (75, "[] True\n"), ended.stderr
 
 
+def test_a_request_in_vain_keeps_no_time_for_a_last_save(tmp_path):
+    """A loop that checks no more cannot stop: it goes on, and periodic saves go on, too."""
+    program = """
+import os, pathlib, time
+from resilience_sdk import preemption
+preemption.check()
+preemption.request("maintenance")
+end = time.monotonic() + 40
+known = []
+while (left := preemption.time_left()) is not None:
+    known.append(left)
+    time.sleep(0.01)
+    assert time.monotonic() < end
+print(0 < max(known) <= 1, min(known))
+journal = pathlib.Path(os.environ["RESILIENCE_RUN_DIR"]) / "journal"
+while not any("no stop was agreed in time" in path.read_text() for path in journal.iterdir()):
+    time.sleep(0.01)
+    assert time.monotonic() < end
+"""
+    ended = run(tmp_path, program, RESILIENCE_PREEMPT_TIME="1")
+    assert (ended.returncode, ended.stdout) == (0, "True 0.0\n"), ended.stderr
+
+
 def test_switched_off_it_answers_no_and_installs_nothing(tmp_path):
     """With RESILIENCE_DISABLE the signal does what it always did."""
     program = """
