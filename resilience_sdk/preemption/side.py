@@ -20,6 +20,8 @@ NO_PAGES = Path(os.devnull)
 MONITOR, RANKS = "monitor", "ranks"
 """Who coordinates the stop of the ranks of a job on one node, as it stands in `coordinator_word`."""
 
+_FILE_CLOCK_S = 0.02  # by which the clock of file times may be behind: it goes by ticks of the kernel
+
 
 def coordinator_word(pages: Path, attempt: int) -> Path:
     """Return the link that says, written once, who coordinates; there is none for the ranks of several nodes."""
@@ -38,7 +40,9 @@ def is_request(path: Path | None, began_unix: float) -> bool:
 
 def counts(info: os.stat_result, began_unix: float) -> bool:
     """Tell whether a file asks the job that began then: a real one, of its user or root, that is not older."""
-    return stat.S_ISREG(info.st_mode) and info.st_uid in (0, os.geteuid()) and info.st_mtime >= began_unix
+    return (
+        stat.S_ISREG(info.st_mode) and info.st_uid in (0, os.geteuid()) and info.st_mtime >= began_unix - _FILE_CLOCK_S
+    )
 
 
 class Emitter(Protocol):
