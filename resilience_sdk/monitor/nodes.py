@@ -7,7 +7,6 @@ nodes stay unseen.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from resilience_sdk import console
 from resilience_sdk.hang import DeadlineBook, FlightRecord, RankState
 from resilience_sdk.incidents import Evidence
 from resilience_sdk.monitor.merge import evidence_of_peers, is_fresh, states_of_peers
+from resilience_sdk.monitor.peers import PeerFile, Place
 from resilience_sdk.monitor.scene import CloseLook
 from resilience_sdk.monitor.silence import SILENT_S, lost_states
 from resilience_sdk.monitor.summary import NodeSummary, Verdict, bounded_facts, decode, encode, summarize
@@ -49,7 +49,7 @@ class Nodes:
         self._attempt = -1
         self._summaries: dict[int, NodeSummary] = {}
         self._received_ns: dict[int, int] = {}
-        self._seen: tuple[int, int] | None = None
+        self._peers = PeerFile(pages / PEERS)
         self._told: NodeSummary | None = None
         self._told_at = float("-inf")
         self._tense_since: float | None = None
@@ -58,12 +58,11 @@ class Nodes:
     def begin(self, attempt: int, announcement: Mapping[str, Any]) -> None:
         """Begin an attempt; `announcement` is our launcher's and says which of how many nodes this is."""
         self._attempt = attempt
-        self._me = _integer(announcement.get("node"), 0)
-        self._count = _integer(announcement.get("nodes"), 1)
-        name = announcement.get("node_name")
-        self.name = name if isinstance(name, str) and name else self.name
+        place = Place.of(announcement, self.name)
+        self._me, self._count, self.name = place.me, place.count, place.name
+        self._peers = PeerFile(self._pages / PEERS)
         self._summaries, self._received_ns = {}, {}
-        self._seen = self._told = self._tense_since = None
+        self._told = self._tense_since = None
         self._told_at = float("-inf")
         self._beaten = False
 
@@ -83,18 +82,9 @@ class Nodes:
         """Take what has come. Costs one stat while nothing has."""
         if not self.several:
             return
-        path = self._pages / PEERS
-        try:
-            info = path.stat()
-            if (seen := (info.st_ino, info.st_mtime_ns)) == self._seen:
-                return
-            data = json.loads(path.read_bytes())
-            texts = data["nodes"].values() if data["attempt"] == self._attempt else ()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return
-        self._seen = seen
-        for text in texts:
-            summary = decode(text) if isinstance(text, str) else None
+        heard = self._peers.news(self._attempt)
+        for text in heard.texts if heard is not None else ():
+            summary = decode(text)
             if summary is None or summary.attempt != self._attempt or summary.node == self._me:
                 continue
             known = self._summaries.get(summary.node)
@@ -277,7 +267,3 @@ class Nodes:
 def _moved(page: RankSnapshot, by_ns: int) -> RankSnapshot:
     first_ns = page.first_beat_ns
     return page if first_ns is None else attrs.evolve(page, first_beat_ns=first_ns + by_ns)
-
-
-def _integer(value: object, otherwise: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise

@@ -6,7 +6,6 @@ because it changes with every check and must not make the evidence about a hang 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk import console
+from resilience_sdk.monitor.peers import PeerFile, Place
 from resilience_sdk.preemption.protocol import RankView, pace
 from resilience_sdk.whole_file import write_whole
 from resilience_sdk.wire import from_text, to_text
@@ -66,12 +66,10 @@ class StopNodes:
         """Use the files in `pages`; `announcement` is our launcher's and says which of how many nodes this is."""
         self._pages = pages
         self._attempt = attempt
-        self.me = _integer(announcement.get("node"), 0)
-        self.count = _integer(announcement.get("nodes"), 1)
-        name = announcement.get("node_name")
-        self.name = name if isinstance(name, str) and name else host
+        place = Place.of(announcement, host)
+        self.me, self.count, self.name = place.me, place.count, place.name
+        self._peers = PeerFile(pages / PEERS)
         self._heard: dict[int, _Heard] = {}
-        self._seen: tuple[int, int] | None = None
         self._told: NodeStop | None = None
         self._told_at = float("-inf")
 
@@ -92,18 +90,9 @@ class StopNodes:
         """Take what has come. Costs one stat while nothing has."""
         if self.count == 1:
             return
-        path = self._pages / PEERS
-        try:
-            info = path.stat()
-            if (seen := (info.st_ino, info.st_mtime_ns)) == self._seen:
-                return
-            data = json.loads(path.read_bytes())
-            texts = data["nodes"].values() if data["attempt"] == self._attempt else ()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return
-        self._seen = seen
-        for text in texts:
-            stop = decode(text) if isinstance(text, str) else None
+        heard = self._peers.news(self._attempt)
+        for text in heard.texts if heard is not None else ():
+            stop = decode(text)
             if stop is None or stop.attempt != self._attempt or stop.node == self.me:
                 continue
             known = self._heard.get(stop.node)
@@ -131,7 +120,3 @@ class StopNodes:
 def decode(text: str) -> NodeStop | None:
     """Return what a node has told, or None for what is no such word."""
     return from_text(NodeStop, text) if len(text) <= _MOST_BYTES else None
-
-
-def _integer(value: object, otherwise: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise

@@ -6,7 +6,6 @@ lowest number which is there, brings those of all nodes into `stragglers.json`. 
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk import console
+from resilience_sdk.monitor.peers import PeerFile, Place
 from resilience_sdk.straggler.kernels import KernelTime
 from resilience_sdk.straggler.pieces import NodePieces, Piece, chosen, decode, pace_s
 from resilience_sdk.whole_file import write_whole
@@ -33,15 +33,13 @@ class StragglerNodes:
         self._pages = pages
         self._clock = clock
         self._attempt = attempt
-        self.me = _integer(announcement.get("node"), 0)
-        self.count = max(1, _integer(announcement.get("nodes"), 1))
-        name = announcement.get("node_name")
-        self.name = name if isinstance(name, str) and name else host
+        place = Place.of(announcement, host)
+        self.me, self.count, self.name = place.me, place.count, place.name
+        self._peers = PeerFile(pages / PEERS)
         self._pieces: deque[Piece] = deque(maxlen=_PIECES_KEPT)
         self._turn = time.monotonic_ns()  # not that of a monitor before
         self._told_at = float("-inf")
         self._turns: dict[int, int] = {}
-        self._seen: tuple[int, int] | None = None
         self._gathers = self.me == 0
 
     @property
@@ -76,22 +74,11 @@ class StragglerNodes:
         """Return what has come from other nodes. Costs one stat while nothing has."""
         if self.count == 1:
             return []
-        path = self._pages / PEERS
-        try:
-            info = path.stat()
-            if (seen := (info.st_ino, info.st_mtime_ns)) == self._seen:
-                return []
-            data = json.loads(path.read_bytes())
-            texts = data["nodes"].values() if data["attempt"] == self._attempt else ()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        heard = self._peers.news(self._attempt)
+        if heard is None:
             return []
-        self._seen = seen
-        self._gathers = self.me == 0 or data.get("gathers") is True
-        told = (decode(text) for text in texts if isinstance(text, str))
+        self._gathers = self.me == 0 or heard.gathers
+        told = (decode(text) for text in heard.texts)
         news = [n for n in told if n is not None and n.attempt == self._attempt and self._turns.get(n.node) != n.turn]
         self._turns.update((node.node, node.turn) for node in news)
         return [node for node in news if node.node != self.me]
-
-
-def _integer(value: object, otherwise: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
