@@ -1,13 +1,13 @@
 """One rank's side: what starts at the first use and lasts to the end of the process."""
 
 from resilience_sdk.session.lifecycle import (
-    Session,
     bootstrap_worker,
     current,
     ensure_started,
     record_exception,
     start_recording,
 )
+from resilience_sdk.session.rank_session import Session
 
 __all__ = [
     "Session",

@@ -10,7 +10,7 @@ from resilience_sdk.console import say
 from resilience_sdk.events import Event
 
 if TYPE_CHECKING:
-    from resilience_sdk.session.lifecycle import Session
+    from resilience_sdk.session.rank_session import Session
 
 
 class _Saves(Protocol):

@@ -26,7 +26,8 @@ from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import rank as listening
 from resilience_sdk.session.data import END, Walk, next_batch
 from resilience_sdk.session.last_save import save_at_stop
-from resilience_sdk.session.lifecycle import Session, ensure_started
+from resilience_sdk.session.lifecycle import ensure_started
+from resilience_sdk.session.rank_session import Session
 from resilience_sdk.settings import Settings, load_settings, override_settings
 
 Batch = TypeVar("Batch")

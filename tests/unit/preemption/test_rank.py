@@ -408,15 +408,15 @@ def test_the_first_check_waits_for_no_monitor_and_handles_signals_at_once(tmp_pa
     program = """
 import os, signal, time
 from resilience_sdk import preemption
-from resilience_sdk.session import lifecycle
-lifecycle.is_alive = lambda pages: False
+from resilience_sdk.session import lifecycle, rank_session
+rank_session.is_alive = lambda pages: False
 began = time.monotonic()
 assert not preemption.check()
 print(time.monotonic() - began < 5, end=" ")
 os.kill(os.getpid(), signal.SIGTERM)
 for _ in range(100):
     assert not preemption.check()
-lifecycle.is_alive = lambda pages: True
+rank_session.is_alive = lambda pages: True
 preemption.check()
 lifecycle.current()._monitor.keep_alive()
 while not preemption.check():
