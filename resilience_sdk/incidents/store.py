@@ -13,7 +13,6 @@ half-way costs a number, nothing else.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.console import printable
+from resilience_sdk.file_lock import file_lock
 from resilience_sdk.incidents.record import ACTIONS, KINDS, Culprit, Evidence, Incident
 from resilience_sdk.incidents.report import render_markdown
 from resilience_sdk.journal import redact
@@ -36,7 +36,7 @@ _FINAL_ACTIONS = frozenset({"stop", "none"})
 _ID = re.compile(r"(\d{4,})-[a-z]+")
 _CLAIM = re.compile(r"\.(\d{4,})")
 _MOST_STACK_CHARACTERS = 1 << 20
-_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.02
+_PATIENCE_S = 2.0
 # `NAME_TOKEN=value` inside an exception message; names of fields are redacted by the journal's rule.
 _ASSIGNED_SECRET = re.compile(r"([A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASS)[A-Z0-9_]*=)\S+")
 
@@ -85,6 +85,26 @@ class IncidentStore:
         claim.rename(self.path / f"{number:04d}-{kind}")
         _sync_directory(self.path)
         return incident
+
+    def create_once(
+        self,
+        kind: str,
+        incident: Incident,
+        stacks: Mapping[int, str] | None = None,
+        pages: Mapping[int, Mapping[str, Any]] | None = None,
+        *,
+        same: Callable[[Incident], bool],
+    ) -> tuple[Incident, bool]:
+        """Return the incident that is the `same` if another writer was first, else a new one; and whether it is new.
+
+        Writers of several nodes wait for one another here, for two seconds at most. Raises like `create`.
+        """
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(self.path / ".lock"):  # a file: NFS has no exclusive locks on directories
+            for other in self.all():
+                if other.kind == kind and same(other):
+                    return other, False
+            return self.create(kind, incident, stacks, pages), True
 
     def all(self) -> list[Incident]:
         """Return every incident by number; one whose report is unreadable is there too and says so."""
@@ -196,25 +216,16 @@ class IncidentStore:
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory against other updaters; after a second go on without.
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the file or directory against other writers; go on without after two seconds.
 
-    A frozen holder, or a file system without locks, must not stop the launcher: what is at stake is one
-    field of one report.
+    A frozen holder, or a file system without locks, must not stop a launcher: what is at stake is one
+    field of a report, or a report that is written twice.
     """
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for _ in range(_LOCK_TRIES):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(_LOCK_PAUSE_S)
-            except OSError:
-                break
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            held.enter_context(file_lock(path, patience_s=_PATIENCE_S))
         yield
-    finally:
-        os.close(fd)
 
 
 def _sync_directory(path: Path) -> None:

@@ -168,30 +168,31 @@ class HangResponse:
         )
         pages = {state.rank: snapshot_to_json(state.snapshot) for state in states if state.snapshot is not None}
         stacks = {rank: "\n".join(("innermost first:", *lines, "")) for rank, lines in frames.items()}
-        twin = self._twin(incident)
-        if twin is not None:
-            return twin
+        texts = {**stacks, **look.texts}
         try:
-            incident = self._store.create("hang", incident, {**stacks, **look.texts}, pages)
+            incident, is_ours = self._store.create_once("hang", incident, texts, pages, same=self._twin_of(incident))
         except OSError as error:
+            is_ours = True
             console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
-        self._journal.emit(Event.INCIDENT, **event_fields(incident))
+        if is_ours:
+            self._journal.emit(Event.INCIDENT, **event_fields(incident))
         return incident
 
-    def _twin(self, incident: Incident) -> Incident | None:
-        """Return the same hang where another node has just written it, having been thought silent.
+    def _twin_of(self, incident: Incident) -> Callable[[Incident], bool]:
+        """Return what tells the same hang where another node has just written it, having been thought silent.
 
-        Nodes that do not hear one another blame one another: the first to write is right for all.
+        Two nodes may see at one moment that a third is lost, and nodes that do not hear one another blame one
+        another: the first to write is right for all.
         """
-        if not self._nodes.several or self._config.on_hang == "report":
-            return None
         named = {culprit.rank for culprit in incident.culprits}
-        for other in self._hangs():
+        by_several = self._nodes.several and self._config.on_hang != "report"
+
+        def is_twin(other: Incident) -> bool:
             same = {culprit.rank for culprit in other.culprits} == named
             apart = incident.cause == other.cause == SILENT_NODE
-            if (same or apart) and other.attempt == incident.attempt and other.id not in self._older:
-                return other
-        return None
+            return by_several and (same or apart) and other.attempt == incident.attempt and other.id not in self._older
+
+        return is_twin
 
     def _hangs(self) -> list[Incident]:
         try:

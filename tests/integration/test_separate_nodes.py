@@ -145,7 +145,7 @@ def test_all_nodes_count_the_same_attempts(cluster):
     nodes.finish_well()
     assert nodes.numbers(0) == nodes.numbers(1) == [(0, 2), (1, 3), (2, 3), (3, 3)]
     assert nodes.numbers(2) == [(1, 3), (2, 3), (3, 3)]
-    assert nodes.incidents() == [("crash", [(1, "host1")]), ("hang", [(2, "host2")])]
+    assert nodes.incidents() == [("crash", [(1, "host1")]), ("hang", [(2, "host2")])], nodes.screens
     for started in nodes.jobs.values():
         assert "rank 1 on host1 died by SIGKILL" in started.screen
         assert "rank 2 on host2 stands still" in started.screen
@@ -165,7 +165,7 @@ def test_a_node_that_loses_its_power(cluster):
     nodes.start(2)
     nodes.wait_step(2, 2)
     nodes.finish_well()
-    assert nodes.incidents() == [("hang", [(2, "host2")])]
+    assert nodes.incidents() == [("hang", [(2, "host2")])], nodes.screens
     (incident,) = nodes.any.incidents()
     assert (incident["category"], incident["cause"]) == ("network", "network_node_unreachable")
     assert incident["victims"] == [0, 1]
@@ -186,7 +186,7 @@ def test_a_killed_node_is_waited_for_where_it_is_needed(cluster):
     nodes.start(1)
     nodes.wait_step(1, 1)
     nodes.finish_well()
-    assert nodes.incidents() == [("crash", [(1, "host1")])]
+    assert nodes.incidents() == [("crash", [(1, "host1")])], nodes.screens
     assert nodes.numbers(0) == [(0, 2), (1, 2)]
     assert nodes.numbers(1) == [(0, 2), (1, 2)]
     assert nodes.first_step(1, 1) >= 10
@@ -202,7 +202,7 @@ def test_the_node_with_the_store_is_killed(cluster):
     nodes.start(0)
     nodes.wait_step(1, 0, least=16)
     assert nodes.numbers(0) == nodes.numbers(1) == [(0, 2), (1, 2)]
-    assert nodes.incidents() == [("crash", [(0, "host0")])]
+    assert nodes.incidents() == [("crash", [(0, "host0")])], nodes.screens
     nodes.kill(0)
     assert nodes.jobs[1].finish() == 1
     assert "failed: the nodes did not meet" in nodes.jobs[1].screen

@@ -139,6 +139,42 @@ def test_two_writers_at_once_never_share_a_number(tmp_path):
     assert {i.kind for i in found} == {"hang", "crash"}
 
 
+def test_writers_who_see_the_same_at_once_leave_one_report(tmp_path):
+    """Two monitors that find a third node silent at one moment: one writes, all return what was written."""
+    script = (
+        "import sys\n"
+        "from resilience_sdk.incidents import Culprit, Incident, IncidentStore\n"
+        "store = IncidentStore(sys.argv[1])\n"
+        "print(flush=True)\n"
+        "sys.stdin.readline()\n"
+        "for attempt in range(20):\n"
+        "    seen = Incident(kind='hang', attempt=attempt, culprits=(Culprit(rank=2),))\n"
+        "    found, new = store.create_once('hang', seen, same=lambda other: other.attempt == attempt)\n"
+        "    print(found.id, int(new))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipe) as one, subprocess.Popen(command, **pipe) as other:
+        for writer in (one, other):
+            writer.stdout.readline()
+        for writer in (one, other):
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+        told = [[line.split() for line in writer.stdout.read().splitlines()] for writer in (one, other)]
+    assert [a for a, _ in told[0]] == [b for b, _ in told[1]]
+    assert all(int(a) + int(b) == 1 for (_, a), (_, b) in zip(*told, strict=True))
+    assert len(IncidentStore(tmp_path).all()) == 20
+
+
+def test_another_incident_of_that_kind_is_not_taken_for_the_same(tmp_path):
+    """What `same` does not hold for, and other kinds, stand beside it."""
+    store = IncidentStore(tmp_path)
+    first, _ = store.create_once("hang", an_incident(attempt=0), same=lambda other: True)
+    assert store.create_once("hang", an_incident(attempt=1), same=lambda other: other.attempt == 1)[1]
+    assert store.create_once("crash", an_incident(), same=lambda other: True)[1]
+    assert store.create_once("hang", an_incident(), same=lambda other: other.attempt == 0) == (first, False)
+
+
 def test_a_writer_that_died_costs_a_number_and_nothing_else(tmp_path):
     """Its hidden directory is no incident, and its number is not used again."""
     (tmp_path / "incidents" / ".0001").mkdir(parents=True)
