@@ -24,6 +24,7 @@ from resilience_sdk.launcher.chores import Chores
 from resilience_sdk.launcher.decision import Decision
 from resilience_sdk.launcher.early import leaving_at_once
 from resilience_sdk.launcher.init_process import below_init
+from resilience_sdk.launcher.process_end import leave
 from resilience_sdk.lease import Lease, current_holder
 from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.outcome import EXIT_FAILED, EXIT_INTERRUPTED, Outcome, Verdict, write_outcome
@@ -60,6 +61,7 @@ def _main(argv: Sequence[str]) -> int:
     # Torch logs each failure in several lines; the user's traceback and our verdict must stand out.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     env.prepare_launcher()
+    may_meet = False
     try:
         chosen = options.parse_options(argv)
         env.tell_signals(chosen)
@@ -69,15 +71,19 @@ def _main(argv: Sequence[str]) -> int:
             return 0
         names = [*chosen.elastic_signals.split(","), *chosen.settings.preempt_signals]
         with SignalInbox(names) as inbox:
+            may_meet = not chosen.local
             try:
-                return _run_in(chosen, run_dir, named, inbox)
+                code = _run_in(chosen, run_dir, named, inbox)
             except LeaveRequested:
-                return EXIT_INTERRUPTED if inbox.interrupted else EXIT_PREEMPTED
+                code = EXIT_INTERRUPTED if inbox.interrupted else EXIT_PREEMPTED
     except (ConfigError, RunDirectoryError) as error:
         say(f"{error}")
-        return EXIT_USAGE
+        code = EXIT_USAGE
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        code = EXIT_INTERRUPTED
+    if may_meet:
+        leave(code)
+    return code
 
 
 def _load_torch_quietly() -> None:

@@ -63,11 +63,17 @@ class HelperThread:
         """Start the thread; its first round of `periodic()` comes at once."""
         self._thread.start()
 
-    def close(self) -> None:
-        """End the thread at its next wake-up, which is now; does not wait for it."""
+    def close(self, *, patience_s: float = 0.0) -> None:
+        """End the thread at its next wake-up, which is now; waits for its end no longer than `patience_s` seconds.
+
+        At the end of the process one should: a thread that comes back from a call of torch (`flight_record`) while
+        the interpreter goes down aborts the process.
+        """
         self._stopping = True
         with contextlib.suppress(OSError):
             os.write(self.descriptor, _WAKE)
+        if patience_s and self._thread.is_alive():
+            self._thread.join(patience_s)
 
     def _serve(self) -> None:
         poll = select.poll()

@@ -32,6 +32,7 @@ from resilience_sdk.session.unwatched import remove_own, remove_unwatched
 from resilience_sdk.settings import Settings, settings_from_json
 from resilience_sdk.straggler import listening
 
+_LAST_ROUND_S = 0.5  # for what the helper thread is at when the process ends; it asks no network
 
 class Session:
     """One rank's side of a job, from its first use to the end of the process."""
@@ -231,7 +232,7 @@ class Session:
             self.record_exception(error)
         else:
             self.page.words[at.W_EXIT_STATE] = at.EXIT_CLEAN
-        self._helper.close()
+        self._helper.close(patience_s=_LAST_ROUND_S)
         # Not where somebody may start the ranks again: the next attempt goes on in the same run directory.
         is_clean = self.page.words[at.W_EXIT_STATE] == at.EXIT_CLEAN
         if self.config.foreign and (not self.config.parent_pid or (is_clean and self.identity.world_size == 1)):

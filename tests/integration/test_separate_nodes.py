@@ -20,7 +20,7 @@ from harness import Job, job
 pytestmark = pytest.mark.slow
 
 # Torch's own waits are half a minute and more; the rules are the same with shorter ones.
-RENDEZVOUS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1,read_timeout=4,join_timeout="
+RENDEZVOUS = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=6,read_timeout=4,join_timeout="
 QUICK = ("--heartbeat-timeout", "5", "--timeout-floor", "5")  # above what TCP needs to recover from a short cut
 LONG_S = 60.0
 
@@ -169,7 +169,9 @@ def test_a_node_that_loses_its_power(cluster):
     (incident,) = nodes.any.incidents()
     assert (incident["category"], incident["cause"]) == ("network", "network_node_unreachable")
     assert incident["victims"] == [0, 1]
-    assert 15.0 < incident["detection_latency_s"] < 30.0  # measured: 16.5
+    assert (
+        10.0 < incident["detection_latency_s"] < 30.0
+    )  # measured: 16.5; within the 15 s that a node may be silent nothing is said
     assert before - 5 < nodes.first_step(1, 0) <= before + 3
     assert nodes.numbers(0) == nodes.numbers(1) == [(0, 3), (1, 2), (2, 3)]
     for node in (0, 1):
