@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from resilience_sdk._version import __version__
 
 if TYPE_CHECKING:
-    from resilience_sdk import adapters, attribution, checkpoint, faults, preemption, straggler
+    from resilience_sdk import adapters, attribution, checkpoint, faults, numerics, preemption, straggler
     from resilience_sdk.errors import (
         CheckpointError,
         ConfigError,
         MissingExtraError,
+        NumericsError,
         Preempted,
         ResilienceError,
         RunDirectoryError,
@@ -38,6 +39,7 @@ _PUBLIC = {
     "CheckpointError": ("errors", "CheckpointError"),
     "ConfigError": ("errors", "ConfigError"),
     "MissingExtraError": ("errors", "MissingExtraError"),
+    "NumericsError": ("errors", "NumericsError"),
     "Preempted": ("errors", "Preempted"),
     "ResilienceError": ("errors", "ResilienceError"),
     "Run": ("session.run", "Run"),
@@ -49,6 +51,7 @@ _PUBLIC = {
     "current_run": ("session.run", "current_run"),
     "faults": ("faults", ""),
     "heartbeat": ("heartbeats", "heartbeat"),
+    "numerics": ("numerics", ""),
     "preemption": ("preemption", ""),
     "resilient": ("session.train_step", "resilient"),
     "start_run": ("session.run", "start_run"),
@@ -59,6 +62,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "MissingExtraError",
+    "NumericsError",
     "Preempted",
     "ResilienceError",
     "Run",
@@ -71,6 +75,7 @@ __all__ = [
     "current_run",
     "faults",
     "heartbeat",
+    "numerics",
     "preemption",
     "resilient",
     "start_run",
@@ -103,3 +108,12 @@ def _start_recording() -> Any:
         console.say_once("disabled", f"switched off ({error}): nothing is watched, recorded or restarted")
         return None
     return start_recording()
+
+
+def _find_journal(run_dir: Any) -> Any:
+    """Return where this rank journals what concerns a run directory: from the checkpoints up to the session."""
+    try:
+        from resilience_sdk.session.own_checkpoints import find_place
+    except ImportError:  # a platform without POSIX
+        return None
+    return find_place(run_dir)

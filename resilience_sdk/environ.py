@@ -103,6 +103,14 @@ def attempt(env: Mapping[str, str]) -> int:
     return 0
 
 
+def restarts(env: Mapping[str, str], max_restarts: int) -> bool:
+    """Tell whether a launcher starts the ranks again when one fails; `max_restarts` is our own's."""
+    if INTERNAL_JOB in env:
+        return max_restarts > 0
+    most, count = (_integer(env.get(f"TORCHELASTIC_{name}")) for name in ("MAX_RESTARTS", "RESTART_COUNT"))
+    return most is not None and count is not None and count < most
+
+
 def scheduler_job(env: Mapping[str, str]) -> str | None:
     """Return the scheduler's own name of this job (stable over a requeue), or None outside one."""
     job = env.get("SLURM_JOB_ID")

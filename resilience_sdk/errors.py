@@ -5,6 +5,7 @@
         ├── ConfigError            (also ValueError) a setting, option or argument is wrong
         ├── RunDirectoryError      the run directory cannot be used: unreadable, or in use by another job
         ├── CheckpointError        a checkpoint cannot be written or read
+        ├── NumericsError          (also ArithmeticError) a loss or gradient norm is bad, and the policy is to leave
         └── MissingExtraError      (also ImportError) an optional dependency is not installed
     SystemExit
     └── Preempted                  control flow: the job was asked to leave, saved, and leaves with 75
@@ -18,6 +19,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "MissingExtraError",
+    "NumericsError",
     "Preempted",
     "ResilienceError",
     "RunDirectoryError",
@@ -40,6 +42,10 @@ class RunDirectoryError(ResilienceError):
 
 class CheckpointError(ResilienceError):
     """A checkpoint could not be written, or holds what cannot be loaded."""
+
+
+class NumericsError(ResilienceError, ArithmeticError):
+    """A loss or gradient norm was NaN, infinite or a spike, and `numerics.check` was told not to go on with it."""
 
 
 class MissingExtraError(ResilienceError, ImportError):

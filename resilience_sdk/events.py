@@ -29,6 +29,7 @@ class Event(str, Enum):
     PREEMPT_NOTICE = "preempt_notice"
     STOP_AGREED = "stop_agreed"
     STRAGGLER = "straggler"
+    NUMERICS = "numerics"
     HEALTH = "health"
     MONITOR_START = "monitor_start"
     MONITOR_REPLACED = "monitor_replaced"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ FILE = "config.json"
 _LOCK = "config.lock"
 # What the stop of an attempt leaves; each is the beginning of file names, with the number of the attempt behind it.
 WORD, WISH, COORDINATOR = "word-a", "wish-a", "coordinator-a"
+# What monitor and launcher say of an attempt, by its number too.
+_SAID = ("verdict-", "ending-", "attempt-")
 _PATIENCE_S = 2.0
 
 
@@ -49,6 +52,8 @@ class JobConfig:
     parent_ticks: int
     pid_namespace: str = attrs.field(factory=hostinfo.pid_namespace)
     """Where the process ids above mean something: containers may share the page directories' place."""
+    began_ns: int = attrs.field(factory=time.monotonic_ns)
+    """When its ranks began to come, on this host's monotonic clock: older pages are of a start before."""
 
     @property
     def foreign(self) -> bool:
@@ -56,19 +61,29 @@ class JobConfig:
         return self.launcher_pid is None
 
 
-def agree(pages: Path, proposal: JobConfig) -> JobConfig:
+def agree(pages: Path, proposal: JobConfig, is_over: Callable[[int], bool] = lambda _: False) -> JobConfig:
     """Return what the job agreed on: what stands in `pages` if it is this job's, else `proposal`, written there.
 
-    With a new agreement go the words of the stop before: attempts count from 0 again, and find no old decision.
+    A foreign launcher may start its ranks again without a number that tells: `is_over(began_ns)` is asked then
+    whether the start that began at that time has ended. If so, what stands is written anew in the name of
+    `proposal`, with the same settings. With a new agreement goes what was said of the attempts before: the next ones
+    have the same numbers, and would find a stop that is decided already.
 
     Raises OSError when the page directory cannot be used.
     """
     with locked(pages):
         standing = read(pages)
         if standing is not None and _belongs_together(standing, proposal):
-            return standing
+            if not standing.foreign or not is_over(standing.began_ns):
+                return standing
+            proposal = attrs.evolve(
+                standing,
+                creator_pid=proposal.creator_pid,
+                creator_ticks=proposal.creator_ticks,
+                began_ns=proposal.began_ns,
+            )
         for path in pages.iterdir():
-            if path.name.startswith((WORD, WISH, COORDINATOR)):
+            if path.name.startswith((WORD, WISH, COORDINATOR, *_SAID)):
                 path.unlink(missing_ok=True)
         write_whole(pages / FILE, json.dumps(attrs.asdict(proposal)))
         return proposal

@@ -142,6 +142,8 @@ class JournalContents:
     events: tuple[dict[str, Any], ...]
     torn_lines: int
     unreadable_files: tuple[str, ...]
+    read_to: Mapping[str, int] = attrs.field(factory=dict)
+    """How far each file was read, to the end of a line: for a `read_journal` of what follows."""
 
 
 def journal_sizes(directory: Path) -> dict[str, int]:
@@ -165,9 +167,13 @@ def read_journal(directory: Path, since: Mapping[str, int] | None = None) -> Jou
     events: list[dict[str, Any]] = []
     torn = 0
     unreadable: list[str] = []
+    read_to: dict[str, int] = {}
     for path in sorted(directory.glob("*.jsonl")):
         try:
-            for event in _parse_lines(_read_from(path, known.get(path.name, 0))):
+            offset = known.get(path.name, 0)
+            data = _read_from(path, offset)
+            read_to[path.name] = offset + data.rfind(b"\n") + 1
+            for event in _parse_lines(data):
                 if event is None:
                     torn += 1
                 else:
@@ -175,7 +181,7 @@ def read_journal(directory: Path, since: Mapping[str, int] | None = None) -> Jou
         except OSError as error:
             unreadable.append(f"{path.name}: {error.strerror}")
     events.sort(key=lambda event: float(event["t"]))
-    return JournalContents(events=tuple(events), torn_lines=torn, unreadable_files=tuple(unreadable))
+    return JournalContents(events=tuple(events), torn_lines=torn, unreadable_files=tuple(unreadable), read_to=read_to)
 
 
 def _read_from(path: Path, offset: int) -> bytes:

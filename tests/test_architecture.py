@@ -24,11 +24,12 @@ FLOORS: dict[int, set[str]] = {
         "file_lock",
         "hostinfo",
         "settings",
+        "short_names",
         "whole_file",
         "wire",
     },
     1: {"incidents", "job_config", "journal", "lease", "outcome", "rank_page", "run_directory"},
-    2: {"attribution", "checkpoint", "hang", "heartbeats", "lanes", "preemption", "straggler"},
+    2: {"attribution", "checkpoint", "hang", "heartbeats", "lanes", "numerics", "preemption", "straggler"},
     3: {"monitor", "session"},
     4: {"launcher"},
     5: {"__main__", "adapters", "auto", "cli", "demo"},
@@ -40,13 +41,14 @@ NEIGHBOURS = {
     ("faults", "console"), ("faults", "errors"), ("console", "errors"),
     ("lease", "run_directory"), ("incidents", "journal"),
     ("heartbeats", "lanes"), ("straggler", "lanes"), ("checkpoint", "straggler"),
-    ("preemption", "lanes"),
+    ("preemption", "attribution"),  # only preemption.account, for the place of a cause in the taxonomy
+    ("preemption", "lanes"), ("numerics", "lanes"),
     ("session", "monitor"),  # only monitor.spawn: a rank starts the monitor of its node
     ("__main__", "cli"), ("cli", "demo"),
 }  # fmt: skip
-# The package itself wires its floors together: `lanes` asks it how recording starts, `monitor` where it lies,
-# and the demo's training script uses it as any user does.
-ROOT_USERS = {"demo", "lanes", "monitor"}
+# The package itself wires its floors together: `lanes` asks it how recording starts, `checkpoint` where to journal,
+# `monitor` where it lies, and the demo's training script uses it as any user does.
+ROOT_USERS = {"checkpoint", "demo", "lanes", "monitor"}
 
 
 def _sources() -> list[tuple[str, Path]]:

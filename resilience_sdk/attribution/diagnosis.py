@@ -8,14 +8,16 @@ import os
 import re
 import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from resilience_sdk.attribution.exits import classify_exit
 from resilience_sdk.attribution.log_reader import LogReader
 from resilience_sdk.attribution.log_scan import scan
+from resilience_sdk.attribution.merging import judge_together
 from resilience_sdk.attribution.root_cause import find_root
+from resilience_sdk.attribution.sightings import LogFacts
 from resilience_sdk.attribution.verdict import Quote, Suspect, Verdict, verdict
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.incidents import Incident, IncidentStore
@@ -63,15 +65,42 @@ def diagnose_stream(stream: BinaryIO, name: str, rank: int | None = None) -> Ver
 
     `rank`: who wrote it, where one rank alone did.
     """
+    return find_root(_facts(stream, name, rank))
+
+
+def diagnose_ranks(paths: Sequence[Path]) -> Verdict:
+    """Diagnose the log files of one job's ranks together, each named for its rank (`rank_of`).
+
+    Raises ConfigError when one cannot be read.
+    """
+    logs = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                logs.append(_facts(file, str(path), rank_of(path)))
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    return judge_together(logs, [rank_of(path) for path in paths])
+
+
+def _facts(stream: BinaryIO, name: str, rank: int | None) -> LogFacts:
     reader = LogReader(name, rank)
     scan(_unzipped(stream), reader)
-    return find_root(reader.facts())
+    return reader.facts()
 
 
 def rank_of(path: Path) -> int | None:
     """Return the rank whose log a file is by its name: `rank3.log`, `rank_3.err`, torchrun's `.../3/stderr.log`."""
     match = _RANK_OF_FILE.search(path.as_posix())
     return int(next(group for group in match.groups() if group)) if match else None
+
+
+def job_of(path: Path) -> Path | None:
+    """Return what the files of one attempt's ranks have in common by their names; None for a file of no rank."""
+    match = _RANK_OF_FILE.search(path.as_posix())
+    if match is None:
+        return None
+    return path.parent if match.group(1) else path.parent.parent  # torchrun's `attempt_0/3/stderr.log`
 
 
 def logs_below(directory: Path) -> Iterator[Path]:

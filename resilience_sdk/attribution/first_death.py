@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from resilience_sdk.attribution.corroboration import weigh
 from resilience_sdk.attribution.exits import Classification, classification, classify_exit, describe_exit
 from resilience_sdk.attribution.fingerprint import fingerprint
 from resilience_sdk.attribution.rules import ExceptionRecord, own_exception
@@ -27,13 +28,17 @@ _SHUTDOWN_NS = 2_000_000_000
 
 @attrs.frozen
 class Death:
-    """The end of one rank as its launcher saw it. `t_ns`: monotonic clock of this host, exact or polled."""
+    """The end of one rank as its launcher saw it. `t_ns`: monotonic clock of this host, exact or polled.
+
+    `told`: what its log and the kernel say of this very process.
+    """
 
     rank: int
     exit_code: int | None
     exception: ExceptionRecord | None
     t_ns: int
     cgroup_oom: bool | None = None
+    told: tuple[Classification, ...] = ()
 
 
 @attrs.frozen
@@ -45,14 +50,28 @@ class FirstDeath:
     classification: Classification
 
 
-def find_first_death(deaths: Iterable[Death], *, ending_ns: int | None = None) -> FirstDeath:
+def find_first_death(
+    deaths: Iterable[Death], *, ending_ns: int | None = None, node_told: Iterable[Classification] = ()
+) -> FirstDeath:
     """Tell culprits from victims.
 
     Args:
         deaths: Every rank that ended, in any order, those that ended well included.
         ending_ns: When the launcher began to end its ranks: deaths by its signals from then on, and exits
             without an exception, are no fault of the rank. None when it sent nothing.
+        node_told: What is known of the node or the job and of no process: a GPU that fell off the bus, a log
+            that all ranks write into. It can explain how the culprit died; it names nobody else.
     """
+    found = _find(deaths, ending_ns)
+    if found.classification.category == "none":
+        return found
+    known = found.classification
+    if not found.culprits and known.symptom:
+        known = attrs.evolve(known, symptom=False)  # whoever is missed, the node may tell why
+    return attrs.evolve(found, classification=weigh(known, (one for one in node_told if not one.symptom)))
+
+
+def _find(deaths: Iterable[Death], ending_ns: int | None) -> FirstDeath:
     deaths = (attrs.evolve(death, exception=own_exception(death.exception)) for death in deaths)
     ordered = sorted(deaths, key=lambda death: (death.t_ns, death.rank))
     judged = {death.rank: _classify(death) for death in ordered}
@@ -83,7 +102,7 @@ def _had_finished(death: Death, noticed_ns: int, ending_ns: int | None) -> bool:
 
 
 def _classify(death: Death) -> Classification:
-    return classify_exit(death.exit_code, death.exception, death.cgroup_oom)
+    return weigh(classify_exit(death.exit_code, death.exception, death.cgroup_oom), death.told)
 
 
 def _is_real(death: Death, judged: Classification, ending_ns: int | None) -> bool:

@@ -27,6 +27,12 @@ def required_literals(pattern: str) -> tuple[str, ...]:
     return _NOTHING if "" in found else tuple(sorted(found))
 
 
+def all_required(pattern: str) -> tuple[tuple[str, ...], ...]:
+    """Return groups of lower-case texts; every match of `pattern`, lower-cased, holds one of each group."""
+    parts = list(_alternatives(pattern.removeprefix("(?i)")))
+    return tuple(_candidates(parts[0])) if len(parts) == 1 else (required_literals(pattern),)
+
+
 def _candidates(part: str) -> Iterator[tuple[str, ...]]:
     """Yield, for each thing in a sequence that must be there, the texts of which one is in it."""
     run = ""
@@ -114,7 +120,9 @@ class LiteralIndex:
     a log has few words.
     """
 
-    def __init__(self, entries: Sequence[tuple[str, ...]]) -> None:
+    def __init__(self, patterns: Sequence[str]) -> None:
+        entries = [required_literals(pattern) for pattern in patterns]
+        self._groups = [all_required(pattern) for pattern in patterns]
         runs = Counter(run for literals in entries for literal in literals for run in _runs(literal))
         self._always: list[int] = []
         self._by_run: dict[str, list[tuple[str, int]]] = {}
@@ -128,10 +136,7 @@ class LiteralIndex:
         self._by_word: dict[str, list[tuple[str, int]]] = {}
 
     def candidates(self, lowered: str) -> list[int]:
-        """Return the numbers of the entries with a literal in `lowered`, in their order.
-
-        An entry with a literal too short to be filed is always among them.
-        """
+        """Return the numbers of the patterns that `lowered` has the literals of, in their order."""
         found = set(self._always)
         for word in lowered.split():
             filed = self._by_word.get(word)
@@ -140,7 +145,16 @@ class LiteralIndex:
             for literal, number in filed:
                 if literal in lowered:
                     found.add(number)
-        return sorted(found)
+        return sorted([number for number in found if self._has_all(number, lowered)])
+
+    def _has_all(self, number: int, lowered: str) -> bool:
+        for group in self._groups[number]:
+            for literal in group:
+                if literal in lowered:
+                    break
+            else:
+                return False
+        return True
 
     def _look_up(self, word: str) -> list[tuple[str, int]]:
         filed = [entry for run in _runs(word) for entry in self._by_run.get(run, ())]

@@ -14,11 +14,14 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import BinaryIO, Protocol
 
+from resilience_sdk.attribution.glance import may_mean
+
 _CHUNK = 1 << 20
 _MOST_SHAPES = 50_000
 _MOST_SHAPE_BYTES = 16 << 20
 _MOST_WORDS = 100_000
 _DIGITS = b"0123456789"
+_LOWER = bytes(range(256)).lower()
 _HEAD = 120
 _TAIL = 200
 # One of these is in a word of every line that means something to `signatures`, in lower case (tested).
@@ -29,7 +32,7 @@ _TROUBLE = (
     b"down", b"hung", b"hang", b"remap", b"left", b"read-only", b"stuck", b"corrupt", b"truncat", b"mismatch",
     b"panic", b"throttl", b"sxid", b"segmentation", b"limit", b"died", b"invalid", b"inf", b"^c", b"already",
     b"slow", b"exceed", b"errno", b"ecc", b"gsp", b"bus", b"reset", b"reach", b"quota", b"requeue", b"lockup",
-    b"many", b"enospc",
+    b"many", b"enospc", b"spike",
 )  # fmt: skip
 # Words that hold one of those and mean nothing.
 _HARMLESS = re.compile(rb".*(?:info|config|inference|note(?:book)?|information)\W*")
@@ -37,6 +40,9 @@ _HARMLESS = re.compile(rb".*(?:info|config|inference|note(?:book)?|information)\
 _NUMBERED = re.compile(rb"errno|xid|exit|signal|with error")
 _PATIENCE = 3
 _MOST_READS = 4000  # a line that comes so often is no news any more
+_MOST_IN_VAIN = 2000  # lines with a word of trouble that meant nothing: from then on a closer look comes first
+_PIECE = 1 << 16
+_MOST_OF_A_SHAPE = 4000
 
 
 class Reader(Protocol):
@@ -75,6 +81,7 @@ class _Scan:
         self._reads: Counter[bytes] = Counter()
         self._known_bytes = 0
         self._wanted = 0
+        self._in_vain = 0
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=_TAIL)
 
     def run(self, stream: BinaryIO) -> None:
@@ -97,7 +104,7 @@ class _Scan:
         else:
             lines = body.split(b"\n")
             numbers = range(first, first + len(lines))
-        shapes = body.translate(None, _DIGITS).split(b"\n")
+        shapes = body.translate(_LOWER, _DIGITS).split(b"\n")
         self._learn(set(shapes))
         self._read(numbers, lines, shapes)
         self._recent.extend(zip(numbers[-_TAIL:], lines[-_TAIL:], strict=True))
@@ -137,6 +144,9 @@ class _Scan:
                     return
                 index = hits[next_hit]
             trouble = shapes[index] in hot
+            if trouble and self._wanted <= 0 and self._in_vain > _MOST_IN_VAIN and not may_mean(lines[index]):
+                index += 1
+                continue
             wanted = reader.feed(numbers[index], lines[index], trouble=trouble)
             if trouble:
                 self._judge(shapes[index], wanted)
@@ -153,7 +163,9 @@ class _Scan:
     def _judge(self, shape: bytes, wanted: int) -> None:
         """Stop reading a shape that comes too often, or that never meant anything, unless its numbers may."""
         self._reads[shape] += 1
-        self._hot[shape] = 0 if wanted >= 0 or _NUMBERED.search(shape.lower()) else self._hot[shape] + 1
+        self._in_vain += wanted < 0
+        is_numbered = _NUMBERED.search(shape, 0, _MOST_OF_A_SHAPE)
+        self._hot[shape] = 0 if wanted >= 0 or is_numbered else self._hot[shape] + 1
         if self._hot[shape] >= _PATIENCE or self._reads[shape] >= _MOST_READS:
             del self._hot[shape]
             del self._reads[shape]
@@ -168,21 +180,30 @@ class _Words:
         self._telling: set[bytes] = set()
 
     def lines_with_trouble(self, joined: bytes) -> set[bytes]:
-        """Return the lines with a word of trouble; every line of `joined` ends with a newline."""
-        lowered = joined.lower()
-        words = set(lowered.split())
+        """Return the lines with a word of trouble; each line of `joined` is in lower case and ends with a newline."""
+        found: set[bytes] = set()
+        start = 0
+        while start < len(joined):
+            end = joined.find(b"\n", start + _PIECE) + 1 or len(joined)
+            piece = joined[start:end]
+            words = piece.split()
+            # Nearly always true, and faster than to make a set of them.
+            if not self._dull.issuperset(words):
+                self._find(piece, set(words), found)
+            start = end
+        return found
+
+    def _find(self, piece: bytes, words: set[bytes], found: set[bytes]) -> None:
         if len(self._dull) + len(self._telling) > _MOST_WORDS:
             self._dull.clear()
             self._telling.clear()
         self._learn(words - self._dull - self._telling)
-        found: set[bytes] = set()
         for word in words & self._telling:
-            at = lowered.find(word)
+            at = piece.find(word)
             while at >= 0:
-                start, end = lowered.rfind(b"\n", 0, at) + 1, lowered.find(b"\n", at)
-                found.add(joined[start:end])
-                at = lowered.find(word, end)
-        return found
+                start, end = piece.rfind(b"\n", 0, at) + 1, piece.find(b"\n", at)
+                found.add(piece[start:end])
+                at = piece.find(word, end)
 
     def _learn(self, new: set[bytes]) -> None:
         text = b"\n" + b"\n".join(new) + b"\n"
@@ -200,7 +221,7 @@ class _Words:
 
 def has_trouble(text: str) -> bool:
     """Tell whether a line would be read at all."""
-    return bool(_Words().lines_with_trouble(text.encode().translate(None, _DIGITS) + b"\n"))
+    return bool(_Words().lines_with_trouble(text.encode().translate(_LOWER, _DIGITS) + b"\n"))
 
 
 def _chunks(stream: BinaryIO) -> Iterator[bytes]:

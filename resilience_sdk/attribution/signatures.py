@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import attrs
 
-from resilience_sdk.attribution.literals import LiteralIndex, required_literals
+from resilience_sdk.attribution.literals import LiteralIndex
 from resilience_sdk.attribution.rules import exception_rules
 from resilience_sdk.attribution.taxonomy import cause_tables
 
@@ -101,6 +101,22 @@ def read_line(text: str) -> Reading | None:
     return None
 
 
+def may_say(text: str) -> bool:
+    """Tell whether `read_line` may find something in a line that still has its prefixes."""
+    index, tests = _tests()
+    for number in index.candidates(text.lower()):
+        pattern, sign = tests[number]
+        if sign is not None and _unanchored(pattern).search(text) is not None:
+            return True
+    return False
+
+
+@cache
+def _unanchored(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """Return the pattern as it fits behind prefixes."""
+    return re.compile(pattern.pattern.removeprefix("^"), pattern.flags) if pattern.pattern[:1] == "^" else pattern
+
+
 @lru_cache(maxsize=1)
 def _tests() -> tuple[LiteralIndex, list[tuple[re.Pattern[str], Sign | None]]]:
     """Return every pattern with its sign, in the order in which they are tried, and what finds those worth it.
@@ -109,7 +125,7 @@ def _tests() -> tuple[LiteralIndex, list[tuple[re.Pattern[str], Sign | None]]]:
     """
     tests: list[tuple[re.Pattern[str], Sign | None]] = [(re.compile(p, re.IGNORECASE), None) for p in _ADVICE_WORDS]
     tests += [(pattern, sign) for sign in (*signs(), *_message_signs()) for pattern in sign.patterns]
-    return LiteralIndex([required_literals(pattern.pattern) for pattern, _ in tests]), tests
+    return LiteralIndex([pattern.pattern for pattern, _ in tests]), tests
 
 
 def _message_signs() -> Iterator[Sign]:

@@ -10,13 +10,14 @@ from resilience_sdk.checkpoint.choosing import choose
 from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s, newest_save_s
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
 from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
+from resilience_sdk.checkpoint.record import Record
 from resilience_sdk.checkpoint.saver import GoodCheckpoint, Saver
 from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.console import say
 from resilience_sdk.errors import CheckpointError, ConfigError
 from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.journal import Journal
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.straggler import section
 
@@ -77,7 +78,7 @@ class Checkpointer:
             mttf_s: Expected time between two failures of the job in seconds; None = by the failures that the
                 journal of the run directory has seen, beginning with 3 hours.
             group_readable: Let the group read the files (nobody but the owner may ever write them).
-            journal: Where saves and resumes are recorded.
+            journal: Where saves and resumes are recorded; None = in the journal of this rank, in `run_dir`.
             clock: For tests.
 
         Raises:
@@ -93,18 +94,19 @@ class Checkpointer:
             run_dir = RunDirectory.create(run_dir, group_readable=group_readable)
         self.values: dict[str, Any] = {}
         self.position: DataPosition | None = None
+        self.skipped_steps: frozenset[int] = frozenset()
+        """Known after `resume`: the steps whose batches are left out, since `numerics.check` rolled back over them."""
         self.time_left: Callable[[], float | None] | None = None
         """Seconds until the job is ended, None = not known. `maybe_save` then leaves time for a last `save`."""
         self._state = StateMap(state)
         self._mttf_s = mttf_s
         self._policy = SavePolicy(parse_every(every), mttf_s=PRIOR_MTTF_S if mttf_s is None else mttf_s)
         self._store = CheckpointStore(run_dir.checkpoints, keep=keep, group_readable=group_readable)
-        self._journal = journal
-        self._journal_directory = run_dir.journal
+        self._record = Record(run_dir, journal)
         self._clock = clock or SystemClock()
         self._in_background = in_background
         self._saver = Saver(
-            self._state, self.values, self._store, self._policy, self._capture_position, self._record, self._clock
+            self._state, self.values, self._store, self._policy, self._capture_position, self._record.emit, self._clock
         )
         self._is_started = False
         self._resumed_rng: Mapping[str, Any] | None = None
@@ -170,22 +172,23 @@ class Checkpointer:
             if found["error"]:
                 raise CheckpointError(found["error"])
             step = int(found["step"])
+            self.skipped_steps = frozenset(found["skip"])
             if found["name"] is not None:
                 began_s = self._now_s()
                 self._load(found, ranks)
                 if ranks.rank == 0:
                     say(f"resumed from {self._store.path_of(step)}: step {step} is next")
                     facts = {"checkpoint": found["name"], "created_at": found["created_at"], "bytes": found["bytes"]}
-                    self._record(Event.RESUME, step, seconds=self._now_s() - began_s, **facts)
+                    self._record.emit(Event.RESUME, step, seconds=self._now_s() - began_s, **facts)
         self._start(step)
         return step
 
     def _choose(self) -> dict[str, Any]:
-        events = read_journal(self._journal_directory).events
+        events = self._record.events()
         self._policy.assumed_save_s = newest_save_s(events)
         if self._mttf_s is None:
             self._policy.mttf_s = mean_time_to_failure_s(events)
-        return choose(self._store, events, self._record)
+        return choose(self._store, events, self._record.emit)
 
     def _load(self, found: Mapping[str, Any], ranks: Ranks) -> None:
         from resilience_sdk.checkpoint.payload import encode_values
@@ -268,7 +271,3 @@ class Checkpointer:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / NS_PER_S
-
-    def _record(self, event: Event, step: int, **fields: Any) -> None:
-        if self._journal is not None:
-            self._journal.emit(event, step=step, **fields)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from resilience_sdk.checkpoint.history import CheckpointId, find_quarantined
+from resilience_sdk.checkpoint.rollbacks import find_rollbacks, skipped_steps
 from resilience_sdk.checkpoint.select import Selection, Skipped
 from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.console import say
@@ -17,11 +18,12 @@ def choose(store: CheckpointStore, events: Iterable[Mapping[str, Any]], emit: Ca
 
     `events` are those of the journal so far; `emit(event, step, **fields)` adds to it.
     """
-    answer: dict[str, Any] = {"error": None, "name": None, "step": 0}
     events = tuple(events)
     quarantined = find_quarantined(events)
+    rollbacks = find_rollbacks(events)
+    answer: dict[str, Any] = {"error": None, "name": None, "step": 0, "skip": skipped_steps(rollbacks)}
     try:
-        selection = store.find_newest(quarantined)
+        selection = store.find_newest(quarantined, rollbacks)
     except OSError as error:
         reason = f"cannot read {store.directory}: {error.strerror}"
         return {**answer, "error": f"{reason}; so it cannot be told where to go on"}

@@ -114,7 +114,9 @@ def find_quarantined(events: Iterable[Mapping[str, Any]]) -> dict[CheckpointId, 
 
 
 def _is_fault(event: Mapping[str, Any]) -> bool:
-    return event.get("event") == Event.INCIDENT.value and event.get("kind") in _FAULTS
+    """Tell whether it is an incident that ended an attempt; a run that was only warned of bad numbers went on."""
+    is_warning = event.get("kind") == "numerics" and event.get("action") == "none"
+    return event.get("event") == Event.INCIDENT.value and event.get("kind") in _FAULTS and not is_warning
 
 
 def _is_from_outside(event: Mapping[str, Any]) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from resilience_sdk.checkpoint.commit import begin, clean_leftovers, commit, delete
 from resilience_sdk.checkpoint.history import CheckpointId
-from resilience_sdk.checkpoint.manifest import Manifest
+from resilience_sdk.checkpoint.manifest import InvalidCheckpointError, Manifest
 from resilience_sdk.checkpoint.retention import find_deletable
+from resilience_sdk.checkpoint.rollbacks import Rollback
 from resilience_sdk.checkpoint.select import Selection, select_newest, step_name
 from resilience_sdk.checkpoint.trust import check_directory
 from resilience_sdk.checkpoint.verify import verify_checkpoint
@@ -36,16 +37,26 @@ class CheckpointStore:
             clean_leftovers(self.directory)
             self._is_clean = True
 
-    def find_newest(self, quarantined: Mapping[CheckpointId, str] | None = None) -> Selection:
+    def find_newest(
+        self, quarantined: Mapping[CheckpointId, str] | None = None, rollbacks: Sequence[Rollback] = ()
+    ) -> Selection:
         """Return the newest checkpoint of which every byte is there, and why newer ones were skipped.
 
-        `quarantined` ones are taken only if there is nothing else.
+        `quarantined` ones are taken only if there is nothing else, those that a rollback leaves behind never.
         """
         self.clean()
         reasons = quarantined or {}
+
+        def examine(name: str) -> Manifest:
+            manifest = self._examine(name)
+            for back in rollbacks:
+                if why := back.why_bad(manifest.step, manifest.created_at):
+                    raise InvalidCheckpointError(why)
+            return manifest
+
         selection = select_newest(
             os.listdir(self.directory),
-            self._examine,
+            examine,
             lambda name, manifest: reasons.get(CheckpointId(name, manifest.created_at)),
         )
         if selection.name is not None:

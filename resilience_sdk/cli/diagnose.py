@@ -13,8 +13,10 @@ from resilience_sdk import console
 from resilience_sdk.attribution.diagnosis import (
     diagnose,
     diagnose_file,
+    diagnose_ranks,
     diagnose_stream,
     is_run_directory,
+    job_of,
     logs_below,
 )
 from resilience_sdk.attribution.verdict import Suspect, Verdict
@@ -65,15 +67,24 @@ def _verdicts(names: Sequence[str]) -> Iterator[tuple[str, Verdict]]:
 
 
 def _below(directory: Path) -> Iterator[tuple[str, Verdict]]:
-    """Diagnose every file of a directory; one that cannot be read is said and left out."""
+    """Diagnose every file of a directory, those of one attempt's ranks together; what cannot be read is said."""
     files = list(logs_below(directory))
     if not files:
         raise ConfigError(f"there is no file in {str(directory)!r}; name the logs, or the directory that holds them")
-    for path in files:
+    for name, paths in _jobs(files):
         try:
-            yield str(path), diagnose_file(path)
+            yield str(name), diagnose_file(paths[0]) if len(paths) == 1 else diagnose_ranks(paths)
         except ConfigError as error:
             console.say(str(error))
+
+
+def _jobs(files: Sequence[Path]) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield files that belong together under the name of their directory, others by themselves."""
+    jobs: dict[Path, list[Path]] = {}
+    for path in files:
+        jobs.setdefault(job_of(path) or path, []).append(path)
+    for name, paths in jobs.items():
+        yield (name if len(paths) > 1 else paths[0]), paths
 
 
 def _as_json(name: str, verdict: Verdict) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A foreign launcher hides our exit code (torchrun leaves with 1 whatever happened
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.cli.common import (
@@ -19,6 +19,8 @@ from resilience_sdk.cli.common import (
     when,
 )
 from resilience_sdk.errors import ConfigError, RunDirectoryError
+from resilience_sdk.events import Event
+from resilience_sdk.journal import read_journal
 from resilience_sdk.lease import current_holder
 from resilience_sdk.run_directory import RunDirectory
 
@@ -99,7 +101,20 @@ def _why_none(run_dir: RunDirectory) -> str:
     path = run_dir.path
     if holder := current_holder(run_dir):
         return f"{path} has no outcome yet: job {holder.job} is running; see resilience status {path}"
+    if told := supervised_end(read_journal(run_dir.journal).events):
+        return f"{path} has no outcome: {told}"
     return (
         f"{path} has no outcome: its job was killed together with its launcher, or ran under one that does "
         f"not write it; resilience status {path} tells what is known"
     )
+
+
+def supervised_end(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return how the last command under `resilience supervise` ended, where that is the last thing that happened.
+
+    A command that uses nothing of the SDK leaves no outcome of its own.
+    """
+    last = events[-1] if events else {}
+    if last.get("event") != Event.DECISION.value or last.get("what") != "supervise" or last.get("exit_code") is None:
+        return None
+    return f"its command recorded nothing; resilience supervise ended with {last['exit_code']}: {last.get('reason')}"

@@ -26,6 +26,7 @@ class RankState:
     exit_code: int | None = None
     signal: str | None = None  # the name of the signal that ended it, instead of an exit code
     step: int | None = None  # the newest step that an event of it carried
+    step_is_global: bool | None = None  # False: it counts the heartbeats of the attempt, from 0
     last_event: str | None = None
     last_event_at: float | None = None
 
@@ -123,7 +124,9 @@ def _apply_to_rank(rank: RankState, event: Mapping[str, Any], name: str, at: flo
         rank.state = "exited"
         rank.exit_code, rank.signal = _integer(event.get("exit_code")), _text(event.get("signal"))
     step = _integer(event.get("step"))
-    rank.step = rank.step if step is None else step
+    if step is not None:
+        is_global = event.get("step_is_global")
+        rank.step, rank.step_is_global = step, is_global if isinstance(is_global, bool) else None
     rank.last_event, rank.last_event_at = name, at
 
 

@@ -20,15 +20,15 @@ from resilience_sdk.cli.common import (
     when,
 )
 from resilience_sdk.cli.live import live_ranks
-from resilience_sdk.cli.outcome import read_outcome
+from resilience_sdk.cli.outcome import read_outcome, supervised_end
 from resilience_sdk.cli.run_state import RunState, state_of
+from resilience_sdk.cli.slow_now import standing_now
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.incidents import IncidentStore, step_words
 from resilience_sdk.incidents.report import compact_ranks, headline
 from resilience_sdk.journal import JournalContents, read_journal
 from resilience_sdk.lease import LeaseHolder, current_holder
 from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.straggler.published import read_standing
 
 _MOST_RANKS = 16
 _MOST_VERDICTS = 8
@@ -78,6 +78,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "stragglers": _stragglers(run_dir, problems, state, is_running=bool(holder or live)),
         "incidents": _incidents(run_dir, problems),
         "degraded": state.degraded,
+        "supervised": supervised_end(journal.events),
         "journal": {"events": len(journal.events), "torn_lines": journal.torn_lines},
         "problems": problems,
     }
@@ -102,11 +103,11 @@ def _stragglers(
 ) -> list[dict[str, Any]] | None:
     """Return the verdicts that stand in the attempt that runs; None where nothing runs or is known."""
     try:
-        standing = read_standing(run_dir.path) if is_running else None
+        standing = standing_now(run_dir, state, is_running=is_running)
     except PermissionError as error:
         problems.append(str(error))
         standing = None
-    if standing is None or not standing.enabled or standing.attempt != state.attempt:
+    if standing is None or not standing.enabled:
         return None
     return [{**attrs.asdict(verdict), "text": verdict.text()} for verdict in standing.verdicts]
 
@@ -155,7 +156,8 @@ _STATES = {
 
 def render(status: dict[str, Any], now: float) -> list[str]:
     """Return the status as lines for a person; `now` is Unix time in seconds."""
-    rows = [("run directory", status["run_dir"]), ("state", _STATES[status["state"]])]
+    lost = status["supervised"] if status["state"] == "lost" else None
+    rows = [("run directory", status["run_dir"]), ("state", lost or _STATES[status["state"]])]
     if outcome := status["outcome"]:
         reason = f", {outcome['reason']}" if outcome["reason"] else ""
         code = "unknown" if outcome["exit_code"] is None else outcome["exit_code"]
@@ -193,10 +195,8 @@ def _ranks(status: dict[str, Any]) -> list[tuple[str, str]]:
 def _rank(known: dict[str, Any] | None, live: dict[str, Any] | None) -> str:
     words: list[str] = []
     if live is not None:
-        where = " > ".join(live["sections"]) or "outside any section"
         beat = live["seconds_since_beat"]
-        words.append("done" if live["done"] else where)
-        words.append(f"step {live['step']}" if live["step"] is not None else "no step yet")
+        words.append(_place(live))
         words.append(f"last beat {beat:.1f} s ago" if beat is not None else "no beat yet")
         if live["paused"]:
             words.append(f"paused ({live['paused']})")
@@ -207,11 +207,22 @@ def _rank(known: dict[str, Any] | None, live: dict[str, Any] | None) -> str:
         code, signal = known["exit_code"], known["signal"]
         ended = f"ended by {signal}" if signal else "exited" if code is None else f"exited with {code}"
         words.append(ended if known["state"] == "exited" else known["state"])
-        words += [f"step {known['step']}"] if known["step"] is not None else []
+        words += [step_words(known["step"], known["step_is_global"])] if known["step"] is not None else []
         words += [f"last event {known['last_event']}"] if known["last_event"] else []
     if known is not None and known["host"]:
         words.append(f"host {known['host']}")
     return ", ".join(words)
+
+
+def _place(live: dict[str, Any]) -> str:
+    """Return where a rank is: its step, and the sections that are open in it."""
+    step = "no step yet" if live["step"] is None else step_words(live["step"], live["step_is_global"])
+    if live["done"]:
+        return f"done, {step}"
+    sections = live["sections"][1:] if live["sections"][:1] == ["step"] else live["sections"]
+    if sections:
+        return f"{step}, in {' > '.join(sections)}"
+    return step if live["sections"] else f"{step}, outside any section"
 
 
 def _incident_rows(status: dict[str, Any], now: float) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from resilience_sdk import environ
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.launcher.init_process import below_init
 from resilience_sdk.launcher.supervise import Supervision, supervise
+from resilience_sdk.launcher.supervise_command import find_program
 from resilience_sdk.run_directory import RunDirectory, choose_run_dir
 from resilience_sdk.settings import Settings, load_settings
 from resilience_sdk.settings.parse import duration_or_zero
@@ -56,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
             "--fresh in the command would throw away in each run what the last one saved; leave it out and name a "
             "new directory with --run-dir"
         )
+    find_program(command[0])
     path, _ = choose_run_dir(script_of(command), env, settings.run_dir)
     supervision = Supervision(
         command=command,

@@ -80,8 +80,9 @@ def render(incident: Incident, directory: str) -> list[str]:
     confidence = "" if incident.confidence is None else f", confidence {incident.confidence:.2f}"
     cause = f"{one_line(incident.cause or 'unknown')} ({one_line(incident.category or 'unknown')})"
     lines.append(f"  cause       {cause}{confidence}")
-    lines += [f"  evidence    {one_line(e.source)}: {one_line(e.text)}" for e in incident.evidence]
+    lines += [f"  evidence    {one_line(e.source)}: {one_line(e.text)}" for e in incident.observed]
     lines.append(f"  action      {one_line(incident.action or 'unknown')}")
+    lines += [f"  to do       {one_line(incident.advice)}"] if incident.advice else []
     lines.append(f"  recovered   {_recovery(incident)}")
     lines.append(f"  more in     {one_line(directory)}/{one_line(incident.id or '?')}/report.md")
     return lines
@@ -94,7 +95,7 @@ def _one_line_headline(incident: Incident) -> str:
 def _culprit(culprit: Culprit) -> list[str]:
     place = [f"rank {culprit.rank}"]
     place += [f"node {one_line(culprit.node)}"] if culprit.node else []
-    place += [f"step {culprit.step}"] if culprit.step is not None else []
+    place += [culprit.told_step] if culprit.told_step else []
     place += [f"section {one_line(culprit.section)}"] if culprit.section else []
     lines = [f"  culprit     {', '.join(place)}"]
     lines += [f"                at {one_line(frame)}" for frame in culprit.stack[:_MOST_FRAMES]]

@@ -8,7 +8,7 @@ import attrs
 
 from resilience_sdk.hang.flight import FlightRecord
 from resilience_sdk.hang.states import RankState
-from resilience_sdk.incidents.record import Evidence
+from resilience_sdk.incidents.record import Evidence, step_words
 
 BUSY_SHARE = 0.5  # of a core
 
@@ -95,7 +95,7 @@ class Scene:
         state = self.states[rank]
         text = f"rank {rank}" + (f" ({state.node})" if state.node else "")
         if state.snapshot is not None and state.snapshot.step is not None:
-            text += f" at step {state.snapshot.step}"
+            text += f" at {step_words(state.snapshot.step, state.snapshot.step_is_global)}"
         text += f" in section {state.section}" if state.section else " outside any section"
         frames = self.stacks.get(rank)
         return text + (f", at {frames[0]}" if frames else "")

@@ -1,11 +1,12 @@
 """Incidents: what went wrong, one directory each under `RUN_DIR/incidents`, for programs and for people."""
 
-from resilience_sdk.incidents.record import ACTIONS, KINDS, Culprit, Evidence, Incident, event_fields
+from resilience_sdk.incidents.record import ACTIONS, CURE, KINDS, Culprit, Evidence, Incident, event_fields, step_words
 from resilience_sdk.incidents.report import compact_ranks, headline
 from resilience_sdk.incidents.store import IncidentStore
 
 __all__ = [
     "ACTIONS",
+    "CURE",
     "KINDS",
     "Culprit",
     "Evidence",
@@ -14,4 +15,5 @@ __all__ = [
     "compact_ranks",
     "event_fields",
     "headline",
+    "step_words",
 ]

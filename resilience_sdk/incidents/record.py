@@ -15,6 +15,8 @@ from typing import Any
 import attrs
 
 KINDS = ("crash", "hang", "slow", "preemption", "numerics")
+CURE = "cure"
+"""The source of evidence that tells what to change."""
 ACTIONS = ("restart", "exclude_node", "wait", "rollback", "requeue", "stop", "none")
 
 
@@ -58,6 +60,18 @@ class Culprit:
     step: int | None = None
     section: str | None = None
     stack: tuple[str, ...] = attrs.field(default=(), converter=without_own_frames)
+    step_is_global: bool | None = None
+    """Whether `step` counts over attempts; if False, it counts the heartbeats of this attempt, from 0."""
+
+    @property
+    def told_step(self) -> str:
+        """The step in words, nothing where it is not known."""
+        return "" if self.step is None else step_words(self.step, self.step_is_global)
+
+
+def step_words(step: int, is_global: bool | None) -> str:
+    """Return a step as a person is to read it: one that begins anew with each attempt is no place in the training."""
+    return f"step {step} of this attempt" if is_global is False else f"step {step}"
 
 
 @attrs.frozen(kw_only=True)
@@ -83,6 +97,16 @@ class Incident:
     recovered_at: float | None = None
     recovery_s: float | None = None
     lost_steps: int | None = None
+
+    @property
+    def observed(self) -> tuple[Evidence, ...]:
+        """What was seen: the evidence without the advice."""
+        return tuple(one for one in self.evidence if one.source != CURE)
+
+    @property
+    def advice(self) -> str | None:
+        """What to change in this very job, beside what `action` says of all such incidents."""
+        return "; ".join(one.text for one in self.evidence if one.source == CURE) or None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values: every stable key, null for what is missing or not finite."""
@@ -138,6 +162,7 @@ def _culprit(data: object) -> Culprit | None:
         step=_integer(data.get("step")),
         section=_text(data.get("section")),
         stack=tuple(line for line in _items(data.get("stack")) if isinstance(line, str)),
+        step_is_global=is_global if isinstance(is_global := data.get("step_is_global"), bool) else None,
     )
 
 

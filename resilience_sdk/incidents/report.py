@@ -20,7 +20,6 @@ _HAPPENED = {
     "crash": "died",
     "hang": "made no progress",
     "slow": "was slow",
-    "preemption": "was asked to leave",
     "numerics": "computed bad numbers",
 }
 _NEXT = {
@@ -39,18 +38,16 @@ def render_markdown(incident: Incident, *, meaning: str | None = None) -> str:
     lines = [f"# Incident {_plain(incident.id or '(no id)')}", "", headline(incident), ""]
     lines += _facts(incident, meaning)
     lines += ["## Where", "", *_where(incident)]
-    lines += ["## Why", "", *_why(incident.evidence)]
+    lines += ["## Why", "", *_why(incident.observed)]
     lines += ["## What was lost", "", *_lost(incident), ""]
-    lines += [
-        "## What to do next",
-        "",
-        _NEXT.get(incident.action or "", "The action is not known to this version."),
-    ]
+    lines += ["## What to do next", "", *_next(incident)]
     return "\n".join(lines) + "\n"
 
 
 def headline(incident: Incident) -> str:
     """Return one line for consoles and lists: who, what, where, why."""
+    if incident.kind == "preemption":
+        return _stop_headline(incident)
     happened = _HAPPENED.get(incident.kind or "", "failed")
     cause = f"{_plain(incident.cause or 'unknown')} ({_plain(incident.category or 'unknown')})"
     if not incident.culprits:
@@ -59,9 +56,19 @@ def headline(incident: Incident) -> str:
     who = f"Rank {ranks}" if len(incident.culprits) == 1 else f"Ranks {ranks}"
     first = incident.culprits[0]
     place = f" in section {_code(first.section)}" if first.section else ""
-    step = f" at step {first.step}" if first.step is not None else ""
+    step = f" at {first.told_step}" if first.told_step else ""
     node = f" on {_code(first.node)}" if first.node else ""
     return f"{who}{node} {happened}{place}{step}: {cause}."
+
+
+def _stop_headline(incident: Incident) -> str:
+    """Say who asked, and who hindered the stop: `culprits` are no ranks that did what `kind` says."""
+    asked, hindered = (
+        "; ".join(_plain(e.text) for e in incident.evidence if e.source == source) for source in ("notice", "hindrance")
+    )
+    cause = f"{_plain(incident.cause or 'unknown')} ({_plain(incident.category or 'unknown')})"
+    told = f"The job was asked to leave, {cause}: {asked or 'by whom is not known'}."
+    return f"{told} It could not stop as it should: {hindered}." if hindered else told
 
 
 def compact_ranks(ranks: Iterable[int]) -> str:
@@ -76,6 +83,7 @@ def compact_ranks(ranks: Iterable[int]) -> str:
 
 
 def _facts(incident: Incident, meaning: str | None) -> list[str]:
+    unnamed = "" if incident.kind == "preemption" else "cannot tell"
     rows = [
         ("kind", _plain(incident.kind or "unknown")),
         ("detected", _when(incident.detected_at) + _after(incident.detection_latency_s)),
@@ -83,7 +91,7 @@ def _facts(incident: Incident, meaning: str | None) -> list[str]:
         ("cause", f"{_plain(incident.category or 'unknown')} / {_plain(incident.cause or 'unknown')}"),
         ("meaning", _plain(meaning) if meaning else ""),
         ("confidence", "not stated" if incident.confidence is None else f"{incident.confidence:.2f}"),
-        ("culprits", compact_ranks(c.rank for c in incident.culprits) or "cannot tell"),
+        ("culprits", compact_ranks(c.rank for c in incident.culprits) or unnamed),
         ("victims", _victims(incident.victims)),
         ("action", _plain(incident.action or "unknown")),
     ]
@@ -91,6 +99,8 @@ def _facts(incident: Incident, meaning: str | None) -> list[str]:
 
 
 def _where(incident: Incident) -> list[str]:
+    if not incident.culprits and incident.kind == "preemption":
+        return ["It concerns all ranks.", ""]
     if not incident.culprits:
         return ["No rank can be named. The stacks of all ranks that answered are in `stacks/`.", ""]
     lines: list[str] = []
@@ -105,7 +115,7 @@ def _where(incident: Incident) -> list[str]:
 def _culprit(culprit: Culprit) -> list[str]:
     known = [f"rank {culprit.rank}"]
     known += [f"node {_code(culprit.node)}"] if culprit.node else []
-    known += [f"step {culprit.step}"] if culprit.step is not None else []
+    known += [culprit.told_step] if culprit.told_step else []
     known += [f"section {_code(culprit.section)}"] if culprit.section else ["outside any section"]
     head = ", ".join(known) + ", innermost frame first:"
     if not culprit.stack:
@@ -135,6 +145,11 @@ def _lost(incident: Incident) -> list[str]:
     if incident.action in ("stop", "none"):
         return [f"The run did not go on by itself. {steps}"]
     return [f"The run has not gone on yet. {steps}"]
+
+
+def _next(incident: Incident) -> list[str]:
+    lines = [f"{_plain(incident.advice)}.", ""] if incident.advice else []
+    return [*lines, _NEXT.get(incident.action or "", "The action is not known to this version.")]
 
 
 def _victims(victims: Sequence[int]) -> str:

@@ -85,6 +85,7 @@ AnyBlock = Block | NoBlock | Unstarted
 # The blocks of the recording process by name. Filled at the first entry, emptied by a fork and by `forget()`.
 BLOCKS: dict[str, Block | NoBlock] = {}
 BEATS: dict[str, Beat | NoBlock] = {}
+_MOST_CACHED = 1024  # names that vary (`f"save-{step}"`) must cost no memory
 
 
 def _nobody() -> Recorder | None:
@@ -119,7 +120,9 @@ def find_beat(name: str) -> Beat | NoBlock:
             if _starter is _nobody:
                 BEATS[name] = NO_BLOCK
             return NO_BLOCK
-        beat = BEATS[name] = current.beat(name)
+        beat = current.beat(name) or NO_BLOCK
+        if beat is not NO_BLOCK or len(BEATS) < _MOST_CACHED:
+            BEATS[name] = beat
     return beat
 
 
@@ -132,7 +135,9 @@ def find_block(name: str, kind: str, timeout: float | None) -> Block | NoBlock:
             if _starter is _nobody:
                 BLOCKS[name] = NO_BLOCK
             return NO_BLOCK
-        block = BLOCKS[name] = current.block(name, kind, timeout)
+        block = current.block(name, kind, timeout) or NO_BLOCK
+        if block is not NO_BLOCK or len(BLOCKS) < _MOST_CACHED:
+            BLOCKS[name] = block
     return block
 
 

@@ -52,6 +52,11 @@ class Lane:
             return -1
         return next((beat for beat in self.beats if beat.t0), self.beats[-1]).n
 
+    @property
+    def step_is_global(self) -> bool:
+        """Whether the script numbers its steps, so that the number means the same on all ranks and in all attempts."""
+        return bool(self.q[self._step_at])
+
     def note_beat(self) -> None:
         """Note a completed heartbeat; the first ones also settle who this process is."""
         if not self.settled:
@@ -114,6 +119,8 @@ class Recorder:
         self._early = 0
         self.is_done = False
         """Whether `done` has ended all deadlines; each heartbeat then takes the slow path, which begins anew."""
+        self.lost = ""
+        """What found no place in the page first, and why; empty: everything has one."""
         self.owner = self.lane()
 
     def lane(self) -> Lane:
@@ -123,16 +130,23 @@ class Recorder:
             if ident not in self._lanes:
                 index = self.page.add_lane(threading.get_native_id())
                 if index is None:
-                    self.page.words[at.W_LOST] += 1
+                    self._lose(f"a thread: a page holds {at.LANE_SLOTS}")
                 self._lanes[ident] = Lane(self, index or 0, ident, shown=index is not None)
             return self._lanes[ident]
 
-    def block(self, name: str, kind: str, timeout: float | None) -> Block:
-        """Return the owner's block of a name, making it at first use."""
+    def block(self, name: str, kind: str, timeout: float | None) -> Block | None:
+        """Return the owner's block of a name, making it at first use; None where the page has no place for the name."""
+        if not self._has_place(name, kind):
+            return None
         return self._block(self.owner, ArmedBlock if faults.armed() else Block, name, kind, timeout)
 
-    def beat(self, name: str) -> Beat:
-        """Return the owner's heartbeat of a name. The first thread that beats becomes the owner of the fast path."""
+    def beat(self, name: str) -> Beat | None:
+        """Return the owner's heartbeat of a name. The first thread that beats becomes the owner of the fast path.
+
+        None where the page has no place for the name, and another one beats already.
+        """
+        if self.owner.beats and not self._has_place(name, "heartbeat"):
+            return None
         self.user_beats()
         lane = self.lane()
         if lane is not self.owner and not self.owner.beats and self.owner.is_idle():
@@ -159,9 +173,10 @@ class Recorder:
         """Return the calling thread's block for the same name."""
         return self._block(self.lane(), type(block), block.name, block.kind, block.timeout)
 
-    def on_device(self, block: Block) -> DeviceTime:
-        """Return what takes the durations on the GPU of a section; its samples belong to the section's lane."""
-        return self._block(block.lane, DeviceTime, block.name, at.GPU_KIND, None)
+    def on_device(self, block: Block) -> DeviceTime | None:
+        """Return what takes the durations on the GPU of a section, on the section's lane; None: it is idle then."""
+        kind = at.DEVICE_KINDS.get(block.kind)
+        return None if kind is None else self._block(block.lane, DeviceTime, block.name, kind, None)
 
     def register(self, lane: Lane, name: str, kind: str, timeout: float | None) -> tuple[int, int]:
         """Return `(name index, first word of the ring)`; where tables are full, ones that nobody reads."""
@@ -170,7 +185,7 @@ class Recorder:
             if index is None:
                 index = self.page.add_name(name, kind, timeout)
                 if index is None:
-                    self.page.words[at.W_LOST] += 1
+                    self._lose_name(name)
                     return at.NAME_SLOTS, _SCRAP_RING
                 self._names[name, kind] = index
             if not lane.shown:
@@ -179,7 +194,7 @@ class Recorder:
             if ring is None:
                 ring = self.page.add_ring(lane.index, index)
                 if ring is None:
-                    self.page.words[at.W_LOST] += 1
+                    self._lose(f"section {name!r} in one more thread: a page holds {at.RING_SLOTS} rows of durations")
                     return index, _SCRAP_RING
                 self._rings[lane.index, index] = ring
             return index, ring
@@ -248,6 +263,21 @@ class Recorder:
         """Disown every lane, in a forked child: its calls then cost a comparison and write nothing."""
         for lane in self._lanes.values():
             lane.disown()
+
+    def _has_place(self, name: str, kind: str) -> bool:
+        with self._lock:
+            has_place = (name, kind) in self._names or self.page.words[at.W_NAMES] < at.NAME_SLOTS
+            if not has_place:
+                self._lose_name(name)
+            return has_place
+
+    def _lose_name(self, name: str) -> None:
+        cure = "leave out of names what varies, such as a number"
+        self._lose(f"section {name!r}: a page holds {at.NAME_SLOTS} names; {cure}")
+
+    def _lose(self, what: str) -> None:
+        self.page.words[at.W_LOST] += 1
+        self.lost = self.lost or what
 
     def _block(self, lane: Lane, cls: type[B], name: str, kind: str, timeout: float | None) -> B:
         with self._lock:

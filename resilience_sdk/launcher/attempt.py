@@ -178,7 +178,7 @@ class Attempt:
                 exit_code=end.exit_code if end.exit_code >= 0 else None,
                 signal=_signal_name(-end.exit_code) if end.exit_code < 0 else None,
                 ended_by_launcher=end.ended_by_us,
-                step=self._files.last_step(self.number, end.rank, end.pid),
+                **self._files.last_step(self.number, end.rank, end.pid),
             )
         self._reported = len(self.ranks.exits)
 

@@ -18,7 +18,9 @@ import attrs
 
 from resilience_sdk.console import say_once
 from resilience_sdk.hostinfo import process_start_ticks
+from resilience_sdk.monitor.raised import read_thread_exception
 from resilience_sdk.rank_page import PageReader, RankSnapshot, page_stem, parse_stem
+from resilience_sdk.session.exceptions import frames_in, user_frame
 from resilience_sdk.whole_file import write_whole
 
 _MOST_BYTES = 1 << 20
@@ -34,6 +36,7 @@ class RankTrace:
     exception: Mapping[str, Any] | None
     exception_ns: int | None  # monotonic nanoseconds of this host at which the exception was written
     stacks: str | None
+    thread_exception: Mapping[str, Any] | None = None  # of a thread other than the main one, which went on
 
 
 class AttemptFiles:
@@ -74,12 +77,14 @@ class AttemptFiles:
         verdict = _read_json(self.directory / f"verdict-{attempt}.json")
         return verdict if verdict is not None and verdict.get("kind") == "hang" else None
 
-    def last_step(self, attempt: int, rank: int, pid: int) -> int | None:
-        """Return the step that this rank process reached, or None when its page does not say."""
+    def last_step(self, attempt: int, rank: int, pid: int) -> dict[str, Any]:
+        """Return the step that this rank process reached, for the journal; nothing when its page does not say."""
         if self.directory is None:
-            return None
+            return {}
         snapshot = _snapshot(self.directory / (page_stem(attempt, rank, pid) + ".page"))
-        return None if snapshot is None else snapshot.step
+        if snapshot is None or snapshot.step is None:
+            return {}
+        return {"step": snapshot.step, "step_is_global": snapshot.step_is_global}
 
     def traces(self, attempt: int, pids: Mapping[int, int]) -> dict[int, RankTrace]:
         """Return what each of these rank processes left, by rank."""
@@ -98,6 +103,7 @@ class AttemptFiles:
                 exception,
                 written_ns(error_file) if exception is not None else None,
                 _text(stem.with_name(stem.name + ".stack")),
+                read_thread_exception(stem),
             )
         return traces
 
@@ -154,9 +160,10 @@ def exception_from_torch(path: str | os.PathLike[str]) -> Mapping[str, Any] | No
     return {
         "type": kind if known else "Exception",
         "message": rest if known else text,
-        "frames": list(reversed(_frames(callstack))),
-        "user_frame": None,
+        "frames": [f"{file}:{line} {name}" for file, line, name in frames_in(callstack)],
+        "user_frame": user_frame(frames_in(callstack)),
         "step": None,
+        "traceback": callstack or None,
     }
 
 
@@ -167,17 +174,6 @@ def written_ns(path: Path) -> int | None:
     except OSError:
         return None
     return time.monotonic_ns() - max(0, age_ns)
-
-
-def _frames(callstack: str) -> list[str]:
-    frames = []
-    for line in callstack.splitlines():
-        head, _, rest = line.strip().partition('File "')
-        name, _, tail = rest.partition('", line ')
-        number, _, function = tail.partition(", in ")
-        if not head and number.isdigit():
-            frames.append(f"{name}:{number} {function}")
-    return frames
 
 
 def _snapshot(path: Path) -> RankSnapshot | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from resilience_sdk.attribution.taxonomy import UNKNOWN, meaning
 from resilience_sdk.launcher.decision import Decision
 from resilience_sdk.outcome import Outcome, Verdict
 
@@ -67,9 +68,16 @@ def state_line(checkpoint: int | None, run_dir: str) -> str:
 def restart_line(decision: Decision, checkpoint: int | None) -> str:
     """Say that the ranks are started again, and what they find."""
     wait = f" in {decision.delay_s:.0f} s" if decision.delay_s >= 1 else ""
+    if decision.waits_for is not None:
+        wait += f" and after waiting for {decision.waits_for}"
     found = (
         f"there is a checkpoint after step {checkpoint} to resume from"
         if checkpoint is not None
         else "nothing saved by the SDK to resume from, so the script starts over unless it loads its own"
     )
     return f"starting the ranks again{wait} ({decision.reason}): {found}"
+
+
+def fault_line(headline: str, cause: str) -> str:
+    """Return what happened and, in the words of the taxonomy, what that was."""
+    return headline if cause == UNKNOWN or cause in headline else f"{headline}: {cause}, {meaning(cause)}"

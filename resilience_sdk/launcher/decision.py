@@ -12,6 +12,8 @@ from enum import Enum
 
 import attrs
 
+from resilience_sdk.attribution.resource import Resource
+from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.outcome import (
     EXIT_FAILED,
@@ -23,7 +25,7 @@ from resilience_sdk.outcome import (
 )
 
 STARTUP_FAILURES = 3  # attempts in a row without one completed step: the program does not get going
-SURE = 0.8  # confidence from which a hardware verdict may end the job on this node
+SURE = 0.8  # confidence from which a verdict may end the job: for hardware, for the scheduler, for a spent budget
 _WAIT_FIRST_S = 5.0
 _WAIT_CAP_S = 60.0
 # Causes outside the program: the same message twice does not make them the program's fault.
@@ -71,7 +73,9 @@ class AttemptEnd:
     checkpoint_after: int | None = None  # and when it ended
     stop_agreed: bool = False
     straggler: str | None = None  # who was so slow that the job asked itself to stop
+    leaving: str | None = None  # who asked the job to leave, and what came of it, in one sentence
     all_done: bool = False  # every rank said that its training is over
+    resource: Resource | None = None  # what has to work again before another attempt makes sense
 
     @property
     def made_checkpoint(self) -> bool:
@@ -86,7 +90,8 @@ class Decision:
     """What happens now, after an attempt or (`supervise_rules`) after a run of the whole command.
 
     `reason` is one plain sentence for people, without a full stop; `exit_code` holds where it ends; `restarts_left` are
-    those of the budget that was asked; `delay_s` is the pause before the next one, in seconds.
+    those of the budget that was asked; `delay_s` is the pause before the next one, in seconds; `waits_for` is what
+    then has to work.
     """
 
     verdict: Verdict
@@ -94,6 +99,7 @@ class Decision:
     reason: str
     restarts_left: int
     delay_s: float = 0.0
+    waits_for: Resource | None = None
 
     @property
     def restarts(self) -> bool:
@@ -123,17 +129,18 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
         f"restart {failures} of {max_restarts}{since}",
         max_restarts - failures,
         delay_s=_delay(history),
+        waits_for=history[-1].resource,
     )
 
 
 def failures_since_progress(history: Sequence[AttemptEnd]) -> int:
     """Count the failed attempts that count against the budget: those since the last new checkpoint."""
-    failures = 0
-    for end in history:
-        if end.made_checkpoint:
-            failures = 0
-        failures += 1
-    return failures
+    return len(_since_progress(history))
+
+
+def _since_progress(history: Sequence[AttemptEnd]) -> Sequence[AttemptEnd]:
+    newest = max((number for number, end in enumerate(history) if end.made_checkpoint), default=0)
+    return history[newest:]
 
 
 def _wanted_ending(last: AttemptEnd) -> tuple[Verdict, int, str] | None:
@@ -144,15 +151,15 @@ def _wanted_ending(last: AttemptEnd) -> tuple[Verdict, int, str] | None:
         # A script that saves and exits 0 on SIGTERM has not finished its training; one that said so has.
         if all_zero and last.all_done and not last.stop_agreed:
             return Verdict.FINISHED, EXIT_FINISHED, "all ranks finished while the job was asked to leave"
-        return Verdict.PREEMPTED, EXIT_PREEMPTED, "the job was asked to leave"
+        return Verdict.PREEMPTED, EXIT_PREEMPTED, last.leaving or "the job was asked to leave"
     leaving = sorted(rank for rank, code in last.exit_codes.items() if code == EXIT_PREEMPTED)
     if last.straggler is not None and (leaving or (all_zero and last.stop_agreed)):
         return Verdict.HARDWARE, EXIT_HARDWARE, f"stopped for a straggler: {last.straggler}"
     if leaving:
         reason = f"{_ranks(leaving)} left with {EXIT_PREEMPTED} (asked to be requeued)"
-        return Verdict.PREEMPTED, EXIT_PREEMPTED, reason
+        return Verdict.PREEMPTED, EXIT_PREEMPTED, last.leaving or reason
     if all_zero and last.stop_agreed:
-        return Verdict.PREEMPTED, EXIT_PREEMPTED, "all ranks stopped at the agreed step"
+        return Verdict.PREEMPTED, EXIT_PREEMPTED, last.leaving or "all ranks stopped at the agreed step"
     return None
 
 
@@ -164,6 +171,8 @@ def _good_ending(last: AttemptEnd) -> tuple[Verdict, int, str] | None:
 
 def _hopeless(history: Sequence[AttemptEnd]) -> tuple[Verdict, int, str] | None:
     last = history[-1]
+    if last.action == "requeue" and last.category == "scheduler" and last.confidence >= SURE:
+        return Verdict.PREEMPTED, EXIT_PREEMPTED, f"the scheduler ends this job ({last.cause})"
     if last.action == "exclude_node" and last.category == "hardware" and last.confidence >= SURE:
         return Verdict.HARDWARE, EXIT_HARDWARE, f"hardware ({last.cause}): this node should be left out"
     if len(history) >= 2 and _same_user_error(history[-2], last):
@@ -173,7 +182,26 @@ def _hopeless(history: Sequence[AttemptEnd]) -> tuple[Verdict, int, str] | None:
     if len(recent) == STARTUP_FAILURES and not any(map(_got_going, recent)):
         reason = f"{STARTUP_FAILURES} attempts in a row ended before their first completed step"
         return Verdict.STOP, EXIT_STOP, reason
-    return None
+    return _cause_spent(history)
+
+
+def _cause_spent(history: Sequence[AttemptEnd]) -> tuple[Verdict, int, str] | None:
+    """End a job that the same cause ended too often without a new checkpoint in between.
+
+    The taxonomy has the cap; one retry is always made. Causes that pass by themselves have the job's budget alone,
+    and so has a script that saves by itself, because its progress is not seen.
+    """
+    last = history[-1]
+    known = lookup(last.cause)
+    if known.persistence == "transient" or last.confidence < SURE or last.checkpoint_after is None:
+        return None
+    times = sum(end.cause == last.cause for end in _since_progress(history))
+    if times <= max(1, known.cap):
+        return None
+    reason = f"{last.cause} came {times} times without a new checkpoint in between: somebody has to look"
+    if last.action in ("stop", "rollback"):
+        return Verdict.STOP, EXIT_STOP, reason
+    return Verdict.GIVE_UP, EXIT_FAILED, reason
 
 
 def _got_going(end: AttemptEnd) -> bool:

@@ -77,6 +77,8 @@ class RankLogs(LogsSpecs):
         self.attempt = 0
         self.own_store = True
         self.error_files: dict[int, str] = {}
+        self.log_files: dict[int, tuple[str, ...]] = {}
+        """What each local rank writes into, where the user asked for files (`--redirects`, `--tee`)."""
 
     @property
     def root_log_dir(self) -> str:
@@ -92,4 +94,15 @@ class RankLogs(LogsSpecs):
                 env["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         destination: Any = self._inner.reify(envs)
         self.error_files = dict(destination.error_files)
+        self.log_files = {
+            rank: tuple(
+                dict.fromkeys(filter(os.path.isabs, (by_rank.get(rank, "") for by_rank in _files(destination))))
+            )
+            for rank in envs
+        }
         return destination
+
+
+def _files(destination: Any) -> tuple[dict[int, str], ...]:
+    """Return the files by local rank: errors first, because they say more."""
+    return destination.stderrs, destination.tee_stderrs, destination.stdouts, destination.tee_stdouts

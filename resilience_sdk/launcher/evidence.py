@@ -6,15 +6,20 @@ attempt for `decision` and the crash incident for `incidents`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from resilience_sdk.attribution.exits import describe_exit
+from resilience_sdk.attribution.corroboration import VAGUE
+from resilience_sdk.attribution.exits import Classification, describe_exit
 from resilience_sdk.attribution.fingerprint import fingerprint
 from resilience_sdk.attribution.first_death import Death, FirstDeath, find_first_death
-from resilience_sdk.incidents import Culprit, Evidence, Incident
+from resilience_sdk.attribution.log_tail import LogFindings
+from resilience_sdk.attribution.resource import failed_resource
+from resilience_sdk.attribution.taxonomy import lookup
+from resilience_sdk.hang.stacks import main_frames, parse_faulthandler
+from resilience_sdk.incidents import Culprit, Evidence, Incident, step_words
 from resilience_sdk.launcher.attempt_files import RankTrace
 from resilience_sdk.launcher.decision import AttemptEnd, EndedBy, KnownError
 from resilience_sdk.launcher.peers import Peer
@@ -45,6 +50,11 @@ class Facts:
     peers: Sequence[Peer] = ()  # all nodes by number, where there are several
     store_host: str = ""  # where the store of the rendezvous is
     lasted_s: float | None = None  # from the start of the ranks; None: they cannot give signs of progress
+    began_at: float = 0.0  # Unix seconds of this host: a requeued job has the attempt numbers of the one before
+    events: Callable[[], Sequence[Mapping[str, Any]]] = tuple  # what all of its processes have journalled so far
+    told: Mapping[int, Sequence[Classification]] = attrs.field(factory=dict)  # by rank: its log, the kernel
+    node_told: Sequence[Classification] = ()  # what the kernel says of no process
+    job_told: LogFindings | None = None  # the log that all ranks write into
 
 
 def first_death(facts: Facts) -> FirstDeath:
@@ -60,8 +70,20 @@ def first_death(facts: Facts) -> FirstDeath:
         if trace is not None and trace.exception_ns is not None:
             at_ns = min(at_ns, trace.exception_ns)
         exception = trace.exception if trace is not None else None
-        deaths.append(Death(end.rank, end.exit_code, exception, at_ns, facts.cgroup_oom))
-    return find_first_death(deaths, ending_ns=facts.ending_ns)
+        told = tuple(facts.told.get(end.rank, ()))
+        deaths.append(Death(end.rank, end.exit_code, exception, at_ns, facts.cgroup_oom, told))
+    first = find_first_death(deaths, ending_ns=facts.ending_ns, node_told=facts.node_told)
+    if facts.job_told is not None and _is_about(facts.job_told, first):
+        node_told = (*facts.node_told, facts.job_told.known)
+        first = find_first_death(deaths, ending_ns=facts.ending_ns, node_told=node_told)
+    return first
+
+
+def _is_about(told: LogFindings, first: FirstDeath) -> bool:
+    """Tell whether the log of all ranks may say why the culprits died: not where that is known, nor of others."""
+    known = first.classification
+    is_open = known.confidence <= VAGUE or known.cause in lookup(told.known.cause).explains
+    return is_open and (not told.ranks or not told.ranks.isdisjoint(first.culprits))
 
 
 def attempt_end(facts: Facts, first: FirstDeath) -> AttemptEnd:
@@ -82,6 +104,7 @@ def attempt_end(facts: Facts, first: FirstDeath) -> AttemptEnd:
         checkpoint_after=facts.checkpoint_after,
         stop_agreed=facts.stop_agreed,
         all_done=bool(snapshots) and all(page is not None and page.done for page in snapshots),
+        resource=failed_resource(known.cause, (item.text for item in known.evidence)),
     )
 
 
@@ -119,6 +142,17 @@ def crash_incident(facts: Facts, first: FirstDeath, detected_at: float, latency_
     )
 
 
+def first_traceback(facts: Facts, first: FirstDeath) -> str | None:
+    """Return the traceback of the first rank to fail, where what others printed after it hides it from view."""
+    raised = [rank for rank, trace in facts.traces.items() if trace.exception]
+    if not first.culprits or len(raised) < 2 or first.culprits[0] not in raised:
+        return None
+    text = (facts.traces[first.culprits[0]].exception or {}).get("traceback")
+    if not isinstance(text, str) or not text:
+        return None
+    return f"the first to fail was rank {first.culprits[0]}:\n{text.rstrip()}"
+
+
 def headline(facts: Facts, first: FirstDeath) -> str:
     """Say in one line what ended the attempt: which rank, how, and in which step."""
     ends = {end.rank: end for end in facts.exits}
@@ -134,14 +168,6 @@ def headline(facts: Facts, first: FirstDeath) -> str:
     more = f" (and {others} other rank{'s' * (others > 1)} the same)" if others else ""
     where = _where(trace.snapshot if trace is not None else None)
     return f"rank {rank} on {facts.node} {told}{where}{more}"
-
-
-def asked(notice: Mapping[str, Any]) -> str:
-    """Say who asked the job to leave, and why, from the event of the notice."""
-    told = str(notice.get("source"))
-    if notice.get("reason"):
-        told += f": {notice['reason']}"
-    return told + (f" (asked by {notice['by']})" if notice.get("by") else "")
 
 
 def _known_error(facts: Facts, first: FirstDeath) -> KnownError | None:
@@ -161,10 +187,13 @@ def _culprit(rank: int, facts: Facts) -> Culprit:
     exception: Mapping[str, Any] = (trace.exception if trace is not None else None) or {}
     frames = exception.get("frames")
     stack = tuple(str(frame) for frame in frames[:_MOST_FRAMES]) if isinstance(frames, list) else ()
+    if not stack and trace is not None and trace.stacks:  # written by the handler of the signal that it died of
+        stack = main_frames(parse_faulthandler(trace.stacks))[:_MOST_FRAMES]
     open_sections = page.main_lane.stack if page is not None else ()
     section = open_sections[-1].name if open_sections else None
     node = next((peer.name for peer in facts.peers if rank in peer.ranks), facts.node)
-    return Culprit(rank, node, page.step if page is not None else None, section, stack)
+    step, is_global = (None, None) if page is None else (page.step, page.step_is_global)
+    return Culprit(rank, node, step, section, stack, is_global)
 
 
 def _order_evidence(facts: Facts) -> list[Evidence]:
@@ -189,8 +218,7 @@ def _where(page: RankSnapshot | None) -> str:
         return ""
     sections = page.main_lane.stack
     inside = f", in section {sections[-1].name!r}" if sections and sections[-1].kind != "heartbeat" else ""
-    step = f"step {page.step}" if page.step_is_global else f"step {page.step} of this attempt"
-    return f" at {step}{inside}"
+    return f" at {step_words(page.step, page.step_is_global)}{inside}"
 
 
 def _quoted(exception: Mapping[str, Any]) -> str:

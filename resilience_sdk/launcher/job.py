@@ -10,23 +10,26 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.checkpoint.newest import newest_checkpoint
 from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
 from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal, journal_sizes, read_journal
-from resilience_sdk.launcher import memory
+from resilience_sdk.journal import Journal
 from resilience_sdk.launcher.agent import Agent
 from resilience_sdk.launcher.attempt import JOINS, Attempt, Ending
 from resilience_sdk.launcher.attempt_files import AttemptFiles, RankTrace, exception_from_torch, written_ns
-from resilience_sdk.launcher.closing import read_exit_code, restart_line
+from resilience_sdk.launcher.attempt_journal import AttemptJournal
+from resilience_sdk.launcher.closing import fault_line, read_exit_code, restart_line
 from resilience_sdk.launcher.decision import AttemptEnd, Decision, EndedBy, decide
 from resilience_sdk.launcher.evidence import Facts
 from resilience_sdk.launcher.meeting import first_line
-from resilience_sdk.launcher.newest import newest_checkpoint
 from resilience_sdk.launcher.node_ends import NodeEnd, read_end
+from resilience_sdk.launcher.probes import await_resource
 from resilience_sdk.launcher.relay import NodeRelay
 from resilience_sdk.launcher.reporter import Finding, Reporter
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
+from resilience_sdk.launcher.witness import Witness, look_safely
+from resilience_sdk.monitor.raised import may_be_of_thread
 from resilience_sdk.outcome import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -76,8 +79,12 @@ class Job:
         inbox: SignalInbox,
         chores: Callable[[], None],
         error_files: Callable[[], dict[int, str]],
+        log_files: Callable[[], dict[int, tuple[str, ...]]],
     ) -> None:
-        """Run attempts with `agent`; `chores` keeps lease and monitor alive; `error_files` are torch's."""
+        """Run attempts with `agent`; `chores` keeps lease and monitor alive; `error_files` are torch's.
+
+        `log_files`: what each local rank writes into, where that is a file of its own.
+        """
         self._agent = agent
         self._key = key
         self._settings = settings
@@ -87,12 +94,13 @@ class Job:
         self._inbox = inbox
         self._chores = chores
         self._error_files = error_files
+        self._log_files = log_files
         self._relay = NodeRelay(files.directory, journal)
         self._reporter = Reporter(run_dir, journal, self._relay, term_grace_s=settings.term_grace)
         self._history: list[AttemptEnd] = []
         self._incidents: list[str] = []
         self._number = 0
-        self._journal_before: dict[str, int] = {}
+        self._told = AttemptJournal(run_dir.journal, key, 0)
         self._started_s = time.monotonic()
         self._last_fault: str | None = None
 
@@ -109,32 +117,43 @@ class Job:
             self._history.append(finding.end)
             decision = self._decide(finding)
             if finding.end.ended_by in (EndedBy.RANKS, EndedBy.HANG) and decision.exit_code not in _NO_FAULT:
-                self._last_fault = finding.headline
+                self._last_fault = fault_line(finding.headline, finding.end.cause)
             if not decision.restarts:
+                if finding.traceback is not None:
+                    say(finding.traceback)
                 return self._ended(decision)
-            say(finding.headline)
+            say(fault_line(finding.headline, finding.end.cause))
             say(restart_line(decision, finding.end.checkpoint_after))
             self._inbox.sleep(decision.delay_s)
+            if decision.waits_for is not None:
+                limit_s = self._settings.wait_limit
+                await_resource(decision.waits_for, self._run_dir.path, limit_s, self._sleep, self._journal)
 
     def _attempt(self) -> Finding | Decision | None:
         """Run one attempt. None: it ended for no fault and does not count; a decision: it never began."""
-        before, kills = newest_checkpoint(self._run_dir), memory.oom_kills()
         try:
             with self._inbox.raising():
                 self._number = self._agent.meet(self._number)
         except LeaveRequested:
-            return self._left_before_start(before)
+            return self._left_before_start(newest_checkpoint(self._run_dir))
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - elastic's many kinds: timeouts, refusals, closed by others
             return self._never_met(error)
-        attempt = self._start()
-        if isinstance(attempt, str):
-            return Decision(Verdict.GIVE_UP, EXIT_FAILED, f"the ranks could not be started: {attempt}", 0)
+        witness = Witness.begin(self._run_dir)
+        try:
+            attempt = self._start()
+            if isinstance(attempt, str):
+                return Decision(Verdict.GIVE_UP, EXIT_FAILED, f"the ranks could not be started: {attempt}", 0)
+            return self._run(attempt, witness)
+        finally:
+            witness.close()
+
+    def _run(self, attempt: Attempt, witness: Witness) -> Finding | None:
         ending = attempt.run()
         finding = None
         if ending.by is not EndedBy.MEMBERSHIP:
-            finding = self._conclude_safely(attempt, ending, before, kills)
+            finding = self._conclude_safely(attempt, ending, witness)
             if finding.end.ended_by is EndedBy.MEMBERSHIP:  # other launchers saw it first, ours only lost connections
                 say(finding.headline)
                 finding = None
@@ -170,7 +189,7 @@ class Job:
         self._journal.emit(
             Event.ATTEMPT_START, ranks=ranks, world_size=agent.world_size, node=agent.node, nodes=agent.nodes
         )
-        self._journal_before = journal_sizes(self._run_dir.journal)
+        self._told = AttemptJournal(self._run_dir.journal, self._key, number)
         self._started_s = time.monotonic()
         self._chores()  # now: while the monitor comes up nobody would see a rank die
         try:
@@ -189,22 +208,29 @@ class Job:
             note_fault=self._relay.note_fault,
         )
 
-    def _conclude_safely(self, attempt: Attempt, ending: Ending, before: int | None, kills: int | None) -> Finding:
+    def _conclude_safely(self, attempt: Attempt, ending: Ending, witness: Witness) -> Finding:
         """Conclude, or go on with the exit codes alone: our own fault must not cost the user a restart."""
         try:
-            return self._conclude(attempt, ending, before, kills)
+            return self._conclude(attempt, ending, witness)
         except Exception as error:  # noqa: BLE001 - see above
             why = f"{type(error).__name__}: {error}"
             say_once("conclude", f"the end of this attempt could not be examined ({why})")
             self._journal.emit(Event.DEGRADED, what="attribution", why=why, trace=traceback.format_exc())
             codes = attempt.ranks.exit_codes
             after = newest_checkpoint(self._run_dir)
-            end = AttemptEnd(self._number, ending.by, codes, checkpoint_before=before, checkpoint_after=after)
+            end = AttemptEnd(
+                self._number, ending.by, codes, checkpoint_before=witness.checkpoint, checkpoint_after=after
+            )
             return Finding(end, f"ranks ended with exit codes {codes}")
 
-    def _conclude(self, attempt: Attempt, ending: Ending, before: int | None, kills: int | None) -> Finding:
-        kills_now = memory.oom_kills()
-        codes = attempt.ranks.exit_codes
+    def _conclude(self, attempt: Attempt, ending: Ending, witness: Witness) -> Finding:
+        codes, exits = attempt.ranks.exit_codes, tuple(attempt.ranks.exits)
+        traces = self._with_torch_errors(attempt.traces(), attempt)
+        hung, lasted_s = ending.by is EndedBy.HANG, time.monotonic() - self._started_s
+        seen = look_safely(
+            lambda: witness.look(exits, traces, self._log_files(), hung=hung),
+            lambda why: self._journal.emit(Event.DEGRADED, what="logs", why=why),
+        )
         facts = Facts(
             attempt=self._number,
             node=self._agent.node_name,
@@ -212,43 +238,40 @@ class Job:
             nodes=self._agent.nodes,
             peers=self._agent.peers,
             store_host=self._agent.store_host,
-            exits=tuple(attempt.ranks.exits),
-            traces=self._with_torch_errors(attempt.traces(), attempt),
+            exits=exits,
+            traces=traces,
             ended_by=ending.by,
             ending_ns=ending.ending_ns,
             unkillable=attempt.ranks.unkillable,
-            cgroup_oom=None if kills is None or kills_now is None else kills_now > kills,
-            checkpoint_before=before,
+            cgroup_oom=seen.cgroup_oom,
+            told=seen.told,
+            node_told=seen.node_told,
+            job_told=seen.job_told,
+            checkpoint_before=witness.checkpoint,
             checkpoint_after=newest_checkpoint(self._run_dir),
-            lasted_s=None if self._files.directory is None else time.monotonic() - self._started_s,
+            lasted_s=None if self._files.directory is None else lasted_s,
+            began_at=time.time() - lasted_s,
+            events=self._told.events,
             stop_agreed=not set(codes.values()) - {0, EXIT_PREEMPTED} and self._stop_agreed(),
         )
         return self._reporter.conclude(facts, self._files.hang_verdict(self._number), ending.first_ns)
 
     def _with_torch_errors(self, traces: dict[int, RankTrace], attempt: Attempt) -> dict[int, RankTrace]:
-        """Fill in what torch's own error files say where the SDK was not at work in a rank."""
+        """Fill in what torch's own error files say where the SDK was not at work in a rank, and what threads raised."""
         files = self._error_files()
         for end in attempt.ranks.exits:
             trace, path = traces[end.rank], files.get(end.local_rank)
-            if trace.exception is None and end.exit_code != 0 and path:
-                found = exception_from_torch(path)
-                traces[end.rank] = attrs.evolve(
-                    trace, exception=found, exception_ns=written_ns(Path(path)) if found else None
-                )
+            if trace.exception is not None or end.exit_code == 0:
+                continue
+            if path and (found := exception_from_torch(path)):
+                traces[end.rank] = attrs.evolve(trace, exception=found, exception_ns=written_ns(Path(path)))
+            elif may_be_of_thread(end.exit_code):  # it raised long before the rank ended, so it tells no time
+                traces[end.rank] = attrs.evolve(trace, exception=trace.thread_exception)
         return traces
 
     def _stop_agreed(self) -> bool:
-        """Tell whether a stop was journalled since this attempt began.
-
-        By place in the files, not by time: clocks of hosts differ, and a requeued job has the key and the numbers of
-        attempts of the one before.
-        """
-        return any(
-            event["event"] == Event.STOP_AGREED.value
-            and event.get("attempt") == self._number
-            and event.get("job") == self._key
-            for event in read_journal(self._run_dir.journal, since=self._journal_before).events
-        )
+        """Tell whether a stop was journalled since this attempt began."""
+        return any(event["event"] == Event.STOP_AGREED.value for event in self._told.events())
 
     def _decide(self, finding: Finding) -> Decision:
         decision = decide(self._history, self._settings.max_restarts)
@@ -261,10 +284,19 @@ class Job:
             reason=decision.reason,
             restarts_left=decision.restarts_left,
             cause=end.cause,
+            confidence=end.confidence,
+            delay_s=decision.delay_s,
+            waits_for=None if decision.waits_for is None else str(decision.waits_for),
         )
         if decision.restarts and finding.incident is not None:
             self._reporter.note_restart(finding.incident)
         return decision
+
+    def _sleep(self, seconds: float) -> bool:
+        """Sleep at most so long; tell whether nobody wants us to leave."""
+        self._chores()
+        self._inbox.sleep(seconds)
+        return self._inbox.request is None
 
     def _ended(self, decision: Decision) -> JobEnd:
         return JobEnd(

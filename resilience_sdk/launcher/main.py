@@ -25,6 +25,7 @@ from resilience_sdk.launcher.decision import Decision
 from resilience_sdk.launcher.early import leaving_at_once
 from resilience_sdk.launcher.init_process import below_init
 from resilience_sdk.launcher.process_end import leave
+from resilience_sdk.launcher.quiet_torch import load_torch
 from resilience_sdk.lease import Lease, current_holder
 from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.outcome import EXIT_FAILED, EXIT_INTERRUPTED, Outcome, Verdict, write_outcome
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from resilience_sdk.launcher.signals import SignalInbox
 
 EXIT_USAGE = 2
-_TORCH_CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _MONITOR_END_S = 1.0
 _SET_ASIDE_S = 5.0  # how long a node waits for another one that is setting the old run aside
 
@@ -54,7 +54,7 @@ def _main_or_leave(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    _load_torch_quietly()
+    load_torch()
     from resilience_sdk.launcher import env, options
     from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 
@@ -84,17 +84,6 @@ def _main(argv: Sequence[str]) -> int:
     if may_meet:
         leave(code)
     return code
-
-
-def _load_torch_quietly() -> None:
-    """Load torch so that its C++ part says errors only, in this process: of a lost store it prints whole stacks."""
-    own = environ.environment()
-    if _TORCH_CPP_LEVEL not in own:
-        own[_TORCH_CPP_LEVEL] = "ERROR"
-        try:
-            import torch  # noqa: F401 - it reads the variable once
-        finally:
-            del own[_TORCH_CPP_LEVEL]  # what the ranks say is the user's
 
 
 def _open_run_dir(options: Options) -> tuple[RunDirectory, bool]:
@@ -220,6 +209,7 @@ class _Launch:
             inbox=self.inbox,
             chores=chores,
             error_files=lambda: logs.error_files,
+            log_files=lambda: logs.log_files,
         )
         end: JobEnd | None = None
         try:

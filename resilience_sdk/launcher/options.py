@@ -12,7 +12,7 @@ import contextlib
 import difflib
 import os
 import uuid
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import attrs
@@ -120,15 +120,28 @@ def launch_config(options: Options, log_dir: str) -> Any:
 
 
 def resume_command(options: Options, run_dir: str) -> str:
-    """Return the command line that resumes this run, for people to copy: without `--fresh` and without secrets."""
+    """Return the command line that resumes this run, for people to copy: without `--fresh` and without secrets.
+
+    The run directory is named in full, however it was: people copy it elsewhere.
+    """
     import shlex
 
     # From the script on, the words are the script's own.
     ours = max(0, len(options.argv) - len(options.elastic.training_script_args) - 1)
-    words = [*(word for word in options.argv[:ours] if word != "--fresh"), *options.argv[ours:]]
-    if options.settings.sources.get("run_dir") != "argument":
-        words = ["--run-dir", run_dir, *words]
+    words = _without_run_dir(word for word in options.argv[:ours] if word != "--fresh")
+    words = ["--run-dir", run_dir, *words, *options.argv[ours:]]
     return shlex.join(["resilience", "run", *redact_argv(words)])
+
+
+def _without_run_dir(words: Iterable[str]) -> list[str]:
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if not is_value and name != "--run-dir":
+            kept.append(word)
+        is_value = not is_value and name == "--run-dir" and not equals
+    return kept
 
 
 def most_nodes(args: argparse.Namespace) -> int:

@@ -9,14 +9,15 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.attribution.exits import classification
+from resilience_sdk.attribution.corroboration import weigh
+from resilience_sdk.attribution.exits import Classification, classification, describe_exit
 from resilience_sdk.attribution.first_death import FirstDeath
 from resilience_sdk.attribution.taxonomy import meaning
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
-from resilience_sdk.incidents import Evidence, Incident, IncidentStore, event_fields
-from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.incidents import Incident, IncidentStore, event_fields
+from resilience_sdk.journal import Journal
 from resilience_sdk.launcher import evidence, gone, node_ends
 from resilience_sdk.launcher.attempt import time_to_leave
 from resilience_sdk.launcher.decision import AttemptEnd, EndedBy
@@ -26,6 +27,7 @@ from resilience_sdk.launcher.peers import Peer
 from resilience_sdk.launcher.relay import NodeRelay
 from resilience_sdk.monitor.recovery import RecoveryWatch
 from resilience_sdk.monitor.straggler_response import SOURCE as STRAGGLER
+from resilience_sdk.preemption.account import Account, account
 from resilience_sdk.rank_page import snapshot_to_json
 from resilience_sdk.run_directory import RunDirectory
 
@@ -41,9 +43,9 @@ def _own_end(facts: Facts, first: FirstDeath, headline: str, incident: str | Non
     return NodeEnd(facts.node_number, culprits=died, headline=headline, incident=incident)
 
 
-def _began(facts: Facts) -> float:
-    """Return when the attempt began (Unix seconds): a requeued job has the numbers of the one before."""
-    return time.time() - (facts.lasted_s or float("inf"))
+def _told(name: Event, facts: Facts) -> list[Mapping[str, Any]]:
+    """Return what the attempt's processes have journalled by that name."""
+    return [event for event in facts.events() if event["event"] == name.value]
 
 
 def _read(told: Mapping[int, Mapping[str, Any]], own: NodeEnd) -> dict[int, NodeEnd]:
@@ -65,6 +67,7 @@ class Finding:
     end: AttemptEnd
     headline: str
     incident: str | None = None
+    traceback: str | None = None
 
 
 class Reporter:
@@ -74,7 +77,6 @@ class Reporter:
         """Write into `run_dir`; events go to `journal`, and what other nodes need to know through `relay`."""
         self._store = IncidentStore(run_dir.path, explain=meaning)
         self._journal = journal
-        self._journal_dir = run_dir.journal
         self._relay = relay
         self._term_grace_s = term_grace_s
 
@@ -94,8 +96,11 @@ class Reporter:
             slow = self._straggler(facts)
             if slow is not None:
                 end = attrs.evolve(end, straggler=slow.straggler, category="slow", cause="straggler_persistent")
-            told = _LEFT if slow is None else f"the job stopped itself: {slow.straggler}"
-            return Finding(end, told, self._after_stop(facts, end, slow))
+                told = f"the job stopped itself: {slow.straggler}"
+                return Finding(end, told, self._after_stop(facts, end, first, slow))
+            recorded = self._after_stop(facts, end, first)
+            story = self._story(facts, end, first)  # only now all nodes have told theirs
+            return Finding(attrs.evolve(end, leaving=story.reason()), story.reason(), recorded)
         if not any(end.exit_codes.values()):
             return Finding(end, "all ranks exited with 0")
         now = time.time()
@@ -117,10 +122,28 @@ class Reporter:
             self._await_record("crash", facts, facts.node_number * _TURN_S)
             if known := self._recorded("crash", facts):
                 return Finding(end, headline, known)
-        incident = evidence.crash_incident(facts, first, now, latency)
-        written = self._write("crash", incident, facts)
+        numbers = self._bad_numbers(facts, end)
+        if numbers is not None:
+            headline, written = numbers.evidence[0].text if numbers.evidence else headline, numbers.id
+            # Which rank raised first is chance; what the ranks agree on is the same in each attempt that ends alike.
+            raised = end.error and attrs.evolve(end.error, message=headline)
+            end = attrs.evolve(end, error=raised, category="numerics", cause=numbers.cause or end.cause)
+        else:
+            incident = evidence.crash_incident(facts, first, now, latency)
+            written = self._write("crash", incident, facts)
         self._relay.tell_end(_own_end(facts, first, headline, written).to_json())
-        return Finding(end, headline, written)
+        return Finding(end, headline, written, evidence.first_traceback(facts, first))
+
+    def _bad_numbers(self, facts: Facts, end: AttemptEnd) -> Incident | None:
+        """Return the incident that the ranks have written of the bad numbers that they left over."""
+        if end.error is None or not end.error.type.endswith("NumericsError"):
+            return None
+        with contextlib.suppress(OSError):
+            for known in reversed(self._store.all()):
+                is_ours = known.attempt == facts.attempt and (known.detected_at or 0.0) >= facts.began_at
+                if known.kind == "numerics" and known.action != "none" and is_ours:
+                    return known
+        return None
 
     def _told_by_other_nodes(
         self, facts: Facts, first: FirstDeath, headline: str
@@ -193,20 +216,35 @@ class Reporter:
         with contextlib.suppress(KeyError, OSError):
             found = self._store.get(incident_id)
         cause = found.cause if found is not None and found.cause else "unknown"
-        known = classification(cause, found.confidence or 0.0 if found is not None else 0.0)
+        seen = classification(cause, found.confidence or 0.0 if found is not None else 0.0)
+        known = weigh(seen, facts.node_told)  # a GPU that is gone makes its ranks wait for ever
         # What the culprits raised counts where the monitor found it: later it may be our signals' doing.
         raised = found is not None and any(item.source == "exception" for item in found.evidence)
         culprits = tuple(culprit.rank for culprit in found.culprits) if found is not None and raised else ()
         end = evidence.attempt_end(facts, FirstDeath(culprits, (), known))
-        if found is not None and found.action:
+        if known.cause != cause:
+            self._correct(incident_id, known)
+        elif found is not None and found.action:
             end = attrs.evolve(end, action=found.action, category=found.category or "hang")
         who = ", ".join(f"rank {culprit.rank}" for culprit in found.culprits[:4]) if found else ""
         told = f"the job hung ({who or 'no rank can be named'}: {known.cause})"
         return Finding(end, told, incident_id or None)
 
+    def _correct(self, incident_id: str, known: Classification) -> None:
+        """Put a cause that is surer than the monitor's into its incident; what it had found stays beside it."""
+        with contextlib.suppress(KeyError, OSError):
+            self._store.update(
+                incident_id,
+                category=known.category,
+                cause=known.cause,
+                action=known.action,
+                confidence=known.confidence,
+                evidence=(*known.evidence, *self._store.get(incident_id).evidence),
+            )
+
     def _straggler(self, facts: Facts) -> _Slow | None:
         """Return who was so slow that the job stopped itself; None where it was asked to leave by others, too."""
-        notices = self._told(Event.PREEMPT_NOTICE, facts)
+        notices = _told(Event.PREEMPT_NOTICE, facts)
         if facts.ended_by is EndedBy.PREEMPTION or not notices:
             return None
         if any(notice.get("source") != STRAGGLER for notice in notices):
@@ -215,7 +253,7 @@ class Reporter:
         where = f"node {node}; leave it out: " if isinstance(node, str) and node else ""
         return _Slow(f"{where}{notices[0].get('reason')}", incident if isinstance(incident, str) else None)
 
-    def _after_stop(self, facts: Facts, end: AttemptEnd, slow: _Slow | None = None) -> str | None:
+    def _after_stop(self, facts: Facts, end: AttemptEnd, first: FirstDeath, slow: _Slow | None = None) -> str | None:
         """Record that the job left, once for all nodes, when all of them have; `slow` has its incident already."""
         if self._relay.active:
             own = facts.node_number
@@ -226,7 +264,7 @@ class Reporter:
                 self._await_record("preemption", facts, min(wait_s, _RECORDED_S))
         if slow is not None and slow.incident is not None:
             return slow.incident
-        return self._recorded("preemption", facts) or self._preemption(facts, end)
+        return self._recorded("preemption", facts) or self._preemption(facts, end, self._story(facts, end, first))
 
     def _await_record(self, kind: str, facts: Facts, wait_s: float) -> None:
         self._relay.wait_for_ends(lambda *_: self._recorded(kind, facts) is not None, wait_s)
@@ -235,58 +273,26 @@ class Reporter:
         """Return the incident of that kind of this attempt, should the ranks or another node have recorded it."""
         with contextlib.suppress(OSError):
             for known in self._store.all():
-                is_ours = known.attempt == facts.attempt and (known.detected_at or 0.0) >= _began(facts)
+                is_ours = known.attempt == facts.attempt and (known.detected_at or 0.0) >= facts.began_at
                 if known.kind == kind and is_ours:
                     return known.id
         return None
 
-    def _preemption(self, facts: Facts, end: AttemptEnd) -> str | None:
-        """Record that the job left."""
-        told = "no checkpoint was completed in this attempt"
-        if end.made_checkpoint:
-            told = f"saved: the checkpoint after step {end.checkpoint_after}"
-        lost = None
-        stops = [event["step"] for event in self._told(Event.STOP_AGREED, facts) if isinstance(event.get("step"), int)]
-        if stops:
-            told += f"; all ranks stopped after step {max(stops)}"
-            if end.checkpoint_after is not None:  # else the script may have saved by itself
-                lost = max(0, max(stops) - end.checkpoint_after)
-                told += f", {lost} steps lost"
-        skipped = next((event for event in self._told(Event.CKPT_SKIP, facts) if "expected_s" in event), None)
-        if skipped is not None:
-            told += f"; the last save was skipped: it takes about {skipped['expected_s']:.1f} s"
-            told += f", {skipped.get('time_left_s') or 0.0:.1f} s were left"
-        asked = "; ".join(dict.fromkeys(map(evidence.asked, self._told(Event.PREEMPT_NOTICE, facts))))
-        exits = {
-            e["rank"]: e["exit_code"] for e in self._told(Event.RANK_EXIT, facts) if e.get("exit_code") is not None
-        }
-        codes = ", ".join(f"rank {rank}: {code}" for rank, code in sorted({**exits, **end.exit_codes}.items())[:16])
-        known_cause = classification("preemption_sigterm", 0.9)
-        incident = Incident(
-            kind="preemption",
-            attempt=facts.attempt,
-            detected_at=time.time(),
-            category=known_cause.category,
-            cause=known_cause.cause,
-            action=known_cause.action,
-            confidence=known_cause.confidence,
-            lost_steps=lost,
-            evidence=(
-                Evidence("notice", asked or "nobody is known to have asked"),
-                Evidence("checkpoint", told),
-                Evidence("exit", f"exit codes: {codes or 'none'}"),
-            ),
+    def _story(self, facts: Facts, end: AttemptEnd, first: FirstDeath) -> Account:
+        """Return who asked the job to leave, what came of it, and who hindered that."""
+        return account(
+            facts.events(),
+            {rank: trace.snapshot for rank, trace in facts.traces.items() if trace.snapshot is not None},
+            node=facts.node,
+            saved=end.checkpoint_after,
+            saved_here=end.made_checkpoint,
+            died={one.rank: describe_exit(one.exit_code) for one in facts.exits if one.rank in first.culprits},
         )
-        return self._write("preemption", incident, facts)
 
-    def _told(self, name: Event, facts: Facts) -> list[Mapping[str, Any]]:
-        """Return this attempt's events of that name."""
-        began = _began(facts)
-        return [
-            event
-            for event in read_journal(self._journal_dir).events
-            if event["event"] == name.value and event.get("attempt") == facts.attempt and event["t"] >= began
-        ]
+    def _preemption(self, facts: Facts, end: AttemptEnd, story: Account) -> str | None:
+        """Record that the job left."""
+        exits = {e["rank"]: e["exit_code"] for e in _told(Event.RANK_EXIT, facts) if e.get("exit_code") is not None}
+        return self._write("preemption", story.incident(facts.attempt, time.time(), {**exits, **end.exit_codes}), facts)
 
     def _write(self, kind: str, incident: Incident, facts: Facts) -> str | None:
         pages = {r: snapshot_to_json(t.snapshot) for r, t in facts.traces.items() if t.snapshot is not None}

@@ -18,13 +18,13 @@ from typing import Any
 import attrs
 
 from resilience_sdk import environ
+from resilience_sdk.checkpoint.newest import newest_checkpoint
 from resilience_sdk.console import say
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
 from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import boot_id, host_name, process_start_ticks
 from resilience_sdk.journal import Journal, read_journal, redact_argv
 from resilience_sdk.launcher.decision import Decision
-from resilience_sdk.launcher.newest import newest_checkpoint
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.launcher.supervise_command import SupervisedCommand
 from resilience_sdk.launcher.supervise_rules import EXIT_USAGE, IDLE_BELOW_S, RunEnd, decide_next

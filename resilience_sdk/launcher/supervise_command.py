@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,13 @@ from resilience_sdk.settings.parse import signal_name
 _LOOK_S = 0.05
 _TICK_S = 1.0
 _CTRL_C_NOW = 3  # the first asks, the second hurries, the third ends it
+
+
+def find_program(word: str) -> None:
+    """Look for the program of a command, before anything is made for it; raises ConfigError where there is none."""
+    if shutil.which(word) is None:
+        why = "cannot be executed: no permission" if os.path.exists(word) else "command not found"
+        raise ConfigError(f"{word}: {why}; check the words after --")
 
 
 class SupervisedCommand:

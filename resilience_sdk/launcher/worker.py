@@ -12,14 +12,11 @@ import builtins
 import importlib.machinery
 import importlib.util
 import io
-import json
 import os
 import random
 import runpy
 import sys
 import threading
-import time
-import traceback
 import types
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -29,7 +26,6 @@ from resilience_sdk.console import say_once
 from resilience_sdk.launcher.linux import show_command_line
 from resilience_sdk.launcher.script import Script
 
-_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 _RUNNER = __file__
 
 
@@ -165,7 +161,6 @@ def _hand_over(error: BaseException) -> None:
     """
     clean = _without_runner(error.__traceback__)
     error.__traceback__ = clean
-    _write_error_file(error)
     _record(error)
     hook = sys.excepthook
 
@@ -191,30 +186,15 @@ def _without_runner(trace: types.TracebackType | None) -> types.TracebackType | 
     return trace
 
 
-def _write_error_file(error: BaseException) -> None:
-    """Write what torch's `@record` writes, unless the script's own `@record` already did."""
-    path = environ.environment().get(_ERROR_FILE)
-    if not path or not isinstance(error, Exception):
-        return
-    try:
-        if os.path.exists(path) and os.path.getsize(path):
-            return
-        stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        extra = {"py_callstack": stack, "timestamp": str(int(time.time()))}
-        message = {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}
-        with open(path, "w") as file:
-            json.dump({"message": message}, file)
-    except Exception as failure:  # noqa: BLE001 - the script's own exception matters more
-        say_once("error-file", f"could not write {path} ({_describe(failure)})")
-
-
 def _record(error: BaseException) -> None:
-    if environ.is_disabled(environ.environment()):
-        return
     try:
-        from resilience_sdk.session import record_exception
+        from resilience_sdk.session.error_file import write_error_file
 
-        record_exception(error)
+        write_error_file(error)  # where the SDK is disabled, too: it is what torchrun's `@record` would leave
+        if not environ.is_disabled(environ.environment()):
+            from resilience_sdk.session import record_exception
+
+            record_exception(error)
     except Exception as failure:  # noqa: BLE001 - the script's own exception matters more
         say_once("record", f"the exception of this rank was not recorded ({_describe(failure)})")
 

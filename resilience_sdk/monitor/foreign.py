@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import math
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,17 @@ from resilience_sdk.events import Event
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore, event_fields
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.monitor.exits import exit_code, is_clean, signal_name
+from resilience_sdk.monitor.foreign_outcome import resume_command, saved_step, verdict_of
 from resilience_sdk.monitor.raised import read_exception
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.outcome import Outcome, Verdict, write_outcome
+from resilience_sdk.preemption.account import Account, account
 from resilience_sdk.rank_page import snapshot_to_json
 
 _WAIT_FOR_PEERS_S = 1.0  # deaths within this time belong together
 _TEARDOWN_SIGNALS = (-15, -2, -1)
+_KILLED_EARLY_S = 2.0  # the grace of who kills may have begun before ours
 
 
 class DeathWatch:
@@ -37,8 +41,10 @@ class DeathWatch:
         self._journal = journal
         self._node = node
         self._done: set[int] = set()
+        self._left: set[int] = set()  # attempts that ended because the job was asked to leave
         self._noted: set[Path] = set()
         self._started_at = time.time()
+        self._resume = resume_command(config)
 
     def note(self, died: Sequence[WatchedRank]) -> None:
         """Journal each death as it is seen."""
@@ -53,6 +59,7 @@ class DeathWatch:
                 signal=signal_name(-code) if code is not None and code < 0 else None,
                 exit_state=watched.snapshot.exit_state,
                 step=watched.snapshot.step,
+                step_is_global=watched.snapshot.step_is_global,
             )
 
     def explained(self, attempt: int | None) -> None:
@@ -81,42 +88,63 @@ class DeathWatch:
         # From the first of them on, the foreign launcher ends the others: their deaths by its signal say nothing.
         leaves = first.exit_code == EXIT_PREEMPTED
         verdict = find_first_death(deaths, ending_ns=first.t_ns if leaves else first.t_ns + 1)
-        if leaves and not verdict.culprits:
-            self._write_preemption(attempt, verdict, deaths, ranks)
+        if (leaves and not verdict.culprits) or self._was_asked_in_vain(attempt, first):
+            self._write_preemption(attempt, deaths, ranks)
         elif first.exit_code not in _TEARDOWN_SIGNALS:  # else the launcher, the scheduler or a person ended the job
             culprits = verdict.culprits or ((first.rank,) if first.exception is None else ())
             self._write_crash(attempt, verdict, culprits, ranks)
 
-    def _write_preemption(
-        self, attempt: int, verdict: FirstDeath, deaths: Sequence[Death], ranks: Sequence[WatchedRank]
-    ) -> None:
-        told = self._told(attempt)
-        notices = [event for event in told if event["event"] == Event.PREEMPT_NOTICE.value]
-        asked = dict.fromkeys(
-            f"{e.get('source')}: {e['reason']}" if e.get("reason") else str(e.get("source")) for e in notices
+    def _was_asked_in_vain(self, attempt: int, first: Death) -> bool:
+        """Tell whether the first rank to end was ended because the job was to leave, and no stop was agreed.
+
+        A rank without our handlers dies of the signal itself, before anybody has noticed it. torchrun sends SIGKILL
+        to who does not leave; before the time is over that may be anything, such as the kernel short of memory. And a
+        launcher also ends its ranks because another node's have failed, which the monitor there reports.
+        """
+        if first.exception is not None or first.exit_code not in (*_TEARDOWN_SIGNALS, -signal.SIGKILL, None):
+            return False
+        notices = [event for event in self._told(attempt) if event["event"] == Event.PREEMPT_NOTICE.value]
+        if first.exit_code not in _TEARDOWN_SIGNALS:
+            died_at = time.time() - (time.monotonic_ns() - first.t_ns) / 1e9
+            notices = [e for e in notices if e["t"] <= died_at and died_at > _end_of(e) - _KILLED_EARLY_S]
+        began = self._began_at()
+        return bool(notices) and not any(
+            known.kind in ("crash", "hang") and known.attempt == attempt and (known.detected_at or 0.0) >= began
+            for known in self._store.all()
         )
-        stop, saved = (_newest_step(told, name) for name in (Event.STOP_AGREED, Event.CKPT_COMMIT))
-        codes = ", ".join(f"rank {d.rank}: {d.exit_code}" for d in sorted(deaths, key=lambda d: d.rank)[:16])
-        incident = attrs.evolve(
-            self._incident(attempt, verdict, (), ranks),
-            victims=(),
-            lost_steps=None if stop is None or saved is None else max(0, stop - saved),
-            evidence=(
-                Evidence("notice", "; ".join(asked) or "nobody is known to have asked"),
-                Evidence(
-                    "checkpoint", "none in this attempt" if saved is None else f"the newest is after step {saved}"
-                ),
-                Evidence("exit", f"exit codes: {codes}"),
-            ),
+
+    def _story(self, attempt: int, ranks: Sequence[WatchedRank]) -> Account:
+        """Return what is known of a stop of this attempt: who asked, what came of it, who hindered it."""
+        told, saved = self._told(attempt), saved_step(self._config)
+        made = [e.get("step") for e in told if e["event"] == Event.CKPT_COMMIT.value]
+        return account(
+            told,
+            {watched.rank: watched.snapshot for watched in ranks},
+            node=self._node,
+            saved=saved,
+            saved_here=saved is not None and saved in made,
+            died={},
         )
-        incident = self._write("preemption", incident, ranks)
-        console.say(f"the ranks on {self._node} left as they were asked to (exit code {EXIT_PREEMPTED})")
+
+    def _write_preemption(self, attempt: int, deaths: Sequence[Death], ranks: Sequence[WatchedRank]) -> None:
+        self._left.add(attempt)
+        story = self._story(attempt, ranks)
+        codes = {death.rank: death.exit_code for death in deaths}
+        incident = self._write("preemption", story.incident(attempt, time.time(), codes), ranks)
+        console.say(f"on {self._node}: {story.reason()}")
         self._say_report(incident)
 
     def _write_crash(
         self, attempt: int, verdict: FirstDeath, culprits: tuple[int, ...], ranks: Sequence[WatchedRank]
     ) -> None:
-        incident = self._write("crash", self._incident(attempt, verdict, culprits, ranks), ranks)
+        incident = self._incident(attempt, verdict, culprits, ranks)
+        asked = self._story(attempt, ranks).asked
+        if asked and verdict.classification.cause == "unknown":
+            told = (
+                f"{asked[0]} at about that time: was the job asked to leave? A rank without check() ends by the signal"
+            )
+            incident = attrs.evolve(incident, evidence=(*incident.evidence, Evidence("notice", told)))
+        incident = self._write("crash", incident, ranks)
         who = ", ".join(f"rank {rank}" for rank in culprits) or "no rank of its own"
         why = incident.evidence[0].text if incident.evidence else incident.cause
         console.say(f"CRASH: {who} on {self._node} ended first ({incident.cause}): {why}")
@@ -160,18 +188,7 @@ class DeathWatch:
         began = self._began_at()
         attempt = max(watched.snapshot.attempt for watched in ranks)
         final = [watched for watched in ranks if watched.snapshot.attempt == attempt]
-        clean = all(is_clean(watched) for watched in final)
-        codes = [code for watched in final if (code := exit_code(watched)) is not None]
-        if clean and self._stop_agreed(attempt):
-            verdict, code, reason = Verdict.PREEMPTED, EXIT_PREEMPTED, "all ranks stopped at the agreed step"
-        elif clean:
-            verdict, code, reason = Verdict.FINISHED, 0, "all ranks ended well"
-        elif any(code == EXIT_PREEMPTED for code in codes):
-            verdict, code, reason = Verdict.PREEMPTED, EXIT_PREEMPTED, "the job was asked to leave"
-        elif any(code == -2 for code in codes):
-            verdict, code, reason = Verdict.INTERRUPTED, 130, "interrupted by the user"
-        else:
-            verdict, code, reason = Verdict.GIVE_UP, 1, "a rank did not end well"
+        verdict, code, reason = verdict_of(final, self._story(attempt, final), left=attempt in self._left)
         write_outcome(
             Path(self._config.run_dir) / "outcome.json",
             Outcome(
@@ -185,11 +202,10 @@ class DeathWatch:
                 ended_at=time.time(),
                 attempts=attempt + 1,
                 incidents=tuple(i.id for i in self._store.all() if i.id and (i.detected_at or 0.0) >= began),
+                checkpoint=saved_step(self._config),
+                resume=None if verdict is Verdict.FINISHED else self._resume,
             ),
         )
-
-    def _stop_agreed(self, attempt: int) -> bool:
-        return any(event["event"] == Event.STOP_AGREED.value for event in self._told(attempt))
 
     def _told(self, attempt: int) -> list[Mapping[str, Any]]:
         """Return what this job has journalled of an attempt; one before it has numbered its own alike."""
@@ -207,36 +223,18 @@ class DeathWatch:
         return min(starts.values(), default=self._started_at)
 
 
-def _newest_step(events: Sequence[Mapping[str, Any]], name: Event) -> int | None:
-    steps = [e["step"] for e in events if e["event"] == name.value and isinstance(e.get("step"), int)]
-    return max(steps, default=None)
-
-
-def is_clean(watched: WatchedRank) -> bool:
-    """Tell whether a dead rank ended well, by its own word and its exit status where that is known."""
-    if watched.wait_status is not None:
-        return watched.wait_status == 0
-    return watched.snapshot.exit_state == "clean"
-
-
-def exit_code(watched: WatchedRank) -> int | None:
-    """Return the exit code of a dead rank, negative for a signal; None where nobody could tell."""
-    return None if watched.wait_status is None else os.waitstatus_to_exitcode(watched.wait_status)
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal, or its number where it has none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
+def _end_of(notice: Mapping[str, Any]) -> float:
+    """Return when the time is over that a notice has left (Unix seconds); never, where it does not say."""
+    left_s = notice.get("time_left_s")
+    return notice["t"] + left_s if isinstance(left_s, (int, float)) else math.inf
 
 
 def _death(watched: WatchedRank) -> Death:
     code = exit_code(watched)
     if code is None and watched.snapshot.exit_state == "clean":
         code = 0
-    return Death(rank=watched.rank, exit_code=code, exception=read_exception(watched.stem), t_ns=watched.died_ns or 0)
+    exception = read_exception(watched.stem, code)
+    return Death(rank=watched.rank, exit_code=code, exception=exception, t_ns=watched.died_ns or 0)
 
 
 def _stacks(watched: WatchedRank) -> str:
@@ -248,11 +246,12 @@ def _stacks(watched: WatchedRank) -> str:
 
 def _culprit(watched: WatchedRank, node: str) -> Culprit:
     stack = watched.snapshot.main_lane.stack
-    frames = (read_exception(watched.stem) or {}).get("frames") or ()
+    frames = (read_exception(watched.stem, exit_code(watched)) or {}).get("frames") or ()
     return Culprit(
         rank=watched.rank,
         node=node,
         step=watched.snapshot.step,
         section=stack[-1].name if stack else None,
         stack=tuple(str(frame) for frame in frames),
+        step_is_global=watched.snapshot.step_is_global,
     )

@@ -92,16 +92,17 @@ def shown_frames(stack: Sequence[str]) -> list[str]:
 def who(culprit: Culprit) -> str:
     """Say which rank stands still, and where."""
     where = f" in section '{culprit.section}'" if culprit.section else " outside of any section"
-    step = f" at step {culprit.step}" if culprit.step is not None else ""
+    step = f" at {culprit.told_step}" if culprit.told_step else ""
     return f"rank {culprit.rank} on {culprit.node} stands still{step}{where}"
 
 
 def _culprit(state: RankState | None, rank: int, frames: Mapping[int, Sequence[str]]) -> Culprit:
     if state is None:
         return Culprit(rank=rank, node=None, step=None, section=None, stack=())
-    step = state.snapshot.step if state.snapshot is not None else None
+    page = state.snapshot
+    step, is_global = (None, None) if page is None else (page.step, page.step_is_global)
     stack = tuple(frames.get(rank, ()))
-    return Culprit(rank=rank, node=state.node, step=step, section=state.section, stack=stack)
+    return Culprit(rank=rank, node=state.node, step=step, section=state.section, stack=stack, step_is_global=is_global)
 
 
 def _stuck_s(state: RankState, suspect: Suspect | None, now_ns: int) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from resilience_sdk import console
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.hostinfo import boot_id
 from resilience_sdk.journal import read_journal
+from resilience_sdk.preemption.asking import Asker, asker, notice_name
 from resilience_sdk.preemption.side import counts, is_request
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.settings import Settings
@@ -33,6 +33,9 @@ class Asked:
 
     source: str
     """What told: a signal to a rank, the file, or a service of a cloud."""
+    kind: Asker
+    rank: int | None = None
+    """Which rank was told."""
     reason: str | None = None
     by: str | None = None
     """Who asked, as the file says it."""
@@ -47,6 +50,8 @@ class Asked:
         """Return what is known, for the journal."""
         facts = {
             "source": self.source,
+            "kind": self.kind.value,
+            "rank": self.rank,
             "reason": self.reason,
             "by": self.by,
             "incident": self.incident,
@@ -74,11 +79,14 @@ class Notices:
         for rank, number in noticed:
             if number:
                 # The scheduler's end is told in time for a save, however long that takes: a grace would cut it short.
-                return Asked(f"rank {rank}: {_name(number)}", end_unix=math.inf if number == at.NOTICE_END else None)
+                end_unix = math.inf if number == at.NOTICE_END else None
+                return Asked(f"rank {rank}: {notice_name(number)}", asker(number), rank, end_unix=end_unix)
         if (asked := self._in_file()) is not None:
             return asked
         notice = self._cloud()
-        return self._own if notice is None else Asked(notice.source, notice.reason, end_unix=notice.deadline_unix)
+        if notice is None:
+            return self._own
+        return Asked(notice.source, Asker.CLOUD, reason=notice.reason, end_unix=notice.deadline_unix)
 
     def _in_file(self) -> Asked | None:
         """Return what the file says, be it empty: one that belongs to somebody else, or is no file, says nothing."""
@@ -87,12 +95,14 @@ class Notices:
         try:
             fd = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except PermissionError:
-            return Asked(self._file.name)  # root's, who says no more
+            return Asked(self._file.name, Asker.FILE)  # root's, who says no more
         except OSError:
             return None
         with open(fd, "rb") as file:
             told = _object(file.read(_MOST_BYTES)) if counts(os.fstat(fd), self._began) else None
-        return None if told is None else Asked(self._file.name, _short(told.get("reason")), _short(told.get("by")))
+        if told is None:
+            return None
+        return Asked(self._file.name, Asker.FILE, reason=_short(told.get("reason")), by=_short(told.get("by")))
 
 
 def watch_cloud(settings: Settings, journal: Path) -> Callable[[], Notice | None]:
@@ -130,12 +140,3 @@ def _object(text: bytes) -> dict[str, Any]:
 def _short(text: object) -> str | None:
     flat = " ".join(console.printable(text).split()) if isinstance(text, str) else ""
     return flat[:_MOST_CHARACTERS] or None
-
-
-def _name(number: int) -> str:
-    if number in at.NOTICE_NAMES:
-        return at.NOTICE_NAMES[number]
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

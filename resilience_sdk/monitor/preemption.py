@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from resilience_sdk import console
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
+from resilience_sdk.monitor.hindrances import Hindrances
 from resilience_sdk.monitor.notices import Notices
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.monitor.stop_nodes import StopNodes
@@ -28,7 +29,6 @@ from resilience_sdk.rank_page import ControlWords
 _POLL_S = 0.005  # while a stop is being agreed
 _POLL_BETWEEN_NODES_S = 0.02
 _SLOW_POLL_S = 0.1  # when that takes long: a rank may evaluate for minutes
-_SILENT_S = 5.0  # after which a rank without a check is named
 _IN_VAIN_S = 2.0  # after the time to leave was over, and nobody has left
 _RATE_S = 1.0  # over which the rate of checks is measured
 _LEAST_RATE_S = 0.4  # the same, when a stop is asked for before that
@@ -56,6 +56,7 @@ class StopCoordinator:
         self._attempt = attempt
         self._cell = cell.Words(self._pages, attempt)
         self._nodes = StopNodes(self._pages, attempt, announcement, self._host)
+        self._hindrances = Hindrances(self._journal, self._nodes)
         self._rate = _CheckRate()
         self._asked: str | None = None  # by whom, in words
         self._asked_s = 0.0
@@ -76,6 +77,7 @@ class StopCoordinator:
         own = {rank: RankView(words.checks, words.acknowledged) for rank, words in pages.items()}
         is_whole = len(pages) == len(ranks) and all(watched.alive for watched in ranks)
         self._nodes.tell(self._asked, self._left_s, own, is_whole=is_whole, failed=failed)
+        self._hindrances.begin(self._left_s, own)
         self._read_proposals()
         if failed or any(node.failed for node in self._nodes.others):
             self._tear_down(pages)
@@ -84,9 +86,12 @@ class StopCoordinator:
         self._say_if_in_vain()
         views = self._views(own)
         is_whole = is_whole and len(views) == world_size and all(node.is_whole for node in self._nodes.others)
-        if not is_whole:
-            self._say_who_is_missing(ranks, set(range(world_size)) - views.keys())
-        if not (is_whole and self._all_check(own)):
+        if not is_whole and self._is_for_monitors():
+            if self._proposal is not None and self._cell.decision(self._round) is Decision.COMMIT:
+                self._over = True  # they have stopped, and leave one after the other
+                return None
+            self._hindrances.missing(ranks, set(range(world_size)) - views.keys())
+        if not (is_whole and self._hindrances.look(ranks, own)):
             return None if self._nodes.count == 1 else _SLOW_POLL_S
         self._negotiate(views)
         return None if self._over else self._wait_s()
@@ -159,42 +164,6 @@ class StopCoordinator:
         for node in self._nodes.others:
             views.update(node.ranks)
         return {**views, **own}
-
-    def _all_check(self, own: Mapping[int, RankView]) -> bool:
-        """Tell whether every rank calls `check()`; name those that do not, once."""
-        nodes = {self._nodes.name: own, **{node.name: node.ranks for node in self._nodes.others}}
-        silent = [
-            (name, rank) for name, ranks in nodes.items() for rank, view in sorted(ranks.items()) if not view.count
-        ]
-        everybody = sum(map(len, nodes.values()))
-        if silent and len(silent) < everybody and time.monotonic() - self._asked_s > _SILENT_S:
-            shown = ", ".join(f"{n} on {name}" if self._nodes.count > 1 else str(n) for name, n in silent[:8])
-            told = f"rank {shown} never calls preemption.check(), so no stop can be agreed"
-            if console.say_once("check", f"{told}; call it on every rank, once per step"):
-                ours = [rank for name, rank in silent if name == self._nodes.name]
-                if ours:
-                    self._journal.emit(Event.DEGRADED, what="preemption", why="ranks without check()", ranks=ours)
-        return not silent
-
-    def _say_who_is_missing(self, ranks: Sequence[WatchedRank], unseen: Collection[int]) -> None:
-        """Name ranks that have left early or that no monitor sees, once: without them nothing can be agreed."""
-        if time.monotonic() - self._asked_s <= _SILENT_S or not self._is_for_monitors():
-            return
-        if self._proposal is not None and self._cell.decision(self._round) is Decision.COMMIT:
-            self._over = True  # they have stopped, and leave one after the other
-            return
-        ended = sorted(watched.rank for watched in ranks if not watched.alive)
-        if ended:
-            missing, told = ended, "has ended"
-            cure = "end all ranks after equally many steps"
-        elif unseen:
-            missing, told = sorted(unseen), "is seen by no monitor"
-            cure = "wait until it has started, or start the job by `resilience run`"
-        else:
-            return  # on another node, which says it
-        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        if console.say_once("whole", f"rank {shown} {told}, so no stop can be agreed; {cure}"):
-            self._journal.emit(Event.DEGRADED, what="preemption", why=f"a rank {told}", ranks=missing)
 
     def _say_if_in_vain(self) -> None:
         """Say, once, that the time to leave is over and nobody has left; a stop may still be agreed."""

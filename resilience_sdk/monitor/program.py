@@ -23,7 +23,7 @@ from resilience_sdk.journal import Journal
 from resilience_sdk.lease import RENEW_INTERVAL_S, Lease
 from resilience_sdk.monitor import spawn
 from resilience_sdk.monitor.ranks import remove_files
-from resilience_sdk.monitor.stale import remove_stale
+from resilience_sdk.monitor.stale import remove_ended, remove_stale
 from resilience_sdk.monitor.watch import Watcher
 from resilience_sdk.run_directory import RunDirectory
 
@@ -110,6 +110,7 @@ def _serve(pages: Path, generation: int) -> int:
         generation=generation,
     )
     with contextlib.suppress(OSError):
+        remove_ended(pages, config.began_ns)
         remove_stale(pages)
     watcher = Watcher(pages, config, journal, in_charge)
     hold = _Hold(config)

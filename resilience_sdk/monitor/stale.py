@@ -1,4 +1,4 @@
-"""Page directories that nobody removes: those of jobs that were killed together with their monitor."""
+"""What nobody removes: directories of jobs that were killed with their monitor, pages of earlier starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 from resilience_sdk import hostinfo, job_config
 from resilience_sdk.monitor import spawn
-from resilience_sdk.rank_page import parse_stem
+from resilience_sdk.monitor.ranks import remove_files
+from resilience_sdk.rank_page import PageReader, parse_stem
 from resilience_sdk.rank_page.directory import check_private
 
 _MOST_DIRECTORIES = 100  # looked at by one monitor; the next one goes on
@@ -39,6 +40,18 @@ def remove_stale(pages: Path) -> list[Path]:
                     _remove(directory)
                     removed.append(directory)
     return removed
+
+
+def remove_ended(pages: Path, began_ns: int) -> None:
+    """Remove the files of ranks that had their page before a start began (monotonic), and are gone; never raises.
+
+    The monitor that watched them has left, as its job has; they would pass for dead ranks of this one.
+    """
+    for path in pages.glob("*.page"):
+        with contextlib.suppress(OSError), contextlib.closing(PageReader(path)) as reader:
+            page = reader.snapshot()
+            if page is not None and page.created_ns < began_ns and hostinfo.process_is_gone(page.pid, page.start_ticks):
+                remove_files(path.with_suffix(""))
 
 
 def _is_young(directory: Path) -> bool:

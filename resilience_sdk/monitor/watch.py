@@ -26,7 +26,8 @@ from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.evidence import collect_evidence
-from resilience_sdk.monitor.foreign import DeathWatch, exit_code, is_clean
+from resilience_sdk.monitor.exits import exit_code, is_clean
+from resilience_sdk.monitor.foreign import DeathWatch
 from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.nodes import Nodes
 from resilience_sdk.monitor.notices import Notices, watch_cloud
@@ -62,7 +63,15 @@ class Watcher:
         host = hostinfo.host_name()
         notices = Notices(Path(config.run_dir), time.time() if began is None else began, cloud)
         self._stragglers = StragglerWatch(
-            pages, Path(config.run_dir), self._settings, journal, self._store, notices.ask, host, began=began
+            pages,
+            Path(config.run_dir),
+            self._settings,
+            journal,
+            self._store,
+            notices.ask,
+            host,
+            job=config.job,
+            began=began,
         )
         self._stop = StopCoordinator(pages, journal, notices, grace_s=self._settings.preempt_time, host=host)
         self._recovery = RecoveryWatch(self._store, journal, began=began)
@@ -79,6 +88,7 @@ class Watcher:
             deaths=self._deaths,
         )
         self._attempt: int | None = None
+        self._unseen_attempt = 0
         self._confirmation = Confirmation()
         self._look: CloseLook | None = None
         self._looked_at = float("-inf")
@@ -88,7 +98,7 @@ class Watcher:
     def round(self, timeout_s: float) -> float:
         """Wait for deaths up to `timeout_s`, look once, and return how long to wait before the next look."""
         died = self.table.wait(timeout_s)
-        self.table.scan()
+        died += self._unseen_deaths(self.table.scan())
         for why in self.table.take_refused():
             self._journal.emit(Event.DEGRADED, what="page refused", why=why)
             console.say_once("page refused", f"a rank is not watched, its page is refused: {why}")
@@ -160,11 +170,19 @@ class Watcher:
         return current
 
     def _newest_attempt(self, ranks: list[WatchedRank]) -> int:
-        """Return the newest attempt that has living ranks: pages of the dead prove nothing."""
+        """Return the newest attempt that has living ranks: pages of the dead prove nothing, unless they are new."""
         living = [watched.snapshot.attempt for watched in ranks if watched.alive]
         if not living and self._attempt is not None:
-            return self._attempt
+            return max(self._attempt, self._unseen_attempt)
         return max(living or [watched.snapshot.attempt for watched in ranks])
+
+    def _unseen_deaths(self, new: list[WatchedRank]) -> list[WatchedRank]:
+        """Return the ranks that a foreign launcher has restarted and that came and went between two looks."""
+        if self._deaths is None or self._attempt is None:
+            return []  # our launcher tells them itself; and what lies there at the beginning may be another job's
+        dead = [watched for watched in new if not watched.alive]
+        self._unseen_attempt = max([self._unseen_attempt, *(watched.snapshot.attempt for watched in dead)])
+        return dead
 
     def _expected_ranks(self) -> list[int] | None:
         """Return the ranks of this attempt on this node, where our launcher announced them."""

@@ -31,6 +31,7 @@ _LEAD_BETWEEN_NODES_S = 1.2  # counts, proposal, acknowledgements and decision t
 _NODES_AT_FULL_PACE = 16  # more of them exchange words less often, see `pace`
 _LEAST_LEAD = 2
 _MOST_LEAD = 1 << 24
+_MOST_DOUBLINGS = 4  # of a lead that goes by a measured rate: 3 s of checks, 19 s between nodes
 
 # How long a rank waits at the proposed check.
 PATIENCE_S = 0.5  # for a coordinator that is busy, before it asks for VOID
@@ -128,10 +129,14 @@ def next_proposal(last_round: int, counts: Sequence[int], lead: int) -> Proposal
 
 
 def lead_of(round_: int, checks_per_s: float, nodes: int = 1) -> int:
-    """Return the lead of a round from the measured rate of checks; each void round doubles it."""
+    """Return the lead of a round from the measured rate of checks; each void round doubles it.
+
+    Not without end where the rate is known (not 0): rounds that were void before that say nothing about it. In a loop
+    of microseconds a dozen of them go by in the first moment, and so often doubled, its lead was a minute.
+    """
     latency_s = _LEAD_S if nodes == 1 else _LEAD_BETWEEN_NODES_S * pace(nodes)
     first = max(_LEAST_LEAD, 1 + math.ceil(latency_s * max(0.0, checks_per_s)))
-    return min(_MOST_LEAD, first << min(round_ - 1, 24))
+    return min(_MOST_LEAD, first << min(round_ - 1, _MOST_DOUBLINGS if checks_per_s > 0.0 else 24))
 
 
 def pace(nodes: int) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
@@ -16,27 +15,13 @@ from resilience_sdk import lanes
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import Preempted
 from resilience_sdk.events import Event
-from resilience_sdk.preemption import cell
-from resilience_sdk.preemption.checks import Checks, control_flag
-from resilience_sdk.preemption.protocol import (
-    ALONE_S,
-    PATIENCE_BETWEEN_NODES_S,
-    PATIENCE_S,
-    TEARDOWN,
-    Decision,
-    Proposal,
-    RankMove,
-    rank_move,
-    unpack,
-)
-from resilience_sdk.preemption.scheduler import end_time, is_time
+from resilience_sdk.preemption.asking import Asker
+from resilience_sdk.preemption.checks import Checks
+from resilience_sdk.preemption.listener import Listener
+from resilience_sdk.preemption.scheduler import is_time
 from resilience_sdk.preemption.side import Side
 from resilience_sdk.preemption.signals import Handlers, end_by
-from resilience_sdk.preemption.unmonitored import Unmonitored
 from resilience_sdk.rank_page import layout as at
-
-_POLL_S = 0.001
-_IN_VAIN_S = 2.0  # after the time to leave was over, and nobody has left
 
 
 class _Unstarted(Checks):
@@ -55,126 +40,6 @@ class _Unstarted(Checks):
             return False  # in a handler of a signal that came while this thread was starting
         me.words[at.W_CHECKS] = count
         return me.answer(count, step) if me.flag else False
-
-
-class Listener(Checks):
-    """A rank that listens: its handlers are installed, its page takes part in the agreement."""
-
-    __slots__ = (
-        "attempt",
-        "grace_s",
-        "handlers",
-        "is_settled",
-        "journal",
-        "pages",
-        "save_s",
-        "side",
-        "stopped_at",
-        "unmonitored",
-    )
-
-    def __init__(self, side: Side, handlers: Handlers) -> None:
-        super().__init__(side.words, flag=True)
-        self.side = side
-        self.save_s: Callable[[], float] = float
-        self.unmonitored: Unmonitored | None = None
-        self.is_settled = False
-        self.pages = side.pages
-        self.journal = side.journal
-        self.attempt = side.attempt
-        self.grace_s = side.grace_s
-        self.handlers = handlers
-        self.stopped_at: int | None = None
-        self.settle()
-
-    def settle(self) -> bool:
-        """Tell whether it is known who coordinates the stop, and do as that one needs. Waits for nobody."""
-        if not self.is_settled and (found := self.side.has_coordinator()) is not None:
-            if found:
-                self.flag = control_flag(self.words)
-            else:
-                self.unmonitored = Unmonitored(self.side, self.handlers)  # is asked at each check
-            self.is_settled = True
-        return self.is_settled
-
-    def answer(self, count: int, step: int | None) -> bool:
-        """Take part in the agreement at check `count`. Waits only at the very check that is proposed."""
-        if self.stopped_at is not None:
-            return True
-        control = self.words[at.W_CONTROL]
-        if control == TEARDOWN:
-            self.handlers.act_by_default()
-            return False
-        if not self.is_settled:
-            if not self.settle():
-                return False
-            if _asked is self:
-                _ask(self)  # its flag is another one now
-        if self.unmonitored is not None:
-            if self.unmonitored.stops(count, self.time_left):
-                self.stopped_at = count
-                self.journal.emit(Event.STOP_AGREED, check=count, step=step)
-            return self.stopped_at is not None
-        proposal = unpack(control)
-        if proposal is None:
-            return False
-        move = rank_move(count, proposal, self.words[at.W_ACKNOWLEDGED])
-        if move is RankMove.GO_ON:
-            return False
-        self.words[at.W_ACKNOWLEDGED] = proposal.round
-        if move is RankMove.ACKNOWLEDGE:
-            return False
-        if self._decided(proposal) is not Decision.COMMIT:
-            return False
-        self.stopped_at = count
-        self.journal.emit(Event.STOP_AGREED, check=count, step=step, round=proposal.round)
-        return True
-
-    def _decided(self, proposal: Proposal) -> Decision:
-        began, round_ = time.monotonic(), proposal.round
-        try:
-            words = cell.Words(self.pages, self.attempt)
-            patience_s = PATIENCE_BETWEEN_NODES_S if words.shared else PATIENCE_S
-            while (decision := words.decision(round_)) is None:
-                waited_s = time.monotonic() - began
-                if waited_s > ALONE_S:
-                    if words.decide_alone(round_):
-                        self._say_alone(waited_s)
-                elif waited_s <= patience_s or words.decide(round_, Decision.VOID) is None:
-                    time.sleep(_POLL_S)
-        except (OSError, ValueError) as error:
-            say_once("stop", f"the decision to stop cannot be read, this rank goes on: {error}")
-            return Decision.VOID
-        return decision
-
-    def _say_alone(self, waited_s: float) -> None:
-        why = f"nothing was heard from the other nodes for {waited_s:.0f} s"
-        if say_once("alone", f"whether all nodes stop is not known, this one goes on: {why}"):
-            self.journal.emit(Event.DEGRADED, what="preemption", why=why)
-
-    def time_left(self) -> float | None:
-        """See `time_left`."""
-        now, ends = time.monotonic(), []
-        asked_end = self._asked_end()
-        # A request that no stop was agreed about ends nobody; what it kept for the last save is free again.
-        if asked_end is not None and (self.stopped_at is not None or now < asked_end + _IN_VAIN_S):
-            ends.append(asked_end - now)
-        if (heard := self.handlers.heard_at) is not None:
-            ends.append(heard + min(self.grace_s, self.side.signal_grace_s) - now)
-        if self.unmonitored is not None and (end_s := self.unmonitored.ends_at) is not None:
-            ends.append(end_s - now)
-        if (end := end_time()) is not None:
-            ends.append(end - time.time())
-        return max(0.0, min(ends)) if ends else None
-
-    def _asked_end(self) -> float | None:
-        """Return when the time is over (monotonic seconds) by what was asked, None when nobody has."""
-        if until_ns := self.words[at.W_DEADLINE_NS]:
-            return float(until_ns / 1e9)
-        noted_at = self.handlers.noted_at
-        if noted_at is None or self.words[at.W_NOTICE] == at.NOTICE_END:
-            return None  # the scheduler's end counts as what it is
-        return noted_at + self.grace_s
 
 
 class Check(Protocol):
@@ -228,6 +93,11 @@ def _ask(new: Checks) -> None:
     _tell_check(new)
 
 
+def _flag_changed(listener: Checks) -> None:
+    if _asked is listener:
+        _ask(listener)
+
+
 def time_left() -> float | None:
     """Return the seconds until this job is ended, 0 or more; None when nobody has asked and no end is known."""
     me = _started()
@@ -237,9 +107,12 @@ def time_left() -> float | None:
 def request(reason: str) -> None:
     """Ask the job to leave, from any rank and thread: all ranks stop at one of their next checks."""
     me = _started()
-    if me is not None:
+    if me is None:
+        why = "nothing is watched or recorded in this process; call it in a rank of the job"
+        say_once("request", f"preemption.request({str(reason)!r}) asks nobody: {why}")
+    else:
         me.handlers.note(at.NOTICE_REQUEST)
-        me.journal.emit(Event.PREEMPT_NOTICE, source="request", reason=str(reason))
+        me.journal.emit(Event.PREEMPT_NOTICE, source="request", kind=Asker.REQUEST.value, reason=str(reason))
 
 
 def exit() -> NoReturn:
@@ -340,7 +213,7 @@ def _start() -> None:
                 _me = Checks()
                 _ask(_me)
                 return
-            _me = Listener(side, Handlers(side.words, side.pages, side.attempt, side.signals))
+            _me = Listener(side, Handlers(side.words, side.pages, side.attempt, side.signals), _flag_changed)
             _ask(_Uninstalled(_me))
         finally:
             _is_starting = False

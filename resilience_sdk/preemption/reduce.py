@@ -16,6 +16,7 @@ from typing import Protocol
 
 import attrs
 
+from resilience_sdk.preemption.asking import Hindrance
 from resilience_sdk.preemption.protocol import Decision
 
 EVERY_S = 1.0  # one all_reduce of about 0.1 ms in this time
@@ -87,12 +88,13 @@ class Reduction:
         is_alone: bool,
         patience_s: float,
         clock: Callable[[], float],
-        give_up: Callable[[str], None],
+        give_up: Callable[[str, Hindrance, Sequence[int]], None],
         first: Callable[[int], int] = int,
     ) -> None:
         """Prepare; `connect` returns None as long as there is no process group.
 
-        `patience_s` bounds the wait for a late rank; `give_up` is told, once, why no stop can be agreed any more.
+        `patience_s` bounds the wait for a late rank; `give_up` is told, once, why no stop can be agreed any more, and
+        because of which ranks, where that is known.
         `first` is asked at the first check, with its number, from which one on all ranks take part.
         """
         self._connect = connect
@@ -124,7 +126,7 @@ class Reduction:
                 return asked and self._is_alone
             self._begin(count, asked, left_s)
         except Exception as error:  # noqa: BLE001 - torch without gloo, a strange word in the store: never the user's
-            self._end(f"the ranks cannot talk to one another: {_first_line(error)}")
+            self._end(f"the ranks cannot talk to one another: {_first_line(error)}", Hindrance.CUT_OFF)
         return False
 
     def _begin(self, count: int, asked: bool, left_s: Callable[[], float | None]) -> None:
@@ -147,17 +149,21 @@ class Reduction:
         if maxima is None:
             if self._group.decide(self._number, Decision.VOID) is Decision.COMMIT:
                 return True
-            self._end(why or _who_is_missing(self._group, self._patience_s))
+            if why:
+                self._end(why, Hindrance.CUT_OFF)
+            else:
+                self._end_for_the_missing(self._group)
             return False
         told = agreed(maxima)
         if not told.is_even:
-            self._end("the ranks do not call preemption.check() equally often; call it on every rank, once per step")
+            uneven = "the ranks do not call preemption.check() equally often; call it on every rank, once per step"
+            self._end(uneven, Hindrance.UNEVEN)
             return False
         if told.asked:
             self.ends_at = None if told.left_s is None else told.left_s + self._begun_at[1]
             if self._may_stop():
                 return True
-            self._end("another rank has waited for this one in vain")
+            self._end("another rank has waited for this one in vain", Hindrance.LATE)
             return False
         self._every = told.every
         self._begin(count, asked, left_s)
@@ -170,18 +176,19 @@ class Reduction:
         except Exception:  # noqa: BLE001 - see above
             return True  # the store is gone; all ranks have read the same, unless one has waited in vain
 
-    def _end(self, why: str) -> None:
+    def _end_for_the_missing(self, group: Group) -> None:
+        cure = "call it on every rank, once per step"
+        silent = group.silent_ranks()
+        if silent:
+            ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent[:8]))}"
+            self._end(f"{ranks} never called preemption.check(); {cure}", Hindrance.NO_CHECK, silent)
+        else:
+            behind = f"a rank was more than {self._patience_s:g} s behind with its call of preemption.check()"
+            self._end(f"{behind}; {cure}", Hindrance.LATE)
+
+    def _end(self, why: str, hindrance: Hindrance, ranks: Sequence[int] = ()) -> None:
         self._is_over = True
-        self._give_up(why)
-
-
-def _who_is_missing(group: Group, patience_s: float) -> str:
-    cure = "call it on every rank, once per step"
-    silent = group.silent_ranks()
-    if silent:
-        ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent[:8]))}"
-        return f"{ranks} never called preemption.check(); {cure}"
-    return f"a rank was more than {patience_s:g} s behind with its call of preemption.check(); {cure}"
+        self._give_up(why, hindrance, ranks)
 
 
 def _first_line(error: Exception) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from resilience_sdk.console import say_once
 from resilience_sdk.events import Event
 from resilience_sdk.preemption import reduce_group
+from resilience_sdk.preemption.asking import Hindrance, asker, notice_name
 from resilience_sdk.preemption.reduce import Reduction
 from resilience_sdk.preemption.side import Side, is_request
 from resilience_sdk.preemption.signals import Handlers
 from resilience_sdk.rank_page import layout as at
-from resilience_sdk.settings.parse import signal_name
 
 _MOST_PATIENCE_S = 30.0  # for a rank that is late
 
@@ -58,10 +58,13 @@ class Unmonitored:
             self._is_told = True
             number = self._side.words[at.W_NOTICE]
             if number != at.NOTICE_REQUEST:  # which is in the journal with its reason
-                name = at.NOTICE_NAMES.get(number) or signal_name(number)
-                self._side.journal.emit(Event.PREEMPT_NOTICE, source=name)
+                kind = asker(number).value
+                self._side.journal.emit(Event.PREEMPT_NOTICE, source=notice_name(number), kind=kind)
         return self._reduction.stops(count, is_asked, time_left)
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, hindrance: Hindrance, ranks: Sequence[int]) -> None:
         if say_once("reduce", f"no stop can be agreed from here on: {why}"):
-            self._side.journal.emit(Event.DEGRADED, what="preemption", why=why)
+            whom = [{"rank": rank} for rank in ranks]
+            self._side.journal.emit(
+                Event.DEGRADED, what="preemption", why=why, hindrance=hindrance.value, culprits=whom
+            )

@@ -83,8 +83,10 @@ N_KIND = 0
 N_TIMEOUT_NS = 1  # 0: no timeout by argument, else the timeout
 N_TEXT = 2
 NAME_BYTES = (NAME_WORDS - N_TEXT) * 8
-KINDS = ("heartbeat", "compute", "comm", "io", "idle", "pulse", "gpu")
-GPU_KIND = "gpu"  # time on the device of a section of the same name: never open, has no deadline
+KINDS = ("heartbeat", "compute", "comm", "io", "idle", "pulse", "gpu", "gpu_comm")
+# Kind of a section -> that of its time on the device, a row of the same name: never open, has no deadline. Waiting is
+# waiting there too: the fastest rank does it longest.
+DEVICE_KINDS = {"compute": "gpu", "io": "gpu", "comm": "gpu_comm"}
 BEAT_KINDS = ("heartbeat", "pulse")
 
 # lanes

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resilience_sdk.rank_page import layout as at
+from resilience_sdk.short_names import shortened
 
 _LONGEST_S = 1e9  # 30 years stand for an endless timeout, which fits into no word
 
@@ -102,7 +103,8 @@ class RankPage:
             return None
         with self._changing():
             self.words[at.name_at(index) + at.N_KIND] = at.KINDS.index(kind)
-            self._write_text((at.name_at(index) + at.N_TEXT) * 8, at.NAME_BYTES, name)
+            text = shortened(name, at.NAME_BYTES)
+            self._write_text((at.name_at(index) + at.N_TEXT) * 8, at.NAME_BYTES, text)
             self.words[at.W_NAMES] = index + 1
         self.set_timeout(index, timeout_s)
         return index

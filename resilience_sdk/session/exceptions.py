@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import sysconfig
+import threading
 import traceback
+import types
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +18,46 @@ from resilience_sdk.whole_file import write_whole
 
 _MAX_FRAMES = 100
 _MAX_MESSAGE = 4000
+_MAX_TRACEBACK = 16_000
 _OWN = f"{Path(__file__).resolve().parent.parent}{os.sep}"  # not the user's resilience_sdk_example beside it
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+# How torch's DataLoader and multiprocessing's pools bring the traceback of another process along, as text.
+_CAUGHT = re.compile(r"^Caught (?P<type>\w+) in (?P<where>DataLoader worker process \d+|pin memory thread.*?)\.$", re.M)
+_ELSEWHERE = "Original Traceback (most recent call last):"
 
 
 def describe(error: BaseException, step: int | None) -> dict[str, Any]:
-    """Return `{type, message, frames, user_frame, step}` of an exception; frames are innermost first."""
-    frames = list(reversed(traceback.extract_tb(error.__traceback__)))[:_MAX_FRAMES]
+    """Return `{type, message, frames, user_frame, step, traceback}` of an exception; frames are innermost first.
+
+    One that was raised in a DataLoader worker or a process of a pool has the frames from there before those of the
+    rank, and its own words first.
+    """
+    frames = [(f.filename, f.lineno or 0, f.name) for f in reversed(traceback.extract_tb(error.__traceback__))]
+    frames = [*_frames_elsewhere(error), *frames][:_MAX_FRAMES]
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {
         "type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
-        "message": str(error)[:_MAX_MESSAGE],
-        "frames": [_show(frame) for frame in frames],
-        "user_frame": next((_show(frame) for frame in frames if is_user_file(frame.filename)), None),
+        "message": _message(str(error))[:_MAX_MESSAGE],
+        "frames": [_show(*frame) for frame in frames],
+        "user_frame": user_frame(frames),
         "step": step,
+        "traceback": _shortened(text),
     }
 
 
-def write(path: Path, error: BaseException, step: int | None) -> None:
-    """Write the description of `error` to `path` at once (rename). Raises OSError."""
-    write_whole(path, json.dumps(describe(error, step)))
+def write(path: Path, error: BaseException, step: int | None, **facts: Any) -> None:
+    """Write the description of `error`, and `facts`, to `path` at once (rename). Raises OSError."""
+    write_whole(path, json.dumps({**describe(error, step), **facts}))
+
+
+def frames_in(text: str) -> list[tuple[str, int, str]]:
+    """Return `(file, line, function)` of the frames in the text of a traceback, innermost first."""
+    return [(found["file"], int(found["line"]), found["name"]) for found in _FRAME.finditer(text)][::-1]
+
+
+def user_frame(frames: Iterable[tuple[str, int, str]]) -> str | None:
+    """Return the first of these frames that is the user's, as it is shown; None where none is."""
+    return next((_show(*frame) for frame in frames if is_user_file(frame[0])), None)
 
 
 def is_user_file(filename: str) -> bool:
@@ -55,5 +81,58 @@ def ended_by() -> BaseException | None:
     return error
 
 
-def _show(frame: traceback.FrameSummary) -> str:
-    return f"{frame.filename}:{frame.lineno} {frame.name}"
+def chain_excepthook(record: Callable[[BaseException], None]) -> None:
+    """Have `record` called with what ends this process, before whoever was to be told is; not in its children."""
+    previous, pid = sys.excepthook, os.getpid()
+
+    def hook(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        if os.getpid() == pid:
+            record(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def chain_thread_hook(record: Callable[[BaseException, str], None]) -> None:
+    """Have `record` called with what ends a thread, and the thread's name; not in its children."""
+    previous, pid = threading.excepthook, os.getpid()
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if os.getpid() == pid and args.exc_value is not None and args.exc_type is not SystemExit:
+            record(args.exc_value, args.thread.name if args.thread is not None else "")
+        previous(args)
+
+    if previous is threading.__excepthook__:
+        # A script that asks whether somebody has replaced the hook, or puts the first one back, finds no difference.
+        threading.__excepthook__ = hook
+    threading.excepthook = hook
+
+
+def _frames_elsewhere(error: BaseException) -> list[tuple[str, int, str]]:
+    message = str(error)
+    if _ELSEWHERE in message:
+        return frames_in(message[message.rindex(_ELSEWHERE) :])
+    cause = error.__cause__
+    return frames_in(str(cause)) if type(cause).__name__ in ("RemoteTraceback", "_RemoteTraceback") else []
+
+
+def _message(message: str) -> str:
+    """Return the message; one that was brought along from a worker begins with what the worker said, not with where."""
+    caught = _CAUGHT.match(message)
+    if caught is None or _ELSEWHERE not in message:
+        return message
+    lines = message.rstrip().splitlines()
+    said = next((line for line in reversed(lines) if re.match(rf"(\w+\.)*{caught['type']}\b", line)), "")
+    said = said.partition(": ")[2]
+    return f"{said} ({lines[0].rstrip('.')})\n{message}" if said else message
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _MAX_TRACEBACK:
+        return text
+    half = _MAX_TRACEBACK // 2
+    return f"{text[:half]}\n  ...\n{text[-half:]}"
+
+
+def _show(filename: str, line: int, name: str) -> str:
+    return f"{filename}:{line} {name}"

@@ -12,7 +12,8 @@ import attrs
 
 from resilience_sdk import environ, hostinfo
 from resilience_sdk.environ import RankIdentity
-from resilience_sdk.rank_page import PageReader, RankSnapshot, parse_stem
+from resilience_sdk.rank_page import parse_stem
+from resilience_sdk.session.earlier_start import read_page
 
 
 @attrs.frozen
@@ -69,24 +70,13 @@ def process_of_rank(pages: Path, attempt: int, rank: int) -> int | None:
         stem = parse_stem(path.stem)
         if stem is None or stem[2] == os.getpid():
             continue
-        page = _read_page(path)
+        page = read_page(path)
         recorded = page is not None and any(lane.last_ns or lane.stack for lane in page.lanes)
         if page is None or page.provisional or not recorded:
             continue
         if not hostinfo.process_is_gone(page.pid, page.start_ticks):
             return page.pid
     return None
-
-
-def _read_page(path: Path) -> RankSnapshot | None:
-    try:
-        reader = PageReader(path)
-    except OSError:
-        return None
-    try:
-        return reader.snapshot()
-    finally:
-        reader.close()
 
 
 def is_alone(env: Mapping[str, str]) -> bool:

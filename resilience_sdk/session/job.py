@@ -11,6 +11,7 @@ from resilience_sdk.errors import RunDirectoryError
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.lease import Lease, current_holder
 from resilience_sdk.run_directory import RunDirectory, choose_run_dir
+from resilience_sdk.session.earlier_start import is_over
 from resilience_sdk.session.identity import is_alone, parent_process
 from resilience_sdk.settings import Settings
 
@@ -25,8 +26,9 @@ def join_job(
     Raises OSError and RunDirectoryError.
     """
     proposal = _proposal(job, script, settings, env, run_dir)
-    config = job_config.agree(pages, proposal)
-    if config is proposal:
+    attempt, parent = environ.attempt(env), proposal.parent_pid
+    config = job_config.agree(pages, proposal, lambda began_ns: is_over(pages, attempt, began_ns, but=parent))
+    if config.began_ns == proposal.began_ns:
         # The monitor takes the lease over and renews it; until then it is ours.
         Lease.acquire(RunDirectory.create(config.run_dir, group_readable=settings.group_readable), job)
         if not config.run_named:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk import console, environ, faults, lanes
-from resilience_sdk.errors import ResilienceError
+from resilience_sdk.errors import ResilienceError, RunDirectoryError
 from resilience_sdk.lanes import Recorder
 from resilience_sdk.session import stopping
 from resilience_sdk.session.identity import find_identity, is_dataloader_worker
@@ -24,11 +24,23 @@ from resilience_sdk.settings import Settings, load_settings, override_settings, 
 _lock = threading.RLock()
 _session: Session | None = None
 _failed = False
+_lacks_page = False
+_has_failed_to_start = False
 
 
 def current() -> Session | None:
     """Return the session of this process, if it has one."""
     return _session if _session is not None and _session.pid == os.getpid() else None
+
+
+def lacks_page() -> bool:
+    """Tell whether this process is a rank that nobody watches, without a place for its page or a run directory."""
+    return _lacks_page
+
+
+def has_failed_to_start() -> bool:
+    """Tell whether this process was to record and could not, which has been said."""
+    return _has_failed_to_start
 
 
 def ensure_started(
@@ -37,9 +49,11 @@ def ensure_started(
     """Return the session of this process, starting it at the first call; None where nothing is recorded.
 
     Nothing is recorded with `RESILIENCE_DISABLE=1`, in a DataLoader worker, in a child forked by a rank, and
-    when the start failed, which is said once. Raises ConfigError for bad explicit arguments only.
+    when the start failed, which is said once. Raises ConfigError for bad explicit arguments only, and
+    RunDirectoryError where `run_dir`, which the code names, cannot be used: training without the saves that it asks
+    for would cost more than an error before the first step.
     """
-    global _session, _failed
+    global _session, _failed, _lacks_page, _has_failed_to_start
     if _session is not None or _failed:
         return current()
     env = environ.environment()
@@ -56,6 +70,7 @@ def ensure_started(
         settings = _effective_settings(env, arguments)
     if env.get(environ.INTERNAL_PAGES) == "":
         _failed = True  # the launcher has said why
+        _lacks_page = True
         lanes.disable()
         stopping.listen_without_page(settings, env)
         return None
@@ -66,14 +81,17 @@ def ensure_started(
                 session = Session(settings, find_identity(env), env, run_dir)
                 session.load_faults(env)
                 session.start()
-            except Exception as error:  # noqa: BLE001 - no thread to be had, a file of another version: never the user's
-                _failed = True
+            except Exception as error:
+                _failed = _has_failed_to_start = True
                 lanes.disable()
                 if session is not None:
                     session.withdraw()
+                if run_dir is not None and isinstance(error, RunDirectoryError):
+                    raise
                 why = str(error) if isinstance(error, (OSError, ResilienceError)) else repr(error)
                 console.say_once("start", f"cannot start, this process is not watched: {why}")
-                if isinstance(error, NoPagesError):
+                if isinstance(error, (NoPagesError, RunDirectoryError)):
+                    _lacks_page = True
                     stopping.listen_without_page(settings, env)
                 return None
             _session = session
@@ -122,9 +140,9 @@ def _effective_settings(env: Mapping[str, str], arguments: Mapping[str, Any] | N
 
 def _after_fork_in_child() -> None:
     """A forked child records nothing until it turns out to be a rank of its own."""
-    global _session, _failed, _lock
+    global _session, _failed, _lacks_page, _has_failed_to_start, _lock
     _lock = threading.RLock()  # another thread of the parent may have held it
-    parent, _session = _session, None
+    parent, _session, _lacks_page, _has_failed_to_start = _session, None, False, False
     lanes.forget()
     if parent is not None:
         parent.orphan()

@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from resilience_sdk import console, environ, faults, hostinfo, lanes
+from resilience_sdk.attribution.taxonomy import meaning
 from resilience_sdk.errors import ResilienceError
 from resilience_sdk.events import Event
 from resilience_sdk.lanes import Recorder
 from resilience_sdk.monitor.spawn import MonitorWatch, ensure_monitor, is_alive
+from resilience_sdk.numerics import watching as numerics
+from resilience_sdk.numerics.recording import Attempt
 from resilience_sdk.preemption import rank as preemption
 from resilience_sdk.preemption.side import Side
-from resilience_sdk.rank_page import RankPage, job_page_directory, page_stem
+from resilience_sdk.rank_page import PageReader, RankPage, job_page_directory, page_stem, snapshot_to_json
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.session import exceptions, stopping
+from resilience_sdk.session.error_file import write_error_file
 from resilience_sdk.session.helper import HelperThread, completed_collectives
 from resilience_sdk.session.identity import Identity, fallback_job_key, group_identity, process_of_rank
 from resilience_sdk.session.job import join_job
@@ -33,6 +37,7 @@ from resilience_sdk.settings import Settings, settings_from_json
 from resilience_sdk.straggler import listening
 
 _LAST_ROUND_S = 0.5  # for what the helper thread is at when the process ends; it asks no network
+
 
 class Session:
     """One rank's side of a job, from its first use to the end of the process."""
@@ -63,6 +68,7 @@ class Session:
         self._monitor = MonitorWatch(self.pages, delay_s=0.0 if identity.local_rank == 0 else 1.0)
         self._has_no_monitor = False
         self._helper = HelperThread(self._stem, periodic=self._tick, signalled=stopping.signalled)
+        self._catches_crashes = False
         self._dumps: TextIO | None = self._register_dumps()
         # Last, because what can fail is behind us: whoever has a page is watched.
         self.page = self._create_page()
@@ -90,11 +96,13 @@ class Session:
         listening.begin(self.run_dir.path, self.attempt)
         self._helper.start()
         preemption.listen(self._preemption_side())
+        numerics.listen(self._numerics_side())
         atexit.register(self._at_exit)
         # Children of multiprocessing end without atexit; their finalizers do run.
         multiprocessing.util.Finalize(self, self._at_exit, exitpriority=0)
-        if environ.INTERNAL_ATTEMPT not in environ.environment():
-            _chain_excepthook(self)  # our launcher's workers record what ends them by themselves
+        exceptions.chain_thread_hook(self.record_thread_exception)
+        if environ.INTERNAL_ATTEMPT not in environ.environment():  # our launcher's workers record what ends them
+            exceptions.chain_excepthook(self.record_exception)
 
     def _preemption_side(self) -> Side:
         env = environ.environment()
@@ -114,6 +122,31 @@ class Session:
             has_coordinator=coordination.by_monitor,
             first_check=coordination.first_check,
         )
+
+    def _numerics_side(self) -> numerics.Side:
+        return numerics.Side(
+            run_dir=self.run_dir.path,
+            journal=self.journal,
+            attempt=lambda: Attempt(self.config.job, self.attempt, self.identity.world_size, hostinfo.host_name()),
+            rank=lambda: self.identity.rank,
+            step=self._step,
+            explain=meaning,
+            pages=self._own_page,
+            restarts=environ.restarts(environ.environment(), self.settings.max_restarts),
+            skip_batches=self.settings.rollback_skip_batches,
+        )
+
+    def _own_page(self) -> dict[int, dict[str, Any]]:
+        reader = PageReader(self.page.path)
+        try:
+            snapshot = reader.snapshot()
+        finally:
+            reader.close()
+        return {} if snapshot is None else {self.identity.rank: snapshot_to_json(snapshot)}
+
+    def _step(self) -> tuple[int, bool]:
+        lane = self.recorder.owner
+        return lane.current_step(), lane.step_is_global
 
     def _find_monitor(self) -> bool | None:
         """Tell whether there is a monitor; None as long as one may still come. Any thread."""
@@ -156,12 +189,22 @@ class Session:
             self.page.words[at.W_EXIT_STATE] = at.EXIT_ERROR
             step = self.recorder.owner.current_step()
             exceptions.write(self._stem.with_suffix(".error.json"), error, step if step >= 0 else None)
+            write_error_file(error)
             if self.config.foreign and not is_alive(self.pages):
                 ensure_monitor(self.pages)  # ranks that die at once may all be gone before anybody started one
+
+    def record_thread_exception(self, error: BaseException, thread: str) -> None:
+        """Leave the exception that ended a thread: the rank goes on, and may end or hang for it; never raises."""
+        with contextlib.suppress(Exception):
+            step = self.recorder.owner.current_step()
+            path = self._stem.with_suffix(".thread.json")
+            exceptions.write(path, error, step if step >= 0 else None, thread=thread)
 
     def orphan(self) -> None:
         """Give everything up in a forked child: it belongs to the parent."""
         self.recorder.orphan()
+        if self._catches_crashes:
+            faulthandler.disable()  # the crash of a DataLoader's worker is not the rank's
 
     def withdraw(self) -> None:
         """Take the page back when the start fails: one that never moves would look like a rank that hangs."""
@@ -189,7 +232,8 @@ class Session:
         return page
 
     def _register_dumps(self) -> TextIO | None:
-        """Install the handler that writes the main thread's stack on the dump signal, in C, hung or not.
+        """Install the handlers that write a stack in C: of the main thread on the dump signal, hung or not; of the
+        thread that crashes on a fatal signal (SIGSEGV, SIGBUS, SIGABRT, ...), unless the user has that already.
 
         Not those of other threads: reading the frames of a thread that runs ends the process now and then.
         """
@@ -198,6 +242,9 @@ class Session:
             return None
         file = open(self._stem.with_suffix(".stack"), "x", opener=_private)  # noqa: SIM115 - open to the end
         faulthandler.register(number, file=file, all_threads=False, chain=False)
+        if not faulthandler.is_enabled():
+            faulthandler.enable(file=file, all_threads=False)  # the process still dies of that signal
+            self._catches_crashes = True
         return file
 
     def _tick(self) -> None:
@@ -205,7 +252,6 @@ class Session:
         if self.page.words[at.W_EXIT_STATE] != at.EXIT_RUNNING:
             return
         preemption.look()
-        listening.look()
         try:
             self._monitor.keep_alive()
         except OSError as error:
@@ -214,6 +260,8 @@ class Session:
             self._has_no_monitor = True
             if console.say_once("monitor", f"no monitor can be started, hangs are not detected: {error}"):
                 self.journal.emit(Event.DEGRADED, what="monitor", why=str(error))
+        if self.recorder.lost and console.say_once("lost", f"neither timed nor guarded: {self.recorder.lost}"):
+            self.journal.emit(Event.DEGRADED, what="sections", why=self.recorder.lost)
         if self.identity.provisional:
             self.settle()
         words = self.page.words
@@ -228,6 +276,8 @@ class Session:
         if self.pid != os.getpid() or self.page.words[at.W_EXIT_STATE] != at.EXIT_RUNNING:
             return
         error = exceptions.ended_by()
+        numerics.close(wait=error is None)
+        listening.close(_LAST_ROUND_S)
         if error is not None:
             self.record_exception(error)
         else:
@@ -259,17 +309,6 @@ def script_name() -> str:
     if spec is not None and spec.name not in ("__main__", "__mp_main__"):
         return str(spec.name).removesuffix(".__main__")
     return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
-
-
-def _chain_excepthook(session: Session) -> None:
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if session.pid == os.getpid():
-            session.record_exception(error)
-        previous(kind, error, trace)
-
-    sys.excepthook = hook
 
 
 def _private(path: str, flags: int) -> int:

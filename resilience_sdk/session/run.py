@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from resilience_sdk import environ, preemption
+from resilience_sdk import environ, numerics, preemption
 from resilience_sdk.checkpoint import Checkpointer, GoodCheckpoint
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.console import say, say_once
@@ -26,7 +26,7 @@ from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import rank as listening
 from resilience_sdk.session.data import END, Walk, next_batch
 from resilience_sdk.session.last_save import save_at_stop
-from resilience_sdk.session.lifecycle import ensure_started
+from resilience_sdk.session.lifecycle import ensure_started, has_failed_to_start
 from resilience_sdk.session.rank_session import Session
 from resilience_sdk.settings import Settings, load_settings, override_settings
 
@@ -36,6 +36,7 @@ OnPreempt = Literal["raise", "return"]
 _current: Run | None = None
 
 # Read by nobody but the rank itself, so `start_run` may still set them in a job that runs already.
+_OPTIONS_OF_STEPS = frozenset({"epochs", "max_steps", "on_preempt"})
 _OPTIONS_OF_THE_RANK = frozenset({"checkpoint_every", "checkpoint_keep", "checkpoint_async"})
 
 
@@ -50,6 +51,7 @@ class NoCheckpointer:
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
         self.last_good: GoodCheckpoint | None = None
+        self.skipped_steps: frozenset[int] = frozenset()
 
     def resume(self) -> int:
         """Return 0: there is nothing to resume."""
@@ -81,12 +83,17 @@ def start_run(
 
     Raises:
         ConfigError: An option or an entry of `state` is wrong; the message names it and the cure.
+        RunDirectoryError: `run_dir` cannot be used.
 
     Example:
         with start_run("runs/a", state={"model": model, "optimizer": optimizer}) as run:
             for step, batch in run.steps(loader, epochs=3):
                 train_step(batch)
     """
+    for name in _OPTIONS_OF_STEPS & overrides.keys():
+        raise ConfigError(
+            f"start_run({name}={overrides[name]!r}): {name} is an option of the loop: run.steps({name}=...)"
+        )
     if settings is not None and overrides:
         settings = override_settings(settings, overrides)
     elif overrides:
@@ -146,6 +153,12 @@ class Run:
 
     def _make_checkpointer(self, state: Mapping[str, Any] | None) -> Checkpointer | NoCheckpointer:
         if self.session is None:
+            if state is not None and has_failed_to_start():
+                say_once(
+                    "nothing saved",
+                    "start_run(state=...): NOTHING IS SAVED or resumed in this run, for the reason above; end it, "
+                    "and start it again when that is repaired",
+                )
             return NoCheckpointer()
         if state is None:
             say_once("no state", "start_run() has no state=...: this run saves no checkpoints and resumes none")
@@ -301,9 +314,12 @@ class Run:
                 if batch is END:
                     walk.finish_epoch()
                     break
-                with heartbeat("step", step=self.step):
-                    yield self.step, batch
-                is_worked = True
+                if self.step in self.checkpointer.skipped_steps:
+                    self._say_skipped()
+                else:
+                    with heartbeat("step", step=self.step):
+                        yield self.step, batch
+                    is_worked = True
                 walk.batches += 1
                 self.step += 1
                 is_enough = max_steps is not None and self.step >= max_steps
@@ -312,9 +328,14 @@ class Run:
                     return
                 self.checkpointer.maybe_save(self.step)
         if is_worked:
+            numerics.settle()  # the last step's numbers are not judged yet, and the save is to be good
             self.checkpointer.save(self.step)
         self._is_done = True
         heartbeat.done()
+
+    def _say_skipped(self) -> None:
+        if self.session is None or self.session.identity.rank == 0:
+            say(f"the batch of step {self.step} is left out: its numbers were bad, and the run was rolled back")
 
     def _save_s(self) -> float:
         return float(getattr(self.checkpointer, "expected_save_s", 0.0) or 0.0)

@@ -153,6 +153,12 @@ class Settings:
     max_restarts: int = _option(
         3, parse.whole_number(0), "How often the ranks are started again inside one job.", metavar="N"
     )
+    wait_limit: float = _option(
+        300.0,
+        parse.duration_or_zero,
+        "How long a restart waits for what failed (a full disk, a name that does not resolve) to work again.",
+        metavar=_SECONDS,
+    )
     max_job_retries: int = _option(
         2, parse.whole_number(0), "How often `resilience supervise` starts the whole job again.", metavar="N"
     )
@@ -225,6 +231,12 @@ class Settings:
         False,
         parse.switch,
         "Write checkpoints in a thread while the training goes on; takes as much memory of the host as the state has.",
+    )
+    rollback_skip_batches: int = _option(
+        1,
+        parse.whole_number(0),
+        "How many batches, from the bad one on, are left out after `numerics.check` has rolled the run back.",
+        metavar="N",
     )
     group_readable: bool = _option(
         False, parse.switch, "Let the group read the run directory (mode 0750 instead of 0700)."

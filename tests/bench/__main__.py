@@ -24,6 +24,7 @@ MODULES = (
     "primitives",
     "preemption",
     "attach",
+    "numerics",
     "monitor_cost",
     "stragglers",
     "straggler_fleet",

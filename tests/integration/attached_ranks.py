@@ -12,9 +12,9 @@ import json
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 
+import forked
 import torch
 import torch._dynamo  # imported once here instead of in every rank
 import torch.distributed as dist
@@ -103,21 +103,7 @@ def rank_main(root, mode, rank):
 
 
 def run_mode(root, mode):
-    pids = []
-    for rank in range(RANKS):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                rank_main(root, mode, rank)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    codes = forked.wait([forked.start(lambda rank=rank: rank_main(root, mode, rank)) for rank in range(RANKS)])
     assert codes == [0] * RANKS, (mode, codes)
     return [read_page(root / f"{mode}-{rank}.page") for rank in range(RANKS)]
 

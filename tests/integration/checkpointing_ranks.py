@@ -6,13 +6,13 @@ Prints what happened as one JSON line.
 """
 
 import json
-import os
 import resource
 import signal
 import sys
 import time
 from pathlib import Path
 
+import forked
 import torch
 import torch._dynamo  # imported once here instead of in every rank
 import torch.distributed as dist
@@ -104,18 +104,7 @@ def rank_main(root, rank):
 
 def main(root):
     lanes.disable()
-    pids = []
-    for rank in range(2):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                rank_main(root, rank)
-            finally:
-                sys.stderr.flush()
-                os._exit(0 if (root / f"report-{rank}").exists() else 1)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
+    forked.wait([forked.start(lambda rank=rank: rank_main(root, rank)) for rank in range(2)])
     alone = nn.Linear(3, 3)
     step = make(root, alone).resume()
     torch.manual_seed(0)

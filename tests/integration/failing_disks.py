@@ -15,9 +15,9 @@ import platform
 import struct
 import subprocess
 import sys
-import traceback
 from pathlib import Path
 
+import forked
 import torch
 import torch.distributed.checkpoint
 from torch import nn
@@ -130,23 +130,7 @@ def main(root):
     for kind in ("full", "read-only", "permission", "io-error"):
         for in_background in (False, True):
             name = f"{kind}-{in_background}"
-            read_end, write_end = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                os.dup2(write_end, 1)
-                code = 1
-                try:
-                    case(root, kind, in_background)
-                    code = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    sys.stderr.flush()
-                    os._exit(code)
-            os.close(write_end)
-            with os.fdopen(read_end) as pipe:
-                said = pipe.read()
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            code, said = forked.run(lambda kind=kind, behind=in_background: case(root, kind, behind))
             results[name] = {"code": code, **(json.loads(said) if code == 0 else {})}
     print(json.dumps(results))
 

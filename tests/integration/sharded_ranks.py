@@ -7,13 +7,12 @@ not depend on how many there are.
 """
 
 import json
-import os
 import resource
 import sys
 import time
-import traceback
 from pathlib import Path
 
+import forked
 import torch
 import torch._dynamo  # imported once here instead of in every rank
 import torch.distributed as dist
@@ -99,6 +98,7 @@ def train(model, optimizer, scheduler, steps):
 
 
 def rank_main(root, phase, rank):
+    lanes.disable()
     name, size, wrapping, resumed, behind = phase
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{root}/store-{name}", rank=rank, world_size=size)
@@ -151,23 +151,7 @@ def rank_main(root, phase, rank):
 
 
 def run_phase(root, phase):
-    pids = []
-    for rank in range(phase[1]):
-        pid = os.fork()
-        if pid == 0:
-            lanes.disable()
-            code = 1
-            try:
-                rank_main(root, phase, rank)
-                code = 0
-            except BaseException as error:
-                print(phase[0], rank, repr(error), file=sys.stderr)
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    codes = forked.wait([forked.start(lambda rank=rank: rank_main(root, phase, rank)) for rank in range(phase[1])])
     reports = [root / f"report-{phase[0]}-{rank}" for rank in range(phase[1])]
     return {"codes": codes, "ranks": [json.loads(path.read_text()) for path in reports if path.exists()]}
 

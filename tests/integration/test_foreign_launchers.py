@@ -211,6 +211,8 @@ def test_the_first_death_is_named(crashed, name, cause, ranks):
         assert "light.py" in culprit["stack"][0]
         assert culprit["stack"][0].endswith(" work")
     assert (job_.outcome["verdict"], job_.outcome["exit_code"]) == ("give_up", 1)
+    assert job_.outcome["resume"].startswith("RESILIENCE_RUN_DIR=")
+    assert str(job_.run.run_dir) in job_.outcome["resume"]
     assert job_.outcome["incidents"] == ["0001-crash"]
     assert job_.left == []
 

@@ -112,7 +112,8 @@ def test_a_file_in_the_run_directory_and_the_returning_style(tmp_path):
         assert {event["exit_code"] for event in run.events("rank_exit")} == {0}
         (incident,) = run.incidents()
         assert incident["lost_steps"] == 0
-        assert {"source": "notice", "text": "preempt"} in incident["evidence"]
+        assert {"source": "notice", "text": "the file preempt in the run directory"} in incident["evidence"]
+        assert incident["cause"] == "preemption_requested"
 
 
 @pytest.mark.slow
@@ -134,10 +135,22 @@ def test_a_rank_that_never_checks_is_named_and_the_grace_is_not_exceeded(tmp_pat
     with job(tmp_path, *TWO, *options, "--without", "1") as run:
         run.wait(lambda: len(run.told("step-*")) == 2, "a step")
         os.kill(int(run.told("rank-0")[0].read_text()), signal.SIGTERM)
-        run.wait(lambda: "rank 1 never calls preemption.check()" in run.screen, "the line")
+        run.wait(lambda: "never calls preemption.check()" in run.screen, "the line")
         send(run, "the launcher")
         assert run.finish(30.0) == 75, run.screen
         assert not run.events("stop_agreed")
+        (incident,) = run.incidents()
+        assert [culprit["rank"] for culprit in incident["culprits"]] == [1]
+        assert incident["culprits"][0]["node"]
+        asked, hindrance, *_, cure = (item["text"] for item in incident["evidence"])
+        assert asked.startswith("SIGTERM to ")
+        assert hindrance.startswith("rank 1 on ")
+        assert "never calls preemption.check()" in hindrance
+        assert cure.startswith("call preemption.check() in the loop of rank 1")
+        last = run.last_lines()
+        assert f"the job was asked to leave by {asked}" in last
+        assert hindrance in last
+        assert cure in (run.run_dir / "incidents" / incident["id"] / "report.md").read_text()
 
 
 def newest_whole(run):

@@ -70,6 +70,7 @@ def test_our_launchers_word_ends_with_it(tmp_path):
     settled = proposal("/a", launcher_pid=LIVING[0], launcher_ticks=LIVING[1])
     job_config.agree(tmp_path, settled)
     assert job_config.agree(tmp_path, proposal("/b")) == settled
+    assert job_config.agree(tmp_path, proposal("/b"), lambda _: True) == settled  # it numbers its attempts
     dead = proposal("/a", launcher_pid=GONE[0], launcher_ticks=GONE[1])
     (tmp_path / job_config.FILE).unlink()
     job_config.agree(tmp_path, dead)
@@ -96,6 +97,23 @@ def test_the_decision_of_a_job_that_was_killed_does_not_stop_the_next_one(tmp_pa
     Words(tmp_path, 0).decide(1, Decision.COMMIT)
     assert job_config.agree(tmp_path, before) == after  # a rank of the same job takes nothing away
     assert Words(tmp_path, 0).decision(1) is Decision.COMMIT
+
+
+def test_a_start_after_the_end_of_the_one_before_finds_nothing_of_it(tmp_path):
+    """`mp.spawn` again, from the same parent: the same run directory and settings, no old stop, no old verdict."""
+    first = proposal("/runs/train-1", run_named=False)
+    job_config.agree(tmp_path, first)
+    Words(tmp_path, 0).decide(1, Decision.COMMIT)
+    for said in ("verdict-0.json", "ending-0.json", "attempt-0.json"):
+        (tmp_path / said).write_text("{}")
+    asked = []
+    second = proposal("/runs/train-2", run_named=False, creator_pid=LIVING[0], creator_ticks=LIVING[1])
+    agreed = job_config.agree(tmp_path, second, lambda began_ns: asked.append(began_ns) or True)
+    assert asked == [first.began_ns]
+    assert (agreed.run_dir, agreed.creator_pid, agreed.began_ns) == ("/runs/train-1", LIVING[0], second.began_ns)
+    assert job_config.read(tmp_path) == agreed != first
+    assert {path.name for path in tmp_path.iterdir()} == {job_config.FILE, "config.lock"}
+    assert job_config.agree(tmp_path, proposal(), lambda _: False) == agreed
 
 
 def test_a_torn_file_is_no_agreement(tmp_path):

@@ -84,6 +84,14 @@ def test_long_and_foreign_names(recording):
         assert len(opened.name) <= 48
 
 
+def test_long_names_that_begin_alike_stay_different(recording):
+    """Two files of one directory, say: each has its own durations."""
+    for part in ("model.pt", "optimizer.pt", "state.pt"):
+        with section("save /shared/checkpoints/of/this/project/" + part):
+            pass
+    assert sorted(map(len, recording.harvest().values())) == [1, 1, 1]
+
+
 def test_decorated_with_and_without_parentheses(recording):
     """Without parentheses the function names the section; a coroutine function stays one."""
 

@@ -2,7 +2,8 @@
 
 Faults come by RESILIENCE_FAULT. `--save N`: a section `checkpoint` every N steps; `--check`: listens for a stop;
 `--mute RANK`: that rank never uses the SDK; `--listen`: each rank tells what `straggler.on_verdict` and `report()` have
-told it; `--burn S`: that much of CPU time in a section `burn`. A file `enough` in TOLD ends it early.
+told it; `--burn S`: that much of CPU time in a section `burn`; `--device cuda`: all ranks share the first one. A file
+`enough` in TOLD ends it early.
 """
 
 import argparse
@@ -26,6 +27,7 @@ parser.add_argument("--burn", type=float, default=0.0)
 parser.add_argument("--check", action="store_true")
 parser.add_argument("--listen", action="store_true")
 parser.add_argument("--mute", type=int)
+parser.add_argument("--device", default="cpu")
 args = parser.parse_args()
 
 rank = int(os.environ["RANK"])
@@ -57,7 +59,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 tell(f"rank-{rank}", os.getpid())
-net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6))).to(args.device)
 model = DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 is_mute = rank == args.mute
@@ -79,7 +81,7 @@ for step in range(args.steps):
         if args.burn:
             with section("burn"):
                 burn(args.burn)
-        model(batch).square().mean().backward()
+        model(batch.to(args.device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         with section("work"):

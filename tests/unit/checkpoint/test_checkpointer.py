@@ -13,18 +13,21 @@ from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal, read_journal
 
 
+def make_journal(tmp_path, attempt):
+    (tmp_path / "journal").mkdir(exist_ok=True)
+    return Journal(tmp_path / "journal", writer="rank0", host="h", boot_id="b", job="j", attempt=attempt)
+
+
 def make(tmp_path, *, every=2, keep=2, values=None, attempt=0, in_background=False):
     torch.manual_seed(0)
     model = nn.Linear(8, 8)
     optimizer = torch.optim.Adam(model.parameters())
-    (tmp_path / "journal").mkdir(exist_ok=True)
-    journal = Journal(tmp_path / "journal", writer="rank0", host="h", boot_id="b", job="j", attempt=attempt)
     checkpointer = Checkpointer(
         {"model": model, "optimizer": optimizer},
         run_dir=tmp_path,
         every=every,
         keep=keep,
-        journal=journal,
+        journal=make_journal(tmp_path, attempt),
         in_background=in_background,
     )
     checkpointer.values.update(values or {})
@@ -47,7 +50,7 @@ def fail_after_resume(tmp_path, attempt):
     """Resume as `attempt`, and journal that it crashed: what a launcher or a monitor writes."""
     _, _, checkpointer = make(tmp_path, attempt=attempt)
     step = checkpointer.resume()
-    checkpointer._journal.emit(Event.INCIDENT, kind="crash", id=f"{attempt:04d}-crash", category="numerics")
+    make_journal(tmp_path, attempt).emit(Event.INCIDENT, kind="crash", id=f"{attempt:04d}-crash", category="numerics")
     return step
 
 
@@ -287,7 +290,7 @@ def test_auto_takes_the_failures_of_the_journal(tmp_path):
     first.resume()
     before = first._policy.interval_s
     for attempt in range(4):
-        make(tmp_path, attempt=attempt)[2]._journal.emit(Event.INCIDENT, kind="crash", id=f"{attempt}")
+        make_journal(tmp_path, attempt).emit(Event.INCIDENT, kind="crash", id=f"{attempt}")
     _, _, second = make(tmp_path, every="auto", attempt=5)
     second.resume()
     assert second._policy.interval_s == pytest.approx(before / 5**0.5, rel=0.01)

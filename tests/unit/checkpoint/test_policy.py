@@ -41,7 +41,7 @@ def test_every_so_many_steps_needs_no_question():
     assert questions == 0
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.floats(0.001, 5.0), st.floats(20.0, 200.0))
 def test_a_duration_is_kept_to_within_a_step_with_few_questions(pace, interval):
     """At a steady pace the interval is met within one step, with a number of questions that is logarithmic."""

@@ -9,6 +9,9 @@ import pytest
 
 from resilience_sdk.cli import straggler
 from resilience_sdk.cli.main import main
+from resilience_sdk.events import Event
+from resilience_sdk.journal import Journal
+from resilience_sdk.lease import Lease
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.straggler.published import Standing, write_report, write_standing
 from resilience_sdk.straggler.reports import Report
@@ -23,6 +26,15 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "run")
 
 
+def begin(run: RunDirectory, job: str = "j") -> Lease:
+    """Let a job run in it, in its first attempt."""
+    lease = Lease.acquire(run, job)
+    journal = Journal(run.journal, writer="launcher", host="here", boot_id="b", job=job)
+    journal.emit(Event.ATTEMPT_START, attempt=0)
+    journal.close()
+    return lease
+
+
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Run the command and return what it prints."""
     assert main(["straggler", *words]) == 0
@@ -31,14 +43,36 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_verdicts_and_report_are_shown(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing known, somebody slow with the report, switched off."""
+    begin(run)
     assert "nothing is known" in said(capsys, str(run.path))
-    write_standing(run.path, Standing(0, 1.0, verdicts=(VERDICT,)))
+    write_standing(run.path, Standing(0, 1.0, verdicts=(VERDICT,), job="j"))
     write_report(run.path, Report({0: "n0"}, section_relative={"bwd": {0: 0.5}}))
     shown = said(capsys, str(run.path))
     assert "rank 2 (node n0): section bwd is 50 % slower" in shown
     assert "Rank=0 Node=n0 Score=0.50" in shown
-    write_standing(run.path, Standing(0, 1.0, enabled=False))
+    write_standing(run.path, Standing(0, 1.0, enabled=False, job="j"))
     assert "switched off" in said(capsys, str(run.path))
+
+
+@pytest.mark.parametrize("command", ["straggler", "status"])
+def test_verdicts_of_a_job_that_has_ended_are_not_those_of_now(
+    run: RunDirectory, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither while nothing runs, nor when the next job is in the attempt of the same number."""
+
+    def shown() -> str:
+        assert main([command, str(run.path)]) == 0
+        return capsys.readouterr().out
+
+    lease = begin(run)
+    write_standing(run.path, Standing(0, 1.0, verdicts=(VERDICT,), job="j"))
+    assert "rank 2 (node n0)" in shown()
+    lease.release()
+    assert "rank 2 (node n0)" not in shown()
+    begin(run, job="the next")
+    assert "rank 2 (node n0)" not in shown()
+    write_standing(run.path, Standing(0, 1.0, verdicts=(VERDICT,), job="the next"))
+    assert "rank 2 (node n0)" in shown()
 
 
 def test_settings_add_up_until_they_are_reset(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +114,8 @@ def test_a_file_of_somebody_else_is_refused(run: RunDirectory, capsys: pytest.Ca
 
 def test_json_has_its_documented_keys(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """With or without anything to tell."""
-    write_standing(run.path, Standing(0, 1.0, verdicts=(VERDICT,)))
+    begin(run)
+    write_standing(run.path, Standing(0, 1.0, verdicts=(VERDICT,), job="j"))
     found = json.loads(said(capsys, str(run.path), "--json"))
     assert tuple(found) == straggler.KEYS
     assert found["verdicts"][0]["ranks"] == [2]

@@ -57,7 +57,7 @@ def test_a_stopped_rank(make):
     assert named(finding) == ((2,), "hang", "hang_rank_stopped")
     assert finding.confidence > 0.9
     text = finding.evidence[0].text
-    assert "rank 2 (n7) at step 10 in section fwd, at /app/data.py:3 load" in text
+    assert "rank 2 (n7) at step 10 of this attempt in section fwd, at /app/data.py:3 load" in text
 
 
 @pytest.mark.parametrize(("section", "cause"), [("fwd", "filesystem_stall"), ("checkpoint", "checkpoint_stall")])

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience_sdk.attribution.resource import Resource
+from resilience_sdk.attribution.taxonomy import causes
 from resilience_sdk.launcher.decision import AttemptEnd, EndedBy, KnownError, decide, failures_since_progress
 from resilience_sdk.outcome import Verdict
 
@@ -27,8 +29,9 @@ ends = st.builds(
     ended_by=st.sampled_from([by for by in EndedBy if by is not EndedBy.MEMBERSHIP]),
     exit_codes=st.dictionaries(st.integers(0, 3), st.sampled_from([0, 1, 75, -9, -15]), max_size=4),
     error=errors,
-    category=st.sampled_from(["user", "network", "process", "hardware"]),
-    action=st.sampled_from(["restart", "stop", "wait", "exclude_node"]),
+    category=st.sampled_from(["user", "network", "process", "hardware", "scheduler"]),
+    cause=st.sampled_from(sorted(causes())),
+    action=st.sampled_from(["restart", "stop", "wait", "exclude_node", "rollback", "requeue"]),
     confidence=st.sampled_from([0.3, 0.9]),
     completed_a_step=st.sampled_from([None, True, False]),
     checkpoint_before=st.none() | st.integers(0, 3),
@@ -143,3 +146,46 @@ def test_only_a_sure_hardware_verdict_leaves_the_node():
     broken = attrs.evolve(CRASH, category="hardware", cause="gpu_fell_off_bus", action="exclude_node")
     assert decide([attrs.evolve(broken, confidence=0.9)], 3).exit_code == 76
     assert decide([attrs.evolve(broken, confidence=0.5)], 3).restarts
+
+
+@given(st.lists(ends, min_size=1, max_size=4), ends, st.integers(0, 4))
+def test_a_run_that_fails_for_ever_comes_to_an_end(history, failure, budget):
+    """However it began, without a new checkpoint there are no more restarts than the budget has."""
+    failure = attrs.evolve(failure, checkpoint_before=3, checkpoint_after=3)
+    history = [*history, *[failure] * (budget + 1)]
+    assert not decide(history, budget).restarts
+
+
+def test_a_cause_that_lasts_has_a_budget_of_its_own_until_a_new_checkpoint():
+    """One retry beyond which somebody has to look; what passes by itself has the job's budget alone."""
+    crash = attrs.evolve(
+        CRASH, cause="rank_segfault", category="process", confidence=0.9, checkpoint_before=5, checkpoint_after=5
+    )
+    assert decide([crash], 9).restarts
+    assert decide([crash, crash], 9).verdict is Verdict.GIVE_UP
+    assert "rank_segfault came 2 times" in decide([crash, crash], 9).reason
+    assert decide([crash, saved(crash, 5, 6)], 9).restarts
+    assert decide([crash, saved(crash, 5, 6), crash], 9).verdict is Verdict.GIVE_UP
+    bad = attrs.evolve(crash, cause="checkpoint_corrupt", category="checkpoint", action="rollback")
+    assert decide([bad, bad], 9).exit_code == 77
+    for other in (
+        {"confidence": 0.5},  # a guess
+        {"cause": "rank_killed_sigkill"},  # transient
+        {"checkpoint_before": None, "checkpoint_after": None},  # it saves by itself, if at all
+    ):
+        assert decide([attrs.evolve(crash, **other)] * 3, 9).restarts
+
+
+def test_what_the_scheduler_ends_is_requeued_when_that_is_sure():
+    """A rank that merely got SIGTERM from somebody is started again."""
+    ended = attrs.evolve(CRASH, category="scheduler", cause="slurm_time_limit", action="requeue", confidence=0.9)
+    assert decide([ended], 3).exit_code == 75
+    assert decide([attrs.evolve(ended, cause="preemption_sigterm", confidence=0.6)], 3).restarts
+
+
+def test_a_restart_waits_for_what_failed_and_an_end_for_nothing():
+    """The resource that the error named goes along with the decision."""
+    disk = Resource("storage", "/data/x")
+    full = attrs.evolve(CRASH, category="storage", cause="storage_full", action="wait", resource=disk)
+    assert decide([full], 3).waits_for == disk
+    assert decide([full] * 4, 3).waits_for is None

@@ -4,7 +4,12 @@ import types
 
 import pytest
 
-from resilience_sdk.launcher.evidence import asked, completed_a_step
+from resilience_sdk.attribution.exits import classification
+from resilience_sdk.attribution.log_tail import LogFindings
+from resilience_sdk.launcher.attempt_files import RankTrace
+from resilience_sdk.launcher.decision import EndedBy
+from resilience_sdk.launcher.evidence import Facts, completed_a_step, first_death, first_traceback
+from resilience_sdk.launcher.ranks import RankExit
 
 
 def page(beats=0, declared=False, source="none"):
@@ -35,17 +40,42 @@ def test_silence_is_told_from_a_start_that_failed(pages, lasted_s, told):
     assert completed_a_step(pages, lasted_s) is told
 
 
+def died(told, *ranks):
+    """Rank 1 aborted; the log that all ranks share says this of these."""
+    exits = [RankExit(rank, rank, 100 + rank, code, rank, rank, False) for rank, code in enumerate((0, -6))]
+    traces = {rank: RankTrace(rank, 100 + rank, None, None, None, None) for rank in range(2)}
+    job_told = LogFindings(classification(told, 0.9), frozenset(ranks))
+    facts = Facts(attempt=0, node="n", exits=exits, traces=traces, ended_by=EndedBy.RANKS, job_told=job_told)
+    return first_death(facts)
+
+
 @pytest.mark.parametrize(
-    ("notice", "told"),
+    ("told", "ranks", "cause"),
     [
-        ({"source": "rank 1: SIGTERM", "time_left_s": 60.0}, "rank 1: SIGTERM"),
-        ({"source": "aws spot", "reason": "terminate at 12:00"}, "aws spot: terminate at 12:00"),
-        (
-            {"source": "preempt", "reason": "kernel update", "by": "root@head"},
-            "preempt: kernel update (asked by root@head)",
-        ),
+        ("cuda_illegal_memory_access", (1,), "cuda_illegal_memory_access"),
+        ("cuda_illegal_memory_access", (), "cuda_illegal_memory_access"),
+        ("storage_full", (0,), "rank_abort"),  # which rank 0 got over
     ],
 )
-def test_an_incident_says_who_asked_and_why(notice, told):
-    """As far as the event of the notice knows."""
-    assert asked(notice) == told
+def test_the_log_of_all_ranks_speaks_for_the_rank_that_died(told, ranks, cause):
+    """Not where it speaks of another one; it names no other culprit in any case."""
+    found = died(told, *ranks)
+    assert (found.culprits, found.classification.cause) == ((1,), cause)
+
+
+def raised(rank, kind, message):
+    """The trace of a rank that left an exception with its traceback."""
+    record = {"type": kind, "message": message, "frames": [], "traceback": f"Traceback ...\n{kind}: {message}\n"}
+    return RankTrace(rank, 100 + rank, None, record, rank, None)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_the_first_traceback_is_shown_again_where_others_came_after_it(others):
+    """With one rank's alone on the screen there is nothing to repeat."""
+    exits = [RankExit(rank, rank, 100 + rank, 1, order, order, False) for order, rank in enumerate((1, 0))]
+    silent = RankTrace(0, 100, None, None, None, None)
+    lost = raised(0, "RuntimeError", "[pair.cc:1] Connection closed by peer [::1]:1")
+    traces = {1: raised(1, "ValueError", "bad"), 0: lost if others else silent}
+    facts = Facts(attempt=0, node="n", exits=exits, traces=traces, ended_by=EndedBy.RANKS)
+    shown = first_traceback(facts, first_death(facts))
+    assert shown == ("the first to fail was rank 1:\nTraceback ...\nValueError: bad" if others else None)

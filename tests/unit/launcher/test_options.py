@@ -87,9 +87,10 @@ def test_start_methods_of_torchrun_are_accepted(script, capsys):
 
 
 def test_the_resume_command_names_the_run_directory_once(script):
-    """What was given stays as it was, except that nothing starts over again."""
-    named = shlex.split(resume_command(parse("--fresh", "--run-dir", "a b", script, "--lr", "1"), "/r/a b"))
-    assert named == ["resilience", "run", "--run-dir", "a b", script, "--lr", "1"]
+    """In full, as it is copied elsewhere; what else was given stays, except that nothing starts over again."""
+    for given in (["--run-dir", "a b"], ["--run-dir=a b"], ["--run_dir", "a b"]):
+        named = shlex.split(resume_command(parse("--fresh", *given, script, "--run-dir", "1"), "/r/a b"))
+        assert named == ["resilience", "run", "--run-dir", "/r/a b", script, "--run-dir", "1"]
     unnamed = shlex.split(resume_command(parse(script), "/r/x"))
     assert unnamed == ["resilience", "run", "--run-dir", "/r/x", script]
 

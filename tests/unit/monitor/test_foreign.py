@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s
 from resilience_sdk.events import Event
+from resilience_sdk.hostinfo import process_start_ticks
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.monitor.foreign import DeathWatch
+from resilience_sdk.monitor.foreign_outcome import resume_command
 from resilience_sdk.monitor.ranks import WatchedRank
-from resilience_sdk.rank_page import PageReader, RankPage
+from resilience_sdk.rank_page import PageReader, RankPage, layout
 
 LOST_PEER = {"type": "RuntimeError", "message": "[gloo] Connection closed by peer [127.0.0.1]:4242", "frames": []}
 
@@ -33,7 +39,9 @@ def dead_rank(tmp_path):
     """Make ranks that died at a time, with a wait status and perhaps an exception."""
     made = []
 
-    def make(rank: int, died_ns: int, status: int, exception: dict | None = None) -> WatchedRank:
+    def make(
+        rank: int, died_ns: int, status: int | None, exception: dict | None = None, checks: int = 0
+    ) -> WatchedRank:
         stem = tmp_path / f"a0-r{rank}-{os.getpid()}"
         page = RankPage.create(
             stem.with_suffix(".page"),
@@ -46,6 +54,7 @@ def dead_rank(tmp_path):
             created_ns=1,
             facts={"host": "here", "script": "train.py"},
         )
+        page.words[layout.W_CHECKS] = checks
         reader = PageReader(page.path)
         watched = WatchedRank(stem, reader, reader.snapshot(), None)
         watched.died_ns, watched.wait_status = died_ns, status
@@ -57,6 +66,18 @@ def dead_rank(tmp_path):
     yield make
     for watched in made:
         watched.close()
+
+
+def saved(run_dir, step: int) -> None:
+    """Leave a checkpoint that is complete as far as its name tells."""
+    folder = run_dir / "checkpoints" / f"step-{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+
+
+def outcome(run_dir) -> dict:
+    """What `outcome.json` says."""
+    return json.loads((run_dir / "outcome.json").read_text())
 
 
 def events(journal, name: str) -> list[dict]:
@@ -96,13 +117,14 @@ def test_an_exit_is_journalled_as_our_launcher_does(watch, dead_rank):
 def test_ranks_that_leave_as_they_were_asked_are_a_preemption(watch, dead_rank, tmp_path, capfd, other):
     """Exit code 75 is nobody's fault, whatever the launcher does to the rest, and no failure in the time to one."""
     watch.journal.emit(Event.PREEMPT_NOTICE, source="SIGTERM", attempt=0)
-    watch.journal.emit(Event.CKPT_COMMIT, step=8, attempt=0)
+    saved(tmp_path, 8)
     watch.journal.emit(Event.STOP_AGREED, step=10, attempt=0)
     watch.deaths.conclude([dead_rank(1, 2000, other), dead_rank(0, 1000, 75 << 8)])
     (incident,) = IncidentStore(tmp_path).all()
     assert (incident.kind, incident.culprits, incident.victims) == ("preemption", (), ())
     assert (incident.cause, incident.action, incident.lost_steps) == ("preemption_sigterm", "requeue", 2)
-    assert [item.text for item in incident.evidence[:2]] == ["SIGTERM", "the newest is after step 8"]
+    newest = "the newest is after step 8; all ranks stopped after step 10, 2 steps lost"
+    assert [item.text for item in incident.evidence[:2]] == ["SIGTERM to the launcher on h", newest]
     said = capfd.readouterr().err
     assert "CRASH" not in said
     assert f"incidents/{incident.id}/report.md" in said
@@ -124,3 +146,66 @@ def test_a_rank_that_fails_while_another_leaves_is_a_crash(watch, dead_rank, tmp
     watch.deaths.conclude([dead_rank(0, 1000, 75 << 8), dead_rank(1, 1001, 1 << 8, own)])
     (incident,) = IncidentStore(tmp_path).all()
     assert (incident.kind, [culprit.rank for culprit in incident.culprits]) == ("crash", [1])
+
+
+@pytest.mark.parametrize(
+    "status",
+    [signal.SIGTERM, signal.SIGKILL, None],
+    ids=["at its own deadline", "at the launcher's", "nobody can tell how"],
+)
+def test_ranks_that_are_ended_because_no_stop_was_agreed_are_a_preemption_too(watch, dead_rank, tmp_path, status):
+    """The incident names who hindered it and the cure, and the outcome says preempted and how to go on."""
+    watch.journal.emit(Event.PREEMPT_NOTICE, source="rank 0: SIGTERM", kind="signal", rank=0, time_left_s=0.5)
+    ranks = [dead_rank(0, time.monotonic_ns(), status, checks=9), dead_rank(1, time.monotonic_ns(), status)]
+    saved(tmp_path, 8)
+    watch.deaths.conclude(ranks, everything=True)
+    (incident,) = IncidentStore(tmp_path).all()
+    assert (incident.kind, incident.cause, incident.action) == ("preemption", "preemption_sigterm", "requeue")
+    assert [(culprit.rank, culprit.node) for culprit in incident.culprits] == [(1, "here")]
+    assert "call preemption.check() in the loop of rank 1" in str(incident.advice)
+    told = outcome(tmp_path)
+    assert (told["verdict"], told["exit_code"], told["checkpoint"]) == ("preempted", 75, 8)
+    assert "SIGTERM to rank 0 on" in told["reason"]
+    assert "rank 1 on here never calls preemption.check()" in told["reason"]
+
+
+@pytest.mark.parametrize(("status", "asked"), [(signal.SIGKILL, True), (signal.SIGTERM, False), (1 << 8, True)])
+def test_who_dies_for_another_reason_was_not_preempted(watch, dead_rank, tmp_path, status, asked):
+    """Killed long before the time was over, ended by a signal that nobody heard, or failed by itself."""
+    if asked:
+        watch.journal.emit(Event.PREEMPT_NOTICE, source="rank 0: SIGTERM", kind="signal", rank=0, time_left_s=60.0)
+    watch.deaths.conclude([dead_rank(0, time.monotonic_ns(), status, checks=9)], everything=True)
+    assert [i.kind for i in IncidentStore(tmp_path).all()] == ([] if status == signal.SIGTERM else ["crash"])
+    assert outcome(tmp_path)["verdict"] == "give_up"
+
+
+def test_the_signal_by_which_a_failed_attempt_is_ended_is_no_preemption(watch, dead_rank, tmp_path):
+    """torchrun ends the others by SIGTERM, which they hear as any other; the first has died before that."""
+    died = dead_rank(1, time.monotonic_ns(), signal.SIGKILL)
+    watch.journal.emit(Event.PREEMPT_NOTICE, source="rank 0: SIGTERM", kind="signal", rank=0, time_left_s=0.5)
+    watch.deaths.conclude([dead_rank(0, time.monotonic_ns(), signal.SIGTERM), died], everything=True)
+    assert [i.kind for i in IncidentStore(tmp_path).all()] == ["crash"]
+    assert outcome(tmp_path)["verdict"] == "give_up"
+
+
+def test_a_signal_at_the_time_of_a_death_that_nobody_can_explain_is_told(watch, dead_rank, tmp_path):
+    """Where the launcher collects its children at once, a rank without a handler and one that was killed look alike."""
+    died = dead_rank(1, time.monotonic_ns(), None)
+    watch.journal.emit(Event.PREEMPT_NOTICE, source="rank 0: SIGTERM", kind="signal", rank=0, time_left_s=60.0)
+    watch.deaths.conclude([dead_rank(0, time.monotonic_ns(), None), died], everything=True)
+    (incident,) = IncidentStore(tmp_path).all()
+    assert incident.kind == "crash"
+    assert "SIGTERM to rank 0" in incident.evidence[-1].text
+
+
+def test_how_to_resume_is_the_command_of_who_started_the_ranks(tmp_path):
+    """That of a Python launcher with its words quoted and its secrets gone; of another program nobody knows it."""
+    program = "import sys; sys.stdin.read()"
+    words = [sys.executable, "-c", program, "--run name", "--api-key", "hunter2"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as parent:
+        ticks = process_start_ticks(parent.pid)
+        config = JobConfig("job", str(tmp_path), True, {}, "report", "t.py", None, None, 1, 1, parent.pid, ticks)
+        told = resume_command(config)
+        parent.stdin.close()
+    assert told == f"RESILIENCE_RUN_DIR={tmp_path} {shlex.join([*words[:-1], '[redacted]'])}"
+    assert resume_command(config) == f"RESILIENCE_RUN_DIR={tmp_path} <the same command>"

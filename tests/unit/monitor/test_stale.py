@@ -13,7 +13,8 @@ from resilience_sdk import hostinfo, job_config
 from resilience_sdk.file_lock import file_lock
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.monitor import spawn
-from resilience_sdk.monitor.stale import remove_stale
+from resilience_sdk.monitor.stale import remove_ended, remove_stale
+from resilience_sdk.rank_page import RankPage, page_stem
 from resilience_sdk.session.unwatched import remove_unwatched
 
 ME = os.getpid()
@@ -77,3 +78,23 @@ def test_a_rank_that_no_monitor_saw_leaves_nothing(make):
         remove_unwatched(watched, watched / "a0-r0-4000000")
     assert list(shared.glob("*.page"))
     assert list(watched.glob("*.page"))
+
+
+def test_dead_ranks_of_an_earlier_start_are_not_those_of_this_one(tmp_path):
+    """They would be its failed ranks, should it have fewer; who lives, or came since then, stays."""
+
+    def page(rank, ticks, created_ns):
+        identity = {"rank": rank, "local_rank": rank, "world_size": 4, "attempt": 0, "created_ns": created_ns}
+        path = tmp_path / f"{page_stem(0, rank, ME)}.page"
+        RankPage.create(path, pid=ME, start_ticks=ticks, facts={}, **identity)
+        path.with_suffix(".stack").touch()
+
+    page(0, GONE[1], 5)
+    page(1, hostinfo.process_start_ticks(ME), 5)
+    page(2, GONE[1], 15)
+    (tmp_path / f"{page_stem(0, 3, ME)}.page").write_bytes(b"x")
+    (tmp_path / job_config.FILE).touch()
+    remove_ended(tmp_path, 10)
+    left = {path.name for path in tmp_path.iterdir()}
+    pages = [f"{page_stem(0, rank, ME)}{suffix}" for rank in (1, 2) for suffix in (".page", ".stack")]
+    assert left == {*pages, f"{page_stem(0, 3, ME)}.page", job_config.FILE}

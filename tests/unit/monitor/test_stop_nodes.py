@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from resilience_sdk.monitor.notices import Asked, Notices
 from resilience_sdk.monitor.stop_nodes import OWN, PEERS, NodeStop, StopNodes, decode
+from resilience_sdk.preemption.asking import Asker
 from resilience_sdk.preemption.protocol import RankView
 from resilience_sdk.rank_page import layout
 from resilience_sdk.wire import to_text
@@ -132,11 +133,11 @@ def test_one_node_tells_nobody(tmp_path):
 @pytest.mark.parametrize(
     ("text", "asked"),
     [
-        ("", Asked("preempt")),
+        ("", Asked("preempt", Asker.FILE)),
         ('{"reason": "maintenance\\u001b[31m\\n at 5", "by": "root@head"}', ("maintenance", "root@head")),
-        ('{"reason": 5}', Asked("preempt")),
-        ("[" * 100_000, Asked("preempt")),
-        ("no JSON", Asked("preempt")),
+        ('{"reason": 5}', Asked("preempt", Asker.FILE)),
+        ("[" * 100_000, Asked("preempt", Asker.FILE)),
+        ("no JSON", Asked("preempt", Asker.FILE)),
     ],
 )
 def test_the_file_says_why_and_who(tmp_path, text, asked):
@@ -187,7 +188,7 @@ def test_a_file_of_root_asks_also_where_it_cannot_be_read():
         folder.chmod(0o755)
         (folder / "preempt").touch(0o600)
         with as_nobody():
-            assert Notices(folder, 0.0, lambda: None).look([]) == Asked("preempt")
+            assert Notices(folder, 0.0, lambda: None).look([]) == Asked("preempt", Asker.FILE)
 
 
 def test_a_signal_to_a_rank_comes_before_the_file(tmp_path):
@@ -198,5 +199,5 @@ def test_a_signal_to_a_rank_comes_before_the_file(tmp_path):
     assert notices.look([]) is None
     os.rmdir(tmp_path / "preempt")
     (tmp_path / "preempt").touch()
-    assert notices.look([(0, 0), (2, 15)]) == Asked("rank 2: SIGTERM")
-    assert notices.look([(1, layout.NOTICE_REQUEST)]) == Asked("rank 1: preemption.request()")
+    assert notices.look([(0, 0), (2, 15)]) == Asked("rank 2: SIGTERM", Asker.SIGNAL, 2)
+    assert notices.look([(1, layout.NOTICE_REQUEST)]) == Asked("rank 1: preemption.request()", Asker.REQUEST, 1)

@@ -22,11 +22,11 @@ from resilience_sdk import console
 from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.launcher.board import Board
 from resilience_sdk.launcher.exchange import Exchange
+from resilience_sdk.monitor import hindrances, stop_nodes
 from resilience_sdk.monitor import preemption as monitor
-from resilience_sdk.monitor import stop_nodes
 from resilience_sdk.monitor.notices import Notices
 from resilience_sdk.monitor.ranks import WatchedRank
-from resilience_sdk.preemption import cell, scheduler, signals
+from resilience_sdk.preemption import cell, listener, scheduler, signals
 from resilience_sdk.preemption import rank as rank_side
 from resilience_sdk.preemption.protocol import ALONE_S, PATIENCE_S, TEARDOWN, Decision
 from resilience_sdk.preemption.side import MONITOR, coordinator_word
@@ -56,7 +56,7 @@ class Rank:
         self.handlers = Handlers(words, pages, 0, (signal.SIGTERM,))
         side = rank_side.Side(words, pages, journal, 0, (signal.SIGTERM,), GRACE_S, -1)
         self.check, ask = rank_side._make_check()
-        self.listener = rank_side.Listener(side, self.handlers)
+        self.listener = listener.Listener(side, self.handlers, ask)
         ask(self.listener)
         reader = PageReader(self.page.path)
         self.watched = WatchedRank(stem, reader, reader.snapshot(), None)
@@ -165,7 +165,7 @@ class Job(RuleBasedStateMachine):
         self.last = last
         self.patched = pytest.MonkeyPatch()
         self.hands = Hands()
-        for module in (monitor, stop_nodes, rank_side, signals):
+        for module in (monitor, hindrances, stop_nodes, listener, signals):
             self.patched.setattr(module, "time", self.hands.module)
         self.patched.setattr(monitor, "ControlWords", StepwiseControl)
         for name in ("make_link", "read_link"):
@@ -571,8 +571,29 @@ def test_a_rank_without_which_nothing_can_be_agreed_is_named_once(request, capfd
         for _ in range(10):
             job.coordinator_goes_on(0, 12)
     said = capfd.readouterr().err
-    told = {"ended": "rank 0 has ended", "unseen": "rank 1 is seen by no monitor"}.get(gone)
+    told = {"ended": "rank 0 on host#0 has ended", "unseen": "rank 1 is seen by no monitor"}.get(gone)
     assert said.count("no stop can be agreed") == said.count(str(told)) == (told is not None)
     events = [e for e in read_journal(job.run_dir / "journal").events if e["event"] == "degraded"]
     assert [e["ranks"] for e in events] == {"ended": [[0]], "unseen": [[1]], "agreed": []}[gone]
     job.asked = False  # no stop can come of it
+
+
+def test_a_rank_that_does_not_check_any_more_is_named_when_half_of_the_time_is_over(request, capfd):
+    """It may sit in an evaluation: the stop is late and comes to nothing, and the incident can say because of whom."""
+    job = Job()
+    job.start(ranks=2, apart=50, silent=9)
+    request.addfinalizer(job.teardown)
+    job.all_go_on(3, 12, 25)
+    job.notice(0, int(signal.SIGTERM))
+    for _ in range(10):
+        job.hands.now += 4.0
+        for _ in range(10):
+            job.coordinator_goes_on(0, 12)
+        if job.hands.now < 1000.0 + GRACE_S / 2:
+            assert "did not call" not in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert said.count("ranks 0-1 on host#0 did not call preemption.check() again") == 1
+    (event,) = [e for e in read_journal(job.run_dir / "journal").events if e["event"] == "degraded"]
+    assert (event["hindrance"], event["ranks"]) == ("late", [0, 1])
+    assert [culprit["node"] for culprit in event["culprits"]] == ["host#0", "host#0"]
+    job.asked = False  # it was not for the ranks to stop

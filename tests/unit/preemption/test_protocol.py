@@ -91,4 +91,10 @@ def test_each_void_round_doubles_the_lead_up_to_a_bound(round_, rate, nodes):
     """Also for a monitor that has not seen the rounds before."""
     lead, following = lead_of(round_, rate, nodes), lead_of(round_ + 1, rate, nodes)
     assert 2 <= lead <= following <= 1 << 24
-    assert following == min(1 << 24, 2 * lead)
+    assert following == min(1 << 24, 2 * lead) or (rate > 0 and following == lead >= lead_of(5, rate, nodes))
+
+
+@given(st.integers(1, 65_534), st.floats(100, 1e6))
+def test_rounds_that_were_void_before_the_rate_was_known_do_not_put_off_the_stop(round_, rate):
+    """A loop of microseconds passes a dozen proposals in its first moment: it stops seconds later, not minutes."""
+    assert lead_of(round_, rate) <= 4.0 * rate

@@ -408,17 +408,21 @@ def test_the_first_check_waits_for_no_monitor_and_handles_signals_at_once(tmp_pa
     program = """
 import os, signal, time
 from resilience_sdk import preemption
-from resilience_sdk.session import lifecycle, rank_session
-rank_session.is_alive = lambda pages: False
+from resilience_sdk import environ
+from resilience_sdk.file_lock import file_lock
+from resilience_sdk.monitor.spawn import SPAWN_LOCK, is_alive
+from resilience_sdk.rank_page import job_page_directory
+from resilience_sdk.session.identity import fallback_job_key
+env = environ.environment()
+pages = job_page_directory(environ.job_key(env, fallback_job_key(env)), env)
 began = time.monotonic()
-assert not preemption.check()
-print(time.monotonic() - began < 5, end=" ")
-os.kill(os.getpid(), signal.SIGTERM)
-for _ in range(100):
+with file_lock(pages / SPAWN_LOCK):  # as if another rank were starting the monitor, and never came to it
     assert not preemption.check()
-rank_session.is_alive = lambda pages: True
-preemption.check()
-lifecycle.current()._monitor.keep_alive()
+    print(time.monotonic() - began < 5, end=" ")
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(100):
+        assert not preemption.check()
+    assert not is_alive(pages)
 while not preemption.check():
     time.sleep(0.001)
     assert time.monotonic() < began + 30
@@ -459,3 +463,29 @@ def test_a_notice_of_the_cloud_stops_the_job_with_the_time_that_the_cloud_gives(
         program = program.replace("assert preemption.time_left() is None\n", "")
         ended = run(tmp_path, program, RESILIENCE_CLOUD_NOTICES="gcp", RESILIENCE_CLOUD_ENDPOINT=gce.url)
     assert (ended.returncode, ended.stdout) == (75, "[] True\n"), ended.stderr
+
+
+def test_a_request_works_without_a_run_directory_too(tmp_path):
+    """What is asked for in this process stops it; and it is said that nothing is saved."""
+    program = """
+import resilience_sdk
+from resilience_sdk import preemption
+with resilience_sdk.start_run(state={"values": {}}) as run:
+    for step, _ in run.steps(range(10_000_000)):
+        if step == 5:
+            preemption.request("maintenance")
+"""
+    ended = run(tmp_path, program, RESILIENCE_RUN_DIR="/proc/none/run")
+    assert ended.returncode == 75, ended.stderr
+    start, saves, *rest = ended.stderr.splitlines()
+    assert "cannot use /proc/none/run as run directory" in start
+    assert "NOTHING IS SAVED" in saves
+    assert not rest
+
+
+def test_a_request_that_asks_nobody_says_so(tmp_path):
+    """Switched off: one line, however often."""
+    program = "from resilience_sdk import preemption; preemption.request('a'); preemption.request('b')"
+    ended = run(tmp_path, program, RESILIENCE_DISABLE="1")
+    assert ended.returncode == 0
+    assert ended.stderr.count("preemption.request('a') asks nobody") == ended.stderr.count("asks nobody") == 1

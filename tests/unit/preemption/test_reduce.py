@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resilience_sdk.preemption.asking import Hindrance
 from resilience_sdk.preemption.protocol import Decision
 from resilience_sdk.preemption.reduce import Reduction, agreed, contribution, next_every
 
@@ -59,8 +60,12 @@ class Rank:
         self.stopped_at = None
         self.asked = False
         self.reduction = Reduction(
-            lambda: End(wire, number), is_alone=False, patience_s=PATIENCE_S, clock=clock, give_up=self.said.append
+            lambda: End(wire, number), is_alone=False, patience_s=PATIENCE_S, clock=clock, give_up=self.give_up
         )
+
+    def give_up(self, why, hindrance, ranks):
+        self.said.append(why)
+        self.hindrance, self.named = hindrance, list(ranks)
 
     def check(self):
         self.count += 1
@@ -138,6 +143,7 @@ def test_a_rank_that_never_comes_is_named_and_nobody_waits_for_it_again():
         == ranks[2].said
         == ["rank 1 never called preemption.check(); call it on every rank, once per step"]
     )
+    assert (ranks[0].hindrance, ranks[0].named) == (Hindrance.NO_CHECK, [1])
     assert list(wire.brought) == [1]
     ranks[0].asked = True
     ranks[0].check()
@@ -183,7 +189,7 @@ def test_one_rank_alone_decides_at_once_and_one_without_a_group_waits_for_it():
     """Before init_process_group a rank with peers cannot know what they do."""
     for is_alone in (True, False):
         reduction = Reduction(
-            lambda: None, is_alone=is_alone, patience_s=1.0, clock=lambda: 0.0, give_up=lambda why: None
+            lambda: None, is_alone=is_alone, patience_s=1.0, clock=lambda: 0.0, give_up=lambda *why: None
         )
         assert reduction.stops(1, False, lambda: None) is False
         assert reduction.stops(2, True, lambda: None) is is_alone
@@ -239,14 +245,15 @@ def test_no_error_of_whatever_kind_reaches_the_loop(where):
         is_alone=False,
         patience_s=1.0,
         clock=lambda: 0.0,
-        give_up=said.append,
+        give_up=lambda why, hindrance, ranks: said.append((why, hindrance)),
     )
     stops = [reduction.stops(count, True, lambda: None) for count in range(1, 5)]
     if where == "decide":
         assert stops == [False, True, True, True]  # all ranks have read the same
     else:
         assert stops == [False] * 4
-        assert len(said) == 1
+        ((_, hindrance),) = said
+        assert hindrance is Hindrance.CUT_OFF
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.floats(0, 1e6))

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from resilience_sdk.errors import ConfigError
 from resilience_sdk.session.exceptions import is_user_file
+from resilience_sdk.session.run import start_run
 
 NO_THREADS = """
 import os, threading
@@ -37,6 +39,45 @@ sys.modules["torch.distributed"] = group
 with heartbeat():
     pass
 print(current().identity.rank)
+"""
+SLOW_LISTENER = """
+import os, threading
+from resilience_sdk import heartbeat, straggler
+from resilience_sdk.session import current
+from resilience_sdk.straggler.published import Numbered, Standing, write_standing
+from resilience_sdk.straggler.verdicts import Verdict
+
+entered = threading.Event()
+
+@straggler.on_verdict
+def slow(change):
+    entered.set()
+    threading.Event().wait()
+
+with heartbeat():
+    pass
+session = current()
+verdict = Verdict("transient", "fwd", "compute", "", (1,), ("a",), False, 0, 8)
+write_standing(session.run_dir.path, Standing(session.attempt, 0.0, changes=(Numbered(1, "found", verdict),)))
+assert entered.wait(30)
+answered = threading.Event()
+session._helper._signalled = lambda numbers: answered.set()  # where a signal's byte goes
+os.write(session._helper.descriptor, bytes([15]))
+print(answered.wait(30))
+"""
+LOST = """
+import json, os, time
+from pathlib import Path
+from resilience_sdk import heartbeat, straggler
+
+for number in range(2000):
+    with heartbeat(), straggler.section(f"save-{number}"):
+        pass
+journal = Path(os.environ["RESILIENCE_RUN_DIR"]) / "journal"
+end = time.monotonic() + 30
+while not any("save-" in file.read_text() for file in journal.rglob("*.jsonl")) and time.monotonic() < end:
+    time.sleep(0.05)
+print(any("save-" in file.read_text() for file in journal.rglob("*.jsonl")))
 """
 HELPER = """
 import os, subprocess, sys
@@ -75,6 +116,21 @@ def test_a_start_that_fails_is_said_and_leaves_no_page(tmp_path):
     assert (done.returncode, done.stdout) == (0, "step\nstep\n[]\n")
     assert "not watched" in done.stderr
     assert "can't start new thread" in done.stderr
+
+
+def test_a_listener_that_hangs_leaves_signals_and_requests_to_the_helper_thread(tmp_path):
+    """A post to a chat that never ends: a signal is seen at once all the same, and the process ends."""
+    done = run_script(tmp_path, SLOW_LISTENER)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_names_that_find_no_place_are_said(tmp_path):
+    """One line and one event, with the first name and the cure."""
+    done = run_script(tmp_path, LOST)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "neither timed nor guarded" in line]
+    assert "section 'save-63'" in line
+    assert "what varies" in line
 
 
 def test_a_bad_fault_is_ignored_when_the_rank_is_known_late(tmp_path):
@@ -120,3 +176,17 @@ with heartbeat():
     done = run_script(tmp_path, script)
     assert done.returncode == 0
     assert [path for path in (tmp_path / "pages").rglob("*") if path.is_file()] == []
+
+
+def test_a_run_directory_that_the_code_names_and_that_cannot_be_used_is_an_error(tmp_path):
+    """Before the first step, with path and cure: who asks for saves there must not train without them."""
+    done = run_script(tmp_path, "import resilience_sdk; resilience_sdk.start_run('/proc/none/run', state={})")
+    assert done.returncode == 1
+    assert "RunDirectoryError: cannot use /proc/none/run as run directory" in done.stderr
+    assert not list((tmp_path / "pages").rglob("*.page"))
+
+
+def test_an_option_of_the_loop_is_not_one_of_the_run():
+    """The message says where it belongs."""
+    with pytest.raises(ConfigError, match=r"on_preempt is an option of the loop: run.steps\(on_preempt=...\)"):
+        start_run(on_preempt="return")

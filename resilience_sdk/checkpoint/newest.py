@@ -1,4 +1,4 @@
-"""The newest checkpoint as a launcher sees it: from names alone, without torch and without reading a payload."""
+"""The newest checkpoint as launchers and monitors see it: from names, without torch and without reading a payload."""
 
 from __future__ import annotations
 

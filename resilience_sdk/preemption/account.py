@@ -1,0 +1,289 @@
+"""How a stop is explained: who asked, whether all ranks stopped at one step, and who hindered that. Pure.
+
+Read by whoever writes the incident of a job that left: our launcher, or the monitor under another one. The journal of
+the attempt tells what was said at the time, the pages how often each rank of this node has called `check()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from resilience_sdk.attribution.taxonomy import lookup
+from resilience_sdk.events import Event
+from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, compact_ranks
+from resilience_sdk.preemption.asking import Asker, Hindrance
+from resilience_sdk.rank_page import RankSnapshot
+
+_CAUSES = {
+    Asker.SIGNAL: "preemption_sigterm",
+    Asker.FILE: "preemption_requested",
+    Asker.REQUEST: "preemption_requested",
+    Asker.END: "slurm_time_limit",
+    Asker.CLOUD: "preemption_notice",
+    Asker.STRAGGLER: "straggler_persistent",
+}
+_TOLD, _UNTOLD = 0.9, 0.5  # confidence in the cause: somebody asked, or only the exit code 75 says so
+_MOST_EXITS = 16
+_MOST_GROUPS = 4
+_NEVER = "no rank has called preemption.check(), so nothing was saved at the end"
+_ADD_CHECK = "call preemption.check() once per step on every rank, or train by run.steps(), which saves and stops"
+
+
+@attrs.frozen
+class Hindered:
+    """Ranks without which no stop could be agreed, and why. `culprits` may be empty: nobody knows which."""
+
+    told: str
+    cure: str
+    culprits: tuple[Culprit, ...] = ()
+
+    def __str__(self) -> str:
+        """Return who it was and what, in words."""
+        return f"{who(self.culprits)} {self.told}{where(self.culprits)}" if self.culprits else self.told
+
+
+@attrs.frozen
+class Account:
+    """The story of one attempt that was asked to leave."""
+
+    asked: tuple[str, ...]
+    """Who asked, in words, in the order of time; empty: nobody is known to have asked."""
+    cause: str
+    is_agreed: bool
+    """All ranks stopped at one check."""
+    stopped_after: int | None
+    """After which step, where the ranks told."""
+    reached: int | None
+    """The step that a rank had reached in the end, where steps count over attempts."""
+    saved: int | None
+    """The newest checkpoint."""
+    saved_here: bool
+    """It was completed in this attempt."""
+    skipped: str | None
+    """Why the last save was not made."""
+    hindered: tuple[Hindered, ...]
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Return how many steps have to be done again; None where that is not known."""
+        done = self.stopped_after if self.is_agreed else self.reached
+        # Without a checkpoint of ours the script may have saved by itself.
+        return None if done is None or self.saved is None else max(0, done - self.saved)
+
+    @property
+    def advice(self) -> str | None:
+        """Return what to change, so that the next stop works; None where this one did."""
+        return "; ".join(dict.fromkeys(one.cure for one in self._shown)) or None
+
+    @property
+    def _shown(self) -> tuple[Hindered, ...]:
+        """Who was late is told of an agreed stop only where there was no time left for a save."""
+        return () if self.is_agreed and self.skipped is None else self.hindered
+
+    def reason(self) -> str:
+        """Return it in one sentence without a full stop, for the screen and the outcome."""
+        told = "the job was asked to leave" + (f" by {self.asked[0]}" if self.asked else "")
+        if self.is_agreed:
+            at = "" if self.stopped_after is None else f" after step {self.stopped_after}"
+            told += f"; all ranks stopped{at}, {self._told_lost()}"
+        elif self._shown:
+            told += f"; no stop was agreed, {self._told_lost()}"
+        shown = "; ".join(map(str, self._shown))
+        return f"{told}: {shown} ({self.advice})" if shown else told
+
+    def _told_lost(self) -> str:
+        if self.lost_steps is None:
+            return "how many steps are lost is not known"
+        return f"{self.lost_steps} step{'' if self.lost_steps == 1 else 's'} lost"
+
+    def incident(self, attempt: int, now: float, exit_codes: Mapping[int, int | None]) -> Incident:
+        """Return the incident of the stop, which is not written yet. `now` is Unix time in seconds."""
+        entry = lookup(self.cause)
+        codes = ", ".join(f"rank {rank}: {code}" for rank, code in sorted(exit_codes.items())[:_MOST_EXITS])
+        return Incident(
+            kind="preemption",
+            attempt=attempt,
+            detected_at=now,
+            culprits=tuple({c.rank: c for one in self._shown for c in one.culprits}.values()),
+            category=entry.category,
+            cause=entry.cause,
+            action=entry.action,
+            confidence=_TOLD if self.asked else _UNTOLD,
+            lost_steps=self.lost_steps,
+            evidence=(
+                Evidence("notice", "; ".join(self.asked) or "by whom is not known"),
+                *(Evidence("hindrance", str(one)) for one in self._shown),
+                Evidence("checkpoint", self._told_checkpoint()),
+                Evidence("exit", f"exit codes: {codes or 'none'}"),
+                *([Evidence(CURE, self.advice)] if self.advice else []),
+            ),
+        )
+
+    def _told_checkpoint(self) -> str:
+        told = "there is none" if self.saved is None else f"the newest is after step {self.saved}"
+        if self.saved_here:
+            told = f"saved: the checkpoint after step {self.saved}"
+        if self.is_agreed and self.stopped_after is not None:
+            told += f"; all ranks stopped after step {self.stopped_after}"
+        elif not self.is_agreed and self.reached is not None:
+            told += f"; step {self.reached} was reached"
+        told += "" if self.lost_steps is None else f", {self.lost_steps} steps lost"
+        return told + (f"; {self.skipped}" if self.skipped else "")
+
+
+def account(
+    told: Sequence[Mapping[str, Any]],
+    pages: Mapping[int, RankSnapshot],
+    *,
+    node: str,
+    saved: int | None,
+    saved_here: bool,
+    died: Mapping[int, str],
+) -> Account:
+    """Return the story of an attempt.
+
+    `told` are its events, by time; `pages` the last readings of this node's ranks. `saved` is the newest checkpoint,
+    `saved_here` whether this attempt made it. `died`: which ranks of this node ended of their own, and how, in words.
+    """
+    notices = [event for event in told if event["event"] == Event.PREEMPT_NOTICE.value]
+    stops = [event for event in told if event["event"] == Event.STOP_AGREED.value]
+    steps = [step for event in stops if (step := _whole(event.get("step"))) is not None]
+    reached = [page.step for page in pages.values() if page.step is not None and page.step_is_global]
+    hindered = [
+        Hindered(how, f"find out why rank {rank} ended", (_culprit(rank, pages, node),)) for rank, how in died.items()
+    ]
+    hindered += _silent(pages, node)
+    hindered += _hindered(told, {culprit.rank for one in hindered for culprit in one.culprits})
+    return Account(
+        asked=tuple(dict.fromkeys(_asked(notices))),
+        cause=_CAUSES[_asker(notices[0])] if notices else _CAUSES[Asker.SIGNAL],
+        is_agreed=bool(stops),
+        stopped_after=max(steps, default=None),
+        reached=max(reached, default=None),
+        saved=saved,
+        saved_here=saved_here,
+        skipped=next((_skip(event) for event in told if _is_last_save(event)), None),
+        hindered=tuple(hindered),
+    )
+
+
+def who(culprits: Iterable[Culprit]) -> str:
+    """Return ranks with their nodes: `rank 3 on n0, ranks 8-11 on n1`."""
+    return _grouped(culprits, lambda culprit: f" on {culprit.node}" if culprit.node else "")
+
+
+def where(culprits: Sequence[Culprit]) -> str:
+    """Return what they were in, where that is known: ` (in section eval at step 12)`, with ranks where it differs."""
+    places = {_place(culprit) for culprit in culprits}
+    told = places.pop().strip() if len(places) == 1 else _grouped(culprits, _place)
+    return f" ({told})" if told else ""
+
+
+def _place(culprit: Culprit) -> str:
+    section = f" in section {culprit.section}" if culprit.section else ""
+    return section + (f" at {culprit.told_step}" if culprit.told_step else "")
+
+
+def _grouped(culprits: Iterable[Culprit], by: Callable[[Culprit], str]) -> str:
+    groups: dict[str, list[int]] = {}
+    for culprit in culprits:
+        groups.setdefault(by(culprit), []).append(culprit.rank)
+    told = [f"rank{'s' * (len(ranks) > 1)} {compact_ranks(ranks)}{group}" for group, ranks in groups.items()]
+    return ", ".join(told[:_MOST_GROUPS]) + (", ..." if len(told) > _MOST_GROUPS else "")
+
+
+def _asker(notice: Mapping[str, Any]) -> Asker:
+    kind = notice.get("kind")
+    return next((one for one in Asker if one.value == kind), Asker.SIGNAL)  # what else there is, is of another version
+
+
+def _asked(notices: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield who asked, in words, without what only repeats it: a monitor reports what a rank or launcher has told."""
+    to_launcher = any(_asker(notice) is Asker.SIGNAL and notice.get("rank") is None for notice in notices)
+    with_reason = {_whole(notice.get("rank")) for notice in notices if "reason" in notice}
+    for notice in notices:
+        kind, rank = _asker(notice), _whole(notice.get("rank"))
+        if kind is Asker.SIGNAL and rank is not None and to_launcher:
+            continue  # which the launcher has passed on
+        if kind is Asker.REQUEST and "reason" not in notice and rank in with_reason:
+            continue
+        yield _words(kind, notice)
+
+
+def _words(kind: Asker, notice: Mapping[str, Any]) -> str:
+    host, rank, by = notice.get("host"), _whole(notice.get("rank")), notice.get("by")
+    source = str(notice.get("source")).removeprefix(f"rank {rank}: ")
+    reason = f": {notice['reason']}" if notice.get("reason") else ""
+    here = f" on {host}" if host else ""
+    in_rank = f" in rank {rank}{here}" if rank is not None else here
+    if kind is Asker.SIGNAL:
+        return f"{source} to {'the launcher' if rank is None else f'rank {rank}'}{here}"
+    if kind is Asker.REQUEST:
+        return f"preemption.request(){in_rank}{reason}"
+    if kind is Asker.FILE:
+        return f"resilience preempt of {by}{reason}" if by else f"the file preempt in the run directory{reason}"
+    if kind is Asker.END:
+        return "the scheduler, whose time for the job ends"
+    return f"{source}{reason}" if kind is Asker.STRAGGLER else f"the cloud ({source}{reason})"
+
+
+def _silent(pages: Mapping[int, RankSnapshot], node: str) -> Iterator[Hindered]:
+    """Yield the ranks of this node that have never called `check()`."""
+    silent = [rank for rank, page in sorted(pages.items()) if not page.checks]
+    if silent and len(silent) == len(pages):
+        yield Hindered(_NEVER, _ADD_CHECK)
+    elif silent:
+        yield hindered_by(Hindrance.NO_CHECK, tuple(_culprit(rank, pages, node) for rank in silent))
+
+
+def _hindered(told: Iterable[Mapping[str, Any]], known: set[int]) -> Iterator[Hindered]:
+    """Yield whom the events of this attempt name, but those that are `known`, and nobody twice."""
+    seen: set[object] = set()
+    for event in told:
+        kind = next((one for one in Hindrance if one.value == event.get("hindrance")), None)
+        if event["event"] != Event.DEGRADED.value or kind is None:
+            continue
+        named = Incident.from_json({"culprits": event.get("culprits")}).culprits
+        culprits = tuple(culprit for culprit in named if culprit.rank not in known)
+        identity = kind, tuple(culprit.rank for culprit in culprits)
+        if (named and not culprits) or identity in seen:
+            continue
+        seen.add(identity)
+        yield hindered_by(kind, culprits)
+
+
+def hindered_by(kind: Hindrance, culprits: tuple[Culprit, ...]) -> Hindered:
+    """Return the words for it."""
+    ranks = f"rank{'s' if len(culprits) > 1 else ''} {compact_ranks(c.rank for c in culprits)}" if culprits else "it"
+    return Hindered(kind.told if culprits else f"a rank {kind.told}", kind.cure.format(ranks=ranks), culprits)
+
+
+def _culprit(rank: int, pages: Mapping[int, RankSnapshot], node: str) -> Culprit:
+    page = pages.get(rank)
+    return Culprit(rank, node) if page is None else culprit_of(page, node)
+
+
+def culprit_of(page: RankSnapshot, node: str | None) -> Culprit:
+    """Return a rank and where its page says that it is."""
+    sections = [section.name for section in page.main_lane.stack if section.kind != "heartbeat"]
+    return Culprit(page.rank, node, page.step, sections[-1] if sections else None, step_is_global=page.step_is_global)
+
+
+def _is_last_save(event: Mapping[str, Any]) -> bool:
+    return event["event"] == Event.CKPT_SKIP.value and "expected_s" in event
+
+
+def _skip(event: Mapping[str, Any]) -> str:
+    takes, left = (_seconds(event.get(name)) for name in ("expected_s", "time_left_s"))
+    return f"the last save was skipped: it takes about {takes}, {left} were left"
+
+
+def _seconds(value: object) -> str:
+    return f"{float(value if isinstance(value, (int, float)) else 0.0):.1f} s"
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,72 @@
+"""The incident of an attempt is its own, not one that an earlier job left in the same run directory."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from resilience_sdk.events import Event
+from resilience_sdk.incidents import Incident, IncidentStore
+from resilience_sdk.journal import Journal
+from resilience_sdk.launcher.attempt_journal import AttemptJournal
+from resilience_sdk.launcher.decision import EndedBy
+from resilience_sdk.launcher.evidence import Facts
+from resilience_sdk.launcher.ranks import RankExit
+from resilience_sdk.launcher.relay import NodeRelay
+from resilience_sdk.launcher.reporter import Reporter
+from resilience_sdk.run_directory import RunDirectory
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDirectory.create(tmp_path / "run")
+
+
+def journal(run_dir, writer="launcher"):
+    return Journal(run_dir.journal, writer=writer, host="here", boot_id="", job="job")
+
+
+def conclude(run_dir, facts):
+    """Return the incident of an attempt that the job was asked to leave, as the launcher of its node finds it."""
+    ours = journal(run_dir)
+    reporter = Reporter(run_dir, ours, NodeRelay(None, ours), term_grace_s=1.0)
+    return IncidentStore(run_dir.path).get(reporter.conclude(facts, None, None).incident)
+
+
+def left(began_at, events):
+    """The end of attempt 0 of a rank without a page: nobody measures how long it lasted."""
+    ended = RankExit(rank=0, local_rank=0, pid=1, exit_code=75, order=0, at_ns=1, ended_by_us=True)
+    return Facts(
+        attempt=0,
+        node="here",
+        exits=(ended,),
+        traces={},
+        ended_by=EndedBy.PREEMPTION,
+        lasted_s=None,
+        began_at=began_at,
+        events=events,
+    )
+
+
+def test_the_preemption_of_an_earlier_job_is_not_taken_for_this_one(run_dir):
+    """A requeued job begins with attempt 0 again, and is preempted again: two incidents, each with its own story."""
+    rank = journal(run_dir, "rank0")
+    found = []
+    for step in (71, 92):
+        told = AttemptJournal(run_dir.journal, "job", 0)
+        began_at = time.time()
+        rank.emit(Event.STOP_AGREED, step=step, check=step)
+        found.append(conclude(run_dir, left(began_at, told.events)))
+    first, second = found
+    assert (first.id, second.id) == ("0001-preemption", "0002-preemption")
+    assert "after step 71" in str(first.evidence)
+    assert "after step 92" in str(second.evidence)
+    assert "71" not in str(second.evidence)
+
+
+def test_what_the_ranks_have_recorded_of_this_attempt_is_not_recorded_again(run_dir):
+    """Another node, or the job itself, may have been faster."""
+    began_at = time.time()
+    earlier = IncidentStore(run_dir.path).create("preemption", Incident(attempt=0, detected_at=time.time()))
+    assert conclude(run_dir, left(began_at, tuple)).id == earlier.id

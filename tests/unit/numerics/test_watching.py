@@ -1,0 +1,166 @@
+"""`check()` in one process: what it says, writes and raises, and when."""
+
+import math
+import threading
+from pathlib import Path
+
+import pytest
+
+from resilience_sdk import console, numerics
+from resilience_sdk.errors import ConfigError, NumericsError
+from resilience_sdk.events import Event
+from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.numerics import watching
+from resilience_sdk.numerics.recording import Attempt, record
+from resilience_sdk.numerics.trouble import Trouble
+
+NAN = math.nan
+
+
+class Journal:
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def emit(self, event, **facts):
+        self.told.append((event, facts))
+
+
+@pytest.fixture
+def journal():
+    return Journal()
+
+
+@pytest.fixture
+def watch(tmp_path, journal):
+    """A rank of two whose steps are the numbers of its calls."""
+
+    def make(*, restarts=True, is_global=True, run_dir=tmp_path):
+        side = watching.Side(
+            run_dir=run_dir,
+            journal=journal,
+            attempt=lambda: Attempt("job", 0, 2),
+            rank=lambda: 1,
+            step=lambda: (next(steps), is_global),
+            explain=str,
+            restarts=restarts,
+        )
+        return watching.Watch(side)
+
+    steps = iter(range(1000))
+    return make
+
+
+def incidents(path: Path):
+    for thread in threading.enumerate():
+        if thread.name == "resilience-numerics":
+            thread.join(10)
+    return IncidentStore(path).all()
+
+
+def test_a_bad_value_is_told_in_the_next_call_and_written_once(watch, tmp_path, journal, capfd):
+    """One incident for one episode, with rank, step and value; the calls return what was wrong."""
+    watched = watch()
+    answers = [watched.check(loss, 1.0, "warn") for loss in [1.0, 1.0, NAN, NAN, 1.0]]
+    assert [answer and answer.text for answer in answers] == [
+        None,
+        None,
+        None,
+        "loss is nan at step 2 on rank 1",
+        "loss is nan at step 3 on rank 1",
+    ]
+    (incident,) = incidents(tmp_path)
+    assert (incident.kind, incident.category, incident.cause, incident.action) == (
+        "numerics",
+        "numerics",
+        "nan_loss",
+        "none",
+    )
+    assert [(culprit.rank, culprit.step) for culprit in incident.culprits] == [(1, 2)]
+    assert [event for event, _ in journal.told] == [Event.NUMERICS, Event.INCIDENT]
+    assert capfd.readouterr().err.count("NUMERICS: loss is nan at step 2 on rank 1") == 1
+
+
+def test_after_sixteen_good_steps_it_is_over_and_the_next_one_is_new(watch, tmp_path, journal):
+    """Two episodes are two incidents; the end of the first is journalled."""
+    watched = watch()
+    for loss in [NAN, *[1.0] * 20, NAN, 1.0]:
+        watched.check(loss, None, "warn")
+    assert len(incidents(tmp_path)) == 2
+    assert [facts["found"] for event, facts in journal.told if event is Event.NUMERICS] == ["nan", "good", "nan"]
+
+
+@pytest.mark.parametrize(("policy", "action"), [("raise", "restart"), ("rollback", "rollback")])
+def test_who_asks_for_it_gets_an_exception_with_the_incident_written(watch, tmp_path, journal, policy, action):
+    """`raise` and `rollback` leave; the journal has what a resume needs, and the report is on the disk by then."""
+    watched = watch()
+    watched.check(1.0, math.inf, policy)
+    with pytest.raises(NumericsError, match="grad_norm is inf at step 0 on rank 1"):
+        watched.check(1.0, 1.0, policy)
+    (incident,) = IncidentStore(tmp_path).all()
+    assert (incident.cause, incident.action, incident.culprits) == ("nan_grad_anomaly", action, ())
+    told = next(facts for event, facts in journal.told if event is Event.NUMERICS)
+    assert (told["step"], told["action"], told["skip_batches"]) == (0, action, int(policy == "rollback"))
+
+
+@pytest.mark.parametrize("lacks", [{"restarts": False}, {"is_global": False}])
+def test_a_rollback_that_cannot_be_is_a_warning(watch, monkeypatch, journal, lacks):
+    """Where nobody starts the ranks again, or steps have no numbers, training goes on, and it is said."""
+    monkeypatch.setattr(console, "_said", set())
+    watched = watch(**lacks)
+    assert [bool(watched.check(loss, None, "rollback")) for loss in [NAN, 1.0, 1.0]] == [False, True, False]
+    assert [facts["what"] for event, facts in journal.told if event is Event.DEGRADED] == ["numerics"]
+
+
+def test_a_run_directory_that_cannot_be_written_costs_the_incident_only(watch, tmp_path, monkeypatch, journal):
+    """The value is still told and returned, the failure said and journalled."""
+    monkeypatch.setattr(console, "_said", set())
+    (tmp_path / "file").write_text("")
+    watched = watch(run_dir=tmp_path / "file")
+    watched.check(NAN, None, "warn")
+    assert watched.check(1.0, None, "warn").found == "nan"
+    watched.close(wait=True)
+    assert [event for event, _ in journal.told] == [Event.NUMERICS, Event.DEGRADED]
+
+
+def test_the_last_step_is_judged_at_the_end(watch, tmp_path):
+    """A process that ends has its last values looked at, without an exception whatever the policy."""
+    watched = watch()
+    watched.check(NAN, None, "raise")
+    watched.close(wait=True)
+    assert len(IncidentStore(tmp_path).all()) == 1
+
+
+def test_a_policy_that_there_is_not_is_refused(watch):
+    """The error has the choices."""
+    with pytest.raises(ConfigError, match="rollback"):
+        watch().check(1.0, None, "panic")
+
+
+def test_where_nothing_is_recorded_it_is_a_no_op(monkeypatch):
+    """Switched off, or failed: no value is looked at."""
+    monkeypatch.setattr(watching, "_watch", None)
+    monkeypatch.setattr(watching.lanes, "recorder", lambda: None)
+    assert numerics.check(loss=NAN, policy="raise") is None
+    numerics.settle()
+
+
+def test_ranks_share_one_incident_that_names_the_right_one(tmp_path):
+    """The victim writes first; the culprit corrects it; what comes after adds nothing."""
+    store, attempt = IncidentStore(tmp_path), Attempt("job", 0, 2)
+
+    def write(rank, step, name):
+        trouble = Trouble(rank, step, name, "nan", NAN, is_global=True)
+        return record(store, trouble, attempt, "none", 1.0e9, {})
+
+    first = write(0, 40, "grad_norm")
+    assert first.is_news
+    assert first.incident.culprits == ()
+    second = write(1, 40, "loss")
+    assert second.is_news
+    assert [culprit.rank for culprit in second.incident.culprits] == [1]
+    assert write(0, 41, "loss") is None
+    (incident,) = store.all()
+    assert incident.cause == "nan_loss"
+    assert [item.text.split()[0] for item in incident.evidence] == ["loss", "grad_norm"]

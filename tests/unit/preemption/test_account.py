@@ -1,0 +1,183 @@
+"""How a stop is explained: who asked, what came of it, who hindered it, and what to change."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience_sdk.events import Event
+from resilience_sdk.incidents import Culprit
+from resilience_sdk.incidents.report import headline, render_markdown
+from resilience_sdk.preemption.account import account, hindered_by
+from resilience_sdk.preemption.asking import Asker, Hindrance
+
+LAUNCHER = {"event": "preempt_notice", "source": "SIGTERM", "host": "n0", "rank": None}
+HEARD = {"event": "preempt_notice", "source": "rank 1: SIGTERM", "kind": "signal", "host": "n0", "rank": 1}
+
+
+def notice(kind, **facts):
+    return {"event": Event.PREEMPT_NOTICE.value, "kind": kind.value, "host": "n0", "rank": None, **facts}
+
+
+def page(rank, checks, step=None, section=None, is_global=True):
+    """As much of a page as the story is told from."""
+    sections = () if section is None else (SimpleNamespace(name=section, kind="compute"),)
+    lane = SimpleNamespace(stack=(SimpleNamespace(name="step", kind="heartbeat"), *sections))
+    return SimpleNamespace(rank=rank, checks=checks, step=step, step_is_global=is_global, main_lane=lane)
+
+
+def story(*told, pages=(), saved=None, saved_here=False, died=()):
+    by_rank = {one.rank: one for one in pages}
+    return account(told, by_rank, node="n0", saved=saved, saved_here=saved_here, died=dict(died))
+
+
+@pytest.mark.parametrize(
+    ("told", "cause", "asked"),
+    [
+        ([LAUNCHER], "preemption_sigterm", "SIGTERM to the launcher on n0"),
+        ([LAUNCHER, HEARD], "preemption_sigterm", "SIGTERM to the launcher on n0"),
+        ([HEARD], "preemption_sigterm", "SIGTERM to rank 1 on n0"),
+        (
+            [notice(Asker.FILE, source="preempt", by="ann@head", reason="kernel update")],
+            "preemption_requested",
+            "resilience preempt of ann@head: kernel update",
+        ),
+        ([notice(Asker.FILE, source="preempt")], "preemption_requested", "the file preempt in the run directory"),
+        (
+            [
+                notice(Asker.REQUEST, source="request", rank=2, reason="disk is full"),
+                notice(Asker.REQUEST, source="rank 2: preemption.request()", rank=2),
+            ],
+            "preemption_requested",
+            "preemption.request() in rank 2 on n0: disk is full",
+        ),
+        (
+            [notice(Asker.END, source="rank 0: the scheduler's end time", rank=0)],
+            "slurm_time_limit",
+            "the scheduler, whose time for the job ends",
+        ),
+        (
+            [notice(Asker.CLOUD, source="aws spot", reason="terminate at 12:00")],
+            "preemption_notice",
+            "the cloud (aws spot: terminate at 12:00)",
+        ),
+        ([{**LAUNCHER, "kind": "of another version"}], "preemption_sigterm", "SIGTERM to the launcher on n0"),
+    ],
+)
+def test_the_cause_is_who_asked_and_what_only_repeats_it_is_left_out(told, cause, asked):
+    """What a launcher or a rank has told itself is not told again by the monitor that saw it on a page."""
+    found = story(*told)
+    assert found.asked == (asked,)
+    assert found.cause == cause
+    incident = found.incident(0, 1.0, {})
+    assert (incident.cause, incident.category, incident.action) == (cause, "scheduler", "requeue")
+    assert asked in headline(incident).replace("`", "")
+    assert found.reason() == f"the job was asked to leave by {asked}"
+
+
+def test_an_agreed_stop_names_nobody_and_says_what_is_lost():
+    """Also where a rank was late for a while: it has stopped with the others."""
+    late = {"event": "degraded", "hindrance": "late", "culprits": [{"rank": 1, "node": "n0"}]}
+    found = story(LAUNCHER, late, {"event": "stop_agreed", "step": 40}, saved=40, saved_here=True)
+    assert found.reason().endswith("; all ranks stopped after step 40, 0 steps lost")
+    incident = found.incident(0, 1.0, {0: 75})
+    assert (incident.culprits, incident.lost_steps, incident.advice) == ((), 0, None)
+    assert "no rank" not in render_markdown(incident)
+
+
+def test_a_stop_that_came_too_late_for_its_save_names_who_was_late():
+    """The last save was skipped, because nothing was agreed before."""
+    late = {
+        "event": "degraded",
+        "hindrance": "late",
+        "culprits": [{"rank": 1, "node": "n0", "step": 39, "section": "eval", "step_is_global": True}],
+    }
+    skip = {"event": "ckpt_skip", "expected_s": 30.0, "time_left_s": 2.0}
+    incident = story(LAUNCHER, late, {"event": "stop_agreed", "step": 40}, skip, saved=32).incident(0, 1.0, {})
+    assert [culprit.rank for culprit in incident.culprits] == [1]
+    assert incident.lost_steps == 8
+    text = render_markdown(incident)
+    assert "rank 1 on n0 did not call preemption.check() again (in section eval at step 39)" in text
+    assert "it takes about 30.0 s, 2.0 s were left" in text
+
+
+def test_a_rank_that_never_checks_is_named_with_what_it_was_in_and_the_cure():
+    """From the pages, whether or not a monitor had the time to say it."""
+    pages = (page(0, 50, 12), page(1, 0, 12, "generate"))
+    said = {"event": "degraded", "hindrance": "no_check", "culprits": [{"rank": 1, "node": "n0"}]}
+    for told in ((LAUNCHER,), (LAUNCHER, said)):
+        found = story(*told, pages=pages, saved=8)
+        incident = found.incident(0, 1.0, {0: -9, 1: -9})
+        assert [(one.rank, one.node, one.section) for one in incident.culprits] == [(1, "n0", "generate")]
+        assert incident.lost_steps == 4
+        whole = "rank 1 on n0 never calls preemption.check() (in section generate at step 12)"
+        assert f"; no stop was agreed, 4 steps lost: {whole} (call preemption.check() in the loop of rank 1" in (
+            found.reason()
+        )
+        text = render_markdown(incident)
+        assert text.count(whole) == 2  # headline and evidence
+        assert "call preemption.check() in the loop of rank 1" in text.partition("## What to do next")[2]
+
+
+def test_where_nobody_checks_nobody_is_accused_and_the_cure_is_said():
+    """A script without the SDK in its loop."""
+    found = story(LAUNCHER, pages=(page(0, 0), page(1, 0)))
+    incident = found.incident(0, 1.0, {0: -15, 1: -15})
+    assert incident.culprits == ()
+    assert "no rank has called preemption.check()" in found.reason()
+    assert "run.steps()" in str(incident.advice)
+
+
+def test_a_rank_that_died_of_its_own_hindered_the_stop():
+    """With how it ended."""
+    found = story(LAUNCHER, pages=(page(0, 9), page(1, 9, 3, is_global=False)), died={1: "exited with code 1"})
+    assert "rank 1 on n0 exited with code 1 (at step 3 of this attempt)" in found.reason()
+
+
+def test_what_ranks_of_other_nodes_did_is_told_by_their_monitors():
+    """Each node journals its own, and one that is told by all ranks alike is told once."""
+    other = {"event": "degraded", "hindrance": "no_check", "culprits": [{"rank": 3, "node": "n1"}]}
+    alike = {"event": "degraded", "hindrance": "cut_off"}
+    found = story(LAUNCHER, other, alike, alike, pages=(page(0, 9),))
+    assert list(map(str, found.hindered)) == [
+        "rank 3 on n1 never calls preemption.check()",
+        "a rank could not reach the others",
+    ]
+
+
+def test_ranks_are_grouped_by_where_they_were():
+    """A thousand of them are no thousand words."""
+    ranks = [Culprit(n, "n0", 7, "bwd") for n in range(1, 900)]
+    assert str(hindered_by(Hindrance.LATE, (Culprit(0, "n0", 7, "eval"), *ranks))) == (
+        "ranks 0-899 on n0 did not call preemption.check() again "
+        "(rank 0 in section eval at step 7, ranks 1-899 in section bwd at step 7)"
+    )
+
+
+@pytest.mark.parametrize("kind", Hindrance)
+def test_every_hindrance_has_its_words_and_its_cure(kind):
+    """With ranks and without."""
+    for culprits in ((), (Culprit(1, "n0"),), (Culprit(1), Culprit(2))):
+        found = hindered_by(kind, culprits)
+        assert "{" not in str(found) + found.cure
+        assert kind.told in str(found)
+
+
+values = st.none() | st.integers() | st.text() | st.lists(st.none() | st.dictionaries(st.text(), st.integers()))
+keys = st.sampled_from(
+    ["kind", "hindrance", "culprits", "rank", "step", "reason", "by", "source", "host", "expected_s", "time_left_s"]
+)
+told_events = st.builds(
+    lambda name, facts: {**facts, "event": name.value},
+    st.sampled_from([Event.PREEMPT_NOTICE, Event.STOP_AGREED, Event.DEGRADED, Event.CKPT_SKIP]),
+    st.dictionaries(keys, values | st.sampled_from([*Asker, *Hindrance])),
+)
+
+
+@given(st.lists(told_events))
+def test_whatever_stands_in_a_journal_the_story_is_told(events):
+    """Events of other versions, or of nobody's making."""
+    found = story(*events)
+    assert found.reason()
+    assert render_markdown(found.incident(0, 1.0, {}))
