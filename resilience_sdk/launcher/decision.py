@@ -25,6 +25,7 @@ from resilience_sdk.outcome import (
 )
 
 STARTUP_FAILURES = 3  # attempts in a row without one completed step: the program does not get going
+CAUSE_RETRIES = 3  # of any cause: the third goes on from an older checkpoint, as two failures soon after a resume tell
 SURE = 0.8  # confidence from which a verdict may end the job: for hardware, for the scheduler, for a spent budget
 _WAIT_FIRST_S = 5.0
 _WAIT_CAP_S = 60.0
@@ -188,15 +189,15 @@ def _hopeless(history: Sequence[AttemptEnd]) -> tuple[Verdict, int, str] | None:
 def _cause_spent(history: Sequence[AttemptEnd]) -> tuple[Verdict, int, str] | None:
     """End a job that the same cause ended too often without a new checkpoint in between.
 
-    The taxonomy has the cap; one retry is always made. Causes that pass by themselves have the job's budget alone,
-    and so has a script that saves by itself, because its progress is not seen.
+    The taxonomy has the cap; it never ends a job before `CAUSE_RETRIES`. Causes that pass by themselves have the job's
+    budget alone, and so has a script that saves by itself, because its progress is not seen.
     """
     last = history[-1]
     known = lookup(last.cause)
     if known.persistence == "transient" or last.confidence < SURE or last.checkpoint_after is None:
         return None
     times = sum(end.cause == last.cause for end in _since_progress(history))
-    if times <= max(1, known.cap):
+    if times <= max(CAUSE_RETRIES, known.cap):
         return None
     reason = f"{last.cause} came {times} times without a new checkpoint in between: somebody has to look"
     if last.action in ("stop", "rollback"):

@@ -157,23 +157,23 @@ def test_a_run_that_fails_for_ever_comes_to_an_end(history, failure, budget):
 
 
 def test_a_cause_that_lasts_has_a_budget_of_its_own_until_a_new_checkpoint():
-    """One retry beyond which somebody has to look; what passes by itself has the job's budget alone."""
+    """After it somebody has to look, but not before an older checkpoint was tried; the rest has the job's budget."""
     crash = attrs.evolve(
         CRASH, cause="rank_segfault", category="process", confidence=0.9, checkpoint_before=5, checkpoint_after=5
     )
-    assert decide([crash], 9).restarts
-    assert decide([crash, crash], 9).verdict is Verdict.GIVE_UP
-    assert "rank_segfault came 2 times" in decide([crash, crash], 9).reason
-    assert decide([crash, saved(crash, 5, 6)], 9).restarts
-    assert decide([crash, saved(crash, 5, 6), crash], 9).verdict is Verdict.GIVE_UP
+    assert decide([crash] * 3, 9).restarts  # the third retry passes over the checkpoint that two resumes failed after
+    assert decide([crash] * 4, 9).verdict is Verdict.GIVE_UP
+    assert "rank_segfault came 4 times" in decide([crash] * 4, 9).reason
+    assert decide([*[crash] * 3, saved(crash, 5, 6)], 9).restarts
+    assert decide([*[crash] * 3, saved(crash, 5, 6), *[crash] * 3], 9).verdict is Verdict.GIVE_UP
     bad = attrs.evolve(crash, cause="checkpoint_corrupt", category="checkpoint", action="rollback")
-    assert decide([bad, bad], 9).exit_code == 77
+    assert decide([bad] * 4, 9).exit_code == 77
     for other in (
         {"confidence": 0.5},  # a guess
         {"cause": "rank_killed_sigkill"},  # transient
         {"checkpoint_before": None, "checkpoint_after": None},  # it saves by itself, if at all
     ):
-        assert decide([attrs.evolve(crash, **other)] * 3, 9).restarts
+        assert decide([attrs.evolve(crash, **other)] * 4, 9).restarts
 
 
 def test_what_the_scheduler_ends_is_requeued_when_that_is_sure():
