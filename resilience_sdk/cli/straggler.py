@@ -10,20 +10,24 @@ from typing import Any
 import attrs
 
 from resilience_sdk.cli.common import ago, open_run_dir, print_json, print_lines, reading_parser
+from resilience_sdk.cli.live import live_ranks
+from resilience_sdk.cli.run_state import state_of
+from resilience_sdk.cli.slow_now import standing_now
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.journal import read_journal
+from resilience_sdk.lease import current_holder
 from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.settings import Settings
 from resilience_sdk.settings.fields import FIELDS as SETTINGS
 from resilience_sdk.straggler import control
 from resilience_sdk.straggler.published import (
     read_report,
     read_settings,
-    read_standing,
     remove_settings,
     write_settings,
 )
 
-KEYS = ("run_dir", "settings", "enabled", "verdicts", "at", "report")
-_SCORES = 5
+KEYS = ("run_dir", "running", "settings", "enabled", "verdicts", "at", "report")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,14 +78,18 @@ def _read(run_dir: RunDirectory) -> dict[str, Any]:
 
 def collect(run_dir: RunDirectory, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the object that `--json` prints (`KEYS`); `settings` are those set while the job runs."""
-    standing, report = read_standing(run_dir.path), read_report(run_dir.path)
+    is_running = bool(current_holder(run_dir) or live_ranks(run_dir))
+    state = state_of(read_journal(run_dir.journal).events)
+    standing, report = standing_now(run_dir, state, is_running=is_running), read_report(run_dir.path)
+    count = settings.get("scores_to_print", Settings().scores_to_print)
     return {
         "run_dir": str(run_dir.path),
+        "running": is_running,
         "settings": settings,
         "enabled": None if standing is None else standing.enabled,
         "verdicts": [] if standing is None else [_verdict(verdict) for verdict in standing.verdicts],
         "at": None if standing is None else standing.at,
-        "report": None if report is None else {**json.loads(report.to_json()), "text": report.text(_SCORES)},
+        "report": None if report is None else {**json.loads(report.to_json()), "text": report.text(count)},
     }
 
 
@@ -92,11 +100,15 @@ def _verdict(verdict: Any) -> dict[str, Any]:
 def render(found: dict[str, Any], now: float) -> list[str]:
     """Return it as lines for a person; `now` is Unix time in seconds."""
     lines = [f"{name} = {value}, set while the job runs" for name, value in found["settings"].items()]
-    if found["at"] is None:
-        return [*lines, "nothing is known about stragglers: no windows of 8 steps were compared yet"]
-    if not found["enabled"]:
+    if not found["running"]:
+        lines.append("no job runs here, so nobody is slow now")
+    elif found["at"] is None:
+        lines.append("nothing is known about stragglers: no windows of 8 steps were compared yet")
+    elif not found["enabled"]:
         return [*lines, "the comparison is switched off"]
-    lines += [verdict["text"] for verdict in found["verdicts"]] or [f"nobody is slow, as of {ago(found['at'], now)}"]
+    else:
+        texts = [verdict["text"] for verdict in found["verdicts"]]
+        lines += texts or [f"nobody is slow, as of {ago(found['at'], now)}"]
     if found["report"] is not None:
-        lines += ["", *found["report"]["text"].splitlines()]
+        lines += ["", "the newest report:", *found["report"]["text"].splitlines()]
     return lines

@@ -16,6 +16,7 @@ from resilience_sdk.events import Event
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore, event_fields
 from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.notices import Asked
+from resilience_sdk.preemption.asking import Asker
 from resilience_sdk.straggler.control import Control
 from resilience_sdk.straggler.published import CHANGES_KEPT, Numbered, Standing, write_report, write_standing
 from resilience_sdk.straggler.reports import Report
@@ -23,6 +24,11 @@ from resilience_sdk.straggler.verdicts import OVER, TRANSIENT, Change, Verdict
 
 SOURCE = "straggler"
 """The source of a notice that asks for the stop."""
+LASTING_S = 10.0
+"""So long a slow-down has lasted before there is an incident. Steps alone do not tell: 48 of 10 ms are half a second,
+in which a neighbour on the machine compiles something."""
+SURE = 0.6
+"""The least confidence of a verdict for which the job is stopped. The waits must not contradict either."""
 _STRAGGLERS_JOURNALLED = 64
 _RANKS_JOURNALLED = 64
 
@@ -37,13 +43,15 @@ class StragglerResponse:
         store: IncidentStore,
         ask_stop: Callable[[Asked | None], None],
         *,
+        job: str,
         began: float,
     ) -> None:
-        """Write into `run_dir`; incidents from before `began` (Unix seconds) are of another job."""
+        """Write into `run_dir` for the job of that key; incidents from before `began` (Unix seconds) are of another."""
         self._run_dir = run_dir
         self._journal = journal
         self._store = store
         self._ask_stop = ask_stop
+        self._job = job
         self._began = began
         self._clear(0)
 
@@ -61,7 +69,7 @@ class StragglerResponse:
         self._has_asked = False
 
     def tell(self, changes: Sequence[Change], verdicts: tuple[Verdict, ...], *, stop: bool) -> None:
-        """Act on what has changed; `verdicts` are those that stand, `stop` is what is done about a persistent one."""
+        """Act on what has changed, and on `verdicts`, which stand; `stop`: on request of who runs the job, all stop."""
         for change in changes:
             self._count += 1
             self._changes.append(Numbered(self._count, change.what, change.verdict))
@@ -70,14 +78,18 @@ class StragglerResponse:
             )
             if change.what == OVER:
                 self._close(change.verdict)
-            elif change.verdict.kind != TRANSIENT:
-                self._open(change.verdict, stop=stop)
-        self._publish(verdicts, enabled=True)
+        for verdict in verdicts:
+            if _lasts(verdict):
+                self._open(verdict, stop=stop)
+        if changes:
+            self._publish(verdicts, enabled=True)
 
     def report(self, report: Report, scores_to_print: int) -> None:
-        """Print a report, journal what it comes to, and publish it."""
-        if text := report.text(scores_to_print):
-            console.say(text)
+        """Print a report, in a line where nobody is slow, journal what it comes to, and publish it."""
+        if report.names_somebody:
+            console.say(report.text(scores_to_print))
+        elif scores_to_print:
+            console.say(f"straggler report: {report.line()} (the scores: resilience straggler {self._run_dir})")
         self._journal.emit(
             Event.STRAGGLER,
             step=report.last_step,
@@ -94,8 +106,10 @@ class StragglerResponse:
     def note_control(self, said: str, control: Control) -> None:
         """Note that somebody has changed the settings, or tried to."""
         self._journal.emit(Event.STRAGGLER, what="settings", text=said, settings=attrs.asdict(control))
-        if not control.straggler_detection:
-            self._publish((), enabled=False)
+
+    def switched_off(self) -> None:
+        """Publish that nobody is compared."""
+        self._publish((), enabled=False)
 
     def note_failure(self, error: Exception) -> None:
         """Say that nobody is compared any more in this attempt."""
@@ -104,14 +118,14 @@ class StragglerResponse:
 
     def _open(self, verdict: Verdict, *, stop: bool) -> None:
         """Write the incident of a verdict that lasts, once, and ask for the stop."""
-        stop = stop and bool(verdict.ranks) and not verdict.is_global
+        stop = stop and _is_worth_a_stop(verdict)
         key = _identity(verdict)
         if key not in self._incidents:
             self._incidents[key] = self._known(verdict) or self._create(verdict, stop=stop)
         if stop and not self._has_asked:
             self._has_asked = True
             incident, node = self._incidents[key], verdict.nodes[0] if verdict.nodes else None
-            self._ask_stop(Asked(SOURCE, verdict.text(), incident=incident, node=node))
+            self._ask_stop(Asked(SOURCE, Asker.STRAGGLER, reason=verdict.text(), incident=incident, node=node))
             console.say(f"  all ranks save and stop, so that the job goes on without node {node} (stop_if_detected)")
 
     def _create(self, verdict: Verdict, *, stop: bool) -> str | None:
@@ -133,7 +147,9 @@ class StragglerResponse:
         for incident in incidents:
             is_open = incident.kind == "slow" and incident.recovered_at is None and incident.attempt == self._attempt
             same = [c.rank for c in incident.culprits] == list(verdict.ranks if not verdict.is_global else ())
-            if is_open and same and (incident.detected_at or 0.0) >= self._began and _names(incident, verdict):
+            is_ours = incident.id not in self._incidents.values()
+            is_this = is_open and same and is_ours and (incident.detected_at or 0.0) >= self._began
+            if is_this and _names(incident, verdict):
                 return incident.id
         return None
 
@@ -150,7 +166,7 @@ class StragglerResponse:
         self._journal.emit(Event.RECOVERED, id=incident, recovery_s=closed.recovery_s)
 
     def _publish(self, verdicts: tuple[Verdict, ...], *, enabled: bool) -> None:
-        standing = Standing(self._attempt, time.time(), enabled, verdicts, tuple(self._changes))
+        standing = Standing(self._attempt, time.time(), enabled, verdicts, tuple(self._changes), self._job)
         self._write(lambda: write_standing(self._run_dir, standing))
 
     def _write(self, write: Callable[[], None]) -> None:
@@ -163,14 +179,12 @@ class StragglerResponse:
 
 def slow_incident(verdict: Verdict, *, attempt: int, stop: bool, now: float) -> Incident:
     """Return the incident of a verdict; `stop`: the job is stopped for it. `now` is Unix time in seconds."""
-    steps = 1 + verdict.last_step - verdict.since_step
-    took_s = steps * verdict.excess_s / verdict.share if verdict.share > 0.0 else None
     nodes = verdict.nodes if len(verdict.nodes) == len(verdict.ranks) else verdict.nodes[:1] * len(verdict.ranks)
     named = () if verdict.is_global else tuple(zip(verdict.ranks, nodes, strict=False))
     return Incident(
         attempt=attempt,
         detected_at=now,
-        detection_latency_s=took_s,
+        detection_latency_s=_stood_s(verdict),
         culprits=tuple(Culprit(rank, node, verdict.since_step, verdict.section) for rank, node in named),
         category="unknown" if verdict.is_global else "slow",
         cause="unknown" if verdict.is_global else "straggler_persistent",
@@ -180,8 +194,30 @@ def slow_incident(verdict: Verdict, *, attempt: int, stop: bool, now: float) -> 
     )
 
 
+def _stood_s(verdict: Verdict) -> float | None:
+    """Return since when it is slow, in seconds; None where the length of a step is not known."""
+    steps = 1 + verdict.last_step - verdict.since_step
+    return steps * verdict.excess_s / verdict.share if verdict.share > 0.0 else None
+
+
+def _lasts(verdict: Verdict) -> bool:
+    stood_s = _stood_s(verdict)
+    return verdict.kind != TRANSIENT and (stood_s is None or stood_s >= LASTING_S)
+
+
+def _is_worth_a_stop(verdict: Verdict) -> bool:
+    """Tell whether a verdict names somebody, surely enough, without whom the others would not wait."""
+    return (
+        bool(verdict.ranks)
+        and not verdict.is_global
+        and verdict.confidence >= SURE
+        and verdict.waits_least is not False
+    )
+
+
 def _names(incident: Incident, verdict: Verdict) -> bool:
-    return any(f": section {verdict.section} " in evidence.text for evidence in incident.evidence)
+    words = (f": {verdict.where} is ", f": {verdict.where} takes ")
+    return any(word in evidence.text for evidence in incident.evidence for word in words)
 
 
 def _identity(verdict: Verdict) -> object:

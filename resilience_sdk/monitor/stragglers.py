@@ -13,19 +13,19 @@ from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.notices import Asked
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.monitor.recovery import first_step
+from resilience_sdk.monitor.straggler_kernels import KernelNews
 from resilience_sdk.monitor.straggler_nodes import StragglerNodes
 from resilience_sdk.monitor.straggler_response import StragglerResponse
 from resilience_sdk.rank_page import Passes
 from resilience_sdk.settings import Settings
-from resilience_sdk.straggler import kernels
 from resilience_sdk.straggler.aggregate import Aggregate
 from resilience_sdk.straggler.collector import Collector
 from resilience_sdk.straggler.control import ControlFile
+from resilience_sdk.straggler.kernels import KernelWindow
 from resilience_sdk.straggler.pieces import NodePieces
 from resilience_sdk.straggler.roles import read_role
 
 _CONTROL_S = 1.0
-_KERNELS_TOLD = 16
 
 
 class StragglerWatch:
@@ -41,20 +41,21 @@ class StragglerWatch:
         ask_stop: Callable[[Asked | None], None],
         host: str,
         *,
+        job: str,
         began: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Read and write in `pages` and `run_dir`; `ask_stop` has all ranks stop at one step.
 
-        `began`: Unix seconds since when the job runs; incidents before that are of another one. `clock` is steady, in
-        seconds.
+        `job` is its key; `began`: Unix seconds since when it runs; incidents before that are of another one. `clock`
+        is steady, in seconds.
         """
         self._clock = clock
         self._pages = pages
         self._settings = settings
         self._host = host
         self._control = ControlFile(run_dir, settings)
-        self._response = StragglerResponse(run_dir, journal, store, ask_stop, began=began or 0.0)
+        self._response = StragglerResponse(run_dir, journal, store, ask_stop, job=job, began=began or 0.0)
         self._looked_at = float("-inf")
         self.begin(0, {})
 
@@ -69,6 +70,7 @@ class StragglerWatch:
         self._aggregate: Aggregate | None = None
         self._reported_at = self._clock()
         self._roles: dict[Path, str] = {}
+        self._kernels = KernelNews()
         self._has_failed = False
 
     def look(self, completed: Sequence[tuple[WatchedRank, Sequence[Passes]]]) -> None:
@@ -104,7 +106,7 @@ class StragglerWatch:
                 told.append(self._nodes.message(pieces, self._roles_of(living), {}))
             self._judge(told, living, now)
         elif self._nodes.is_due(pieces):
-            self._nodes.tell(self._roles_of(living), _kernels_of(living))
+            self._nodes.tell(self._roles_of(living), self._kernels_of(living))
 
     def _judge(self, told: Sequence[NodePieces], living: Sequence[WatchedRank], now: float) -> None:
         control = self._control.now
@@ -120,11 +122,12 @@ class StragglerWatch:
             self._response.begin(self._attempt)
         for node in told:
             aggregate.add(node)
-        if changes := aggregate.judge(now):
-            self._response.tell(changes, aggregate.verdicts, stop=control.stop_if_detected)
+        changes, verdicts = aggregate.judge(now), aggregate.verdicts
+        if changes or verdicts:
+            self._response.tell(changes, verdicts, stop=control.stop_if_detected)
         if now - self._reported_at >= control.report_interval:
             self._reported_at = now
-            aggregate.add(self._nodes.message((), {}, _kernels_of(living)))
+            aggregate.add(self._nodes.message((), {}, self._kernels_of(living)))
             report = aggregate.report()
             if report is not None:
                 self._response.report(report, control.scores_to_print)
@@ -139,9 +142,16 @@ class StragglerWatch:
             console.say(said)
             self._response.note_control(said, control)
         if was_on and not control.straggler_detection:
+            if self._aggregate is not None:
+                self._response.tell(self._aggregate.end(), (), stop=False)
+            if self._nodes.gathers:
+                self._response.switched_off()
             self._start()
         elif self._aggregate is not None:
             self._aggregate.set_thresholds(relative=control.relative_threshold, individual=control.individual_threshold)
+
+    def _kernels_of(self, living: Sequence[WatchedRank]) -> dict[int, KernelWindow]:
+        return self._kernels.of((watched.rank, watched.stem) for watched in living)
 
     def _roles_of(self, living: Sequence[WatchedRank]) -> dict[int, str]:
         for watched in living:
@@ -153,13 +163,3 @@ class StragglerWatch:
 def _first_step(living: Sequence[WatchedRank]) -> int:
     page = living[0].snapshot
     return first_step(page) if page.step_is_global else 0
-
-
-def _kernels_of(living: Sequence[WatchedRank]) -> dict[int, tuple[kernels.KernelTime, ...]]:
-    """Return the newest kernel times of the ranks that have sampled any."""
-    found = {}
-    for watched in living:
-        window = kernels.read(watched.stem.with_name(watched.stem.name + kernels.SUFFIX))
-        if window is not None:
-            found[watched.rank] = window.kernels[:_KERNELS_TOLD]
-    return found

@@ -104,7 +104,7 @@ class Attachment:
         guard, passes = self._guard, self._passes
         begins = guard(lambda _module, _args: passes.forward_begins())
         gives = guard(lambda _module, _args, output: passes.forward_gives(output))
-        ends = guard(lambda _module, _args, output: passes.forward_ends(output))
+        ends = guard(lambda _module, _args, _output: passes.forward_ends())
         brackets = Brackets(passes.waits, guard)
         handles = [handle for module in sharded_modules(model) for handle in brackets.install(module)]
         # Around the brackets: prepended after them, and appended after them.
@@ -116,25 +116,25 @@ class Attachment:
         ]
 
     def _hook_optimizer(self, optimizer: Any) -> list[Any]:
-        begins = self._guard(lambda *_: self._step_begins())
-        ends = self._guard(lambda *_: self._step_ends())
+        begins, ends = self._guard(self._step_begins), self._guard(self._step_ends)
         if optimizer is not None:
             return [optimizer.register_step_pre_hook(begins), optimizer.register_step_post_hook(ends)]
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         return [register_optimizer_step_pre_hook(begins), register_optimizer_step_post_hook(ends)]
 
-    def _step_begins(self) -> None:
+    def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         model = self._model()
         if model is None:
             self._guard.is_on = False  # hooks on every optimizer outlive the model
             return
         if not self._passes.forwards:
             self._look_for_forwards(model)
-        self._passes.step_begins()
+        has_closure = any(callable(given) for given in (*args[1:], kwargs.get("closure")))
+        self._passes.step_begins(optimizer, has_closure=has_closure)
 
-    def _step_ends(self) -> None:
-        self._passes.step_ends()
+    def _step_ends(self, optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        self._passes.step_ends(optimizer)
         if self._sampler is not None:
             self._sampler.step_ends()
 

@@ -8,11 +8,13 @@ from collections.abc import Hashable, Mapping, Sequence
 import attrs
 
 from resilience_sdk.straggler.assembly import Assembly
-from resilience_sdk.straggler.cutting import RankCutter, Row, Section, first_pass, passes_per_step
-from resilience_sdk.straggler.pieces import Piece, Thinning, median_of, write_row
-from resilience_sdk.straggler.window import WHOLE_STEP, WINDOW_STEPS
+from resilience_sdk.straggler.cutting import RankCutter, Row, Section, first_pass
+from resilience_sdk.straggler.pieces import Piece, Thinning, write_row
+from resilience_sdk.straggler.rates import Rate
+from resilience_sdk.straggler.window import COMPARED, WHOLE_STEP, WINDOW_STEPS, median
 
 _IGNORED = ("idle",)
+_USUAL = "step"  # the name of a heartbeat that was given none
 _NANO = 1e9
 
 
@@ -22,12 +24,37 @@ class _Rank:
     is_late: bool
     """Whether it began when others had come far, so that its windows are counted anew (`Assembly`)."""
     cutter: RankCutter = attrs.field(factory=RankCutter)
+    steps: int = 0
+    """Heartbeats that it has completed; 0 where nothing tells."""
     steps_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=WINDOW_STEPS))
+    rates: dict[Section, Rate] = attrs.field(factory=dict)
+    beat: Section | None = None
+    """The heartbeat that tells its steps."""
+    _began: dict[Section, int] = attrs.field(factory=dict)
+    _steps_before: int = 0
 
-    @property
-    def steps(self) -> int:
-        """Steps that it has completed; 0 where nothing tells."""
-        return max((n for (_, kind), n in self.cutter.passes.items() if kind in WHOLE_STEP), default=0)
+    def beats(self, section: Section, start: int, durations_ns: Sequence[int]) -> None:
+        """Take completed heartbeats. Of several, such as one of an evaluation, one tells: the usual, or the first."""
+        if self.beat is None or (section != self.beat and section[0] == _USUAL and self.beat[0] != _USUAL):
+            self.beat = section
+            self.steps = self._steps_before = start
+            self.steps_ns.clear()
+        if section == self.beat:
+            self.steps = start + len(durations_ns)
+            self.steps_ns.extend(durations_ns[1 if start == 0 else -WINDOW_STEPS :])
+
+    def passes(self, section: Section, start: int) -> None:
+        """Note that passes from number `start` on have come."""
+        self._began.setdefault(section, start)
+
+    def count(self) -> None:
+        """Take the counts of this moment, when all that was completed has been added."""
+        for section, start in self._began.items():
+            rate = self.rates.setdefault(section, Rate((start, self._steps_before)))
+            passes = self.cutter.passes[section]
+            if passes != rate.now[0]:
+                rate.note(passes, self.steps)
+        self._steps_before = self.steps
 
 
 class Collector:
@@ -57,41 +84,42 @@ class Collector:
             return
         section = (name, kind)
         if kind in WHOLE_STEP:
-            known.steps_ns.extend(durations_ns[1 if start == 0 else -WINDOW_STEPS :])
+            known.beats(section, start, durations_ns)
+        known.passes(section, start)
         every = 1 if known.is_late else self._thinning.stride(section)
         for index, row in known.cutter.add(section, lane, start, durations_ns, every):
             self._assembly.offer(rank, section, index, row)
 
     def take(self, first_step: int, now_s: float) -> list[Piece]:
         """Return the windows that are complete on this node; `first_step` is the step that began the attempt."""
+        for known in self._ranks.values():
+            known.count()
         complete = self._assembly.take()
         self._has_taken = self._has_taken or bool(complete)
+        sections = {section for known in self._ranks.values() for section in known.rates}
+        named = any(kind in COMPARED for _, kind in sections)
+        if named:
+            sections = {section for section in sections if section[1] not in WHOLE_STEP}
+        self._thinning.share(sections, WINDOW_STEPS * len(self._ranks))
         return [
             self._piece(section, index, rows, first_step)
             for section, index, rows in complete
-            if self._thinning.lets_through(section, index, now_s)
+            if section in sections and self._thinning.lets_through(section, index, now_s)
         ]
 
     def _piece(self, section: Section, index: int, rows: Mapping[int, Row], first_step: int) -> Piece:
-        often = self._often(section)
         first = first_pass(index)
-        steps_ns = [ns for known in self._ranks.values() if (ns := median_of(known.steps_ns)) is not None]
+        rates = [rate for known in self._ranks.values() if (rate := known.rates.get(section)) and known.steps]
+        steps = sorted((rate.step_of(first), rate.step_of(first + WINDOW_STEPS - 1)) for rate in rates)
+        first_of, last_of = steps[len(steps) // 2] if steps else (first, first + WINDOW_STEPS - 1)
+        steps_ns = [median(known.steps_ns) for known in self._ranks.values() if known.steps_ns]
         return Piece(
             name=section[0],
             kind=section[1],
             index=index,
-            first_step=first_step + int(first / often),
-            last_step=first_step + int((first + WINDOW_STEPS - 1) / often),
-            passes_per_step=often,
-            step_s=None if not steps_ns else sorted(steps_ns)[len(steps_ns) // 2] / _NANO,
+            first_step=first_step + first_of,
+            last_step=first_step + last_of,
+            passes_per_step=sorted(rate.often for rate in rates)[len(rates) // 2] if rates else 1.0,
+            step_s=median(steps_ns) / _NANO if steps_ns else None,
             rows={rank: write_row(row) for rank, row in rows.items()},
         )
-
-    def _often(self, section: Section) -> float:
-        """Return how often the section is passed per step, as most ranks have it."""
-        found = [
-            passes_per_step(passes, known.steps)
-            for known in self._ranks.values()
-            if (passes := known.cutter.passes.get(section)) and known.steps
-        ]
-        return median_of(found) or 1.0

@@ -82,21 +82,6 @@ def first_pass(index: int) -> int:
     return WARM_UP + WINDOW_STEPS * index
 
 
-def passes_per_step(passes: int, steps: int) -> float:
-    """Return how often a section is passed in a step: a whole number, or one over a whole number, if it may be.
-
-    Both counts are of one moment somewhere within a step, so they may be wrong by one.
-    """
-    if passes <= 0 or steps <= 0:
-        return 1.0
-    often, seldom = round(passes / steps), round(steps / passes)
-    if often and abs(passes - often * steps) <= often + 1:
-        return float(often)
-    if seldom and abs(steps - seldom * passes) <= seldom + 1:
-        return 1.0 / seldom
-    return passes / steps
-
-
 def _closed(index: int, values: list[int | None]) -> list[tuple[int, Row]]:
     if values.count(None) + WINDOW_STEPS - len(values) > WINDOW_STEPS - _LEAST:
         return []

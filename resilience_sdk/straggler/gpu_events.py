@@ -31,7 +31,15 @@ class Event(Protocol):
         ...
 
 
-Hole = tuple[Event, Event]
+@attrs.define(eq=False)
+class Hole:
+    """A stretch within or before what is measured. It is shorter, or ends earlier, so it is known first."""
+
+    ns: int = 0
+
+    def know(self, ns: int) -> None:
+        """Take its length."""
+        self.ns = ns
 
 
 @attrs.frozen
@@ -39,11 +47,8 @@ class _Pending:
     begin: Event
     end: Event
     holes: tuple[Hole, ...]
-    with_holes_only: bool
+    adds_holes: bool
     done: Callable[[int], None]
-
-    def events(self) -> list[Event]:
-        return [self.begin, self.end, *(event for hole in self.holes for event in hole)]
 
 
 class GpuClock:
@@ -88,24 +93,27 @@ class GpuClock:
     ) -> None:
         """Call `done(nanoseconds)` from a later `harvest`, when the device has come to `end`.
 
-        `holes` are stretches of their own within or before it, which are subtracted, or added with `add_holes`.
+        `holes` are stretches that have ended by now. They are subtracted, or added with `add_holes`.
         """
         if begin is None or end is None:
             self.give_back(begin, end)
-            for hole in holes:
-                self.give_back(*hole)
             return
         self._pending.append(_Pending(begin, end, tuple(holes), add_holes, done))
+
+    def hole(self, begin: Event | None) -> Hole:
+        """End a stretch here that began at `begin`, for the `measure` of what contains or follows it."""
+        hole = Hole()
+        self.measure(begin, self.mark(), hole.know)
+        return hole
 
     def harvest(self) -> None:
         """Hand out what is known by now, in order."""
         while self._pending and self._pending[0].end.query():
             pending = self._pending.popleft()
-            milliseconds = pending.begin.elapsed_time(pending.end)
-            inside = sum(begin.elapsed_time(end) for begin, end in pending.holes)
-            milliseconds += inside if pending.with_holes_only else -inside
-            self.give_back(*pending.events())
-            pending.done(max(0, round(milliseconds * _NANO_PER_MILLI)))
+            took_ns = round(pending.begin.elapsed_time(pending.end) * _NANO_PER_MILLI)
+            inside_ns = sum(hole.ns for hole in pending.holes)
+            self.give_back(pending.begin, pending.end)
+            pending.done(max(0, took_ns + (inside_ns if pending.adds_holes else -inside_ns)))
 
 
 def gpu_clock(model: Any) -> GpuClock | None:

@@ -8,19 +8,18 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
+from collections.abc import Mapping
 from typing import Generic
 
 import attrs
 
 from resilience_sdk.straggler.change_point import LEAST_NOISE, find_rise, noise_of
 from resilience_sdk.straggler.rules import Rules
-from resilience_sdk.straggler.window import NOT_SEEN, Leveled, Unit, median
+from resilience_sdk.straggler.window import MOST_Z, NOT_SEEN, SIGMA_OF_DEVIATION, Leveled, Unit, median
 
-_SIGMA = 1.4826
 _KEPT = 64  # windows, where there are few units
 _KEPT_OF_MANY = 8
 _MANY = 64
-_MOST_Z = 99.0
 
 
 @attrs.frozen
@@ -45,6 +44,7 @@ class Levels(Generic[Unit]):
         """Begin with no unit; they are added as they are seen."""
         self._index: dict[Unit, int] = {}
         self._windows: deque[array[float]] = deque(maxlen=_KEPT)
+        self._own_errors: deque[array[float]] = deque(maxlen=_KEPT_OF_MANY)
         self._errors: deque[float] = deque(maxlen=_KEPT_OF_MANY)
 
     def add(self, window: Leveled[Unit]) -> None:
@@ -52,20 +52,24 @@ class Levels(Generic[Unit]):
         for unit in window.levels:
             if unit not in self._index:
                 self._index[unit] = len(self._index)
-        row = _nobody(len(self._index))
-        for unit, value in window.levels.items():
-            row[self._index[unit]] = value
-        self._windows.append(row)
+        self._windows.append(self._row(window.levels))
+        self._own_errors.append(self._row(window.errors))
         self._errors.append(window.error)
         while len(self._index) > _MANY and len(self._windows) > _KEPT_OF_MANY:
             self._windows.popleft()
+
+    def _row(self, values: Mapping[Unit, float]) -> array[float]:
+        row = _nobody(len(self._index))
+        for unit, value in values.items():
+            row[self._index[unit]] = value
+        return row
 
     def forget(self, unit: Unit) -> None:
         """Drop what is known of a unit: it runs elsewhere now, or does something else."""
         at = self._index.get(unit)
         if at is None:
             return
-        for row in self._windows:
+        for row in (*self._windows, *self._own_errors):
             if at < len(row):
                 row[at] = NOT_SEEN
 
@@ -119,15 +123,16 @@ class Levels(Generic[Unit]):
             known = [value for value in evidence if value == value]
             middle = median(known)
             scale = max(
-                _SIGMA * median([abs(value - middle) for value in known]),
+                SIGMA_OF_DEVIATION * median([abs(value - middle) for value in known]),
                 self._noise() / math.sqrt(span) if present <= _MANY else 0.0,
                 LEAST_NOISE,
             )
             for at in candidates:
                 excess = evidence[at] - middle
-                z = min(_MOST_Z, excess / scale)
+                z = min(MOST_Z, excess / scale)
                 bound = middle + 0.5 * excess
-                if z >= needed and excess >= floor and self.newest(units[at]) >= bound:
+                sure = excess >= rules.own_z * self._own_error(units[at], span)
+                if sure and z >= needed and excess >= floor and self.newest(units[at]) >= bound:
                     windows = max(span, self.windows_above(units[at], bound))
                     found[units[at]] = Evidence(excess, z, needed, bound, windows)
         return found
@@ -157,6 +162,18 @@ class Levels(Generic[Unit]):
         between = noise_of([self.of(unit, _KEPT_OF_MANY) for unit in self._index])
         return max(between, median(errors)) if errors else between
 
+    def _own_error(self, unit: Unit, span: int) -> float:
+        """Return by how much a unit's level over the last `span` windows may be off, as its own steps scatter.
+
+        Who is slow now and then, but so that nobody can tell by how much, is not named by luck. Above all that is a
+        rank whose steps are not those of the others, because it has passed the section once more or less: where the
+        lengths of sequences vary, its ratios are chance.
+        """
+        at = self._index[unit]
+        rows = list(self._own_errors)[-span:]
+        errors = [row[at] for row in rows if at < len(row) and row[at] == row[at]]
+        return median(errors) / math.sqrt(len(errors)) if errors else 0.0
+
     # -- few: ten percent, or a change of the own history
 
     def _slow_among_few(self, rules: Rules, present: int) -> dict[Unit, Evidence]:
@@ -171,16 +188,17 @@ class Levels(Generic[Unit]):
             if len(series) < 2:
                 continue
             excess = min(series[-2:])
-            z = min(_MOST_Z, excess / (noise / math.sqrt(2.0)))
+            z = min(MOST_Z, excess / (noise / math.sqrt(2.0)))
             enough = needed if excess < math.log(2.0) else rules.z_of_few
-            if excess >= math.log1p(rules.excess_of_few) and z >= enough:
+            sure = excess >= rules.own_z * self._own_error(unit, 2)
+            if sure and excess >= math.log1p(rules.excess_of_few) and z >= enough:
                 windows = max(2, self.windows_above(unit, 0.5 * excess))
                 found[unit] = Evidence(excess, z, enough, 0.5 * excess, windows, few=True)
                 continue
             change = find_rise(series, noise)
             least = math.log1p(rules.change_of_few)
             if change is not None and change.z >= needed and change.rise >= least and change.after >= 0.5 * least:
-                z, windows = min(_MOST_Z, change.z), len(series) - change.index
+                z, windows = min(MOST_Z, change.z), len(series) - change.index
                 found[unit] = Evidence(change.rise, z, needed, change.middle, windows, few=True)
         return found
 

@@ -86,13 +86,12 @@ class CompiledCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
-        output = None
         self._begins()
         try:
             output = self.compiled(*args, **kwargs)
             self._gives(output)
         finally:
-            self._ends(output)
+            self._ends()
         return output
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.console import say_once
+from resilience_sdk.short_names import shortened
 from resilience_sdk.whole_file import write_whole
 
 SUFFIX = ".kernels.json"
@@ -36,7 +37,7 @@ _COMMUNICATION = (
     "reduce_scatter",
 )
 _MOST_KERNELS = 256
-_MOST_NAME = 200
+_MOST_NAME = 200  # bytes; those of templates are longer, and differ at their ends
 _MOST_BYTES = 1 << 20
 _NANO = 1e9
 
@@ -86,7 +87,7 @@ def summarize(durations: Mapping[str, Sequence[float]], window: int) -> KernelWi
     Of more than 256 kernels, those with the longest totals are kept.
     """
     kernels = [
-        KernelTime(name[:_MOST_NAME], len(times), _median(times) / _NANO, sum(times) / _NANO)
+        KernelTime(shortened(name, _MOST_NAME), len(times), _median(times) / _NANO, sum(times) / _NANO)
         for name, times in durations.items()
         if times and not is_communication(name)
     ]
@@ -193,8 +194,9 @@ def _kernel(row: Any) -> KernelTime | None:
     numbers = (median_s, total_s)
     is_valid = (
         isinstance(name, str)
+        and len(name) <= _MOST_NAME
         and type(count) is int
         and count > 0
         and all(type(number) in (int, float) and 0 <= number < _NANO for number in numbers)
     )
-    return KernelTime(name[:_MOST_NAME], count, float(median_s), float(total_s)) if is_valid else None
+    return KernelTime(name, count, float(median_s), float(total_s)) if is_valid else None

@@ -1,11 +1,14 @@
 """A rank's side: the newest report, callbacks, and plots, all from the files that the monitor publishes.
 
-The helper thread of the rank looks every two seconds, and only where somebody listens. Nothing here is a collective,
-and nothing happens in the training thread but what it asks for.
+A thread of its own looks every two seconds, where somebody listens: the user's code may take its time there, and the
+helper thread has signals to see. Nothing here is a collective, and nothing happens in the training thread but what it
+asks for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +22,11 @@ from resilience_sdk.straggler.verdicts import Change
 Listener = Callable[[Change], object]
 L = TypeVar("L", bound=Listener)
 
+_PERIOD_S = 2.0
+
 
 class Listening:
-    """What this process hears about slow ranks. Registration on any thread, `look()` on the helper thread."""
+    """What this process hears about slow ranks. Registration on any thread; calls come on a thread of its own."""
 
     def __init__(self) -> None:
         """Hear nothing: `begin` says where."""
@@ -35,6 +40,8 @@ class Listening:
         self._plotted: Seen | None = None
         self._heard = 0
         self._report: tuple[Seen, Report | None] | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
 
     def begin(self, run_dir: Path, attempt: int) -> None:
         """Listen in a run directory; what stands there now is of an earlier attempt or job."""
@@ -44,16 +51,30 @@ class Listening:
             self._verdicts_seen = seen(run_dir / DIRECTORY / VERDICTS)
             self._report_seen = self._plotted = seen(run_dir / DIRECTORY / REPORT)
             self._heard = 0
+            self._start()
+
+    def close(self, patience_s: float) -> None:
+        """Call nobody any more, and wait so long at most for a call that runs."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(patience_s)
+
+    def orphan(self) -> None:
+        """Be in a forked child: the thread is the parent's, and its lock may have been held."""
+        self._lock = threading.Lock()
+        self._thread, self._closing = None, threading.Event()
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener(change)` from now on."""
         with self._lock:
             self._listeners.append(listener)
+            self._start()
 
     def add_plot(self, plot: Callable[[Report], object]) -> None:
         """Call `plot(report)` for every report from now on."""
         with self._lock:
             self._plots.append(plot)
+            self._start()
 
     def report(self) -> Report | None:
         """Return the newest report of this attempt."""
@@ -72,7 +93,7 @@ class Listening:
             return self._report[1]
 
     def look(self) -> None:
-        """Tell who listens what is new. The helper thread."""
+        """Tell who listens what is new. One thread at a time."""
         if self._listeners:
             for change in self._news():
                 for listener in list(self._listeners):
@@ -84,6 +105,23 @@ class Listening:
                 report = self.report()
                 for plot in list(self._plots) if report is not None else ():
                     self._call(self._plots, plot, report, "log_to")
+
+    def _start(self) -> None:
+        """Begin to look, once it is known where and somebody wants to hear. Called with the lock."""
+        if self._run_dir is not None and self._thread is None and (self._listeners or self._plots):
+            thread = threading.Thread(target=self._serve, name="resilience-listeners", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                say_once("listeners", f"nobody is told about stragglers: {error}")
+                return
+            self._thread = thread
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(Exception):  # the thread must outlive whatever a round meets
+                self.look()
+            self._closing.wait(_PERIOD_S)
 
     def _news(self) -> list[Change]:
         if self._run_dir is None:
@@ -123,9 +161,9 @@ def begin(run_dir: Path, attempt: int) -> None:
     _listening.begin(run_dir, attempt)
 
 
-def look() -> None:
-    """Look once. The helper thread."""
-    _listening.look()
+def close(patience_s: float) -> None:
+    """End the calls; the session does this when the process ends."""
+    _listening.close(patience_s)
 
 
 def report() -> Report | None:
@@ -141,8 +179,13 @@ def on_verdict(listener: L) -> L:
     """Have `listener(change)` called when somebody is found to be slow, that lasts, or is over; also a decorator.
 
     `change.what` is `found`, `still` or `over`, `change.verdict` says who and by how much. Every rank that asks is
-    called, about two seconds after the monitor has found it, on the helper thread of the SDK: training goes on
-    meanwhile, so do not touch the model there. A listener that raises is left out from then on.
+    called, about two seconds after the monitor has found it, on a thread of its own: training goes on meanwhile, so
+    do not touch the model there. It may take its time; what comes meanwhile is told afterwards. A listener that raises
+    is left out from then on.
     """
     _listening.add_listener(listener)
     return listener
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_listening.orphan)

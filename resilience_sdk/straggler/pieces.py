@@ -1,18 +1,21 @@
 """What a node tells about the durations of its ranks: the newest windows, bounded in size and rate. Pure.
 
 Only durations travel. With n nodes, each tells every max(1, n/16) seconds, and of the windows only every 2^i-th, so
-that about one falls into that time: all nodes choose the same ones, or some of the same.
+that about one falls into that time: all nodes choose the same ones, or some of the same. Where there are more sections
+than a message has room for, they take turns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import attrs
 
 from resilience_sdk.straggler.cutting import Row, Section
-from resilience_sdk.straggler.kernels import KernelTime
+from resilience_sdk.straggler.kernels import KernelWindow
 from resilience_sdk.straggler.window import WINDOW_STEPS
 from resilience_sdk.wire import from_text, to_text
 
@@ -72,8 +75,8 @@ class NodePieces:
     pieces: tuple[Piece, ...]
     roles: Mapping[int, str] = attrs.field(factory=dict)
     """Of all its ranks."""
-    kernels: Mapping[int, tuple[KernelTime, ...]] = attrs.field(factory=dict)
-    """Those with the largest part of the time, where kernels are sampled."""
+    kernels: Mapping[int, KernelWindow] = attrs.field(factory=dict)
+    """Those with the largest part of the time, where kernels are sampled; each window in two messages."""
     urgent: bool = False
 
     def to_text(self) -> str:
@@ -106,9 +109,14 @@ def pace_s(nodes: int) -> float:
     return max(1.0, nodes / 16)
 
 
+def room_of(nodes: int) -> int:
+    """Return how many durations a message of one of `nodes` nodes may hold."""
+    return max(_LEAST_VALUES, min(_VALUES, _VALUES_IN_ALL // nodes))
+
+
 def chosen(pieces: Iterable[Piece], nodes: int) -> tuple[Piece, ...]:
     """Return the pieces that fit into a message of one of `nodes` nodes: the newest of each section first."""
-    room = max(_LEAST_VALUES, min(_VALUES, _VALUES_IN_ALL // nodes))
+    room = room_of(nodes)
     by_section: dict[Section, list[Piece]] = {}
     for piece in pieces:
         by_section.setdefault(piece.section, []).append(piece)
@@ -128,8 +136,30 @@ class Thinning:
     def __init__(self, nodes: int) -> None:
         """Let through about one window of a section per `pace_s(nodes)`."""
         self._pace_s = pace_s(nodes)
+        self._room = room_of(nodes) if nodes > 1 else None
+        self._shared: tuple[frozenset[Section], int] = frozenset(), 0
+        self._turns = 1
         self._since: dict[Section, tuple[float, int]] = {}
         self._stride: dict[Section, int] = {}
+
+    def share(self, sections: Iterable[Section], values: int) -> None:
+        """Let sections take turns whose windows have `values` durations each, where a message has no room for all.
+
+        All nodes must tell the same window of a section, and have no way to agree: whose turn it is follows from
+        the number of the window and the name of the section. The number of turns is a power of two, so that a node
+        with more sections than the others tells some of the same windows.
+        """
+        shared = frozenset(sections), values
+        if self._room is None or shared == self._shared:
+            return
+        self._shared = shared
+        at_once, most = max(1, self._room // max(1, values)), 16 * len(shared[0])
+        self._turns = 1
+        while self._turns < most and max(Counter(map(self._turn, shared[0])).values()) > at_once:
+            self._turns *= 2
+
+    def _turn(self, section: Section) -> int:
+        return zlib.crc32("/".join(section).encode()) % self._turns
 
     def stride(self, section: Section) -> int:
         """Return by what the number of a window must be divisible to count."""
@@ -144,9 +174,5 @@ class Thinning:
             self._stride[section] = min(_MOST_STRIDE, 1 << max(0, math.ceil(math.log2(wanted) - 0.1)))
             if past_s > _RATE_S:
                 self._since[section] = now_s, index
-        return index % self.stride(section) == 0
-
-
-def median_of(values: Sequence[float]) -> float | None:
-    """Return the middle value, the upper of two; None without any."""
-    return sorted(values)[len(values) // 2] if values else None
+        number, rest = divmod(index, self.stride(section))
+        return rest == 0 and number % self._turns == self._turn(section)

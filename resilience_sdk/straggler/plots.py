@@ -22,8 +22,8 @@ def log_to(logger: Any) -> None:
     """Log the scores of every report to `logger`: a TensorBoard `SummaryWriter`, or a run of W&B. Call it on one rank.
 
     `"wandb"` means the active run. Scalars are called `stragglers/section_relative_perf/fwd/min` and so on, over the
-    last step of the report. Logged by the helper thread. Raises ConfigError for anything else, or where no run of
-    W&B is active, and MissingExtraError where W&B is not installed.
+    last step of the report. Logged on the thread that calls the listeners. Raises ConfigError for anything else,
+    or where no run of W&B is active, and MissingExtraError where W&B is not installed.
     """
     _listening.add_plot(plot_to(logger))
 

@@ -53,6 +53,8 @@ class Standing:
     enabled: bool = True
     verdicts: tuple[Verdict, ...] = ()
     changes: tuple[Numbered, ...] = ()
+    job: str = ""
+    """The key of the job, as in the journal."""
 
     @property
     def newest(self) -> int:
@@ -120,14 +122,18 @@ def trusted_text(path: Path) -> str | None:
     except OSError:
         return None
     with open(fd, encoding="utf-8", errors="replace") as file:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST_BYTES:
+        try:
+            info = os.fstat(fd)
+            text = file.read(_MOST_BYTES) if _is_readable(info) else None
+        except OSError:  # of a file system over the network: the file was replaced on another host
             return None
-        if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
-            raise PermissionError(
-                f"{path} belongs to somebody else, or others can write it: chmod go-w, or write it anew"
-            )
-        return file.read()
+    if text is not None and (info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022):
+        raise PermissionError(f"{path} belongs to somebody else, or others can write it: chmod go-w, or write it anew")
+    return text
+
+
+def _is_readable(info: os.stat_result) -> bool:
+    return stat.S_ISREG(info.st_mode) and info.st_size <= _MOST_BYTES
 
 
 def _made(run_dir: Path) -> Path:

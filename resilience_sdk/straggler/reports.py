@@ -10,12 +10,15 @@ from typing import TypeVar
 
 import attrs
 
+from resilience_sdk.settings import Settings
+from resilience_sdk.straggler.rules import LEAST_EXCESS_S
 from resilience_sdk.straggler.scores import Medians, OwnHistory, relative_gpu_scores, relative_scores
 from resilience_sdk.straggler.verdicts import Verdict
 from resilience_sdk.straggler.window import Place, median
 from resilience_sdk.wire import from_text
 
 _Value = TypeVar("_Value")
+_DEFAULTS = Settings()
 
 GPU_RELATIVE, GPU_INDIVIDUAL = "gpu_relative", "gpu_individual"
 SECTION_RELATIVE, SECTION_INDIVIDUAL = "section_relative", "section_individual"
@@ -44,8 +47,8 @@ class Report:
     gpu_individual: Mapping[int, float] = {}
     section_relative: Mapping[str, Mapping[int, float]] = {}
     section_individual: Mapping[str, Mapping[int, float]] = {}
-    relative_threshold: float = 0.7
-    individual_threshold: float = 0.7
+    relative_threshold: float = _DEFAULTS.relative_threshold
+    individual_threshold: float = _DEFAULTS.individual_threshold
     stragglers: tuple[Straggler, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     first_step: int | None = None
@@ -58,6 +61,11 @@ class Report:
         """How many ranks were heard of."""
         return len(self.nodes)
 
+    @property
+    def names_somebody(self) -> bool:
+        """Whether a rank is below a threshold, or a verdict stands."""
+        return bool(self.stragglers or self.verdicts)
+
     def text(self, scores_to_print: int = 5) -> str:
         """Return the report in the printed form: the worst and the best of each score, then who is slow.
 
@@ -67,12 +75,17 @@ class Report:
         if scores_to_print > 0:
             for title, scores in self._tables():
                 lines += [f"{title} performance:", *self._extremes(scores, scores_to_print), ""]
-        elif not self.stragglers and not self.verdicts:
+        elif not self.names_somebody:
             return ""
         lines += [self._below(rule) for rule in RULES if any(s.rule == rule for s in self.stragglers)]
         lines += [f"Straggler: {verdict.text()}" for verdict in self.verdicts]
         lines += [f"Straggler report processing time: {self.processing_s:.3f} sec."]
         return "\n".join(lines)
+
+    def line(self) -> str:
+        """Return all that a person needs to read of a report that names nobody."""
+        steps = f" in steps {self.first_step} to {self.last_step}" if self.first_step is not None else ""
+        return f"none of {self.ranks} ranks was slow{steps}"
 
     def summary(self) -> dict[str, float]:
         """Return the minimum, median and maximum of each score, for plots: `gpu_relative_perf/min` and so on."""
@@ -120,15 +133,12 @@ class Report:
         ]
 
     def _row(self, score: float, rank: int) -> str:
-        return f"  Rank={rank} Node={self.nodes.get(rank, '')} Score={score:.2f}"
+        return f"  Rank={rank} Node={self.nodes.get(rank, '')} Score={_shown(score)}"
 
     def _below(self, rule: str) -> str:
         threshold = self.relative_threshold if rule in (GPU_RELATIVE, SECTION_RELATIVE) else self.individual_threshold
         shown = sorted((s for s in self.stragglers if s.rule == rule), key=lambda s: s.score)
-        names = ", ".join(
-            f"rank {s.rank}{f' ({s.node})' if s.node else ''}{f' in {s.section}' if s.section else ''} {s.score:.2f}"
-            for s in shown[:8]
-        )
+        names = ", ".join(map(_named, shown[:8]))
         more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
         return f"Below {threshold:g} in {rule.replace('_', ' ')} performance: {names}{more}"
 
@@ -140,8 +150,8 @@ class ReportMaker:
         self,
         places: Mapping[int, Place],
         *,
-        relative_threshold: float = 0.7,
-        individual_threshold: float = 0.7,
+        relative_threshold: float = _DEFAULTS.relative_threshold,
+        individual_threshold: float = _DEFAULTS.individual_threshold,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Thresholds may be set at any time; `clock` gives seconds and times the making itself."""
@@ -189,7 +199,7 @@ class ReportMaker:
             first_step=first_step,
             last_step=last_step,
         )
-        report = attrs.evolve(report, stragglers=_below(report))
+        report = attrs.evolve(report, stragglers=_below(report, medians))
         return attrs.evolve(report, processing_s=self._clock() - start)
 
     def _by_role(self, of_ranks: Mapping[int, _Value]) -> Sequence[Mapping[int, _Value]]:
@@ -202,7 +212,7 @@ class ReportMaker:
         return list(roles.values())
 
 
-def _below(report: Report) -> tuple[Straggler, ...]:
+def _below(report: Report, medians: Medians) -> tuple[Straggler, ...]:
     tables: list[tuple[str, float, str | None, Mapping[int, float]]] = [
         (GPU_RELATIVE, report.relative_threshold, None, report.gpu_relative),
         (GPU_INDIVIDUAL, report.individual_threshold, None, report.gpu_individual),
@@ -216,5 +226,21 @@ def _below(report: Report) -> tuple[Straggler, ...]:
         Straggler(rule, rank, report.nodes.get(rank, ""), section, score)
         for rule, threshold, section, scores in tables
         for rank, score in scores.items()
-        if score < threshold
+        if score < threshold and (section is None or _loses(medians.sections[section][rank], score))
     )
+
+
+def _named(straggler: Straggler) -> str:
+    node = f" ({straggler.node})" if straggler.node else ""
+    section = f" in {straggler.section}" if straggler.section else ""
+    return f"rank {straggler.rank}{node}{section} {_shown(straggler.score)}"
+
+
+def _loses(median_s: float, score: float) -> bool:
+    """Tell whether what a rank takes longer than the reference of its score would be noticed."""
+    return median_s * (1.0 - score) >= LEAST_EXCESS_S
+
+
+def _shown(score: float) -> str:
+    """Return a score with two digits; a very small one with what it has, since 0 would mean that nothing is known."""
+    return f"{score:.2f}" if score >= 0.005 else f"{score:.1g}"

@@ -7,6 +7,7 @@ clock. Not thread-safe.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -43,6 +44,7 @@ class Judge:
         """Begin without any history; `rules` may be replaced at any time."""
         self.rules = rules if rules is not None else Rules()
         self._places = dict(places)
+        self._ranks_of = Counter(place.role for place in self._places.values())
         self._tracks: dict[tuple[str, str, str], tuple[Track, Verdicts]] = {}
         self._waits: dict[str, dict[int, float]] = {}
         self._has_sections = False
@@ -56,7 +58,10 @@ class Judge:
         """Say where a rank runs. If that is new, what was known of the rank is dropped."""
         if self._places.get(rank) == place:
             return
+        if rank in self._places:
+            self._ranks_of[self._places[rank].role] -= 1
         self._places[rank] = place
+        self._ranks_of[place.role] += 1
         for track, _ in self._tracks.values():
             track.forget(rank)
 
@@ -66,7 +71,7 @@ class Judge:
         While `rules.enabled` is false nothing is kept, and what stood is over.
         """
         if not self.rules.enabled:
-            return self._forget_all()
+            return self.forget_all()
         step_s = step_time(window)
         node_of = {rank: place.node for rank, place in self._places.items()}
         changes: list[Change] = []
@@ -82,14 +87,26 @@ class Judge:
                     step_s,
                     node_of | {rank: "" for rank in rows if rank not in node_of},
                     partial(_waits_least, self._waits.get(role, {})),
+                    window.passes_per_step,
                 )
                 changes += self._judge(section, role, rows, moment)
         return tuple(changes)
 
-    def _forget_all(self) -> tuple[Change, ...]:
-        ended = tuple(Change(OVER, attrs.evolve(verdict, until_step=verdict.last_step)) for verdict in self.verdicts)
-        self._tracks.clear()
-        return ended
+    def forget(self, section: str, kind: str) -> tuple[Change, ...]:
+        """Drop what is known of a section that is not passed any more; what stood in it is over."""
+        return self._drop([key for key in self._tracks if key[:2] == (section, kind)])
+
+    def forget_all(self) -> tuple[Change, ...]:
+        """Drop what is known; what stood is over."""
+        return self._drop(list(self._tracks))
+
+    def _drop(self, keys: Sequence[tuple[str, str, str]]) -> tuple[Change, ...]:
+        dropped = [standing for _, standing in map(self._tracks.pop, keys)]
+        return tuple(
+            Change(OVER, attrs.evolve(verdict, until_step=verdict.last_step))
+            for standing in dropped
+            for verdict in standing
+        )
 
     def _judge(
         self, section: SectionWindow, role: str, rows: Mapping[int, list[float]], moment: Moment
@@ -99,9 +116,10 @@ class Judge:
             self._tracks[key] = Track(), Verdicts(*key)
         track, standing = self._tracks[key]
         if section.kind in COMPARED:
-            findings = track.add(rows, moment.node_of, moment.step_s, self.rules)
+            whole_step_s = moment.step_s * moment.passes_per_step
+            findings = track.add(rows, moment.node_of, whole_step_s, self.rules, self._ranks_of[role])
         else:
-            findings = track.add_common(_shortest(rows), tuple(rows), self.rules)
+            findings = track.add_common(_shortest(rows), tuple(rows), self.rules, self._ranks_of[role])
         changes = standing.settle(findings, track.level_of, moment, self.rules)
         if any(change.what == OVER and change.verdict.kind == GLOBAL for change in changes):
             track.restart_common()
@@ -119,15 +137,19 @@ class Judge:
         return roles
 
     def _waits_in(self, window: Window) -> dict[str, dict[int, float]]:
-        """Return role -> rank -> the median seconds per step that it waits for others."""
-        waits: dict[str, dict[int, float]] = {}
+        """Return role -> rank -> the median seconds per step that it waits, on the device or in wall time."""
+        longest: dict[tuple[int, str], float] = {}
         for section in window.sections:
             if section.kind in WAITING:
                 for rank, row in section.durations_s.items():
                     if present := recorded(row):
-                        place = self._places.get(rank)
-                        of_role = waits.setdefault(place.role if place is not None else "", {})
-                        of_role[rank] = of_role.get(rank, 0.0) + median(present)
+                        key = rank, section.name
+                        longest[key] = max(longest.get(key, 0.0), median(present))
+        waits: dict[str, dict[int, float]] = {}
+        for (rank, _), wait_s in longest.items():
+            place = self._places.get(rank)
+            of_role = waits.setdefault(place.role if place is not None else "", {})
+            of_role[rank] = of_role.get(rank, 0.0) + wait_s
         return waits
 
 

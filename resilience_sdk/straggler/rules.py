@@ -6,6 +6,10 @@ import math
 
 import attrs
 
+LEAST_EXCESS_S = 5e-4
+"""Who loses less time than this is not called slow, however small the section: one of a tenth of a millisecond takes
+twice as long when a processor clocks down or its caches are cold, on some ranks or on all, and for minutes."""
+
 
 @attrs.frozen
 class Rules:
@@ -26,8 +30,12 @@ class Rules:
     """Least distance of what takes twice as long as the others where there are few, whose noise is known badly."""
     change_of_few: float = 0.03
     """Least excess that also counts where there are few, when it began while we watched: a change point."""
+    own_z: float = 5.0
+    """Least excess in standard deviations of the own level, as the scatter of the unit's own steps tells them."""
     share_of_step: float = 0.02
     """Least excess as a share of the whole step: what nobody would notice is not reported."""
+    least_excess_s: float = LEAST_EXCESS_S
+    """And in seconds per step. From steps of 25 ms on the share of the step is more."""
     persistent_windows: int = 6
     """A verdict that has stood for so many windows is persistent, before that it is transient."""
     regression: float = 0.03
@@ -36,6 +44,8 @@ class Rules:
     """Least distance of the new level from the old one, in standard deviations."""
     stall_steps: float = 8.0
     """A step that takes so many steps' time longer than on the others, is a stall."""
+    stall_ratio: float = 2.0
+    """And so many times what the others take longer than these, where a pass lasts for many steps: a checkpoint."""
     stall_s: float = 0.2
     """And it takes at least so many seconds longer."""
     stall_windows: int = 8

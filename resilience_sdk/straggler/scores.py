@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from resilience_sdk.straggler.kernels import KernelTime
-from resilience_sdk.straggler.window import median
+from resilience_sdk.straggler.window import SIGMA_OF_DEVIATION, median
 
 REPORTS_REMEMBERED = 24
 """Reports (two hours, at 300 s) over which a rank's own best is taken.
@@ -31,7 +31,6 @@ verdicts keep it, see `robust`."""
 
 _ODD = 0.7  # a reference this much faster than the middle is looked at
 _ODD_DEVIATIONS = 5.0
-_SIGMA = 1.4826
 _ONE_IN = 64  # ranks, of which one may be left out
 
 
@@ -56,7 +55,7 @@ def reference(medians: Iterable[float]) -> float:
     middle = median(ordered)
     if len(ordered) < 3 or ordered[0] >= _ODD * middle or ordered[0] <= 0.0:
         return ordered[0]
-    deviation = _SIGMA * median(abs(math.log(value / middle)) for value in ordered)
+    deviation = SIGMA_OF_DEVIATION * median(abs(math.log(value / middle)) for value in ordered)
     for value in ordered[: max(1, len(ordered) // _ONE_IN)]:
         if value >= _ODD * middle or math.log(middle / value) <= _ODD_DEVIATIONS * deviation:
             return value

@@ -40,9 +40,16 @@ class Stalls:
     def add(
         self, rows: Mapping[int, Sequence[float]], centre: Sequence[float], step_s: float, rules: Rules
     ) -> dict[int, Stall]:
-        """Take one window and return the ranks that stalled in it and are to be named."""
+        """Take one window and return the ranks that stalled in it and are to be named.
+
+        `step_s` is the time of a whole step; where it is not known, that of a pass stands in for it.
+        """
         self._window += 1
-        bounds = [middle + max(rules.stall_steps * max(step_s, middle), rules.stall_s) for middle in centre]
+        bounds = [
+            middle
+            + max(rules.stall_steps * (step_s if step_s > 0.0 else middle), rules.stall_ratio * middle, rules.stall_s)
+            for middle in centre
+        ]
         least = min((bound for bound in bounds if bound == bound), default=math.inf)
         found = {}
         for rank, row in rows.items():

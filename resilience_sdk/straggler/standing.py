@@ -90,6 +90,11 @@ class Moment:
     node_of: Mapping[int, str]
     waits_least: Callable[[Sequence[int], float], bool | None]
     """(ranks, seconds of excess) -> whether the others wait for these ranks."""
+    passes_per_step: float = 1.0
+
+    def least_excess_s(self, rules: Rules) -> float:
+        """Return from which excess on somebody would notice it: seconds per pass."""
+        return max(rules.share_of_step * self.step_s, rules.least_excess_s / self.passes_per_step)
 
     @property
     def steps(self) -> int:
@@ -123,7 +128,7 @@ class Verdicts:
     ) -> list[Change]:
         """Take what one window says, and return what has changed."""
         changes = []
-        fresh = {f.subject: f for f in findings if f.excess_s >= rules.share_of_step * moment.step_s}
+        fresh = {f.subject: f for f in findings if f.excess_s >= moment.least_excess_s(rules)}
         for subject in list(self._standing):
             finding = fresh.pop(subject, None)
             changes += self._go_on(subject, finding, level_of(subject), moment, rules)

@@ -11,11 +11,10 @@ from resilience_sdk.straggler.history import Evidence, Levels
 from resilience_sdk.straggler.rules import Rules
 from resilience_sdk.straggler.stalls import Stalls
 from resilience_sdk.straggler.standing import EVERYBODY, NODE, RANK, STALL, Finding, Subject
-from resilience_sdk.straggler.window import NOT_SEEN, centres, levels_of, median, upper_centres
+from resilience_sdk.straggler.window import MOST_Z, NOT_SEEN, centres, levels_of, median, upper_centres
 
 _MOST_OF_NODE = 0.75  # of the ranks of a node must be slow, for it to be the node
 _HISTORY = 64  # windows in which a global change is looked for
-_MOST_Z = 99.0
 
 
 class Track:
@@ -50,9 +49,17 @@ class Track:
         self._common.clear()
 
     def add(
-        self, rows: Mapping[int, Sequence[float]], node_of: Mapping[int, str], step_s: float, rules: Rules
+        self,
+        rows: Mapping[int, Sequence[float]],
+        node_of: Mapping[int, str],
+        step_s: float,
+        rules: Rules,
+        of_ranks: int = 0,
     ) -> list[Finding]:
-        """Take one window: rank -> one duration per step in seconds, NOT_SEEN where there is none."""
+        """Take one window: rank -> one duration per pass in seconds, NOT_SEEN where there is none.
+
+        `step_s` is the time of a whole step, `of_ranks` how many ranks the role has.
+        """
         leveled = levels_of(rows, rules.few)
         self._ranks.add(leveled)
         self._members = _by_node(rows, node_of)
@@ -80,10 +87,15 @@ class Track:
             for rank, stall in self._stalls.add(rows, centres(rows.values()), step_s, rules).items()
             if rank not in slow
         ]
-        return findings + self.add_common(common, tuple(rows), rules)
+        return findings + self.add_common(common, tuple(rows), rules, of_ranks)
 
-    def add_common(self, level: float, ranks: tuple[int, ...], rules: Rules) -> list[Finding]:
-        """Take the logarithm of what all `ranks` have in common in one window, and tell whether it has risen."""
+    def add_common(self, level: float, ranks: tuple[int, ...], rules: Rules, of_ranks: int = 0) -> list[Finding]:
+        """Take the logarithm of what `ranks` have in common in one window, and tell whether it has risen.
+
+        What fewer than half of the role's ranks do, such as the one that saves, does not concern all of them.
+        """
+        if 2 * len(ranks) < of_ranks:
+            return []
         if level == level:
             self._common.append(level)
         few = len(ranks) < rules.few
@@ -97,7 +109,7 @@ class Track:
                 ranks=ranks if len(ranks) == 1 else (),
                 ratio=math.exp(rise.rise),
                 excess_s=math.exp(rise.after) - math.exp(rise.before),
-                z=min(_MOST_Z, rise.z),
+                z=min(MOST_Z, rise.z),
                 needed_z=rules.regression_z,
                 windows=len(self._common) - rise.index,
                 bound=rise.middle,

@@ -50,6 +50,11 @@ class Verdict:
         """Whether everybody has become slower."""
         return self.kind == GLOBAL
 
+    @property
+    def where(self) -> str:
+        """What was measured, in words: the section, and whether on the device."""
+        return f"section {self.section}{' on the GPU' if self.section_kind in ('gpu', 'gpu_comm') else ''}"
+
     def text(self) -> str:
         """Return the verdict as one line."""
         if self.is_global:
@@ -62,11 +67,10 @@ class Verdict:
         slower = f"is {100 * (self.ratio - 1):.0f} % slower than {others}"
         if self.ratio >= 2.0:
             slower = f"takes {self.ratio:.1f} times as long as {others}"
-        on_gpu = " on the GPU" if self.section_kind == "gpu" else ""
         end = f" to {self.until_step}" if self.until_step is not None else ""
         waits = {True: ", the others wait for it", False: ", but it waits as long as the others", None: ""}
         return (
-            f"{who}: section {self.section}{on_gpu} {slower} since step {self.since_step}{end} "
+            f"{who}: {self.where} {slower} since step {self.since_step}{end} "
             f"({1000 * self.excess_s:.3g} ms a step, {100 * self.share:.0f} % of it{waits[self.waits_least]}); "
             f"{self.kind}, confidence {self.confidence:.2f}"
         )

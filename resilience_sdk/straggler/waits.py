@@ -19,11 +19,12 @@ from resilience_sdk.straggler.gpu_events import Event, GpuClock, Hole
 from resilience_sdk.straggler.hooks import Guard
 
 _POST_BACKWARD = "RegisterPostBackwardFunction"
+_MOST_FORWARDS = 64
 
 
 @attrs.frozen
 class Waited:
-    """What was waited: on the clock of the host, and as stretches between events of the device."""
+    """What was waited: on the clock of the host, and as stretches on that of the device."""
 
     ns: int = 0
     holes: tuple[Hole, ...] = ()
@@ -33,6 +34,26 @@ class Waited:
 
 
 NOTHING = Waited()
+
+
+class ForwardWaits:
+    """What was waited in each of the last forwards, until a backward comes back to its outputs. Many never do."""
+
+    def __init__(self) -> None:
+        """Keep nothing."""
+        self._of: dict[int, Waited] = {}
+
+    def add(self, forward: int, waited: Waited) -> None:
+        """Keep what was waited in a forward; of many, forget the oldest."""
+        if waited is NOTHING:
+            return
+        self._of[forward] = waited
+        if len(self._of) > _MOST_FORWARDS:
+            del self._of[next(iter(self._of))]
+
+    def take(self, forward: int) -> Waited:
+        """Return what was waited in a forward, once."""
+        return self._of.pop(forward, NOTHING)
 
 
 class Waits:
@@ -65,11 +86,7 @@ class Waits:
         self._since = 0
         self._show_end(now)
         if self.clock is not None and self._mark is not None:
-            end = self.clock.mark()
-            if end is None:
-                self.clock.give_back(self._mark)
-            else:
-                self._holes.append((self._mark, end))
+            self._holes.append(self.clock.hole(self._mark))
             self._mark = None
 
     def take(self) -> Waited:
@@ -83,10 +100,7 @@ class Waits:
 
     def forget(self) -> None:
         """Drop what was waited since the last `take`: it belongs to no pass that is timed."""
-        waited = self.take()
-        if self.clock is not None:
-            for hole in waited.holes:
-                self.clock.give_back(*hole)
+        self.take()
 
     def _show_end(self, now: int) -> None:
         if self._has_opened and self.block is not None:
@@ -162,8 +176,16 @@ class Brackets:
     @staticmethod
     def _hook(output: Any, hook: Any) -> None:
         for tensor in tensors_of(output):
-            if tensor.requires_grad:
-                tensor.register_hook(hook)
+            hook_gradient(tensor, hook)
+
+
+def hook_gradient(tensor: Any, hook: Any) -> None:
+    """Have `hook` called with the gradient of what a forward has made.
+
+    A parameter or an input among the outputs is none of it: it stays, and would collect a hook of every forward.
+    """
+    if tensor.requires_grad and not tensor.is_leaf:
+        tensor.register_hook(hook)
 
 
 def tensors_of(tree: Any, depth: int = 8) -> Iterator[Any]:

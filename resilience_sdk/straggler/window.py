@@ -19,13 +19,18 @@ WINDOW_STEPS = 8
 COMPARED = ("compute", "io", "gpu")
 """Kinds of sections in which ranks are compared. What contains a collective takes the same time on all ranks, or less
 on the slow one, and idle time is nobody's fault."""
-WAITING = ("comm",)
+WAITING = ("comm", "gpu_comm")
 WHOLE_STEP = ("heartbeat", "pulse")
 
 NOT_SEEN = math.nan
 """The value of a duration or level that is missing."""
 
-_ASKED = 64  # ranks whose scatter is looked at
+MOST_Z = 99.0
+"""No distance from the middle is said to be more."""
+SIGMA_OF_DEVIATION = 1.4826
+"""Standard deviation of a normal distribution, over its median absolute deviation."""
+
+_ASKED = 64  # units whose scatter is looked at to tell what is typical
 _ERROR = 1.2533 / 1.349  # of a median in standard deviations, over the distance of the quartiles in the same
 
 Unit = TypeVar("Unit", bound=Hashable)
@@ -45,7 +50,7 @@ class SectionWindow:
 
     name: str
     kind: str
-    """`compute`, `io`, `gpu`, `comm`, `idle`, or `heartbeat` and `pulse` for the step as a whole."""
+    """`compute`, `io`, `comm`, `idle`; on the device `gpu`, `gpu_comm`; of the step as a whole `heartbeat`, `pulse`."""
     durations_s: Mapping[int, Sequence[float | None]]
     """Rank -> its duration in each step, in seconds. The n-th is of the same step on all ranks; None: not recorded."""
 
@@ -59,6 +64,8 @@ class Window:
     steps: int = WINDOW_STEPS
     step_time_s: float | None = None
     """Median duration of a whole step; None: to be estimated from the sections."""
+    passes_per_step: float = 1.0
+    """How often these sections are passed in a step of the training; all times here are those of a pass."""
 
     @property
     def last_step(self) -> int:
@@ -130,8 +137,13 @@ class Leveled(Generic[Unit]):
 
     levels: dict[Unit, float]
     """Logarithm of the ratio; NOT_SEEN from fewer than half of the steps."""
-    error: float
-    """Standard deviation of one level as far as the scatter of its steps tells; NOT_SEEN if it is not known."""
+    errors: dict[Unit, float]
+    """Standard deviation of each level as far as the scatter of its steps tells; none where there is no level."""
+
+    @property
+    def error(self) -> float:
+        """That of a typical unit; NOT_SEEN if it is not known."""
+        return median(islice(self.errors.values(), _ASKED)) if self.errors else NOT_SEEN
 
 
 def levels_of(rows: Mapping[Unit, Sequence[float]], few: int) -> Leveled[Unit]:
@@ -142,9 +154,9 @@ def levels_of(rows: Mapping[Unit, Sequence[float]], few: int) -> Leveled[Unit]:
     and of two it would be half of it; of two others the slower one counts, so that a fast one makes nobody slow.
     """
     if len(rows) < 2:
-        return Leveled(dict.fromkeys(rows, 0.0), NOT_SEEN)
+        return Leveled(dict.fromkeys(rows, 0.0), {})
     levels: dict[Unit, float] = {}
-    errors: list[float] = []
+    errors: dict[Unit, float] = {}
     centre = centres(rows.values()) if len(rows) >= few else []
     for unit, row in rows.items():
         against = centre or upper_centres([other for name, other in rows.items() if name != unit])
@@ -156,10 +168,9 @@ def levels_of(rows: Mapping[Unit, Sequence[float]], few: int) -> Leveled[Unit]:
             levels[unit] = NOT_SEEN
             continue
         levels[unit] = math.log(middle)
-        if len(errors) < _ASKED:
-            quartiles = ratios[(3 * count) // 4] - ratios[count // 4]
-            errors.append(_ERROR * quartiles / (middle * math.sqrt(count)))
-    return Leveled(levels, median(errors) if errors else NOT_SEEN)
+        quartiles = ratios[(3 * count) // 4] - ratios[count // 4]
+        errors[unit] = _ERROR * quartiles / (middle * math.sqrt(count))
+    return Leveled(levels, errors)
 
 
 def upper_centres(rows: Sequence[Sequence[float]]) -> list[float]:

@@ -7,6 +7,10 @@ import random
 import time
 from collections.abc import Callable
 
+from resilience_sdk.monitor.straggler_nodes import READ_AT_ONCE
+from resilience_sdk.straggler.aggregate import Aggregate
+from resilience_sdk.straggler.kernels import KernelTime, KernelWindow
+from resilience_sdk.straggler.pieces import NodePieces, Piece, decode, write_row
 from resilience_sdk.straggler.reports import ReportMaker
 from resilience_sdk.straggler.robust import Judge
 from resilience_sdk.straggler.scores import Medians
@@ -29,6 +33,8 @@ def measure(context: Context) -> list[Figure]:
     figures.append(Figure("report, scaling exponent", "ours", "", (exponent,), note="time ~ ranks ** exponent"))
     for ranks in (8, 1024) if context.quick else (8, 1024, 16384):
         figures.append(_window(ranks, context.repeats(9, 3)))
+    for ranks in (1024,) if context.quick else (1024, 16384):
+        figures.append(_gathering(ranks, context.repeats(4, 2)))
     return figures
 
 
@@ -65,6 +71,49 @@ def _window(ranks: int, repeats: int) -> Figure:
         window = Window(8 * number, (SectionWindow("fwd", "compute", rows),))
         samples.append(1000 * _timed(lambda window=window: judge.add(window))[1])
     return Figure(f"verdicts, a window of 8 steps, {ranks} ranks", "ours", "ms", tuple(samples[8:]), note="per section")
+
+
+def _gathering(ranks: int, windows: int) -> Figure:
+    """Measure the longest time for which the judging monitor sees nothing else: messages as text, then verdicts."""
+    source, nodes = random.Random(ranks), ranks // 8
+    aggregate = Aggregate(nodes, relative_threshold=0.7, individual_threshold=0.7)
+    longest, published = [], []
+    for window in range(windows):
+        goes = []
+        texts = [_message(node, window, source) for node in range(nodes)]
+        for first in range(0, nodes, READ_AT_ONCE):
+            told, seconds = _timed(lambda texts=texts[first : first + READ_AT_ONCE]: [decode(text) for text in texts])
+            goes.append(seconds + _timed(lambda told=told: [aggregate.add(node) for node in told])[1])
+        goes += [_timed(lambda now_s=1000.0 * window: aggregate.judge(now_s))[1] for _ in range(SECTIONS + 1)]
+        longest.append(1000 * max(goes))
+        published.append(1000 * _timed(lambda: aggregate.report().to_json())[1])
+    return Figure(
+        f"gathering, {ranks} ranks x {SECTIONS} sections and kernels: longest go",
+        "ours",
+        "ms",
+        tuple(longest),
+        note=f"and {min(published):.0f} ms at the report, with its JSON",
+    )
+
+
+def _message(node: int, window: int, source: random.Random) -> str:
+    ranks = range(8 * node, 8 * node + 8)
+    pieces = tuple(
+        Piece(
+            f"section{n}",
+            "compute",
+            window,
+            8 * window,
+            8 * window + 7,
+            1.0,
+            0.1,
+            {rank: write_row(tuple(int(1e8 * source.lognormvariate(0.0, 0.03)) for _ in range(8))) for rank in ranks},
+        )
+        for n in range(SECTIONS)
+    )
+    kernels = tuple(KernelTime(f"kernel{n}", 10, 1e-3, 1e-2) for n in range(16))
+    sampled = {rank: KernelWindow(window + 1, kernels) for rank in ranks}
+    return NodePieces(0, node, f"node{node}", window, pieces, dict.fromkeys(ranks, ""), sampled).to_text()
 
 
 def _timed(work: Callable[[], object]) -> tuple[object, float]:

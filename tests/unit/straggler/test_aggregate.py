@@ -8,7 +8,8 @@ import pytest
 
 from resilience_sdk.straggler.aggregate import Aggregate
 from resilience_sdk.straggler.collector import Collector
-from resilience_sdk.straggler.pieces import NodePieces, decode
+from resilience_sdk.straggler.kernels import KernelTime, KernelWindow
+from resilience_sdk.straggler.pieces import NodePieces, Piece, decode
 
 STEP_S = 0.25
 
@@ -168,6 +169,106 @@ def test_a_section_that_is_passed_more_often_from_now_on_stays_judged():
             assert (verdict.ranks, verdict.section) == ((1,), "bwd")
             assert 0 <= verdict.since_step <= verdict.last_step <= cluster.step
     assert len(cluster.aggregate.verdicts) == 1
+
+
+def test_a_section_that_begins_late_and_one_with_a_heartbeat_of_its_own_are_weighed_by_the_steps_of_now():
+    """After 2,000 steps without it, and beside an evaluation that beats a thousand times in between."""
+    cluster = Cluster(sections={}, slow=slow_rank(1), every=40)
+    cluster.run(2_000)
+    cluster.sections, cluster.every = {"bwd": ("compute", 1)}, 2
+    cluster.run(30)
+    for rank in range(4):
+        for start in range(0, 960, 32):
+            cluster.collectors[0].add(rank, "eval", "heartbeat", 0, start, [1_000_000] * 32)
+    cluster.run(30)
+    (verdict,) = cluster.aggregate.verdicts
+    assert verdict.ranks == (1,)
+    assert verdict.excess_s == pytest.approx(0.05, rel=0.1)
+    assert verdict.share == pytest.approx(0.05 / STEP_S, rel=0.1)
+    assert verdict.since_step == pytest.approx(2_000, abs=3)
+
+
+def test_what_is_said_about_a_section_ends_when_it_is_passed_no_more():
+    """The program is in another phase. While it is passed now and then only, it stands."""
+    sections = {"bwd": ("compute", 1), "fwd": ("compute", 1), "save": ("io", 0.05)}
+    bwd, save = slow_rank(1), slow_rank(2, "save", seconds=2.0)
+    cluster = Cluster(sections=sections, slow=lambda *at: bwd(*at) + save(*at))
+    cluster.run(500)
+    assert {(v.section, v.ranks) for v in cluster.aggregate.verdicts} == {("bwd", (1,)), ("save", (2,))}
+    assert cluster.aggregate.verdicts[-1].excess_s == pytest.approx(0.1, rel=0.01)
+    del cluster.sections["bwd"]
+    (over,) = (change for change in cluster.run(160) if change.verdict.section == "bwd")
+    assert over.what == "over"
+    assert over.verdict.until_step <= 500
+    assert {v.section for v in cluster.aggregate.verdicts} == {"save"}
+
+
+def test_all_is_over_when_nobody_is_compared_any_more():
+    """Each verdict once."""
+    cluster = Cluster(slow=slow_rank(1))
+    cluster.run(80)
+    (over,) = cluster.aggregate.end()
+    assert (over.what, over.verdict.ranks, over.verdict.until_step) == ("over", (1,), over.verdict.last_step)
+    assert (cluster.aggregate.verdicts, cluster.aggregate.end()) == ((), [])
+
+
+def test_a_stall_in_a_rare_section_is_one():
+    """20 s more than the others in a save every 10 steps are 80 steps' time; a bit more than they need is not."""
+    late = {400: 20.0, 800: 0.7}
+    cluster = Cluster(
+        sections={"fwd": ("compute", 1), "save": ("io", 0.1)},
+        slow=lambda r, s, step: late.get(step, 0.0) if (r, s) == (2, "save") else 0.0,
+    )
+    found = [change.verdict for change in cluster.run(1000) if change.what == "found"]
+    assert [(v.section, v.ranks) for v in found] == [("save", (2,))]
+    assert 320 <= found[0].since_step <= 410
+
+
+def test_of_very_many_ranks_one_section_is_judged_at_a_time(monkeypatch):
+    """The monitor looks at its ranks in between; all is judged in the end, the waits first."""
+    monkeypatch.setattr("resilience_sdk.straggler.aggregate._AT_ONCE", 4)
+    at_once = Cluster(slow=slow_rank(1))
+    sizes = []
+    judge = at_once.aggregate._judge_of_all.add
+    monkeypatch.setattr(
+        at_once.aggregate._judge_of_all, "add", lambda window: sizes[-1].append(window.sections) or judge(window)
+    )
+    for _ in range(60):
+        sizes.append([])
+        at_once.look()
+    assert max(map(len, sizes)) == 1
+    judged = [windows[0][0].name for windows in sizes if windows]
+    assert judged[:3] == ["comm_wait", "fwd", "bwd"]
+    assert [v.ranks for v in at_once.aggregate.verdicts] == [(1,)]
+
+
+@pytest.mark.parametrize("often", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_rate_that_is_none_counts_as_one_per_step(often):
+    """What another node says is distrusted, and costs nobody the comparison."""
+    aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+    rows = {rank: ",".join(["0.03" if rank == 2 else "0.01"] * 8) for rank in range(8)}
+    changes = []
+    for index in range(8):
+        piece = Piece("fwd", "compute", index, 8 * index + 1, 8 * index + 8, often, 0.1, rows)
+        aggregate.add(decode(NodePieces(0, 0, "n0", index, (piece,)).to_text()))
+        changes += aggregate.judge(10.0 * index)
+    assert [(change.what, change.verdict.ranks) for change in changes] == [("found", (2,)), ("still", (2,))]
+
+
+def test_a_window_of_kernels_counts_once():
+    """However often it is told; the next one counts."""
+    cluster = Cluster()
+    cluster.run(40)
+
+    def tell(window, median_s):
+        kernels = {rank: KernelWindow(window, (KernelTime("gemm", 8, median_s, 8 * median_s),)) for rank in range(4)}
+        told = decode(NodePieces(0, 0, "n0", 1, (), {}, kernels).to_text())
+        cluster.aggregate.add(told)
+        return cluster.aggregate.report()
+
+    assert tell(1, 1e-3).gpu_individual == dict.fromkeys(range(4), 1.0)
+    assert tell(1, 1e-3) is None
+    assert tell(2, 2e-3).gpu_individual == dict.fromkeys(range(4), 0.5)
 
 
 def test_a_report_is_over_what_came_since_the_last_one():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.straggler.cutting import RankCutter, first_pass, passes_per_step
+from resilience_sdk.straggler.cutting import RankCutter, first_pass
 
 FWD = ("fwd", "compute")
 
@@ -38,22 +37,3 @@ def test_of_two_threads_the_first_counts():
     cutter.add(FWD, 1, 0, [1] * 9)
     assert cutter.add(FWD, 0, 0, [5] * 64) == []
     assert cutter.passes[FWD] == 9
-
-
-@pytest.mark.parametrize(
-    ("passes", "steps", "often"),
-    [
-        (17, 17, 1),
-        (18, 17, 1),
-        (68, 17, 4),
-        (71, 17, 4),
-        (9, 17, 0.5),
-        (4, 40, 0.1),
-        (25, 10, 2.5),
-        (0, 5, 1),
-        (5, 0, 1),
-    ],
-)
-def test_how_often_a_section_is_passed_in_a_step(passes, steps, often):
-    """Micro-batches, and what is done every few steps; counts within a step may be off by one."""
-    assert passes_per_step(passes, steps) == pytest.approx(often)

@@ -75,6 +75,37 @@ def test_a_node_with_more_ranks_than_fit_tells_one_window_at_least():
     assert len(chosen([piece(index, ranks=128) for index in range(5)], 2000)) == 1
 
 
+NAMES = ("data", "fwd", "bwd", "comm_wait", "optim", "checkpoint", "loss", "clip", "embed", "head", "log", "zero")
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(64, 8), (256, 16), (2048, 8), (2048, 16)])
+def test_sections_take_turns_where_a_message_has_no_room_for_all(nodes, ranks):
+    """Every one is told, all nodes tell the same windows, and what is let through fits into the message."""
+    sections = [(name, "compute") for name in NAMES]
+    one, other = Thinning(nodes), Thinning(nodes)
+    one.share(sections, 8 * ranks)
+    other.share(reversed(sections), 8 * ranks)
+    more = Thinning(nodes)
+    more.share([*sections, *((f"of one node {n}", "io") for n in range(20))], 8 * ranks)
+    told = set()
+    for index in range(128):
+        now_s = index * pace_s(nodes)
+        through = [section for section in sections if one.lets_through(section, index, now_s)]
+        assert through == [section for section in sections if other.lets_through(section, index, now_s)]
+        assert {section for section in sections if more.lets_through(section, index, now_s)} <= set(through)
+        pieces = [piece(index, name, ranks) for name, _ in through]
+        assert len(chosen(pieces, nodes)) == len(pieces)
+        told |= set(through)
+    assert told == set(sections)
+
+
+def test_one_node_alone_judges_every_section_every_time():
+    """It tells nobody, so nothing has to fit."""
+    alone = Thinning(1)
+    alone.share([(name, "compute") for name in NAMES], 8 * 4096)
+    assert all(alone.lets_through((name, "compute"), 0, 0.0) for name in NAMES)
+
+
 @given(st.floats(0.001, 2.0), st.integers(0, 1000), st.floats(0.98, 1.02), st.integers(1, 3000))
 def test_all_nodes_choose_the_same_windows_or_some_of_the_same(step_s, began, drift, nodes):
     """About one per pace, whatever the speed; a node that measures 2 % more leaves out half at most, or none."""

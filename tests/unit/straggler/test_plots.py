@@ -55,7 +55,6 @@ def records(log):
             parts = b""
 
 
-@pytest.mark.xfail(strict=False, reason="twice in fifty runs the offline log had no history")
 @pytest.mark.slow  # starts W&B's service
 def test_wandb_offline_has_the_curves_and_the_users_steps_stay_theirs(tmp_path, monkeypatch):
     """What we log joins the user's next row; the last one is there too."""
@@ -71,6 +70,9 @@ def test_wandb_offline_has_the_curves_and_the_users_steps_stay_theirs(tmp_path, 
         run.log({"loss": 2.0})
     plot(REPORTS[0])
     run.finish()
+    # The log is written in blocks of 32 KiB, the last one when the service closes it, which finish() only asks for:
+    # until then a short run's log may be nothing but its header. The end of the service can be waited for.
+    wandb.teardown()
     rows = []
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     for data in records(path.read_bytes()):

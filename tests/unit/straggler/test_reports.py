@@ -84,6 +84,25 @@ def test_nothing_to_say_is_said_with_no_scores():
     assert "rank 1 (node-000) in fwd 0.33" in slow
 
 
+def test_a_report_that_names_nobody_fits_into_a_line():
+    """A section of microseconds names nobody, however low the score."""
+    medians = Medians({"fwd": {0: 1.0, 1: 1.1}, "zero_grad": {0: 1e-4, 1: 4e-4}})
+    report = maker(2).make(medians, first_step=9, last_step=480)
+    assert not report.names_somebody
+    assert report.section_relative["zero_grad"] == {0: 1.0, 1: 0.25}
+    assert report.line() == "none of 2 ranks was slow in steps 9 to 480"
+    assert maker(1).make(Medians({})).line() == "none of 1 ranks was slow"
+    assert maker(2).make(Medians({"fwd": {0: 1.0, 1: 3.0}})).names_somebody
+    assert maker(2).make(medians, (VERDICT,)).names_somebody
+
+
+def test_a_score_is_never_shown_as_nothing():
+    """A rank that does something which takes the others no time has a very small one, not none."""
+    text = maker(3).make(Medians({"save": {0: 4.0, 1: 2e-6, 2: 2e-6}})).text()
+    assert "  Rank=0 Node=node-000 Score=5e-07\n" in text
+    assert "0.00" not in text.partition("processing time")[0]
+
+
 def test_stragglers_are_those_below_the_thresholds_by_each_rule():
     """The threshold itself is no straggler's score; individual and relative have their own."""
     reports = maker(3, relative_threshold=0.5, individual_threshold=0.9)

@@ -159,6 +159,28 @@ def test_the_shortest_wait_corroborates_and_a_long_one_contradicts():
     assert sure["least"][0] > sure["unknown"][0] > sure["as long"][0]
 
 
+def test_a_wait_that_is_measured_twice_is_one_wait():
+    """In wall time and on the device: 6 ms less is no corroboration of 20 ms."""
+    fleet = Fleet(8)
+    for _ in range(5):
+        bwd = SectionWindow("bwd", "compute", fleet.durations(slow(2, by=3.0)))
+        waits = {rank: [0.030] * 8 for rank in range(8)} | {2: [0.024] * 8}
+        both = (SectionWindow("comm_wait", kind, waits) for kind in ("comm", "gpu_comm"))
+        fleet.show(bwd, *both)
+    (verdict,) = fleet.judge.verdicts
+    assert verdict.waits_least is None
+
+
+def test_what_one_of_many_ranks_does_is_no_regression_of_all():
+    """Rank 0 saves, and takes twice as long from now on; of four ranks that do it, half of all, it is one."""
+    for savers, found in ((1, []), (4, [("found", "global", ())])):
+        fleet = Fleet(8)
+        for _ in range(40):
+            rows = fleet.durations(lambda _, step: 2.0 if step > 160 else 1.0)
+            fleet.show(SectionWindow("save", "io", {rank: rows[rank] for rank in range(savers)}))
+        assert what(fleet.changes) == found
+
+
 def test_ranks_are_compared_within_their_role():
     """A stage that has three times the work; and one slow rank in it."""
     stages = {rank: Place("n", "last" if rank >= 8 else "first") for rank in range(16)}
@@ -295,6 +317,19 @@ def test_what_nobody_would_notice_is_not_reported():
     assert fleet.changes == []
 
 
+@pytest.mark.parametrize("passes", [1, 4])
+def test_sections_of_microseconds_are_nobodys_fault(passes: int):
+    """A lone 0.1 ms in a step takes one rank, then all, twice as long: nobody is named. Ten times as long: they are."""
+    for times, found in ((2.0, False), (10.0, True)):
+        fleet = Fleet(8)
+        for window in range(40):
+            slower = slow(*range(8) if window >= 20 else (3,) if 4 <= window < 12 else (), by=times)
+            rows = {rank: [0.01 / passes * v for v in row] for rank, row in fleet.durations(slower).items()}
+            fleet.show(SectionWindow("zero_grad", "compute", rows), passes_per_step=passes)
+        whom = [(change.what, change.verdict.ranks) for change in fleet.changes if change.what == "found"]
+        assert whom == ([("found", (3,)), ("found", ())] if found else [])
+
+
 def test_rules_can_be_changed_while_it_runs():
     """Disabled it says and keeps nothing, and what stood is over; with a higher bound it says less."""
     fleet = Fleet(8, Rules(enabled=False))
@@ -336,8 +371,8 @@ def test_confidence_by_its_formula():
 @given(st.floats(1e-3, 1e3), st.permutations(range(8)), st.integers(0, 7))
 def test_units_and_numbering_do_not_matter(scale: float, order: list[int], culprit: int):
     """Ranks renumbered and durations in other units give the same verdict about the same rank."""
-    # Without stalls, which know seconds.
-    plain, other = Fleet(8), Fleet(8)
+    # Without stalls and the least excess, which know seconds.
+    plain, other = (Fleet(8, Rules(least_excess_s=0.0)) for _ in range(2))
     for _ in range(4):
         durations = plain.durations(slow(culprit))
         plain.show(SectionWindow("fwd", "compute", durations))

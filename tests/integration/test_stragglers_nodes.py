@@ -1,0 +1,82 @@
+"""Slow ranks in a job of two nodes: named on both, left out on request, found where the node that judges is frozen."""
+
+import contextlib
+import os
+import signal
+import socket
+
+import pytest
+from straggler_runs import RANKS, named, training
+
+pytestmark = pytest.mark.slow  # two launchers with two ranks each
+
+
+@contextlib.contextmanager
+def two_nodes(folder, *args, fault, options=(), store_on=0):
+    """Start two launchers with two ranks each; node `store_on` has the store of the rendezvous."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    told, run_dir = folder / "told", folder / "run"
+    told.mkdir()
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for node in range(2):
+            own = folder / f"node{node}"
+            own.mkdir()
+            rendezvous = (
+                *("--run-dir", str(run_dir), "--nnodes", "2", "--node-rank", str(node), "--rdzv-backend", "c10d"),
+                *("--rdzv-id", "slow", "--rdzv-endpoint", f"localhost:{port}"),
+                *("--rdzv-conf", f"is_host={int(node == store_on)}"),
+            )
+            nodes.append(
+                stack.enter_context(
+                    training(own, *args, fault=fault, options=(*rendezvous, *options), ranks=2, TOLD=str(told))
+                )
+            )
+            nodes[-1].run_dir = run_dir
+        yield nodes
+
+
+def test_a_stop_that_leaves_the_slow_node_out(tmp_path):
+    """The slow rank is on the other node: that node is named on both, all ranks stop at one step, exit code 76."""
+    fault = "slow:rank=3,section=bwd,seconds=0.1"
+    with two_nodes(tmp_path, "--check", fault=fault, options=("--stop-if-detected",)) as nodes:
+        codes = [run.finish() for run in nodes]
+        screens = "\n".join(run.screen for run in nodes)
+        assert codes == [76, 76], screens
+        assert not [left for run in nodes for left in run.left_behind()]
+    run, told = nodes[0], tmp_path / "told"
+    assert named(run) == {((3,), "bwd")}
+    assert len({path.read_text() for path in told.glob("left-*")}) == 1
+    assert len(list(told.glob("left-*"))) == RANKS
+    (incident,) = run.incidents()
+    (culprit,) = incident["culprits"]
+    assert (incident["kind"], incident["action"], culprit["rank"]) == ("slow", "exclude_node", 3)
+    assert culprit["node"].endswith("#1")
+    outcome = run.outcome()
+    assert (outcome["verdict"], outcome["exit_code"], outcome["incidents"]) == ("hardware", 76, [incident["id"]])
+    assert culprit["node"] in outcome["reason"]
+
+
+def test_the_other_node_judges_while_the_one_that_does_is_frozen(tmp_path):
+    """Launcher and monitor of node 0 are stopped: node 1 finds its slow rank, and all ends well.
+
+    The ranks of node 0 have another monitor by then; its launcher, which carries the words, goes on later.
+    """
+    with two_nodes(tmp_path, fault="slow:rank=3,section=bwd,seconds=0.1,step=80", store_on=1) as nodes:
+        first, second = nodes
+        told = tmp_path / "told"
+        second.wait(lambda: all((told / f"step-{rank}").exists() for rank in range(RANKS)), "a step")
+        monitor = first.monitor_pid()
+        os.kill(monitor, signal.SIGSTOP)
+        first.process.send_signal(signal.SIGSTOP)
+        (found,) = second.wait_event("straggler", what="found")
+        second.wait(lambda: first.monitor_pid() != monitor, "another monitor")
+        first.process.send_signal(signal.SIGCONT)
+        (told / "enough").touch()
+        assert [run.finish() for run in nodes] == [0, 0], "\n".join(run.screen for run in nodes)
+        assert not [left for run in nodes for left in run.left_behind()]
+    assert (found["ranks"], found["section"]) == ([3], "bwd")
+    assert found["nodes"][0].endswith("#1")
+    assert named(second) == {((3,), "bwd")}
