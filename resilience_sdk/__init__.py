@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         RunDirectoryError,
     )
     from resilience_sdk.heartbeats import heartbeat
-    from resilience_sdk.session.run import Run, current_run, start_run
+    from resilience_sdk.session.run import Run, current_run
+    from resilience_sdk.session.run_start import start_run
     from resilience_sdk.session.train_step import resilient
     from resilience_sdk.settings import Settings
 
@@ -54,7 +55,7 @@ _PUBLIC = {
     "numerics": ("numerics", ""),
     "preemption": ("preemption", ""),
     "resilient": ("session.train_step", "resilient"),
-    "start_run": ("session.run", "start_run"),
+    "start_run": ("session.run_start", "start_run"),
     "straggler": ("straggler", ""),
 }
 

@@ -7,17 +7,13 @@ so it is a module-level reference.
 from __future__ import annotations
 
 import inspect
-import os
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-import attrs
-
 from resilience_sdk import environ, numerics, preemption
-from resilience_sdk.checkpoint import Checkpointer, GoodCheckpoint
+from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import ConfigError, Preempted, ResilienceError
@@ -26,103 +22,19 @@ from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import rank as listening
 from resilience_sdk.session.data import END, Walk, next_batch
 from resilience_sdk.session.last_save import save_at_stop
-from resilience_sdk.session.lifecycle import ensure_started, has_failed_to_start
+from resilience_sdk.session.lifecycle import has_failed_to_start
+from resilience_sdk.session.no_checkpointer import NoCheckpointer
 from resilience_sdk.session.rank_session import Session
-from resilience_sdk.settings import Settings, load_settings, override_settings
 
 Batch = TypeVar("Batch")
 OnPreempt = Literal["raise", "return"]
 
 _current: Run | None = None
 
-# Read by nobody but the rank itself, so `start_run` may still set them in a job that runs already.
-_OPTIONS_OF_STEPS = frozenset({"epochs", "max_steps", "on_preempt"})
-_OPTIONS_OF_THE_RANK = frozenset({"checkpoint_every", "checkpoint_keep", "checkpoint_async"})
-
 
 def is_stepping() -> bool:
     """Tell whether a loop over `Run.steps` is under way, which beats and checks for preemption by itself."""
     return _current is not None and _current.is_stepping
-
-
-class NoCheckpointer:
-    """Stands in where nothing is saved: a run without `state`, or an SDK that is switched off."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.last_good: GoodCheckpoint | None = None
-        self.skipped_steps: frozenset[int] = frozenset()
-
-    def resume(self) -> int:
-        """Return 0: there is nothing to resume."""
-        return 0
-
-    def save(self, step: int) -> bool:
-        """Return False: nothing is saved."""
-        return False
-
-    def maybe_save(self, step: int) -> bool:
-        """Return False: nothing is saved."""
-        return False
-
-
-def start_run(
-    run_dir: str | os.PathLike[str] | None = None,
-    *,
-    state: Mapping[str, Any] | None = None,
-    settings: Settings | None = None,
-    **overrides: Any,
-) -> Run:
-    """Return the run of this process, to be entered with `with`.
-
-    Args:
-        run_dir: Where everything is written; without it the setting, the scheduler's job, or a new directory.
-        state: What a checkpoint holds, by name (see `Checkpointer`); None = nothing is saved.
-        settings: All options; without it those of the launcher and the environment.
-        **overrides: Single options by field name, such as `checkpoint_every="10min"`.
-
-    Raises:
-        ConfigError: An option or an entry of `state` is wrong; the message names it and the cure.
-        RunDirectoryError: `run_dir` cannot be used.
-
-    Example:
-        with start_run("runs/a", state={"model": model, "optimizer": optimizer}) as run:
-            for step, batch in run.steps(loader, epochs=3):
-                train_step(batch)
-    """
-    for name in _OPTIONS_OF_STEPS & overrides.keys():
-        raise ConfigError(
-            f"start_run({name}={overrides[name]!r}): {name} is an option of the loop: run.steps({name}=...)"
-        )
-    if settings is not None and overrides:
-        settings = override_settings(settings, overrides)
-    elif overrides:
-        # Checked even where a session is already running and cannot take them any more.
-        load_settings(arguments=overrides, strict_env=False)
-    session = ensure_started(None if run_dir is None else os.fspath(run_dir), settings, overrides or None)
-    if session is not None and run_dir is not None and session.run_dir.path != Path(os.path.abspath(run_dir)):
-        say_once("run_dir", f"start_run({os.fspath(run_dir)!r}): this job writes to {session.run_dir.path} already")
-    if session is not None:
-        _take_options(session, settings, overrides)
-    return Run(session, state)
-
-
-def _take_options(session: Session, settings: Settings | None, overrides: Mapping[str, Any]) -> None:
-    """Let the options of the code count in a session that the launcher started before the script.
-
-    What only this rank reads can change now; what the job's monitor reads was settled by who started the job.
-    """
-    standing = session.settings
-    wanted = override_settings(standing, overrides) if settings is None else settings
-    named = set(overrides) if settings is None else wanted.explicit
-    changed = {name for name in named if getattr(wanted, name) != getattr(standing, name)}
-    session.settings = attrs.evolve(
-        standing, **{name: getattr(wanted, name) for name in changed & _OPTIONS_OF_THE_RANK}
-    )
-    late = sorted(changed - _OPTIONS_OF_THE_RANK - {"run_dir"})
-    if late and session.identity.rank == 0:
-        options = " ".join(f"--{name.replace('_', '-')}" for name in late)
-        say_once("late options", f"start_run({late[0]}=...) is too late, the job runs: launch it with {options}")
 
 
 def current_run() -> Run:

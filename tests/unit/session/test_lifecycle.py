@@ -10,7 +10,7 @@ import pytest
 
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.session.exceptions import is_user_file
-from resilience_sdk.session.run import start_run
+from resilience_sdk.session.run_start import start_run
 
 NO_THREADS = """
 import os, threading
