@@ -36,7 +36,7 @@ def attach(recording, net):
 
 def test_a_step_with_a_closure_is_timed_without_its_forward_and_backward(recording, attach, net):
     """Each step has its four sections; `optim` has the rest of the closure, and is not open while that runs."""
-    optimizer = torch.optim.AdamW(net.parameters())
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
     closure = attach(optimizer)
     seen = []
     net.forward_s, net.backward_s = 0.1, 0.1
@@ -71,7 +71,7 @@ def test_a_closure_may_run_several_times_per_step(recording, attach, net):
 
 def test_a_closure_without_a_backward_costs_the_sample(recording, attach, net):
     """Nobody can tell where it ended."""
-    optimizer = torch.optim.AdamW(net.parameters())
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
     attach(optimizer)
     optimizer.step(lambda: net(batch()).sum())
     assert counts(recording) == {"fwd": 1}
@@ -80,7 +80,7 @@ def test_a_closure_without_a_backward_costs_the_sample(recording, attach, net):
 
 def test_a_closure_that_fails_leaves_nothing_open(recording, attach, net):
     """And the next step is timed, also that of another optimizer."""
-    optimizer = torch.optim.AdamW(net.parameters())
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
     closure = attach(optimizer)
     for fails in ("forward", "backward"):
         net.fails = fails
@@ -114,7 +114,7 @@ def test_an_optimizer_within_an_optimizer_is_one_step(recording, net):
 
 def test_after_a_failed_closure_another_optimizer_is_timed(recording, net):
     """Without an optimizer every one counts; the failed step was not within anything."""
-    first, second = torch.optim.AdamW(net.parameters()), torch.optim.SGD(net.parameters(), 0.1)
+    first, second = torch.optim.SGD(net.parameters(), 0.01), torch.optim.SGD(net.parameters(), 0.1)
     handle = straggler.attach(net)
     net.fails = "forward"
     with pytest.raises(OSError, match="forward"):
