@@ -12,9 +12,16 @@ PER_LAUNCH = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "
 # Known: our own variables, and a store for each attempt instead of one that outlives it.
 KNOWN = ("TORCHELASTIC_USE_AGENT_STORE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 OUR_VARIABLES = ("RESILIENCE_RUN_DIR", "RESILIENCE_INTERNAL_")
-# Known of a rank that is watched: its helper thread, its dump signal, its record of uncaught exceptions, and its
-# wait for torch.optim. Of its descriptors there are more.
-WATCHED = ("/task_count", "/process/threads", "/status/SigCgt", "/excepthook_is_default", "/interpreter/meta_path")
+# Known of a rank that is watched: its helper thread, its dump signal, its records of exceptions and of crashes,
+# and its wait for torch.optim. Of its descriptors there are more.
+WATCHED = (
+    "/task_count",
+    "/process/threads",
+    "/status/SigCgt",
+    "/excepthook_is_default",
+    "/interpreter/faulthandler",
+    "/interpreter/meta_path",
+)
 
 
 def unexpected(theirs, mine):
