@@ -12,6 +12,8 @@ from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.console import say
 from resilience_sdk.events import Event
 
+_SEVERAL = 2  # committed checkpoints
+
 
 def choose(store: CheckpointStore, events: Iterable[Mapping[str, Any]], emit: Callable[..., None]) -> dict[str, Any]:
     """Return what all ranks load as a JSON value; an error that all must raise is in it. On rank 0.
@@ -30,7 +32,10 @@ def choose(store: CheckpointStore, events: Iterable[Mapping[str, Any]], emit: Ca
     _tell(selection, quarantined, events, emit)
     manifest = selection.manifest
     if manifest is None:
-        return {**answer, "error": _refusal(selection.skipped)}
+        refusal = _refusal(selection.skipped, str(store.directory))
+        if refusal is None and selection.skipped:
+            say("training starts over: there is no other checkpoint")
+        return {**answer, "error": refusal}
     return {
         **answer,
         "name": selection.name,
@@ -69,7 +74,20 @@ def _tell(
             say(f"checkpoint {selection.name} is resumed again, though {why}: there is no older one")
 
 
-def _refusal(skipped: tuple[Skipped, ...]) -> str | None:
-    """Return why a start from nothing would be wrong: there is a whole checkpoint, but not to be trusted."""
-    reasons = [item.why for item in skipped if item.untrusted]
-    return f"the checkpoints there are refused, and nothing else can be resumed: {reasons[0]}" if reasons else None
+def _refusal(skipped: tuple[Skipped, ...], directory: str) -> str | None:
+    """Return why a start from nothing would be wrong: there is a whole checkpoint, or there were several.
+
+    Of one alone that is damaged nothing more is lost than the time before it; where all of several are, something is
+    wrong with the storage, and a person may have a copy.
+    """
+    untrusted = [item.why for item in skipped if item.untrusted]
+    if untrusted:
+        return f"the checkpoints there are refused, and nothing else can be resumed: {untrusted[0]}"
+    damaged = [item for item in skipped if item.damaged]
+    if len(damaged) < _SEVERAL:
+        return None
+    newest = f"{damaged[0].name}: {damaged[0].why}"
+    return (
+        f"all {len(damaged)} checkpoints in {directory} are damaged ({newest}), and to start from nothing would lose "
+        "the run: put back a copy of one, or start over in another run directory (`resilience run --fresh` does)"
+    )

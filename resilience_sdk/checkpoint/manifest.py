@@ -32,11 +32,12 @@ _INTEGER_FIELDS = ("step", "world_size")
 class InvalidCheckpointError(Exception):
     """A checkpoint that must not be loaded; the text is the reason, in words for a person."""
 
-    def __init__(self, reason: str, *, untrusted: bool = False) -> None:
-        """Keep `reason`; `untrusted` marks one that is whole but could have been written by somebody else."""
+    def __init__(self, reason: str, *, untrusted: bool = False, rolled_back: bool = False) -> None:
+        """Keep `reason`. The marked are whole: somebody else could have written it, or a rollback left it behind."""
         super().__init__(reason)
         self.reason = reason
         self.untrusted = untrusted
+        self.rolled_back = rolled_back
 
 
 @attrs.frozen

@@ -16,16 +16,23 @@ _STEP_NAME = re.compile(r"step-(?P<step>\d{8,18})")
 class Skipped:
     """A checkpoint that a resume passed over.
 
-    `untrusted`: whole, but somebody else could have written it. `quarantined`: whole, but the run fails after it;
-    `created_at` (Unix seconds) then tells which writing of that step is meant.
+    `untrusted`: whole, but somebody else could have written it. `rolled_back`: whole, but of after the numbers went
+    bad. `quarantined`: whole, but the run fails after it; `created_at` (Unix seconds) then tells which writing of that
+    step is meant.
     """
 
     name: str
     step: int
     why: str
     untrusted: bool = False
+    rolled_back: bool = False
     quarantined: bool = False
     created_at: float | None = None
+
+    @property
+    def damaged(self) -> bool:
+        """Whether it is not what was written."""
+        return not (self.untrusted or self.rolled_back or self.quarantined)
 
 
 @attrs.frozen
@@ -72,7 +79,7 @@ def select_newest(
             if manifest.step != steps[name]:
                 raise InvalidCheckpointError(f"its manifest is that of step {manifest.step}")
         except InvalidCheckpointError as error:
-            skipped.append(Skipped(name, steps[name], error.reason, error.untrusted))
+            skipped.append(Skipped(name, steps[name], error.reason, error.untrusted, error.rolled_back))
             continue
         why = distrust(name, manifest)
         if why is None:

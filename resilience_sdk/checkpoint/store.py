@@ -51,7 +51,7 @@ class CheckpointStore:
             manifest = self._examine(name)
             for back in rollbacks:
                 if why := back.why_bad(manifest.step, manifest.created_at):
-                    raise InvalidCheckpointError(why)
+                    raise InvalidCheckpointError(why, rolled_back=True)
             return manifest
 
         selection = select_newest(

@@ -176,6 +176,27 @@ def test_a_damaged_newest_is_skipped_and_said(tmp_path, capsys):
     assert make(tmp_path)[2].resume() == 4
 
 
+def test_where_all_are_damaged_nothing_starts_over_unasked(tmp_path):
+    """Several checkpoints that cannot be loaded are a fault of the storage: resume raises and names the cure."""
+    _, _, checkpointer = make(tmp_path)
+    for step in (2, 4):
+        checkpointer.save(step)
+        with (tmp_path / f"checkpoints/step-{step:08d}/state.pt").open("r+b") as file:
+            file.truncate(100)
+    with pytest.raises(CheckpointError, match=r"all 2 checkpoints in .* are damaged .*step-00000004.*--fresh"):
+        make(tmp_path)[2].resume()
+    assert steps_on_disk(tmp_path) == ["step-00000002", "step-00000004"]
+
+
+def test_an_only_checkpoint_that_is_damaged_is_passed_over_aloud(tmp_path, capsys):
+    """Nothing is lost but the time before it, so a job that starts by itself goes on; it is said."""
+    _, _, checkpointer = make(tmp_path)
+    checkpointer.save(2)
+    (tmp_path / "checkpoints/step-00000002/state.pt").unlink()
+    assert make(tmp_path)[2].resume() == 0
+    assert "training starts over: there is no other checkpoint" in capsys.readouterr().err
+
+
 def test_a_refused_checkpoint_is_no_reason_to_start_over(tmp_path):
     """When nothing but an untrusted checkpoint is there, resume raises with the cure instead of returning 0."""
     _, _, checkpointer = make(tmp_path)
