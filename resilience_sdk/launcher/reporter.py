@@ -100,7 +100,7 @@ class Reporter:
             if slow is not None:
                 end = attrs.evolve(end, straggler=slow.straggler, straggler_is_here=slow.is_here)
                 end = attrs.evolve(end, category="slow", cause="straggler_persistent")
-                told = f"the job stopped itself: {slow.straggler}"
+                told = f"the job stopped itself for {slow.straggler.partition(': ')[0]}"  # the reason says the rest
                 return Finding(end, told, self._after_stop(facts, end, first, slow))
             recorded = self._after_stop(facts, end, first)
             story = self._story(facts, end, first)  # only now all nodes have told theirs
@@ -143,13 +143,8 @@ class Reporter:
 
     def _bad_numbers(self, facts: Facts, end: AttemptEnd) -> Incident | None:
         """Return the incident that the ranks have written of the bad numbers that they left over."""
-        if end.error is None or not end.error.type.endswith("NumericsError"):
-            return None
         with contextlib.suppress(OSError):
-            for known in reversed(self._store.all()):
-                is_ours = known.attempt == facts.attempt and (known.detected_at or 0.0) >= facts.began_at
-                if known.kind == "numerics" and known.action != "none" and is_ours:
-                    return known
+            return self._store.bad_numbers(facts.attempt, facts.began_at, "" if end.error is None else end.error.type)
         return None
 
     def _as_known(self, end: AttemptEnd, incident_id: str | None) -> AttemptEnd:
@@ -289,10 +284,8 @@ class Reporter:
     def _recorded(self, kind: str, facts: Facts) -> str | None:
         """Return the incident of that kind of this attempt, should the ranks or another node have recorded it."""
         with contextlib.suppress(OSError):
-            for known in self._store.all():
-                is_ours = known.attempt == facts.attempt and (known.detected_at or 0.0) >= facts.began_at
-                if known.kind == kind and is_ours:
-                    return known.id
+            for known in self._store.of_attempt(facts.attempt, facts.began_at, kind):
+                return known.id
         return None
 
     def _story(self, facts: Facts, end: AttemptEnd, first: FirstDeath) -> Account:

@@ -11,6 +11,7 @@ import attrs
 
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.session.job import refuse_fresh_start
 from resilience_sdk.session.lifecycle import ensure_started
 from resilience_sdk.session.rank_session import Session
 from resilience_sdk.session.run import Run
@@ -39,6 +40,7 @@ def start_run(
     Raises:
         ConfigError: An option or an entry of `state` is wrong; the message names it and the cure.
         RunDirectoryError: `run_dir` cannot be used.
+        DirectoryInUseError: Another job uses it; with `state`, also where a setting or `RESILIENCE_RUN_DIR` names it.
 
     Example:
         with start_run("runs/a", state={"model": model, "optimizer": optimizer}) as run:
@@ -54,7 +56,10 @@ def start_run(
     elif overrides:
         # Checked even where a session is already running and cannot take them any more.
         load_settings(arguments=overrides, strict_env=False)
-    session = ensure_started(None if run_dir is None else os.fspath(run_dir), settings, overrides or None)
+    named = None if run_dir is None else os.fspath(run_dir)
+    session = ensure_started(named, settings, overrides or None, resumes=state is not None)
+    if session is not None and (state is not None or named is not None):
+        refuse_fresh_start(session.config)
     if session is not None and run_dir is not None and session.run_dir.path != Path(os.path.abspath(run_dir)):
         say_once("run_dir", f"start_run({os.fspath(run_dir)!r}): this job writes to {session.run_dir.path} already")
     if session is not None:
