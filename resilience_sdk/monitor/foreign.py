@@ -94,7 +94,9 @@ class DeathWatch:
             self._write_preemption(attempt, deaths, ranks)
         elif first.exit_code not in _TEARDOWN_SIGNALS:  # else the launcher, the scheduler or a person ended the job
             culprits = verdict.culprits or ((first.rank,) if first.exception is None else ())
-            raised = [str(death.exception.get("type")) for death in deaths if death.exception and death.rank in culprits]
+            raised = [
+                str(death.exception.get("type")) for death in deaths if death.exception and death.rank in culprits
+            ]
             if raised and self._store.bad_numbers(attempt, self._began_at(), raised[0]):
                 return  # the ranks have told of it
             self._write_crash(attempt, verdict, culprits, ranks)
