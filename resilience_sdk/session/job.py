@@ -12,7 +12,7 @@ from resilience_sdk.job_config import JobConfig
 from resilience_sdk.lease import Lease, current_holder, refuse_other_jobs
 from resilience_sdk.run_directory import RunDirectory, choose_run_dir
 from resilience_sdk.session.earlier_start import is_over
-from resilience_sdk.session.identity import is_alone, parent_process, shares_key
+from resilience_sdk.session.identity import is_alone, parent_process
 from resilience_sdk.settings import Settings
 
 _MOST_SIBLINGS = 100
@@ -51,9 +51,9 @@ def _proposal(
 ) -> JobConfig:
     run_dir, named = choose_run_dir(script, env, explicit_run_dir or settings.run_dir)
     is_users = bool(explicit_run_dir or settings.run_dir or env.get(environ.RUN_DIR))
-    # Where each node's launcher gives a key of its own, the other job may be this one's ranks on another node.
-    is_one_job = shares_key(job, env)
-    if is_one_job and (explicit_run_dir or (resumes and is_users)):
+    # A foreign launcher may have started this job's own ranks, on another node, under another key.
+    may_refuse = is_alone(env)
+    if may_refuse and (explicit_run_dir or (resumes and is_users)):
         refuse_other_jobs(RunDirectory(run_dir), job)
     used = _unused(run_dir, job)
     # A process of its own may be started by a shell, which outlives it and restarts nothing.
@@ -63,7 +63,7 @@ def _proposal(
         job=job,
         run_dir=str(used),
         run_named=named,
-        instead_of=str(run_dir) if is_one_job and is_users and used != run_dir else None,
+        instead_of=str(run_dir) if may_refuse and is_users and used != run_dir else None,
         settings=settings.to_json(),
         # Without our launcher nobody restarts: ending the stuck ranks lets the foreign one's policy act.
         on_hang="kill" if on_hang == "restart" else on_hang,

@@ -41,6 +41,7 @@ def start_run(
         ConfigError: An option or an entry of `state` is wrong; the message names it and the cure.
         RunDirectoryError: `run_dir` cannot be used.
         DirectoryInUseError: Another job uses it; with `state`, also where a setting or `RESILIENCE_RUN_DIR` names it.
+            Not under a foreign launcher, where `<name>.2` is used and that is said.
 
     Example:
         with start_run("runs/a", state={"model": model, "optimizer": optimizer}) as run:

@@ -118,10 +118,9 @@ def test_a_job_that_is_just_leaving_is_waited_for(tmp_path):
         assert run(tmp_path, START, "{'run_dir': 'run'}")[0] == "started\n"
 
 
-def test_the_ranks_of_another_node_are_not_refused_for_their_own_job(used, tmp_path):
-    """Launchers without a common key make up one per node: who holds the directory may be rank 0's node."""
-    out, said = run(
-        tmp_path, START, "{'run_dir': 'run'}", RANK="1", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1"
-    )
+def test_under_a_foreign_launcher_the_directory_beside_it_is_used(used, tmp_path):
+    """Its ranks of another node may have made up a key of their own, and then the directory is this very job's."""
+    out, said = run(tmp_path, START, NAMED, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     assert out == "started\n"
-    assert "this one uses" in said
+    assert said.count("is in use by another job; this one uses") == 1
+    assert others(used) == ["run.2"]
