@@ -31,7 +31,7 @@ FLOORS: dict[int, set[str]] = {
     1: {"incidents", "job_config", "journal", "lease", "outcome", "rank_page", "run_directory"},
     2: {"attribution", "checkpoint", "hang", "heartbeats", "lanes", "numerics", "preemption", "straggler"},
     3: {"monitor", "session"},
-    4: {"launcher"},
+    4: {"health", "launcher"},
     5: {"__main__", "adapters", "auto", "cli", "demo"},
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}

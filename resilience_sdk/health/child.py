@@ -1,0 +1,93 @@
+"""The process of one probe: reads its task from standard input, writes one JSON line for each finding.
+
+Started by `runner` and by nobody else. It must be cheap to start: no torch, nothing that its probe does not need.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from resilience_sdk.health.findings import Finding, Status
+from resilience_sdk.health.probes import Context
+
+DONE = "done"
+FINDING = "finding"
+# The stacks are written this much before the deadline, and the process ends itself this much after it, should
+# whoever started it be gone.
+_STACKS_AT = 0.85
+_OUTLIVES = 1.5
+
+
+def main() -> None:
+    """Run one probe; never returns, so that no driver's exit handler can hang the process."""
+    task = json.load(sys.stdin)
+    deadline_s = float(task["deadline_s"])
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, _OUTLIVES * deadline_s)
+    out = _own_output()
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(_STACKS_AT * deadline_s)
+    code = 0
+    try:
+        for finding in _findings(task):
+            _write(out, {FINDING: finding.to_json()})
+        _write(out, {DONE: True})
+    except BrokenPipeError:
+        code = 1  # nobody reads any more
+    os._exit(code)
+
+
+def _findings(task: dict[str, Any]) -> Iterator[Finding]:
+    name = task["name"]
+    try:
+        yield from _function(task["function"])(Context(**task["context"]))
+    except Exception as error:  # noqa: BLE001 - our own mistake is a finding too: that this could not be looked at
+        place = _innermost(error)
+        yield Finding(
+            probe=name,
+            check="probe",
+            status=Status.UNAVAILABLE,
+            evidence=f"the probe itself failed: {type(error).__name__}: {error}{place}",
+            cure="report this line",
+        )
+
+
+def _function(name: str) -> Callable[[Context], Iterator[Finding]]:
+    module, _, attribute = name.partition(":")
+    found: Callable[[Context], Iterator[Finding]] = getattr(
+        importlib.import_module(f"resilience_sdk.health.{module}"), attribute
+    )
+    return found
+
+
+def _innermost(error: BaseException) -> str:
+    trace = error.__traceback__
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno} {code.co_name})"
+
+
+def _own_output() -> TextIO:
+    """Keep standard output for findings alone: what a library prints goes to standard error."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+    os.dup2(2, 1)
+    return out
+
+
+def _write(out: TextIO, line: dict[str, Any]) -> None:
+    out.write(json.dumps(line, default=str) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()
