@@ -12,13 +12,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.probes import Context
 
-DONE = "done"
 FINDING = "finding"
+DONE_LINE = b'{"done": true}\n'
 # The stacks are written this much before the deadline, and the process ends itself this much after it, should
 # whoever started it be gone.
 _STACKS_AT = 0.85
@@ -37,8 +37,8 @@ def main() -> None:
     code = 0
     try:
         for finding in _findings(task):
-            _write(out, {FINDING: finding.to_json()})
-        _write(out, {DONE: True})
+            out.write(json.dumps({FINDING: finding.to_json()}, default=str).encode() + b"\n")
+        out.write(DONE_LINE)
     except BrokenPipeError:
         code = 1  # nobody reads any more
     os._exit(code)
@@ -53,6 +53,7 @@ def _findings(task: dict[str, Any]) -> Iterator[Finding]:
         yield Finding(
             probe=name,
             check="probe",
+            subject=task["context"]["only"],
             status=Status.UNAVAILABLE,
             evidence=f"the probe itself failed: {type(error).__name__}: {error}{place}",
             cure="report this line",
@@ -77,16 +78,11 @@ def _innermost(error: BaseException) -> str:
     return f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno} {code.co_name})"
 
 
-def _own_output() -> TextIO:
+def _own_output() -> BinaryIO:
     """Keep standard output for findings alone: what a library prints goes to standard error."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+    out = open(os.dup(1), "wb", buffering=0)  # noqa: SIM115 - open until the process ends
     os.dup2(2, 1)
     return out
-
-
-def _write(out: TextIO, line: dict[str, Any]) -> None:
-    out.write(json.dumps(line, default=str) + "\n")
-    out.flush()
 
 
 if __name__ == "__main__":

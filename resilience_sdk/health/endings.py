@@ -9,8 +9,10 @@ from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.probes import Probe
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
-# Frames of waiting and of ourselves say nothing about what hangs.
-_OURS = re.compile(r"/(threading|queue|selectors)\.py$|/health/child\.py$|^<")
+_THREAD = re.compile(r"^(?:(?P<current>Current t)|T)hread 0x.*$", re.MULTILINE)
+# A thread that waits for another, and frames that are not the probe's, say nothing about what hangs.
+_WAITING = re.compile(r"/(threading|queue|selectors)\.py$")
+_OURS = re.compile(r"/health/child\.py$|^<")
 
 
 def hung(probe: Probe, deadline_s: float, stderr: str, state: str) -> Finding:
@@ -36,16 +38,27 @@ def crashed(probe: Probe, returncode: int | None, stderr: str) -> Finding:
 
 
 def stuck_in(stderr: str) -> list[str]:
-    """Return the innermost telling frame of each thread of a faulthandler dump: `file:line function`, each once."""
+    """Return the innermost telling frame of each thread of a faulthandler dump: `file:line function`, each once.
+
+    Of a crash it is the frame of the thread that crashed; threads that only wait for others say nothing.
+    """
     places: list[str] = []
-    for block in re.split(r"^(?:Current t|T)hread 0x.*$", stderr, flags=re.MULTILINE)[1:]:
-        for frame in _FRAME.finditer(block):
-            if not _OURS.search(frame["file"]):
-                place = f"{frame['file'].rpartition('/')[2]}:{frame['line']} {frame['function']}"
-                if place not in places:
-                    places.append(place)
-                break
+    heads = list(_THREAD.finditer(stderr))
+    for head, following in zip(heads, [*heads[1:], None], strict=True):
+        place = _telling_frame(stderr[head.end() : following.start() if following else len(stderr)])
+        if head["current"] and place:
+            return [place]
+        if place and place not in places:
+            places.append(place)
     return places
+
+
+def _telling_frame(stack: str) -> str:
+    frames = list(_FRAME.finditer(stack))
+    if not frames or _WAITING.search(frames[0]["file"]):
+        return ""
+    frame = next((frame for frame in frames if not _OURS.search(frame["file"])), None)
+    return f"{frame['file'].rpartition('/')[2]}:{frame['line']} {frame['function']}" if frame else ""
 
 
 def _ending(probe: Probe, evidence: str, value: float | None = None, unit: str = "") -> Finding:

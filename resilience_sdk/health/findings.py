@@ -29,7 +29,8 @@ class Finding:
     one thing among many (`GPU 3`, `/dev/shm`, `mlx5_0 port 1`), empty where there is only one. `value` and
     `threshold` are in `unit`; both are None where there is nothing to measure. `cure` is empty when nothing is wrong.
     A finding that `must` be good stops a preflight when it is `failed`. `data` holds what compares nodes or times:
-    plain JSON values.
+    plain JSON values; `cause` is the fault's name in the taxonomy, and `growth` (`per_minute`, `cure`) makes `value`
+    a counter of which only the growth between two looks may be wrong (see `changes`).
     """
 
     probe: str
@@ -62,6 +63,11 @@ def finding_from_json(data: Any) -> Finding:
     if not isinstance(data, Mapping) or not {"probe", "check", "status"} <= set(data) <= _NAMES:
         raise ValueError("expected the JSON object of a finding")
     return Finding(**data)
+
+
+def severity(status: Status) -> int:
+    """Return the place of a status in the order of severity; ok is 0."""
+    return _SEVERITY[status]
 
 
 def worst(findings: Iterable[Finding]) -> Status:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from resilience_sdk.health.child import DONE_LINE, FINDING
 from resilience_sdk.health.endings import crashed, hung
 from resilience_sdk.health.findings import Finding, Status, finding_from_json
 from resilience_sdk.health.probes import Context, Probe
@@ -49,8 +50,8 @@ def run_probes(probes: Sequence[Probe], context: Context, *, limit_s: float | No
                     selector.unregister(key.fileobj)
             now = time.monotonic()
             for look in looks:
-                if look.open and now >= look.ends:
-                    look.timed_out = True
+                if look.open and (look.done or now >= look.ends):
+                    look.timed_out = not look.done
                     look.unregister(selector)
     _end(looks)
     return [finding for look in looks for finding in look.findings()]
@@ -100,6 +101,11 @@ class _Look:
             self.open.discard(name)
         return bool(chunk)
 
+    @property
+    def done(self) -> bool:
+        """Tell whether the probe said that it was done; its process may still hang in its exit."""
+        return self.out.endswith(DONE_LINE)
+
     def unregister(self, selector: selectors.BaseSelector) -> None:
         assert self.process is not None
         for name in self.open:
@@ -112,10 +118,10 @@ class _Look:
         """Return what the probe told, and how it ended where it did not end well."""
         if self.process is None:
             return [_not_started(self.probe, self.error)]
-        told, done = _told(bytes(self.out))
-        stderr = self.err.decode(errors="replace")
-        if done:
+        told = _told(bytes(self.out))
+        if self.done:
             return told
+        stderr = self.err.decode(errors="replace")
         if self.timed_out:
             return [*told, hung(self.probe, self.deadline_s, stderr, self.state)]
         return [*told, crashed(self.probe, self.process.returncode, stderr)]
@@ -128,7 +134,7 @@ def _start(probe: Probe, context: Context, limit_s: float | None) -> _Look:
         "name": probe.name,
         "function": probe.function,
         "deadline_s": deadline_s,
-        "context": attrs.evolve(context, only=probe.only or context.only).to_json(),
+        "context": attrs.evolve(context, only=probe.only or context.only, deadline_s=deadline_s).to_json(),
     }
     # -I and -S: nothing of the user's environment or site runs in it, which also halves the time of its start.
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *(path or os.getcwd() for path in sys.path)]
@@ -150,10 +156,12 @@ def _end(looks: list[_Look]) -> None:
     running = [look for look in looks if look.process is not None]
     for look in running:
         assert look.process is not None
-        if look.timed_out and look.process.poll() is None:
+        if look.process.poll() is not None:
+            look.timed_out = False  # it is gone, and something that it started held its output open
+        elif look.timed_out:
             look.state = _kernel_state(look.process.pid)
             with contextlib.suppress(OSError):
-                os.killpg(look.process.pid, signal.SIGKILL)
+                os.killpg(look.process.pid, signal.SIGKILL)  # with what it started itself
     until = time.monotonic() + _KILL_GRACE_S
     for look in running:
         assert look.process is not None
@@ -182,18 +190,15 @@ def _kernel_state(pid: int) -> str:
     return f"{state} state" + (f" in {where}" if where not in ("", "0") else "")
 
 
-def _told(out: bytes) -> tuple[list[Finding], bool]:
-    """Return the findings among the lines of a probe, and whether it told that it was done."""
-    findings, done = [], False
+def _told(out: bytes) -> list[Finding]:
+    """Return the findings among the lines of a probe."""
+    findings = []
     for line in out.splitlines():
-        try:
+        with contextlib.suppress(ValueError, TypeError):  # the last line may be cut off by a kill or by the limit
             message = json.loads(line)
-            if "finding" in message:
-                findings.append(finding_from_json(message["finding"]))
-            done = done or bool(message.get("done"))
-        except (ValueError, TypeError, AttributeError):
-            continue  # cut off by the kill, or by the limit
-    return findings, done
+            if isinstance(message, dict) and FINDING in message:
+                findings.append(finding_from_json(message[FINDING]))
+    return findings
 
 
 def _not_started(probe: Probe, error: str) -> Finding:
