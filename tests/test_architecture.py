@@ -31,13 +31,14 @@ FLOORS: dict[int, set[str]] = {
     1: {"incidents", "job_config", "journal", "lease", "outcome", "rank_page", "run_directory"},
     2: {"attribution", "checkpoint", "hang", "heartbeats", "lanes", "numerics", "preemption", "straggler"},
     3: {"monitor", "session"},
-    4: {"health", "launcher"},
+    4: {"health", "launcher", "telemetry"},
     5: {"__main__", "adapters", "auto", "cli", "demo"},
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 # Same floor, and meant: (importer, imported)
 NEIGHBOURS = {
-    ("environ", "errors"), ("settings", "environ"), ("settings", "errors"), ("settings", "console"),
+    ("environ", "errors"), ("settings", "environ"), ("settings", "events"), ("settings", "errors"),
+    ("settings", "console"),
     ("faults", "console"), ("faults", "errors"), ("console", "errors"),
     ("lease", "run_directory"), ("incidents", "journal"),
     ("heartbeats", "lanes"), ("straggler", "lanes"), ("checkpoint", "straggler"), ("checkpoint", "lanes"),

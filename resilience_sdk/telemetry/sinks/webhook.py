@@ -1,0 +1,94 @@
+"""A webhook: each event that counts is posted as JSON, once it is known, until the receiver has it.
+
+Its address comes from the settings alone, never from a run directory, and is not followed elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from resilience_sdk.console import printable, say_once
+from resilience_sdk.journal import redact
+from resilience_sdk.telemetry.follower import Line
+from resilience_sdk.telemetry.sinks.base import Place, Sink
+
+_TIMEOUT_S = 10.0
+_REFUSED = (400, 413, 415, 422)  # of this one event: it would be refused for ever, and hold up those behind it
+_MOST_CHARACTERS = 2000
+_SHOWN = ("kind", "cause", "verdict", "reason", "culprits", "what", "why", "text", "recovery_s", "lost_steps", "error")
+
+
+class WebhookError(Exception):
+    """The receiver did not take an event; the text says why, without the address."""
+
+
+class Webhook(Sink):
+    """Posts `{"text", "id", "run", "node", "event"}`: `text` is one line for people, and what Slack shows.
+
+    An event whose answer was lost is posted again with the same `id`, also the header `Idempotency-Key`.
+    """
+
+    name = "webhook"
+
+    def __init__(self, place: Place, url: str, events: Collection[str]) -> None:
+        """Post the events with these names to `url`."""
+        super().__init__(place)
+        self._url = url
+        self._events = frozenset(events)
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def digest(self, line: Line) -> Sequence[Mapping[str, Any]]:
+        """Return what is to be posted of a line."""
+        if line.event["event"] not in self._events:
+            return ()
+        event = redact(dict(line.event))
+        run, node = self.place.run, self.place.host
+        return ({"text": _sentence(run, node, event), "id": line.id, "run": run, "node": node, "event": event},)
+
+    def send(self, items: deque[Mapping[str, Any]]) -> None:
+        """Post one after the other; raises WebhookError for the first that was not taken."""
+        while items:
+            self._post(items[0])
+            items.popleft()
+
+    def _post(self, item: Mapping[str, Any]) -> None:
+        request = urllib.request.Request(  # noqa: S310 - http and https only, see `settings.parse.web_address`
+            self._url,
+            data=json.dumps(item).encode(),
+            headers={"Content-Type": "application/json", "Idempotency-Key": str(item["id"])},
+            method="POST",
+        )
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S):
+                return
+        except urllib.error.HTTPError as error:
+            with contextlib.closing(error):
+                status = error.code
+        except (OSError, ValueError) as error:  # http.client's errors too, which name no address
+            reason = getattr(error, "reason", error)
+            raise WebhookError(f"the receiver cannot be reached ({reason})") from None
+        if status not in _REFUSED:
+            raise WebhookError(f"the receiver answered with status {status}")
+        name = item["event"]["event"]
+        say_once(f"webhook:{name}", f"the webhook refuses events {name} (status {status}): they are passed over")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Who may post where is for the settings to say."""
+
+    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
+        return None
+
+
+def _sentence(run: str, node: str, event: Mapping[str, Any]) -> str:
+    """Return an event as one line."""
+    facts = "; ".join(f"{key} {event[key]}" for key in _SHOWN if event.get(key) not in (None, "", []))
+    where = f"attempt {event.get('attempt')}" + (f", step {event['step']}" if event.get("step") is not None else "")
+    text = f"{run} on {node}: {event['event']} ({where})" + (f": {facts}" if facts else "")
+    return printable(" ".join(text.split()))[:_MOST_CHARACTERS]
