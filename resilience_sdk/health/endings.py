@@ -44,8 +44,9 @@ def stuck_in(stderr: str) -> list[str]:
     """
     places: list[str] = []
     heads = list(_THREAD.finditer(stderr))
-    for head, following in zip(heads, [*heads[1:], None], strict=True):
-        place = _telling_frame(stderr[head.end() : following.start() if following else len(stderr)])
+    ends = [*(head.start() for head in heads), len(stderr)][1:]
+    for head, end in zip(heads, ends, strict=True):
+        place = _telling_frame(stderr[head.end() : end])
         if head["current"] and place:
             return [place]
         if place and place not in places:

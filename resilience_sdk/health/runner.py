@@ -137,7 +137,7 @@ def _start(probe: Probe, context: Context, limit_s: float | None) -> _Look:
         "context": attrs.evolve(context, only=probe.only or context.only, deadline_s=deadline_s).to_json(),
     }
     # -I and -S: nothing of the user's environment or site runs in it, which also halves the time of its start.
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *(path or os.getcwd() for path in sys.path)]
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *_import_path()]
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -149,6 +149,14 @@ def _start(probe: Probe, context: Context, limit_s: float | None) -> _Look:
         process.stdin.write(json.dumps(task).encode())
         process.stdin.close()
     return _Look(probe=probe, deadline_s=deadline_s, started=started, process=process)
+
+
+def _import_path() -> list[str]:
+    """Return where this process imports from, for one that starts elsewhere."""
+    here = ""
+    with contextlib.suppress(OSError):  # the working directory may be gone, or its mount dead
+        here = os.getcwd()
+    return [path or here for path in sys.path if path or here]
 
 
 def _end(looks: list[_Look]) -> None:

@@ -158,7 +158,9 @@ def judge_retired_pages(subject: str, pages: tuple[int, int, int]) -> Iterator[F
         value=count,
         evidence=f"{single} for single bit errors, {double} for double bit errors",
     )
-    yield found("retired_pages_pending", subject, Status.DEGRADED if pending else Status.OK, value=int(bool(pending)))
+    status = Status.DEGRADED if pending else Status.OK
+    evidence = "a page is retired at the next reset" if pending else ""
+    yield found("retired_pages_pending", subject, status, value=int(bool(pending)), evidence=evidence)
 
 
 def _read_inforom(nvml: Any, device: Device, _context: Context) -> bool:
