@@ -37,20 +37,18 @@ def probe(context: Context) -> Iterator[Finding]:
 
 def run_directory(path: str, mount: Mount | None, *, elsewhere: bool) -> Iterator[Finding]:
     """Yield whether the run directory, or the directory that it will be made in, can be written, and how fast."""
-    place = _existing(Path(path))
-    in_ = "" if place == Path(path) else f" (it will be made in {place})"
     yield _file_system(path, mount, elsewhere=elsewhere)
-    if not place.is_dir():
-        yield _cannot(path, "write", NotADirectoryError(errno.ENOTDIR, f"{place} is not a directory"))
-        return
-    yield from _room(path, place)
     try:
+        place = _existing(Path(path))
+        if not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{place} is not a directory")
+        yield from _room(path, place)
         yield _metadata(path, timing.metadata(place), mount)
         wrote, was_read = timing.write_and_read(place)
     except OSError as error:
         yield _cannot(path, "write", error)
         return
-    yield _rate(path, "write", wrote, mount, note=in_)
+    yield _rate(path, "write", wrote, mount, note="" if place == Path(path) else f" (it will be made in {place})")
     if was_read is not None:
         yield _rate(path, "read", was_read, mount)
 
