@@ -127,7 +127,7 @@ class Spans:
     def _end_save(self, event: Mapping[str, Any], at: float) -> list[Span]:
         key = _save(event)
         seconds = event.get("seconds")
-        if key not in self._open and isinstance(seconds, (int, float)):
+        if key not in self._open and isinstance(seconds, float) and 0 <= seconds < at:
             self._begin_save(event, at - seconds)
         error = str(event.get("error")) if event["event"] == Event.CKPT_FAIL.value else None
         return [self._end(key, at, error=error)] if key in self._open else []

@@ -7,7 +7,7 @@ import pytest
 
 from resilience_sdk import lanes
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[0:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from recording import Recording
 
 # Folders of tests whose subject opens sections, which would start a session in the process that runs them.

@@ -22,6 +22,7 @@ from resilience_sdk.whole_file import write_whole
 
 _EXTRA = "prometheus"
 _RUN_LABELS = ("run", "node")
+_LOOK_S = 0.1  # how soon the end is noticed
 _SERVED_S = 10.0  # how long one request may take
 ADDRESS_FILE = "prometheus.address"
 
@@ -75,7 +76,8 @@ class PrometheusServer(_Prometheus):
         application = load("prometheus_client", extra=_EXTRA).make_wsgi_app(self._registry())
         self._server = _Server(self._address, _Handler)
         self._server.set_app(application if self._token is None else _guarded(application, self._token))
-        threading.Thread(target=self._server.serve_forever, name="resilience-prometheus", daemon=True).start()
+        serve = self._server.serve_forever
+        threading.Thread(target=serve, args=(_LOOK_S,), name="resilience-prometheus", daemon=True).start()
         host, port = self._server.server_address[:2]
         shown = f"{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
         write_whole(self.place.state_dir / ADDRESS_FILE, shown)

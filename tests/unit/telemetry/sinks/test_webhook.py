@@ -1,0 +1,107 @@
+"""Webhooks, posted to a real web server."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+
+import pytest
+from receiver import Received, receiving
+from told_run import ToldRun
+
+from resilience_sdk import console
+from resilience_sdk.telemetry.sinks.webhook import Webhook, WebhookError
+
+
+def items_of(run: ToldRun, sink: Webhook) -> deque[object]:
+    """Return what is to be posted of a run."""
+    return deque(item for line in run.lines() for item in sink.digest(line))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> ToldRun:
+    """A run with a hang."""
+    made = ToldRun.make(tmp_path)
+    made.begin()
+    made.fail_and_recover()
+    return made
+
+
+def test_an_event_is_posted_with_its_facts_and_a_line_for_people(run: ToldRun) -> None:
+    """Only the chosen events, with an id that stays the same."""
+    with receiving() as receiver:
+        sink = Webhook(run.place(), f"{receiver.url}/T0/B0?key=x", ("incident", "recovered"))
+        items = items_of(run, sink)
+        sink.send(items)
+        assert not items
+    first, second = receiver.taken
+    said = json.loads(first.body)
+    assert first.path == "/T0/B0?key=x"
+    assert first.headers["content-type"] == "application/json"
+    assert first.headers["idempotency-key"] == said["id"]
+    assert (said["run"], said["node"], said["event"]["cause"]) == ("run", "here", "link_down")
+    assert "incident" in said["text"]
+    assert "link_down" in said["text"]
+    assert "\n" not in said["text"]
+    assert json.loads(second.body)["event"]["event"] == "recovered"
+    assert items_of(run, sink)[0]["id"] == said["id"]  # type: ignore[index]
+
+
+def test_secrets_are_not_posted(tmp_path: Path) -> None:
+    """Also where a line of the journal holds one, whoever wrote it."""
+    run = ToldRun.make(tmp_path)
+    path = run.run_dir.journal / "here-foreign-1.jsonl"
+    event = {"event": "degraded", "t": 1.0, "host": "here", "api_key": "s3cret", "why": "http://me:s3cret@host/"}
+    path.write_text(json.dumps(event) + "\n")
+    sink = Webhook(run.place(), "http://127.0.0.1:9", ("degraded",))
+    assert "s3cret" not in json.dumps(list(items_of(run, sink)))
+
+
+def test_what_was_not_taken_is_posted_again_and_nothing_twice(run: ToldRun) -> None:
+    """The receiver is ill for a while: each event arrives once in the end."""
+    answers = [200, 503, 429]
+    with receiving(lambda _: answers.pop(0) if answers else 200) as receiver:
+        sink = Webhook(run.place(), receiver.url, ("incident", "recovered"))
+        items = items_of(run, sink)
+        for status in (503, 429):
+            with pytest.raises(WebhookError, match=str(status)):
+                sink.send(items)
+        sink.send(items)
+    assert [json.loads(request.body)["event"]["event"] for request in receiver.taken] == ["incident", "recovered"]
+
+
+def test_an_event_that_is_refused_for_ever_is_passed_over(run: ToldRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """It must not hold up those behind it; that is said, once."""
+    console._said.clear()
+    with receiving(lambda request: 400 if b'"incident"' in request.body else 200) as receiver:
+        sink = Webhook(run.place(), receiver.url, ("incident", "recovered"))
+        sink.send(items_of(run, sink))
+    assert len(receiver.all) == 2
+    assert "refuses events incident" in capsys.readouterr().err
+
+
+def test_nobody_is_redirected(run: ToldRun) -> None:
+    """Who gets the events is for the settings to say; and the error does not name the address."""
+
+    def answer(request: Received) -> int:
+        return 200 if request.path == "/elsewhere" else 307
+
+    with receiving(answer) as receiver:
+        sink = Webhook(run.place(), f"{receiver.url}/s3cret", ("incident",))
+        with pytest.raises(WebhookError, match="307") as caught:
+            sink.send(items_of(run, sink))
+    assert receiver.taken == []
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_receiver_that_is_gone(run: ToldRun) -> None:
+    """Is an error that can be tried again, and names no address."""
+    with receiving() as receiver:
+        url = f"{receiver.url}/s3cret"
+    sink = Webhook(run.place(), url, ("incident",))
+    items = items_of(run, sink)
+    with pytest.raises(WebhookError, match="cannot be reached") as caught:
+        sink.send(items)
+    assert len(items) == 1
+    assert "s3cret" not in str(caught.value)
