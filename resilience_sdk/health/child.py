@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
@@ -19,21 +20,24 @@ from resilience_sdk.health.probes import Context
 
 FINDING = "finding"
 DONE_LINE = b'{"done": true}\n'
-# The stacks are written this much before the deadline, and the process ends itself this much after it, should
-# whoever started it be gone.
+# At this part of its time the process writes where it is, and after that many times it ends itself, should whoever
+# started it be gone.
 _STACKS_AT = 0.85
 _OUTLIVES = 1.5
+_LEAST_S = 0.05
 
 
 def main() -> None:
     """Run one probe; never returns, so that no driver's exit handler can hang the process."""
     task = json.load(sys.stdin)
-    deadline_s = float(task["deadline_s"])
+    # The monotonic clock is the machine's: what starting this process took has already passed.
+    left_s = max(_LEAST_S, float(task["ends"]) - time.monotonic())
+    task["context"]["deadline_s"] = left_s
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, _OUTLIVES * deadline_s)
+    signal.setitimer(signal.ITIMER_REAL, _OUTLIVES * left_s)
     out = _own_output()
     faulthandler.enable()
-    faulthandler.dump_traceback_later(_STACKS_AT * deadline_s)
+    faulthandler.dump_traceback_later(_STACKS_AT * left_s)
     code = 0
     try:
         for finding in _findings(task):

@@ -27,7 +27,7 @@ class Context:
     local_ranks: int = 1
     root: str = "/"
     only: str = ""
-    deadline_s: float = 60.0  # of the probe that reads this; set by the runner
+    deadline_s: float = 60.0  # what the probe that reads this has left; set in its process
     listen_s: float = 0.2  # how long a probe may wait for events
     own_pids: tuple[int, ...] = ()  # the job's own processes
     settings: Mapping[str, Any] = attrs.field(factory=dict)  # Settings.to_json()
@@ -74,28 +74,28 @@ HOST = Probe(
     name="host",
     about="memory, limits, processors and clock of this machine",
     function="host.probe:host",
-    deadline_s=4.0,
+    deadline_s=3.5,
     cure="the kernel's own tables do not answer: reboot the node, or leave it out",
 )
 KERNEL = Probe(
     name="kernel",
     about="faults of hardware and storage in the kernel's log",
     function="host.probe:kernel",
-    deadline_s=4.0,
+    deadline_s=3.5,
     cure="read it by hand: `dmesg -T | tail -50`",
 )
 PROCESSES = Probe(
     name="processes",
     about="what earlier jobs left behind",
     function="host.probe:processes",
-    deadline_s=4.0,
+    deadline_s=3.5,
     cure="a process that cannot even be looked at is stuck in the kernel: `ps axo pid,stat,wchan,args | grep ' D'`",
 )
 NETWORK = Probe(
     name="network",
     about="fabric ports and network interfaces",
     function="network.probe:devices",
-    deadline_s=4.0,
+    deadline_s=3.5,
     cure="the driver of a network device hangs: see `dmesg -T`, drain and reboot the node",
     must=True,
 )
@@ -103,7 +103,7 @@ RENDEZVOUS = Probe(
     name="rendezvous",
     about="names, and the way to the rendezvous",
     function="network.probe:names",
-    deadline_s=4.0,
+    deadline_s=3.5,
     cure="no name server answers: correct /etc/resolv.conf, or name the rendezvous by its address",
     must=True,
 )
@@ -111,7 +111,7 @@ STORAGE = Probe(
     name="storage",
     about="the run directory and the data: room, rights, latency",
     function="storage.probe:probe",
-    deadline_s=4.0,
+    deadline_s=3.5,
     cure="the mount or its server hangs, or it is a pipe without a writer (`stat` and `findmnt -T` with a timeout, "
     "`dmesg -T`): mount it again, name another path, or leave this node out",
     must=True,
@@ -120,7 +120,7 @@ SOFTWARE = Probe(
     name="software",
     about="versions, settings, variables and the order of timeouts",
     function="software.probe:probe",
-    deadline_s=4.0,
+    deadline_s=3.5,
     cure="the file system that Python's packages are on hangs (`python -c 'import torch'` would too): mount it again",
     must=True,
 )

@@ -133,8 +133,8 @@ def _start(probe: Probe, context: Context, limit_s: float | None) -> _Look:
     task = {
         "name": probe.name,
         "function": probe.function,
-        "deadline_s": deadline_s,
-        "context": attrs.evolve(context, only=probe.only or context.only, deadline_s=deadline_s).to_json(),
+        "ends": started + deadline_s,
+        "context": attrs.evolve(context, only=probe.only or context.only).to_json(),
     }
     # -I and -S: nothing of the user's environment or site runs in it, which also halves the time of its start.
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *_import_path()]

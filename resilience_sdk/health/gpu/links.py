@@ -160,6 +160,7 @@ _NOT_STARTED, _IN_PROGRESS, _COMPLETED = 1, 2, 3
 
 
 def _read_fabric(nvml: Any, device: Device, _context: Context) -> tuple[int, int]:
+    # Not in bindings of 2023, whose older question has a structure that is not the driver's.
     info = nvml.c_nvmlGpuFabricInfoV_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(device.handle, ctypes.byref(info))
     return info.state, info.status
