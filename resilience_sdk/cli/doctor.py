@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         help="where the nodes meet; without it MASTER_ADDR and MASTER_PORT",
     )
     parser.add_argument("--local-ranks", type=int, metavar="N", help="ranks on this machine, else one for each GPU")
-    parser.add_argument("--limit", metavar="SECONDS", help="longest time of one look, else 4 (GPUs: 15)")
+    parser.add_argument("--limit", metavar="SECONDS", help="longest time of one look, else 3.5 (GPUs: 15)")
     parser.add_argument("--verbose", action="store_true", help="also what is in order, and settings at defaults")
     parser.add_argument("--json", action="store_true", help="print JSON; docs/health.md has the schema")
     add_setting_options(parser)

@@ -49,9 +49,7 @@ COMMANDS = {
     "diagnose": Command("resilience_sdk.cli.diagnose", "cause, culprit and next action from a log alone"),
     "outcome": Command("resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory"),
     "doctor": Command(
-        "resilience_sdk.cli.doctor",
-        "what will work on this machine and what will not, each with its cure",
-        reads_only=False,
+        "resilience_sdk.cli.doctor", "what will work on this machine and what will not, each with its cure"
     ),
     "slurm": Command("resilience_sdk.cli.slurm", "print a batch script for Slurm, with signal, requeue and resume"),
     "demo": Command(

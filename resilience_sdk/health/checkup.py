@@ -48,7 +48,7 @@ def preflight(
 ) -> HealthReport:
     """Look at this node before a job, as `resilience doctor` does, and return what was found.
 
-    Starts a process per probe and waits for them, at most for the longest deadline (4 s, of the GPUs 15 s) or
+    Starts a process per probe and waits for them, at most for the longest deadline (3.5 s, of the GPUs 15 s) or
     `limit_s`. Never call it from a training loop. Changes nothing but a few small files in the run directory (or
     where that will be made), which it removes.
 

@@ -1,0 +1,130 @@
+"""`resilience doctor`: the page, its JSON and its exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from resilience_sdk.cli.doctor_page import page, settings_rows
+from resilience_sdk.cli.main import main
+from resilience_sdk.health import Finding, HealthReport, Status
+from resilience_sdk.health.docs import gpu_table
+from resilience_sdk.health.report import report_from_json
+from resilience_sdk.settings import Settings, load_settings
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\nok  storage: all is well"
+
+
+def finding(status, **changes):
+    """Return a finding of the storage probe."""
+    fields = {"probe": "storage", "check": "write", "subject": "/run", "evidence": "seen", "must": True}
+    return Finding(status=status, **{**fields, **changes})
+
+
+def report(*findings):
+    """Return what was found on a node."""
+    return HealthReport(node="node-1", at=1.0, took_s=0.5, findings=findings)
+
+
+def test_problems_come_first_each_with_its_cure():
+    """What is in order needs one line for a probe."""
+    found = report(
+        finding(Status.OK, check="free_space"),
+        finding(Status.OK, check="free_inodes"),
+        finding(Status.UNAVAILABLE, probe="gpu", check="driver", subject="", evidence="no driver"),
+        finding(Status.DEGRADED, check="metadata", cure="a faster one"),
+        finding(Status.FAILED, cure="make room"),
+    )
+    assert page(found, Settings()) == [
+        "node-1: a job should not start: 1 thing must be cured first, 1 warning (looked for 0.5 s)",
+        "",
+        "FAILED    storage: write /run: seen",
+        "          cure: make room",
+        "degraded  storage: metadata /run: seen",
+        "          cure: a faster one",
+        "not seen  gpu: driver: no driver",
+        "ok        storage: free space, free inodes",
+        "",
+        f"settings: {len(settings_rows(Settings()))} of {len(settings_rows(Settings()))} at their defaults (--verbose)",
+    ]
+
+
+def test_only_what_must_be_good_stops_a_job():
+    """A failed port of many is a warning."""
+    assert report(finding(Status.FAILED, must=False)).ok
+    assert not report(finding(Status.OK), finding(Status.FAILED)).ok
+    assert page(report(finding(Status.FAILED, must=False)), Settings())[0].startswith("node-1: a job can start, 1 warn")
+
+
+def test_each_setting_tells_where_it_came_from(tmp_path):
+    """An option wins over the environment, and that over a file."""
+    file = tmp_path / "own.toml"
+    file.write_text('heartbeat_timeout = "5min"\nmax_restarts = 7\nsafety_factor = 3.0\n')
+    env = {"RESILIENCE_MAX_RESTARTS": "8", "RESILIENCE_SAFETY_FACTOR": "4"}
+    settings = load_settings(arguments={"safety_factor": "6"}, config_file=str(file), env=env, strict_env=True)
+    rows = settings_rows(settings)
+    assert rows["heartbeat_timeout"] == {"value": 300.0, "source": str(file)}
+    assert rows["max_restarts"] == {"value": 8, "source": "RESILIENCE_MAX_RESTARTS"}
+    assert rows["safety_factor"] == {"value": 6.0, "source": "argument"}
+    assert rows["hang_cap"]["source"] == "default"
+    lines = page(report(), settings)
+    assert f"  heartbeat_timeout  300  from {file}" in lines
+    assert not [line for line in lines if "hang_cap" in line]
+    assert [line for line in page(report(), settings, verbose=True) if line.startswith("  hang_cap ")]
+
+
+def test_what_a_name_holds_cannot_forge_a_line():
+    """Directories and kernel messages are written by others."""
+    lines = page(report(finding(Status.DEGRADED, subject=HOSTILE, evidence=HOSTILE, cure=HOSTILE)), Settings())
+    assert not [line for line in lines if line.startswith("ok")]
+    assert not [character for line in lines for character in line if not character.isprintable()]
+
+
+def test_a_report_survives_json():
+    """Between nodes it travels so."""
+    found = report(finding(Status.FAILED, data={"errno": "ENOSPC"}), finding(Status.OK, value=3, unit="s"))
+    assert report_from_json(json.loads(json.dumps(found.to_json()))) == found
+    for wrong in ({}, [], {"node": "a", "at": 1, "took_s": 1, "findings": [{}]}):
+        with pytest.raises(ValueError, match="expected"):
+            report_from_json(wrong)
+
+
+def test_the_documentation_knows_every_key():
+    """And every probe."""
+    text = (Path(__file__).parents[3] / "docs" / "health.md").read_text()
+    for key in (*report().to_json(), *finding(Status.OK).to_json(), "settings"):
+        assert f"`{key}`" in text, f"docs/health.md does not describe {key}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rendezvous", ":29500"], "expected host:port"),
+        (["--local-ranks", "0"], "expected 1 or more"),
+        (["--limit", "soon"], "expected seconds"),
+        (["--jsno"], "did you mean --json?"),
+        (["--heartbeat-timeout", "never"], "heartbeat"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, capsys):
+    """And exit code 2, before anything is looked at."""
+    assert main(["doctor", *words]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert len(said.err.splitlines()) == 1
+    assert said.out == ""
+
+
+def test_the_doctor_imports_no_torch():
+    """It would take longer than all probes."""
+    code = "import sys, resilience_sdk.cli.doctor; print([m for m in ('torch', 'numpy', 'pynvml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_table_of_gpu_checks_is_the_rules():
+    """Generated, so that no limit stands in two places."""
+    text = (Path(__file__).parents[3] / "docs" / "health.md").read_text()
+    assert gpu_table() in text, "run: python -m resilience_sdk.health.docs docs/health.md"
