@@ -116,6 +116,7 @@ RULES: dict[str, Rule] = {
             limit=15,
             unit="pages",
             growth_per_minute=0,
+            must=True,
         ),
         Rule(
             check="retired_pages_pending",
