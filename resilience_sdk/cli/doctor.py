@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
         help="where the nodes meet; without it MASTER_ADDR and MASTER_PORT",
     )
     parser.add_argument("--local-ranks", type=int, metavar="N", help="ranks on this machine, else one for each GPU")
+    parser.add_argument("--compute", action="store_true", help="also let each GPU (else the CPU) compute; needs torch")
     parser.add_argument("--limit", metavar="SECONDS", help="longest time of one look, else 3.5 (GPUs: 15)")
     parser.add_argument("--verbose", action="store_true", help="also what is in order, and settings at defaults")
     parser.add_argument("--json", action="store_true", help="print JSON; docs/health.md has the schema")
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         rendezvous=options.rendezvous,
         local_ranks=options.local_ranks,
     )
-    report = examine(context, settings, limit_s=_limit(options.limit))
+    report = examine(context, settings, compute=options.compute, limit_s=_limit(options.limit))
     if options.json:
         print_json({**report.to_json(), "settings": settings_rows(settings)})
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +12,7 @@ import attrs
 from resilience_sdk import environ
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.health import probes
+from resilience_sdk.health.compute.probe import CPU, slow_devices
 from resilience_sdk.health.findings import Finding
 from resilience_sdk.health.network.rendezvous import split_endpoint
 from resilience_sdk.health.probes import Context, Probe
@@ -34,6 +36,7 @@ _VARIABLES = frozenset(
         environ.INTERNAL_JOB,
     }
 )
+_GPU_DEVICE = re.compile(r"nvidia\d+")
 _SCHEDULERS = ("SLURM_", "OMPI_COMM_WORLD_")
 
 
@@ -44,6 +47,7 @@ def preflight(
     rendezvous: str | None = None,
     local_ranks: int | None = None,
     settings: Settings | None = None,
+    compute: bool = False,
     limit_s: float | None = None,
 ) -> HealthReport:
     """Look at this node before a job, as `resilience doctor` does, and return what was found.
@@ -58,6 +62,8 @@ def preflight(
         rendezvous: `host:port`; without it `MASTER_ADDR` and `MASTER_PORT`.
         local_ranks: Ranks on this node; without it `LOCAL_WORLD_SIZE`, else one for each GPU device.
         settings: Without them those of the environment and its configuration file.
+        compute: Whether each GPU (without one the processor) multiplies matrices whose product is known; takes as
+            long as torch needs to start there, at most 60 s.
         limit_s: Seconds that no probe may exceed.
 
     Raises:
@@ -69,7 +75,7 @@ def preflight(
         env, settings, run_dir=None if run_dir is None else os.fspath(run_dir), data=data, rendezvous=rendezvous,
         local_ranks=local_ranks,
     )  # fmt: skip
-    return examine(context, settings, limit_s=limit_s)
+    return examine(context, settings, compute=compute, limit_s=limit_s)
 
 
 def job_context(
@@ -100,10 +106,13 @@ def job_context(
     )
 
 
-def examine(context: Context, settings: Settings, *, limit_s: float | None = None) -> HealthReport:
+def examine(
+    context: Context, settings: Settings, *, compute: bool = False, limit_s: float | None = None
+) -> HealthReport:
     """Run the probes of a job on this node, and look at the signals of this very process."""
     began, at = time.monotonic(), time.time()
-    found: list[Finding] = run_probes(probes_for(context), context, limit_s=limit_s)
+    chosen = [*probes_for(context), *(compute_probes(context.environment) if compute else ())]
+    found: list[Finding] = slow_devices(run_probes(chosen, context, limit_s=limit_s))
     found += signals(settings, dispositions(context.root))
     return HealthReport(node=host_name(), at=at, took_s=round(time.monotonic() - began, 3), findings=found)
 
@@ -123,6 +132,22 @@ def probes_for(context: Context) -> list[Probe]:
     ]
 
 
+def compute_probes(env: Mapping[str, str]) -> list[Probe]:
+    """Return a compute check for each GPU that the job may see, or one for the processor where there is none."""
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    count = gpu_devices() if visible is None else len([name for name in visible.split(",") if name.strip()])
+    devices = [f"cuda:{number}" for number in range(min(count, gpu_devices()))] or [CPU]
+    return [attrs.evolve(probes.COMPUTE, only=device) for device in devices]
+
+
+def gpu_devices() -> int:
+    """Return how many GPUs the NVIDIA driver shows this process."""
+    try:
+        return len([name for name in os.listdir("/dev") if _GPU_DEVICE.fullmatch(name)])
+    except OSError:
+        return 0
+
+
 def _is_of_the_job(name: str) -> bool:
     return name in _VARIABLES or name in OF_ONE_NODE or name.startswith((*PREFIXES, *_SCHEDULERS))
 
@@ -131,8 +156,4 @@ def _local_ranks(env: Mapping[str, str]) -> int:
     told = env.get("LOCAL_WORLD_SIZE", "")
     if told.isdecimal() and int(told) > 0:
         return int(told)
-    try:
-        devices = [name for name in os.listdir("/dev") if name.removeprefix("nvidia").isdecimal()]
-    except OSError:
-        devices = []
-    return max(1, len(devices))
+    return max(1, gpu_devices())

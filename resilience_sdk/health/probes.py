@@ -124,3 +124,11 @@ SOFTWARE = Probe(
     cure="the file system that Python's packages are on hangs (`python -c 'import torch'` would too): mount it again",
     must=True,
 )
+COMPUTE = Probe(
+    name="compute",
+    about="whether a device computes right, and how fast; imports torch, so only where it was asked for",
+    function="compute.probe:probe",
+    deadline_s=60.0,
+    cure="the device does not answer: see `dmesg -T`, reset it or reboot the node; leave it out if it hangs again",
+    must=True,
+)
