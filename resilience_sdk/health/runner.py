@@ -39,7 +39,7 @@ def run_probes(probes: Sequence[Probe], context: Context, *, limit_s: float | No
     """
     _collect_left()
     looks = [_start(probe, context, limit_s) for probe in probes]
-    with selectors.DefaultSelector() as selector:
+    with selectors.PollSelector() as selector:  # needs no descriptor of its own, of which there may be few
         for look in looks:
             look.register(selector)
         while selector.get_map():
@@ -216,5 +216,5 @@ def _not_started(probe: Probe, error: str) -> Finding:
         subject=probe.only,
         status=Status.UNAVAILABLE,
         evidence=f"its process could not be started: {error}",
-        cure="free processes and memory (`ulimit -u`, `free -m`)",
+        cure="it needs processes, memory and file descriptors (`ulimit -u`, `free -m`, `ulimit -n`)",
     )

@@ -5,13 +5,18 @@ The tests marked `gpu` ask the driver of the machine that they run on.
 
 import os
 import re
+import shlex
+import subprocess
+import sys
 import time
 
 import attrs
 import psutil
 import pytest
+from harness import PROJECT
 from stub_driver import StubDriver, build_stub
 
+from resilience_sdk.health import runner
 from resilience_sdk.health.changes import judge_growth, worsened
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.gpu.rules import RULES
@@ -232,6 +237,32 @@ def test_the_limit_of_the_caller_counts(stub):
     (finding,) = run_probes([GPU], Context(), limit_s=1.0)
     assert time.monotonic() - started < 3.0
     assert finding.value == 1.0
+
+
+def test_a_process_that_does_not_go_is_collected_later(stub, monkeypatch):
+    """What is not gone a moment after its SIGKILL, as in D state, is left alone, and collected at the next look."""
+    monkeypatch.setattr(runner, "_KILL_GRACE_S", 0.0)
+    stub.changed({"nvmlInitWithFlags": "hang"})
+    (finding,) = run_probes([GPU], Context(), limit_s=0.5)
+    assert finding.stops
+    for child in psutil.Process().children():
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it dies, and stays to be collected
+    assert run_probes([], Context()) == []
+    assert _children() == []
+
+
+def test_a_machine_without_descriptors_still_answers():
+    """Each probe that cannot be started says so, with the cure; that is what a low `ulimit -n` looks like."""
+    code = (
+        "from resilience_sdk.health.runner import run_probes; from resilience_sdk.health.probes import GPU, Context\n"
+        "for finding in run_probes([GPU, GPU], Context()): print(finding.status.value, finding.evidence, finding.cure)"
+    )
+    command = f"ulimit -n 7; exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True, cwd=PROJECT)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert re.match(r"unavailable its process could not be started: .*Too many open files .*`ulimit -n`", line)
 
 
 @pytest.mark.parametrize(
