@@ -54,6 +54,7 @@ class Exporter:
             return
         if self._process is not None:
             self._tell(f"the exporter ended with status {self._process.returncode}")
+            _hang_up(self._process)
         self._not_before = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         try:
@@ -66,7 +67,7 @@ class Exporter:
         self._task = None
         if self._process is None:
             return
-        self._process.terminate()
+        _hang_up(self._process)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_DELIVERY_S)
 
@@ -86,7 +87,7 @@ def _task(run_dir: Path, job: str, settings: Settings, pages: Path | None) -> by
         "parent_pid": pid,
         "parent_ticks": process_start_ticks(pid),
     }
-    return json.dumps(task).encode()
+    return json.dumps(task).encode() + b"\n"
 
 
 def _start(task: bytes) -> subprocess.Popen[bytes]:
@@ -98,6 +99,14 @@ def _start(task: bytes) -> subprocess.Popen[bytes]:
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env, start_new_session=True
     )
     assert process.stdin is not None
-    with contextlib.suppress(OSError), process.stdin as pipe:
-        pipe.write(task)  # less than a pipe holds, so this does not wait for the process to come up
+    with contextlib.suppress(OSError):
+        process.stdin.write(task)  # far less than the pipe holds, so this never waits
+        process.stdin.flush()
     return process
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipe that the exporter listens to, which tells it that the job is over."""
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()

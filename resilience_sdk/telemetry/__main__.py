@@ -16,7 +16,7 @@ from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.lease import current_holder
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.settings.options import add_setting_options, settings_from_options
-from resilience_sdk.telemetry.exporter import Task, main_from_launcher, serve
+from resilience_sdk.telemetry.exporter import Task, main_by_hand, main_from_launcher
 
 _FROM_LAUNCHER = "--from-launcher"
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         say(str(error))
         return 2
     holder = current_holder(run_dir)
-    return serve(Task(run_dir.path, holder.job if holder is not None else "", settings))
+    return main_by_hand(Task(run_dir.path, holder.job if holder is not None else "", settings))
 
 
 if __name__ == "__main__":

@@ -30,10 +30,11 @@ from resilience_sdk.telemetry.worker import Worker
 
 DIRECTORY = "telemetry"
 _LOOK_S = 0.5
-_DELIVERY_S = 30.0
+_DELIVERY_S = 15.0
 _RESTART_WITHIN_S = 70.0  # a foreign launcher that starts its ranks again lets go of the directory meanwhile
 _NICENESS = 10
 _MOST_WORDS = 300
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @attrs.frozen
@@ -100,14 +101,8 @@ def task_from_json(text: str) -> Task:
         raise ValueError(f"not the task of an exporter: {error!r}") from None
 
 
-def serve(task: Task) -> int:
-    """Export until the job is over; returns 0 when everything was delivered, 1 when something was left.
-
-    Main thread only: takes SIGTERM, SIGINT and SIGHUP, which mean that the job is over.
-    """
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: over.set())
+def serve(task: Task, over: threading.Event) -> int:
+    """Export until `over` is set or the job has ended; returns 0 when all was delivered, 1 when something was left."""
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)  # the training comes first
     host = hostinfo.host_name()
@@ -209,5 +204,26 @@ class _Teller:
 
 
 def main_from_launcher() -> int:
-    """Serve the task on standard input."""
-    return serve(task_from_json(sys.stdin.read()))
+    """Serve the task in the first line of standard input, until the input ends.
+
+    Signals mean nothing here: the job is ended by signals to all of its processes, long before it is over.
+    """
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    task = task_from_json(sys.stdin.readline())
+    over = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=listen, name="resilience-launcher", daemon=True).start()
+    return serve(task, over)
+
+
+def main_by_hand(task: Task) -> int:
+    """Serve a task until the job is over, or a person wants the end. Main thread."""
+    over = threading.Event()
+    for number in _ENDING:
+        signal.signal(number, lambda *_: over.set())
+    return serve(task, over)

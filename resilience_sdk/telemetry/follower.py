@@ -113,6 +113,10 @@ class Follower:
         known = self._position.get(inode)
         offset = known.offset if known is not None and known.stem == stem else 0
         try:
+            # Asked first, because it costs a network file system nothing: it is this host that writes.
+            facts = os.stat(path, follow_symlinks=False)
+            if known is not None and (facts.st_ino, facts.st_size) == (inode, offset):
+                return
             with open(path, "rb", buffering=0, opener=_no_link) as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != inode:
@@ -157,10 +161,10 @@ def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
-def save_position(path: Path, position: Position, extra: Mapping[str, Any] | None = None) -> None:
+def save_position(path: Path, position: Position, extra: Mapping[str, Any]) -> None:
     """Write a position, with what else a sink has to remember; raises OSError."""
     files = {str(inode): [place.stem, place.offset] for inode, place in position.items()}
-    write_whole(path, json.dumps({"files": files, "extra": dict(extra or {})}))
+    write_whole(path, json.dumps({"files": files, "extra": dict(extra)}))
 
 
 def load_position(path: Path) -> tuple[Position, dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any
 from resilience_sdk.telemetry.follower import Follower, load_position, save_position
 from resilience_sdk.telemetry.sinks.base import Sink
 
-POLL_S = 0.5
+POLL_S = 1.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _FINISHING_PAUSE_S = 0.2
@@ -43,11 +43,11 @@ class Worker:
         self._finishing = False
         self._told_end = False
         self._items: deque[Any] = deque()
-        self._unsaved = False
         self._torn = 0
         self._refreshed_at = float("-inf")
         self._failing_since: float | None = None
         delivered, sink.memory = load_position(self._file)
+        self._saved = (delivered, dict(sink.memory))
         self._follower = Follower(journal, sink.place.host, delivered)
         # Never waited for by the interpreter: a library may hang in it.
         self._thread = threading.Thread(target=self._run, name=f"resilience-sink-{sink.name}", daemon=True)
@@ -117,7 +117,6 @@ class Worker:
         if not more and (is_over or now - self._refreshed_at >= self.sink.place.interval_s):
             self.sink.refresh()
             self._refreshed_at = now
-            self._remember()
         return more
 
     def _take(self) -> bool:
@@ -134,17 +133,17 @@ class Worker:
         torn = self._follower.torn
         self.sink.note_torn(torn - self._torn)
         self._torn = torn
-        self._unsaved = self._unsaved or bool(lines)
         return bool(lines)
 
     def _deliver(self) -> None:
         if self._items:
             self.sink.send(self._items)
             assert not self._items, f"{self.sink.name} left items without an error"
-        if self._unsaved:
-            self._remember()
+        self._remember()
 
     def _remember(self) -> None:
-        """Write how far this sink has come."""
-        save_position(self._file, self._follower.position, self.sink.memory)
-        self._unsaved = False
+        """Write how far this sink has come, where that is news."""
+        now = (self._follower.position, dict(self.sink.memory))
+        if now != self._saved:
+            save_position(self._file, *now)
+            self._saved = now

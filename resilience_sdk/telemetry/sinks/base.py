@@ -89,5 +89,6 @@ class Metrics:
         return self.tally.apply(event)
 
     def all(self) -> list[Sample]:
-        """Return every value there is now."""
-        return [*self.tally.samples(), *self.place.live.samples()]
+        """Return every value there is now, family by family."""
+        samples = [*self.tally.samples(), *self.place.live.samples()]
+        return sorted(samples, key=lambda sample: sample.family.name)

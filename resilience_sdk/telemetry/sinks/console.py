@@ -13,6 +13,7 @@ from resilience_sdk.telemetry.follower import Line
 from resilience_sdk.telemetry.sinks.base import Place, Sink
 
 _HIDDEN = ("v", "t", "mono_ns", "boot_id", "event")
+_LONG = ("settings", "trace")  # which nobody reads on a screen
 _WARNINGS = frozenset({"suspect", "straggler", "degraded", "preempt_notice", "ckpt_skip"})
 _ERRORS = frozenset({"confirmed", "incident", "ckpt_fail", "ckpt_quarantine"})
 
@@ -26,6 +27,7 @@ class Console(Sink):
         """Write lines of this form: `text` or `json`."""
         super().__init__(place)
         self._form = form
+        self._hidden = _HIDDEN + _LONG if form == "text" else _HIDDEN
         self._logger: Any = None
 
     def open(self) -> None:
@@ -53,7 +55,9 @@ class Console(Sink):
             name = str(event["event"])
             level = "error" if name in _ERRORS else "warning" if name in _WARNINGS else "info"
             at = datetime.datetime.fromtimestamp(float(event["t"]), datetime.timezone.utc)
-            facts = {key: _shown(value) for key, value in event.items() if key not in _HIDDEN and value is not None}
+            facts = {
+                key: _shown(value) for key, value in event.items() if key not in self._hidden and value is not None
+            }
             getattr(self._logger, level)(printable(name), level=level, timestamp=at.isoformat(), **facts)
             items.popleft()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from resilience_sdk.hostinfo import process_start_ticks
 from resilience_sdk.rank_page import RankPage
 from resilience_sdk.telemetry.live import Live
+from resilience_sdk.telemetry.sinks.base import Metrics, Place
 
 
 def page(folder: Path, rank: int, pid: int, attempt: int = 0) -> RankPage:
@@ -51,6 +53,16 @@ def test_the_newest_attempt_of_a_rank_counts(tmp_path: Path) -> None:
     for attempt in (1, 0, 2):
         page(tmp_path, 0, os.getpid(), attempt)
     assert [rank.attempt for rank in Live(tmp_path, tmp_path, {}).ranks()] == [2]
+
+
+def test_values_come_family_by_family(tmp_path: Path) -> None:
+    """Prometheus refuses a family that begins twice, and there are several ranks and processes."""
+    for rank in (0, 1):
+        page(tmp_path, rank, os.getpid())
+    place = Place(tmp_path, "here", Live(tmp_path, tmp_path, {}), tmp_path, 1.0)
+    names = [family.name for family, _ in itertools.groupby(Metrics(place).all(), key=lambda sample: sample.family)]
+    assert "rank.heartbeats" in names
+    assert len(names) == len(set(names))
 
 
 def test_garbage_is_no_rank(tmp_path: Path) -> None:

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 from collections import deque
 from pathlib import Path
-from typing import Any
 
+import otlp
 import pytest
-from receiver import Received, receiving
+from otlp import attributes, decoded, metrics_of, spans_of
+from receiver import receiving
 from told_run import ToldRun
 
 from resilience_sdk.telemetry.sinks.otel import ExportError, OpenTelemetry
 
-_CURE = "OpenTelemetry is missing: pip install 'resilience-sdk[otel]'"
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason=_CURE)
-traces = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason=_CURE)
-metrics = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2", reason=_CURE)
-
-
-def decoded(request: Received) -> Any:
-    """Return the message of a request."""
-    body = gzip.decompress(request.body) if request.headers.get("content-encoding") == "gzip" else request.body
-    kind = traces.ExportTraceServiceRequest if request.path == "/v1/traces" else metrics.ExportMetricsServiceRequest
-    return kind.FromString(body)
-
-
-def attributes(of: Any) -> dict[str, Any]:
-    """Return attributes as plain values."""
-    return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in of.attributes}
+otlp.needed()
 
 
 @pytest.fixture
@@ -58,11 +43,11 @@ def test_a_collector_gets_the_spans(run: ToldRun) -> None:
     """With the times of the journal, parents that were sent too, and the error of what went wrong."""
     with receiving() as receiver:
         export(run, receiver.url)
-        (request,) = [decoded(request) for request in receiver.taken if request.path == "/v1/traces"]
-    (resource,) = request.resource_spans
+    (request,) = [request for request in receiver.taken if request.path == "/v1/traces"]
+    (resource,) = decoded(request).resource_spans
     assert attributes(resource.resource)["service.name"] == "resilience"
     assert attributes(resource.resource)["host.name"] == "here"
-    spans = [span for scope in resource.scope_spans for span in scope.spans]
+    spans = spans_of(receiver.taken)
     by_id = {span.span_id: span for span in spans}
     parents = {span.name: by_id[span.parent_span_id].name for span in spans if span.parent_span_id}
     assert parents == {
@@ -82,13 +67,8 @@ def test_a_collector_gets_the_metrics(run: ToldRun) -> None:
     """Cumulative from the first event of the journal, in OpenTelemetry's names and units."""
     with receiving() as receiver:
         export(run, receiver.url)
-        (request,) = [decoded(request) for request in receiver.taken if request.path == "/v1/metrics"]
-    found = {
-        metric.name: metric
-        for resource in request.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    }
+    (request,) = [request for request in receiver.taken if request.path == "/v1/metrics"]
+    found = metrics_of(request)
     incidents = found["resilience.incidents"].sum
     assert (incidents.is_monotonic, incidents.aggregation_temporality) == (True, 2)
     (point,) = incidents.data_points

@@ -1,0 +1,31 @@
+"""The table in `docs/telemetry.md`, made from the families: `python -m resilience_sdk.telemetry.docs FILE`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from resilience_sdk.telemetry.families import FAMILIES
+
+BEGIN, END = "<!-- metrics: generated -->", "<!-- metrics: end -->"
+
+
+def metrics_table() -> str:
+    """Return the generated part of the page: a row per metric."""
+    rows = [
+        f"| `{family.prometheus_name}` | `{family.otel_name}` | {family.kind} "
+        f"| {', '.join(f'`{label}`' for label in family.labels)} | {family.about} |"
+        for family in FAMILIES.values()
+    ]
+    head = ["| Prometheus | OpenTelemetry | kind | labels | meaning |", "|---|---|---|---|---|"]
+    return "\n".join([BEGIN, "", *head, *rows, "", END])
+
+
+def rewrite(page: Path) -> None:
+    """Replace the generated part of `page`; raise ValueError where its two marks are missing."""
+    head, rest = page.read_text(encoding="utf-8").split(BEGIN, 1)
+    page.write_text(head + metrics_table() + rest.split(END, 1)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    rewrite(Path(sys.argv[1]))
