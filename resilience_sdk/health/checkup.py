@@ -107,11 +107,15 @@ def job_context(
 
 
 def examine(
-    context: Context, settings: Settings, *, compute: bool = False, limit_s: float | None = None
+    context: Context, settings: Settings, *, compute: bool = False, limit_s: float | None = None, patience: float = 1.0
 ) -> HealthReport:
-    """Run the probes of a job on this node, and look at the signals of this very process."""
+    """Run the probes of a job on this node, and look at the signals of this very process.
+
+    `patience` multiplies the deadlines of the probes; `limit_s` holds after that.
+    """
     began, at = time.monotonic(), time.time()
     chosen = [*probes_for(context), *(compute_probes(context.environment) if compute else ())]
+    chosen = [attrs.evolve(probe, deadline_s=patience * probe.deadline_s) for probe in chosen]
     found: list[Finding] = slow_devices(run_probes(chosen, context, limit_s=limit_s))
     found += signals(settings, dispositions(context.root))
     return HealthReport(node=host_name(), at=at, took_s=round(time.monotonic() - began, 3), findings=found)

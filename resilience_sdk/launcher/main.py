@@ -179,6 +179,7 @@ class _Launch:
         from resilience_sdk.launcher.agent import Agent
         from resilience_sdk.launcher.job import Job
         from resilience_sdk.launcher.options import launch_config
+        from resilience_sdk.launcher.preflight import preflight
         from resilience_sdk.launcher.starter import WorkerStarter
 
         assert isinstance(starter, WorkerStarter)
@@ -193,6 +194,12 @@ class _Launch:
         )
         starter.prepare({**environ.environment(), **variables})
         self._announce(files)
+        if options.preflight:
+            refused = preflight(options, self.run_dir, int(config.nproc_per_node), self.inbox, self.journal)
+            if refused is not None:
+                if not refused.decision.others_go_on:
+                    self._write_outcome(refused, first_node=True)
+                return refused
         logs = env.RankLogs(config.logs_specs, variables)
         agent = Agent(
             config,

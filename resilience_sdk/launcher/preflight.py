@@ -1,0 +1,143 @@
+"""`--preflight`: looks at this node before any rank exists, and leaves where a job cannot start on it.
+
+The probes are of the floor of the launcher, so they run by name in a process of their own (`resilience_sdk.health`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from resilience_sdk.checkpoint.newest import newest_checkpoint
+from resilience_sdk.console import say
+from resilience_sdk.events import Event
+from resilience_sdk.journal import Journal
+from resilience_sdk.launcher.decision import Decision
+from resilience_sdk.launcher.job import JobEnd
+from resilience_sdk.launcher.options import Options, least_nodes, most_nodes
+from resilience_sdk.launcher.signals import SignalInbox
+from resilience_sdk.outcome import EXIT_HARDWARE, EXIT_STOP, Verdict
+from resilience_sdk.run_directory import RunDirectory
+
+_LONGEST_S = 300.0  # each probe has a deadline of its own
+# What another node may cure: by who looked, or by what was looked at. All else is the same wherever the job is sent.
+_PROBES_OF_THE_NODE = frozenset({"compute", "gpu", "kernel", "network"})
+_CHECKS_OF_THE_NODE = frozenset({"answers", "memory_available", "reach"})
+_CHECKS_OF_THE_JOB = frozenset({"chosen_interface"})
+_BAD = ("failed", "degraded")
+# Without the current directory on the path, where a user may have a `json.py`; last, where our package lies.
+_PROGRAM = (
+    "import sys; sys.path[0:1] = []; sys.path.append(sys.argv[1]); "
+    "from resilience_sdk.health.__main__ import main; sys.exit(main())"
+)
+
+
+def preflight(
+    options: Options, run_dir: RunDirectory, local_ranks: int, inbox: SignalInbox, journal: Journal
+) -> JobEnd | None:
+    """Return how the job ends here because of this node, None when it can start.
+
+    Says and journals what is wrong. A preflight that fails itself is said, and stops nothing. Main thread.
+
+    Raises:
+        LeaveRequested: A signal asked to leave.
+    """
+    task = {
+        "settings": options.settings.to_json(),
+        "run_dir": str(run_dir.path),
+        "rendezvous": None if options.one_node else options.meeting_point,
+        "local_ranks": local_ranks,
+    }
+    try:
+        findings = _findings(_answer(task, inbox))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        why = " ".join(str(error).split())[:500]
+        say(f"the preflight failed itself, the job starts without: {why}")
+        journal.emit(Event.DEGRADED, what="preflight", why=why)
+        return None
+    for finding in findings:
+        if finding["status"] in _BAD:
+            _tell(finding, journal)
+    can_spare_it = least_nodes(options.elastic) < most_nodes(options.elastic)
+    decision = decide(findings, others_go_on=can_spare_it)
+    if decision is None:
+        return None
+    what = next(headline(finding) for finding in findings if _stops(finding))
+    return JobEnd(decision, attempts=0, what=what, incidents=(), checkpoint=newest_checkpoint(run_dir))
+
+
+def decide(findings: Sequence[Mapping[str, Any]], *, others_go_on: bool) -> Decision | None:
+    """Return what the findings of a preflight mean for the job, None where it can start. Pure."""
+    bad = [finding for finding in findings if _stops(finding)]
+    if not bad:
+        return None
+    names = ", ".join(dict.fromkeys(f"{finding['probe']} {finding['check']}" for finding in bad))
+    if any(_is_of_the_node(finding) for finding in bad):
+        reason = f"the preflight of this node failed ({names})"
+        return Decision(Verdict.HARDWARE, EXIT_HARDWARE, reason, 0, others_go_on=others_go_on)
+    return Decision(Verdict.STOP, EXIT_STOP, f"the preflight found what has to be cured first ({names})", 0)
+
+
+def headline(finding: Mapping[str, Any]) -> str:
+    """Return a finding in one line."""
+    return f"{_name(finding)}: {finding['evidence']}"
+
+
+def _name(finding: Mapping[str, Any]) -> str:
+    subject = f" {finding['subject']}" if finding["subject"] else ""
+    return f"{finding['probe']}: {finding['check'].replace('_', ' ')}{subject}"
+
+
+def _stops(finding: Mapping[str, Any]) -> bool:
+    return bool(finding["must"]) and finding["status"] == "failed"
+
+
+def _is_of_the_node(finding: Mapping[str, Any]) -> bool:
+    check = finding["check"]
+    by_probe = finding["probe"] in _PROBES_OF_THE_NODE and check not in _CHECKS_OF_THE_JOB
+    return by_probe or check in _CHECKS_OF_THE_NODE
+
+
+def _tell(finding: Mapping[str, Any], journal: Journal) -> None:
+    word = "FAILED" if _stops(finding) else finding["status"]
+    say(f"preflight: {word}: {headline(finding)}")
+    if finding["cure"]:
+        say(f"  cure: {finding['cure']}")
+    journal.emit(Event.HEALTH, what=_name(finding), ok=False, why=finding["evidence"], finding=dict(finding))
+
+
+def _answer(task: Mapping[str, Any], inbox: SignalInbox) -> bytes:
+    """Return what the process of the preflight wrote; it is ended when a signal asks to leave."""
+    where = str(Path(__file__).resolve().parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, where],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for us
+    )
+    try:
+        with inbox.raising():
+            out, _ = process.communicate(json.dumps(task).encode(), _LONGEST_S)
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode:
+        raise ValueError(f"its process left with {process.returncode}")
+    return out
+
+
+def _findings(answer: bytes) -> list[dict[str, Any]]:
+    try:
+        findings: list[dict[str, Any]] = json.loads(answer)["findings"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its answer has no {error}") from None
+    return findings
