@@ -1,0 +1,111 @@
+"""The health of a node while a job runs there: `python -m resilience_sdk.health.watch`, one process per node and job.
+
+Whoever runs the job starts it by name and writes its task, a JSON object, to its standard input: `run_dir`, `job`,
+`interval_s`, `pages` (directory or null), `parent_pid`, `parent_ticks`, and `budget` (of one core). It ends with that
+process. What it finds it journals as `health` events and says once; it touches no rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk import hostinfo
+from resilience_sdk.console import say
+from resilience_sdk.events import Event
+from resilience_sdk.health.findings import Finding, Status
+from resilience_sdk.health.probes import GPU, Context
+from resilience_sdk.health.runner import run_probes
+from resilience_sdk.health.watching import BUDGET, WATCHED, Watch, pause_after, to_event
+from resilience_sdk.journal import Journal
+
+_MOST_LINES = 5  # said of one look; the journal has all
+_LISTENING = 0.9  # of the interval; what happens in the rest of it is lost to NVML, and in the kernel log
+_LONGEST_LISTENING_S = 300.0
+_LOOK_FOR_PARENT_S = 1.0
+
+
+@attrs.frozen(kw_only=True)
+class Task:
+    """What the watch is told by whoever starts it."""
+
+    run_dir: Path = attrs.field(converter=Path)
+    job: str
+    interval_s: float
+    pages: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
+    parent_pid: int
+    parent_ticks: int | None = None
+    budget: float = BUDGET
+
+
+def main() -> None:
+    """Watch until the process that asked for it is gone; never returns."""
+    task = Task(**json.load(sys.stdin))
+    threading.Thread(target=_end_with_parent, args=(task,), daemon=True).start()
+    journal = Journal(
+        task.run_dir / "journal",
+        writer="health",
+        host=hostinfo.host_name(),
+        boot_id=hostinfo.boot_id(),
+        job=task.job,
+    )
+    context = Context(run_dir=str(task.run_dir), listen_s=min(_LISTENING * task.interval_s, _LONGEST_LISTENING_S))
+    # The listening is part of the look, and hanging is told after it.
+    probes = [attrs.evolve(p, deadline_s=p.deadline_s + 2 * context.listen_s) if p is GPU else p for p in WATCHED]
+    watch, looked = Watch(), time.monotonic()
+    while True:
+        began, cost = time.monotonic(), _cost()
+        findings = run_probes(probes, context)
+        now = time.monotonic()
+        _tell(watch.take(findings, now - looked), journal, _attempt(task.pages))
+        looked = now
+        time.sleep(pause_after(now - began, _cost() - cost, task.interval_s, task.budget))
+
+
+def _tell(news: list[Finding], journal: Journal, attempt: int) -> None:
+    for finding in news:
+        journal.emit(Event.HEALTH, attempt=attempt, **to_event(finding))
+    bad = [finding for finding in news if finding.status is not Status.OK]
+    for finding in bad[:_MOST_LINES]:
+        what = " ".join(part for part in (finding.subject, finding.check.replace("_", " ")) if part)
+        cure = f"; {finding.cure}" if finding.cure else ""
+        say(f"health of {hostinfo.host_name()}: {what}: {finding.evidence or finding.value}{cure}")
+    if (rest := len(bad) - _MOST_LINES) > 0:
+        say(f"health of {hostinfo.host_name()}: {rest} more findings are in the journal")
+
+
+def _cost() -> float:
+    """Return the processor time in seconds that this process and its ended children have used."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def _attempt(pages: Path | None) -> int:
+    """Return the number of the newest attempt, as the launcher's files have it."""
+    numbers: list[Any] = [] if pages is None else [path.stem.partition("-")[2] for path in pages.glob("attempt-*.json")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def _end_with_parent(task: Task) -> None:
+    """End this process when the one that asked for it is gone, whatever the main thread does."""
+    try:
+        with open(os.pidfd_open(task.parent_pid)) as pidfd:
+            if not hostinfo.process_is_gone(task.parent_pid, task.parent_ticks):
+                select.select([pidfd], [], [])
+    except (OSError, AttributeError):  # gone before, or a platform without pidfds
+        while not hostinfo.process_is_gone(task.parent_pid, task.parent_ticks):
+            time.sleep(_LOOK_FOR_PARENT_S)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

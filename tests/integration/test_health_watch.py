@@ -1,0 +1,133 @@
+"""The health of a node while a job runs: the real process, beside the stub of the driver."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import psutil
+import pytest
+from harness import PROJECT
+from stub_driver import StubDriver, build_stub
+
+from resilience_sdk.health.watching import signs_near
+from resilience_sdk.hostinfo import process_start_ticks
+from resilience_sdk.journal import read_journal
+
+_PATIENCE_S = 30.0
+
+
+@attrs.define
+class _Watched:
+    """A job that is only a process, and the watch over its node."""
+
+    run_dir: Path
+    job: subprocess.Popen[bytes]
+    watch: subprocess.Popen[bytes]
+    said: Path
+
+    def events(self) -> dict[tuple[str, str, str], dict]:
+        """Return the newest health event of each check of each subject."""
+        events = read_journal(self.run_dir / "journal").events
+        return {(event["check"], event["subject"], event["status"]): event for event in events}
+
+    def wait(self, happened: Callable[[], object], what: str) -> None:
+        """Wait until something happened; fail with what was said when it does not."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not happened():
+            assert self.watch.poll() is None, self.said.read_text()
+            assert time.monotonic() < deadline, f"{what} did not come: {self.events().keys()} {self.said.read_text()}"
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def stub(tmp_path) -> StubDriver:
+    """A node with two GPUs that are not there, one of them slowed down by heat."""
+    return StubDriver(build_stub(tmp_path), tmp_path / "state").changed({"gpus": 2, "1.throttle": 0x40})
+
+
+@pytest.fixture
+def node(stub, tmp_path):
+    """The watch, with a short interval and no budget, so that a test need not wait for minutes."""
+    run_dir = tmp_path / "run"
+    (run_dir / "journal").mkdir(parents=True)
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "attempt-2.json").write_text("{}")
+    job = subprocess.Popen(["sleep", "600"])
+    task = {
+        "run_dir": str(run_dir),
+        "job": "a-job",
+        "interval_s": 0.5,
+        "budget": 1e6,
+        "pages": str(tmp_path / "pages"),
+        "parent_pid": job.pid,
+        "parent_ticks": process_start_ticks(job.pid),
+    }
+    said = tmp_path / "said"
+    with said.open("wb") as stderr:
+        watch = subprocess.Popen(
+            [sys.executable, "-m", "resilience_sdk.health.watch"],
+            stdin=subprocess.PIPE,
+            stderr=stderr,
+            cwd=PROJECT,
+            env={**os.environ, **stub.environment},
+        )
+    watch.stdin.write(json.dumps(task).encode())
+    watch.stdin.close()
+    try:
+        yield _Watched(run_dir, job, watch, said)
+    finally:
+        for process in (job, watch):
+            process.kill()
+            process.wait()
+
+
+def test_faults_that_come_while_a_job_runs_are_journalled_and_said_once(node, stub):
+    """Growth, an Xid and a lost GPU become events with cause and cure; what is in order again does too."""
+    node.wait(lambda: ("throttle", "GPU 1", "degraded") in node.events(), "what was wrong from the start")
+    stub.changed({"0.ecc_uncorrected_ever": 1, "1.throttle": None, "xid.0": "1:79"})
+    for key in (
+        ("ecc_uncorrected_aggregate", "GPU 0", "degraded"),
+        ("throttle", "GPU 1", "ok"),
+        ("xid", "GPU 1", "failed"),
+    ):
+        node.wait(lambda key=key: key in node.events(), str(key))
+    stub.changed({"1.error": 15})
+    node.wait(lambda: ("answers", "GPU 1", "failed") in node.events(), "the lost GPU")
+
+    events = node.events()
+    lost = events["answers", "GPU 1", "failed"]
+    assert (lost["cause"], lost["ok"], lost["job"], lost["attempt"]) == ("gpu_fell_off_bus", False, "a-job", 2)
+    assert "leave the node out" in lost["cure"]
+    assert events["ecc_uncorrected_aggregate", "GPU 0", "degraded"]["why"].startswith("grew by 1 to 1")
+    assert events["throttle", "GPU 1", "ok"]["ok"] is True
+    said = node.said.read_text()
+    assert said.count("GPU 1 throttle") == 1, said
+    assert "GPU 1 answers: the GPU has fallen off the bus" in said
+
+    # An incident a moment later finds them, the fault of the hardware among the nearest.
+    signs = signs_near(lost["t"] + 5, read_journal(node.run_dir / "journal").events)
+    assert signs[0].event["cause"] == "gpu_fell_off_bus"
+    assert signs[0].before
+
+
+def test_the_watch_ends_with_its_job(node):
+    """At once, though it may be listening to the driver."""
+    node.wait(lambda: node.events(), "its first look")
+    node.job.kill()
+    node.job.wait()
+    assert node.watch.wait(timeout=10) == 0
+
+
+def test_a_gpu_that_comes_back_is_told_and_the_watch_stays_small(node, stub):
+    """It is lost in one look and answers in the next."""
+    node.wait(lambda: ("throttle", "GPU 1", "degraded") in node.events(), "the first look")
+    stub.changed({"0.nvmlDeviceGetTemperature": 15})
+    node.wait(lambda: ("answers", "GPU 0", "failed") in node.events(), "the lost GPU")
+    stub.changed({"0.nvmlDeviceGetTemperature": None})
+    node.wait(lambda: ("answers", "GPU 0", "ok") in node.events(), "its return")
+    assert psutil.Process(node.watch.pid).memory_info().rss < 40 << 20
