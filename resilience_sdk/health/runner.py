@@ -28,6 +28,7 @@ _OUTPUT_LIMIT = 1 << 20  # bytes of one probe; more is a probe gone wild
 _KILL_GRACE_S = 0.2  # from SIGKILL to calling a process unkillable
 # Processes that outlived SIGKILL, and so cannot be waited for now.
 _left: list[subprocess.Popen[bytes]] = []
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 def run_probes(probes: Sequence[Probe], context: Context, *, limit_s: float | None = None) -> list[Finding]:
@@ -55,6 +56,13 @@ def run_probes(probes: Sequence[Probe], context: Context, *, limit_s: float | No
                     look.unregister(selector)
     _end(looks)
     return [finding for look in looks for finding in look.findings()]
+
+
+def kill_running() -> None:
+    """Kill the probes that run now, for a process that ends before they do. Waits for nothing; any thread."""
+    for process in list(_running):
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @attrs.define(eq=False)
@@ -144,6 +152,7 @@ def _start(probe: Probe, context: Context, limit_s: float | None) -> _Look:
         )
     except OSError as error:
         return _Look(probe=probe, deadline_s=deadline_s, started=started, process=None, error=str(error))
+    _running.add(process)
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # it died at once, which its end will tell
         process.stdin.write(json.dumps(task).encode())
@@ -177,6 +186,7 @@ def _end(looks: list[_Look]) -> None:
             look.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             _left.append(look.process)
+        _running.discard(look.process)
         for stream in (look.process.stdout, look.process.stderr):
             assert stream is not None
             stream.close()

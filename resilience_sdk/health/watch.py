@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import select
+import signal
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from resilience_sdk.console import say
 from resilience_sdk.events import Event
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.probes import GPU, Context
-from resilience_sdk.health.runner import run_probes
+from resilience_sdk.health.runner import kill_running, run_probes
 from resilience_sdk.health.watching import BUDGET, WATCHED, Watch, pause_after, to_event
 from resilience_sdk.journal import Journal
 
@@ -50,6 +51,7 @@ class Task:
 def main() -> None:
     """Watch until the process that asked for it is gone; never returns."""
     task = Task(**json.load(sys.stdin))
+    signal.signal(signal.SIGTERM, lambda *_: _end())
     threading.Thread(target=_end_with_parent, args=(task,), daemon=True).start()
     journal = Journal(
         task.run_dir / "journal",
@@ -104,6 +106,11 @@ def _end_with_parent(task: Task) -> None:
     except (OSError, AttributeError):  # gone before, or a platform without pidfds
         while not hostinfo.process_is_gone(task.parent_pid, task.parent_ticks):
             time.sleep(_LOOK_FOR_PARENT_S)
+    _end()
+
+
+def _end() -> None:
+    kill_running()  # they have a session of their own, and may listen to the driver for a minute
     os._exit(0)
 
 

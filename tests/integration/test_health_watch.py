@@ -51,7 +51,13 @@ def stub(tmp_path) -> StubDriver:
 
 
 @pytest.fixture
-def node(stub, tmp_path):
+def interval_s():
+    """Seconds between two looks."""
+    return 0.5
+
+
+@pytest.fixture
+def node(stub, tmp_path, interval_s):
     """The watch, with a short interval and no budget, so that a test need not wait for minutes."""
     run_dir = tmp_path / "run"
     (run_dir / "journal").mkdir(parents=True)
@@ -61,7 +67,7 @@ def node(stub, tmp_path):
     task = {
         "run_dir": str(run_dir),
         "job": "a-job",
-        "interval_s": 0.5,
+        "interval_s": interval_s,
         "budget": 1e6,
         "pages": str(tmp_path / "pages"),
         "parent_pid": job.pid,
@@ -115,12 +121,21 @@ def test_faults_that_come_while_a_job_runs_are_journalled_and_said_once(node, st
     assert signs[0].before
 
 
-def test_the_watch_ends_with_its_job(node):
-    """At once, though it may be listening to the driver."""
-    node.wait(lambda: node.events(), "its first look")
-    node.job.kill()
-    node.job.wait()
+@pytest.mark.parametrize("interval_s", [60.0])
+@pytest.mark.parametrize("ended", ["job", "watch"])
+def test_the_watch_ends_with_its_job_and_with_all_its_probes(node, ended):
+    """At once, though a probe listens to the driver for a minute."""
+    watch = psutil.Process(node.watch.pid)
+    node.wait(lambda: any("health.child" in str(child.cmdline()) for child in watch.children()), "its first look")
+    probes = watch.children()
+    if ended == "job":
+        node.job.kill()
+        node.job.wait()
+    else:
+        node.watch.terminate()
     assert node.watch.wait(timeout=10) == 0
+    _, alive = psutil.wait_procs(probes, timeout=10)
+    assert not alive
 
 
 def test_a_gpu_that_comes_back_is_told_and_the_watch_stays_small(node, stub):
