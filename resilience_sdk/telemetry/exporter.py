@@ -30,7 +30,11 @@ from resilience_sdk.telemetry.worker import Worker
 
 DIRECTORY = "telemetry"
 _LOOK_S = 0.5
+_ATTENDED_S = 1.5  # a little less than the launcher waits
 _DELIVERY_S = 15.0
+_LATER = (
+    "The journal has it all: `python -m resilience_sdk.telemetry RUN_DIR` with the same settings goes on from there"
+)
 _RESTART_WITHIN_S = 70.0  # a foreign launcher that starts its ranks again lets go of the directory meanwhile
 _NICENESS = 10
 _MOST_WORDS = 300
@@ -159,21 +163,35 @@ def _export(task: Task, host: str, state_dir: Path, is_over: Callable[[], bool])
     while not is_over():
         pass
     live.up = False
-    return 0 if _deliver_rest(workers) else 1
+    return 0 if _deliver_rest(workers, alone=task.parent_pid is not None) else 1
 
 
-def _deliver_rest(workers: list[Worker]) -> bool:
-    """Let every sink take what is left, for a while; tell whether all did."""
+def _deliver_rest(workers: list[Worker], *, alone: bool) -> bool:
+    """Let every sink take what is left, for a while; tell whether all did. `alone`: nobody waits for us."""
     for worker in workers:
         worker.finish()
-    deadline = time.monotonic() + _DELIVERY_S
-    left = [worker.sink.name for worker in workers if not worker.join(max(0.0, deadline - time.monotonic()))]
-    if left:
-        say(
-            f"telemetry: not all was delivered to {', '.join(left)}; the journal has it, and "
-            "`python -m resilience_sdk.telemetry RUN_DIR` with the same settings goes on from there"
-        )
+    began = time.monotonic()
+    left = _unfinished(workers, began + _ATTENDED_S)
+    if left and alone:
+        names = ", ".join(worker.sink.name for worker in left)
+        say(f"telemetry: {names} could not take everything yet; tried for {_DELIVERY_S:.0f} s more. {_LATER}")
+        _let_go_of_the_screen()
+    left = _unfinished(left, began + _DELIVERY_S)
+    if left and not alone:
+        say(f"telemetry: not all was delivered to {', '.join(worker.sink.name for worker in left)}. {_LATER}")
     return not left
+
+
+def _unfinished(workers: list[Worker], until: float) -> list[Worker]:
+    return [worker for worker in workers if not worker.join(max(0.0, until - time.monotonic()))]
+
+
+def _let_go_of_the_screen() -> None:
+    """Close what a pipe of the launcher's user reads: `resilience run ... | tee log` ends with the run, not with us."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
 
 
 class _Teller:

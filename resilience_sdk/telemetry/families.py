@@ -116,6 +116,13 @@ FAMILIES = _table(
     Family("numerics.findings", "counter", "Losses and gradient norms, by what was found.", ("found",), "{finding}"),
     Family("degraded", "counter", "What the SDK could not do, by what it was.", ("what",), "{event}"),
     Family("health.ok", "gauge", "1 where the last look at something found it well, else 0.", ("what",)),
+    Family(
+        "health.findings",
+        "counter",
+        "Findings of the node's probes that were not well.",
+        ("check", "status"),
+        "{finding}",
+    ),
     Family("journal.lines", "counter", "Lines of the journal.", unit="{line}"),
     Family("journal.torn_lines", "counter", "Lines of the journal that cannot be read.", unit="{line}"),
     Family("journal.last_timestamp", "gauge", "Time of the newest event, in Unix time.", unit="s"),

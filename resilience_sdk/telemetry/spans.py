@@ -17,6 +17,7 @@ from resilience_sdk.events import Event
 
 Attributes = Mapping[str, str | int | float]
 _MOST_OPEN = 1000
+_NEVER_ENDED = {"recovery": "not recovered", "checkpoint": "cut off"}
 _NO_FAULT = ("preemption", "interrupt", "membership")  # of what ends an attempt
 
 
@@ -70,7 +71,10 @@ class Spans:
 
     def close(self) -> list[Span]:
         """Return what is still open, ended by the newest event: the job is over."""
-        return [self._end(key, self._last_at) for key in reversed(list(self._open))]
+        return [
+            self._end(key, self._last_at, error=_NEVER_ENDED.get(self._open[key].name))
+            for key in reversed(list(self._open))
+        ]
 
     # -- rules
 

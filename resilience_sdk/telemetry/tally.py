@@ -189,8 +189,11 @@ class Tally:
         self._add("numerics.findings", _text(event.get("found")) or "unknown")
 
     def _on_health(self, event: Mapping[str, Any]) -> None:
-        if isinstance(ok := event.get("ok"), bool):
+        ok, status = event.get("ok"), _text(event.get("status"))
+        if isinstance(ok, bool):
             self._set("health.ok", int(ok), _text(event.get("what")) or "unknown")
+            if not ok and status is not None:  # of a probe; else it is a resource that somebody waited for
+                self._add("health.findings", _text(event.get("check")) or "unknown", status)
 
     def _on_degraded(self, event: Mapping[str, Any]) -> None:
         self._add("degraded", _text(event.get("what")) or "unknown")

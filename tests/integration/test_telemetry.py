@@ -163,6 +163,35 @@ def test_an_exporter_that_is_killed_at_any_moment_loses_no_line(tmp_path: Path) 
     assert [line.rpartition(" ")[2] for line in counted] == [f"{written}.0"]
 
 
+@pytest.mark.slow
+def test_two_launchers_on_one_host_tell_everything_once(tmp_path: Path) -> None:
+    """One of their exporters serves the host; the other takes over when that one is gone."""
+    run_dir = RunDirectory.create(tmp_path / "run")
+    lease = Lease.acquire(run_dir, "job")
+    journal = Journal(run_dir.journal, writer="rank0", host=os.uname().nodename, boot_id="", job="job", rank=0)
+    sinks = ("--webhook-events", _EVENTS, "--webhook-url")
+    with receiving() as receiver:
+        journal.emit(Event.DEGRADED, number=0)
+        first = export(run_dir.path, *sinks, receiver.url)
+        receiver.wait_for(lambda taken: len(taken) == 1)
+        second = export(run_dir.path, *sinks, receiver.url)
+        while os.getpriority(os.PRIO_PROCESS, second.pid) == 0:  # until it begins to serve, or to wait
+            assert second.poll() is None
+            time.sleep(0.01)
+        for number in range(1, 20):
+            journal.emit(Event.DEGRADED, number=number)
+        receiver.wait_for(lambda taken: len(taken) == 20)
+        assert second.poll() is None
+        first.terminate()
+        first.communicate()
+        journal.emit(Event.DEGRADED, number=20)
+        receiver.wait_for(lambda taken: len(taken) == 21)
+        second.terminate()
+        second.communicate()
+    lease.release()
+    assert [json.loads(request.body)["event"]["number"] for request in receiver.taken] == list(range(21))
+
+
 @contextlib.contextmanager
 def _deaf() -> Iterator[str]:
     """Accept connections and never answer."""
@@ -183,6 +212,7 @@ def test_dead_and_deaf_sinks_delay_nobody_and_lose_nothing(tmp_path: Path) -> No
             ended = time.time()
             finished = run.events("finished")[0]
             assert ended - finished["t"] < 10  # the moment that sinks are given, and a busy machine
+            assert "could not take everything yet" in run.screen
             told = [event["what"] for event in run.events("degraded")]
             assert told.count("sink otel") == 1
             assert told.count("sink webhook") <= 1  # a deaf one fails when its time is over, which may be later

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import itertools
 import os
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -74,7 +75,7 @@ class PrometheusServer(_Prometheus):
     def open(self) -> None:
         """Bind and serve; raises OSError where the address is taken."""
         application = load("prometheus_client", extra=_EXTRA).make_wsgi_app(self._registry())
-        self._server = _Server(self._address, _Handler)
+        self._server = _Server(self._address)
         self._server.set_app(application if self._token is None else _guarded(application, self._token))
         serve = self._server.serve_forever
         threading.Thread(target=serve, args=(_LOOK_S,), name="resilience-prometheus", daemon=True).start()
@@ -115,6 +116,10 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     """One thread per scrape; none of them is waited for."""
 
     daemon_threads = True
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
         """Bind without asking a name server for our own name, as the base class does: it may take half a minute."""

@@ -82,6 +82,17 @@ def test_a_save_that_was_cut_off_ends_with_its_attempt(tmp_path: Path) -> None:
     assert [(span.name, span.error) for span in spans_of(run)][:2] == [("checkpoint", "cut off"), ("attempt", "ranks")]
 
 
+def test_what_never_recovered_is_told_as_that(tmp_path: Path) -> None:
+    """With the end of the run."""
+    run = ToldRun.make(tmp_path)
+    run.begin()
+    run.tell(Event.INCIDENT, id="0001-crash", kind="crash", category="user", cause="user_error", action="stop")
+    assert {span.name: span.error for span in spans_of(run) if span.error} == {
+        "incident": "user_error",
+        "recovery": "not recovered",
+    }
+
+
 def test_attempts_under_a_foreign_launcher(tmp_path: Path) -> None:
     """Where nobody tells of attempts, the first rank of each does."""
     run = ToldRun.make(tmp_path)

@@ -76,6 +76,20 @@ def test_attempts_under_a_foreign_launcher(tmp_path: Path) -> None:
     assert (found["attempts"], found["restarts"]) == (2, 1)
 
 
+def test_the_health_of_a_node(tmp_path: Path) -> None:
+    """What was looked at last decides; how often it was not well is counted."""
+    run = ToldRun.make(tmp_path)
+    for ok, status in ((False, "failed"), (False, "degraded"), (True, "ok")):
+        run.tell(Event.HEALTH, writer="health", what="gpu ecc GPU 0", ok=ok, check="ecc", status=status)
+    run.tell(Event.HEALTH, what="storage", ok=False)
+    found = tally_of(run)
+    assert (found["health.ok gpu ecc GPU 0"], found["health.ok storage"]) == (1, 0)
+    assert {name: value for name, value in found.items() if name.startswith("health.findings")} == {
+        "health.findings ecc failed": 1,
+        "health.findings ecc degraded": 1,
+    }
+
+
 def test_who_is_slow_now(tmp_path: Path) -> None:
     """A finding lasts until it is over, also where its ranks have changed; a new attempt begins without any."""
     run = ToldRun.make(tmp_path)
