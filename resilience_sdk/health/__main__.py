@@ -11,6 +11,7 @@ import sys
 
 from resilience_sdk import environ
 from resilience_sdk.health.checkup import examine, job_context
+from resilience_sdk.health.watching import to_event
 from resilience_sdk.settings import settings_from_json
 
 # A person waits for the doctor; a job that is refused for a machine that was only busy has lost its place in the queue.
@@ -18,7 +19,7 @@ _PATIENCE = 4.0
 
 
 def main() -> int:
-    """Write the JSON object of a report to standard output; raises what makes that impossible."""
+    """Write a report as JSON, with `events` for the journal, to standard output; raises what makes that impossible."""
     task = json.load(sys.stdin)
     settings = settings_from_json(task["settings"])
     context = job_context(
@@ -29,7 +30,8 @@ def main() -> int:
         local_ranks=task["local_ranks"],
     )
     report = examine(context, settings, compute=True, patience=_PATIENCE)
-    json.dump(report.to_json(), sys.stdout)
+    events = [to_event(finding) for finding in report.findings]
+    json.dump({**report.to_json(), "events": events}, sys.stdout)
     return 0
 
 

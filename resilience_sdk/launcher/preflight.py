@@ -56,15 +56,16 @@ def preflight(
         "local_ranks": local_ranks,
     }
     try:
-        findings = _findings(_answer(task, inbox))
+        findings, events = _read(_answer(task, inbox))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         why = " ".join(str(error).split())[:500]
         say(f"the preflight failed itself, the job starts without: {why}")
         journal.emit(Event.DEGRADED, what="preflight", why=why)
         return None
-    for finding in findings:
+    for finding, event in zip(findings, events, strict=True):
         if finding["status"] in _BAD:
-            _tell(finding, journal)
+            _say(finding)
+            journal.emit(Event.HEALTH, **event)
     can_spare_it = least_nodes(options.elastic) < most_nodes(options.elastic)
     decision = decide(findings, others_go_on=can_spare_it)
     if decision is None:
@@ -87,12 +88,8 @@ def decide(findings: Sequence[Mapping[str, Any]], *, others_go_on: bool) -> Deci
 
 def headline(finding: Mapping[str, Any]) -> str:
     """Return a finding in one line."""
-    return f"{_name(finding)}: {finding['evidence']}"
-
-
-def _name(finding: Mapping[str, Any]) -> str:
     subject = f" {finding['subject']}" if finding["subject"] else ""
-    return f"{finding['probe']}: {finding['check'].replace('_', ' ')}{subject}"
+    return f"{finding['probe']}: {finding['check'].replace('_', ' ')}{subject}: {finding['evidence']}"
 
 
 def _stops(finding: Mapping[str, Any]) -> bool:
@@ -105,12 +102,11 @@ def _is_of_the_node(finding: Mapping[str, Any]) -> bool:
     return by_probe or check in _CHECKS_OF_THE_NODE
 
 
-def _tell(finding: Mapping[str, Any], journal: Journal) -> None:
+def _say(finding: Mapping[str, Any]) -> None:
     word = "FAILED" if _stops(finding) else finding["status"]
     say(f"preflight: {word}: {headline(finding)}")
     if finding["cure"]:
         say(f"  cure: {finding['cure']}")
-    journal.emit(Event.HEALTH, what=_name(finding), ok=False, why=finding["evidence"], finding=dict(finding))
 
 
 def _answer(task: Mapping[str, Any], inbox: SignalInbox) -> bytes:
@@ -135,9 +131,10 @@ def _answer(task: Mapping[str, Any], inbox: SignalInbox) -> bytes:
     return out
 
 
-def _findings(answer: bytes) -> list[dict[str, Any]]:
+def _read(answer: bytes) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the findings, and for each the event that tells the journal of it."""
     try:
-        findings: list[dict[str, Any]] = json.loads(answer)["findings"]
+        report = json.loads(answer)
+        return list(report["findings"]), list(report["events"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"its answer has no {error}") from None
-    return findings

@@ -19,6 +19,7 @@ LOW_SHARE = 0.1
 # each pair of ranks, DataLoader workers put whole batches there.
 LOW_SHM = GIB
 LEAST_SHM = 16 * MIB
+_OOM_CURE = "ask for more memory, or use less: fewer DataLoader workers, smaller prefetch, no copies per rank"
 
 
 def memory(root: str = "/") -> Iterator[Finding]:
@@ -76,8 +77,12 @@ def oom_kills(root: str = "/") -> Iterator[Finding]:
         unit="kills",
         threshold=0 if ours is not None else None,
         evidence=f"{count} processes were killed for memory {place}{also}",
-        cure="ask for more memory, or use less: fewer DataLoader workers, smaller prefetch, no copies per rank",
-        data={"control_group": ours, "machine": on_node},
+        cure=_OOM_CURE,
+        data={
+            "control_group": ours,
+            "machine": on_node,
+            **({} if ours is None else {"growth": {"per_minute": 0, "cure": _OOM_CURE}}),
+        },
     )
 
 

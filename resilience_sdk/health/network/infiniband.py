@@ -14,13 +14,15 @@ from resilience_sdk.health.grading import judged
 
 PROBE = "network"
 ACTIVE = "ACTIVE"
-# Counters of faults, by name under `counters/` and `hw_counters/`, and how many are no sign of one. Cables make a few
-# symbol errors in their life; a link that went down, or was retrained, did so for a reason.
-MOST_ERRORS = {
+# Counters of faults, by name under `counters/` and `hw_counters/`, and how many are no sign of one. A link that went
+# down or was trained again did so for a reason; cables make a few symbol errors in their life, congestion retries.
+LINK_ERRORS = {
     "link_downed": 0,
     "link_error_recovery": 0,
     "local_link_integrity_errors": 0,
     "excessive_buffer_overrun_errors": 0,
+}
+PACKET_ERRORS = {
     "port_rcv_errors": 10,
     "symbol_error": 100,
     "VL15_dropped": 100,
@@ -30,6 +32,8 @@ MOST_ERRORS = {
     "rnr_nak_retry_err": 1000,
     "roce_adp_retrans_to": 1000,
 }
+MOST_ERRORS = LINK_ERRORS | PACKET_ERRORS
+MOST_PACKET_ERRORS_PER_MINUTE = 100
 
 
 @attrs.frozen
@@ -126,23 +130,31 @@ def _port(port: Port, best_gbps: float) -> Iterator[Finding]:
         threshold=best_gbps or None,
         evidence=f"{port.layer}: {evidence}" if port.layer else evidence,
         cure=cure,
-        data={"state": port.state, "counters": port.counters},
+        data={"state": port.state},
     )
-    bad = {name: count for name, count in port.counters.items() if count > MOST_ERRORS[name]}
-    if bad:
-        told = ", ".join(f"{name} {count}" for name, count in bad.items())
-        yield Finding(
-            probe=PROBE,
-            check="rdma_errors",
-            subject=port.name,
-            status=Status.DEGRADED,
-            value=sum(bad.values()),
-            unit="errors",
-            threshold=0,
-            evidence=f"since the counters were reset: {told}",
-            cure="see whether they grow (`perfquery -x`, then once more): if so, replace the cable or drain",
-            data={"counters": port.counters},
-        )
+    yield from _errors(port, "rdma_link_errors", LINK_ERRORS, growth_per_minute=0)
+    yield from _errors(port, "rdma_packet_errors", PACKET_ERRORS, growth_per_minute=MOST_PACKET_ERRORS_PER_MINUTE)
+
+
+def _errors(port: Port, check: str, limits: dict[str, int], growth_per_minute: int) -> Iterator[Finding]:
+    """Yield what a group of counters says; nothing where the device has none of them."""
+    counts = {name: port.counters[name] for name in limits if name in port.counters}
+    if not counts:
+        return
+    bad = {name: count for name, count in counts.items() if count > limits[name]}
+    told = ", ".join(f"{name} {count}" for name, count in (bad or counts).items())
+    cure = "see whether they grow (`perfquery -x`, then once more): if so, replace the cable or drain"
+    yield judged(
+        probe=PROBE,
+        check=check,
+        subject=port.name,
+        status=Status.DEGRADED if bad else Status.OK,
+        value=sum(counts.values()),
+        unit="errors",
+        evidence=f"since the counters were reset: {told}",
+        cure=cure,
+        data={"counters": counts, "growth": {"per_minute": growth_per_minute, "cure": cure}},
+    )
 
 
 def _after_colon(path: Path) -> str:

@@ -72,6 +72,10 @@ def _interface(interface: Interface) -> Finding:
     if share > MOST_ERROR_SHARE:
         told = ", ".join(f"{name} {count}" for name, count in interface.errors.items() if count)
         problems.append(f"{share:.2g} of its packets were bad ({told})")
+    cure = (
+        f"see whether it goes on (`ip -s link show {interface.name}`, `dmesg | grep {interface.name}`): reseat or "
+        "replace cable and transceiver, or leave this node out"
+    )
     speed = f"{interface.speed_mbps} Mb/s" if interface.speed_mbps else "speed not told"
     return judged(
         probe=PROBE,
@@ -82,9 +86,12 @@ def _interface(interface: Interface) -> Finding:
         unit="times down",
         threshold=MOST_FLAPS,
         evidence="; ".join(problems) or f"{interface.state}, {speed}",
-        cure=f"see whether it goes on (`ip -s link show {interface.name}`, `dmesg | grep {interface.name}`): reseat or "
-        "replace cable and transceiver, or leave this node out",
-        data={"flaps": flaps, "errors": interface.errors, "speed_mbps": interface.speed_mbps},
+        cure=cure,
+        data={
+            "errors": interface.errors,
+            "speed_mbps": interface.speed_mbps,
+            "growth": {"per_minute": 0, "cure": cure},
+        },
     )
 
 

@@ -91,7 +91,7 @@ def test_a_kill_in_our_group_counts_and_one_elsewhere_does_not(machine):
     files = {"/proc/self/cgroup": "0::/job\n", "/proc/vmstat": "oom_kill 8\n"}
     (calm,) = memory.oom_kills(machine(files | {"/sys/fs/cgroup/job/memory.events": "low 0\noom 0\noom_kill 0\n"}))
     (killed,) = memory.oom_kills(machine(files | {"/sys/fs/cgroup/job/memory.events": "low 0\noom 3\noom_kill 2\n"}))
-    assert (calm.status, calm.data) == (Status.OK, {"control_group": 0, "machine": 8})
+    assert (calm.status, calm.data["control_group"], calm.data["machine"]) == (Status.OK, 0, 8)
     assert (killed.status, killed.value) == (Status.DEGRADED, 2)
     assert "fewer DataLoader workers" in killed.cure
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from resilience_sdk.health.changes import judge_growth
 from resilience_sdk.health.findings import Status
 from resilience_sdk.health.network import infiniband
 
@@ -65,19 +66,33 @@ def test_a_slow_port_beside_a_fast_one(machine):
 
 
 @pytest.mark.parametrize(
-    ("counters", "is_bad"),
+    ("check", "counters", "status"),
     [
-        ({"link_downed": 1}, True),
-        ({"symbol_error": 101}, True),
-        ({"local_ack_timeout_err": 1001}, True),
-        ({"symbol_error": 100, "port_rcv_errors": 10, "link_downed": 0}, False),
+        ("rdma_link_errors", {"link_downed": 1}, Status.DEGRADED),
+        ("rdma_link_errors", {"link_downed": 0, "link_error_recovery": 0}, Status.OK),
+        ("rdma_packet_errors", {"symbol_error": 101}, Status.DEGRADED),
+        ("rdma_packet_errors", {"local_ack_timeout_err": 1001}, Status.DEGRADED),
+        ("rdma_packet_errors", {"symbol_error": 100, "port_rcv_errors": 10}, Status.OK),
     ],
 )
-def test_error_counters_are_told_by_name(machine, counters, is_bad):
+def test_error_counters_are_told_by_name(machine, check, counters, status):
     """A link that went down did so for a reason; a few symbol errors have none."""
-    found = findings(machine, port("mlx5_0", **counters))
-    assert (("rdma_errors", "mlx5_0 port 1") in found) is is_bad
-    if is_bad:
-        finding = found["rdma_errors", "mlx5_0 port 1"]
-        assert next(iter(counters)) in finding.evidence
-        assert finding.data["counters"] == counters
+    found = findings(machine, port("mlx5_0", **counters))[check, "mlx5_0 port 1"]
+    assert (found.status, found.value) == (status, sum(counters.values()))
+    assert next(iter(counters)) in found.evidence
+    assert found.data["counters"] == counters
+
+
+@pytest.mark.parametrize(
+    ("check", "counter", "grown", "is_news"),
+    [
+        ("rdma_link_errors", "link_downed", 1, True),
+        ("rdma_packet_errors", "out_of_sequence", 50, False),
+        ("rdma_packet_errors", "out_of_sequence", 5000, True),
+    ],
+)
+def test_counters_that_grow_during_a_run_are_news(machine, check, counter, grown, is_news):
+    """A link that goes down while a job runs is the fault itself; packets are sent again all the time."""
+    before, after = (list(findings(machine, port("mlx5_0", **{counter: count})).values()) for count in (0, grown))
+    judged = {finding.check: finding for finding in judge_growth(before, after, 60.0)}
+    assert (judged[check].status is Status.DEGRADED) is is_news
