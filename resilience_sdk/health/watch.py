@@ -1,8 +1,8 @@
 """The health of a node while a job runs there: `python -m resilience_sdk.health.watch`, one process per node and job.
 
-Whoever runs the job starts it by name and writes its task, a JSON object, to its standard input: `run_dir`, `job`,
-`interval_s`, `pages` (directory or null), `parent_pid`, `parent_ticks`, and `budget` (of one core). It ends with that
-process. What it finds it journals as `health` events and says once; it touches no rank.
+Whoever runs the job starts it by name and writes its task to its standard input, a line of JSON: `run_dir`, `job`,
+`interval_s`, `pages` (directory or null), `parent_pid`, `parent_ticks`, and `budget` (of one core). It ends when that
+pipe is closed. What it finds it journals as `health` events and says once; it touches no rank.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import resource
 import select
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -50,9 +49,10 @@ class Task:
 
 def main() -> None:
     """Watch until the process that asked for it is gone; never returns."""
-    task = Task(**json.load(sys.stdin))
+    task = Task(**json.loads(os.fdopen(0, closefd=False).readline()))
     signal.signal(signal.SIGTERM, lambda *_: _end())
-    threading.Thread(target=_end_with_parent, args=(task,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the launcher's
+    threading.Thread(target=_end_with_job, args=(task,), daemon=True).start()
     journal = Journal(
         task.run_dir / "journal",
         writer="health",
@@ -97,15 +97,15 @@ def _attempt(pages: Path | None) -> int:
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def _end_with_parent(task: Task) -> None:
-    """End this process when the one that asked for it is gone, whatever the main thread does."""
-    try:
-        with open(os.pidfd_open(task.parent_pid)) as pidfd:
-            if not hostinfo.process_is_gone(task.parent_pid, task.parent_ticks):
-                select.select([pidfd], [], [])
-    except (OSError, AttributeError):  # gone before, or a platform without pidfds
-        while not hostinfo.process_is_gone(task.parent_pid, task.parent_ticks):
-            time.sleep(_LOOK_FOR_PARENT_S)
+def _end_with_job(task: Task) -> None:
+    """End this process with the job, whatever the main thread does.
+
+    The job is over when the pipe of standard input is closed, or the process that holds its other end is gone: a
+    child of that one may have inherited the pipe.
+    """
+    while not select.select([0], [], [], _LOOK_FOR_PARENT_S)[0]:
+        if hostinfo.process_is_gone(task.parent_pid, task.parent_ticks):
+            break
     _end()
 
 

@@ -20,11 +20,11 @@ from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import boot_id, host_name, process_is_gone, process_start_ticks
 from resilience_sdk.job_config import JobConfig, agree
 from resilience_sdk.journal import Journal, redact_argv
+from resilience_sdk.launcher.beside import Beside
 from resilience_sdk.launcher.chores import Chores
 from resilience_sdk.launcher.closing import closing_lines, leaving_lines, may_wrap, read_exit_code
 from resilience_sdk.launcher.decision import Decision
 from resilience_sdk.launcher.early import leaving_at_once
-from resilience_sdk.launcher.exporting import Exporter
 from resilience_sdk.launcher.init_process import below_init
 from resilience_sdk.launcher.process_end import leave
 from resilience_sdk.launcher.quiet_torch import load_torch
@@ -165,16 +165,16 @@ class _Launch:
         starter = WorkerStarter(options.script, start_method=options.start_method)
         pages = self._pages()
         files = AttemptFiles(pages)
-        exporter = Exporter(self.run_dir.path, self.key, options.settings, files.directory, self.journal)
+        beside = Beside(self.run_dir.path, self.key, options.settings, files.directory, self.journal)
         try:
-            job_end = self._run_job(starter, files, exporter)
+            job_end = self._run_job(starter, files, beside)
         finally:
             starter.close()
             _take_down(files)
-            exporter.close()  # last: now everything is in the journal
+            beside.close()  # last: now everything is in the journal
         return self._finish(job_end)
 
-    def _run_job(self, starter: object, files: AttemptFiles, exporter: Exporter) -> JobEnd:
+    def _run_job(self, starter: object, files: AttemptFiles, beside: Beside) -> JobEnd:
         from resilience_sdk.launcher import env
         from resilience_sdk.launcher.agent import Agent
         from resilience_sdk.launcher.job import Job
@@ -210,7 +210,7 @@ class _Launch:
             note_lost=lambda why: self.journal.emit(Event.DEGRADED, what="rendezvous", why=why),
             job_is_over=lambda: read_exit_code(self.run_dir.outcome, self.key) is not None,
         )
-        chores = Chores(self.lease, self.journal, files.directory, exporter)
+        chores = Chores(self.lease, self.journal, files.directory, beside)
         job = Job(
             agent,
             key=self.key,

@@ -319,6 +319,13 @@ class Settings:
         "How often metrics are pushed, written and drawn; events are told at once.",
         metavar=_SECONDS,
     )
+    health_interval: float = _option(
+        60.0,
+        parse.duration_or_zero,
+        "Time between two looks at the node's hardware while a job runs, longer where they would cost more than 1 % of "
+        "a core; 0 switches them off.",
+        metavar=_SECONDS,
+    )
     # Where each value that somebody set came from; `doctor` prints it. Not an option.
     sources: Mapping[str, str] = attrs.field(factory=dict)
 

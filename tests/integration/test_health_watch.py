@@ -82,11 +82,12 @@ def node(stub, tmp_path, interval_s):
             cwd=PROJECT,
             env={**os.environ, **stub.environment},
         )
-    watch.stdin.write(json.dumps(task).encode())
-    watch.stdin.close()
+    watch.stdin.write(json.dumps(task).encode() + b"\n")
+    watch.stdin.flush()
     try:
         yield _Watched(run_dir, job, watch, said)
     finally:
+        watch.stdin.close()
         for process in (job, watch):
             process.kill()
             process.wait()
@@ -122,7 +123,7 @@ def test_faults_that_come_while_a_job_runs_are_journalled_and_said_once(node, st
 
 
 @pytest.mark.parametrize("interval_s", [60.0])
-@pytest.mark.parametrize("ended", ["job", "watch"])
+@pytest.mark.parametrize("ended", ["job", "pipe", "watch"])
 def test_the_watch_ends_with_its_job_and_with_all_its_probes(node, ended):
     """At once, though a probe listens to the driver for a minute."""
     watch = psutil.Process(node.watch.pid)
@@ -131,6 +132,8 @@ def test_the_watch_ends_with_its_job_and_with_all_its_probes(node, ended):
     if ended == "job":
         node.job.kill()
         node.job.wait()
+    elif ended == "pipe":
+        node.watch.stdin.close()
     else:
         node.watch.terminate()
     assert node.watch.wait(timeout=10) == 0

@@ -1,4 +1,4 @@
-"""The launcher keeps one exporter running, and does not wait for it."""
+"""The launcher keeps an exporter and a watch running beside its ranks, and does not wait for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import process_is_gone
 from resilience_sdk.journal import Journal
-from resilience_sdk.launcher.exporting import Exporter
+from resilience_sdk.launcher import beside
+from resilience_sdk.launcher.beside import Beside
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.settings import Settings
 
@@ -37,15 +38,16 @@ def wait_for(happened: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def children() -> set[int]:
-    """Return the pids of this process's children."""
-    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+def children(parent: int | None = None) -> set[int]:
+    """Return the pids of a process's children, of this one's without an argument."""
+    pid = os.getpid() if parent is None else parent
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
 def test_without_a_sink_there_is_no_exporter(run_dir: RunDirectory) -> None:
     """Nobody pays for what nobody asked for."""
     before = children()
-    exporter = Exporter(run_dir.path, "job", Settings(), None, journal_of(run_dir))
+    exporter = Beside(run_dir.path, "job", Settings(health_interval=0), None, journal_of(run_dir))
     exporter.keep_alive()
     exporter.close()
     assert children() == before
@@ -55,7 +57,7 @@ def test_nor_where_the_sdk_is_disabled(run_dir: RunDirectory, monkeypatch: pytes
     """`RESILIENCE_DISABLE` means this too."""
     monkeypatch.setenv("RESILIENCE_DISABLE", "1")
     before = children()
-    exporter = Exporter(run_dir.path, "job", Settings(event_log="json"), None, journal_of(run_dir))
+    exporter = Beside(run_dir.path, "job", Settings(event_log="json"), None, journal_of(run_dir))
     exporter.keep_alive()
     assert children() == before
 
@@ -67,7 +69,7 @@ def test_an_exporter_that_dies_is_started_again_and_told_all(
     journal = journal_of(run_dir)
     journal.emit(Event.RUN_START)
     before = children()
-    exporter = Exporter(run_dir.path, "job", Settings(event_log="json"), None, journal)
+    exporter = Beside(run_dir.path, "job", Settings(event_log="json", health_interval=0), None, journal)
     said: list[str] = []
 
     def has_said(text: str) -> bool:
@@ -95,3 +97,22 @@ def test_an_exporter_that_dies_is_started_again_and_told_all(
     assert events.count("run_start") == 1  # the second one went on where the first had been
     assert events[-1] == "finished"
     assert "the exporter ended with status -9" in text
+
+
+def test_the_watch_over_the_nodes_health_starts_later_and_ends_with_the_job(
+    run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while the ranks start; it writes into the run's journal and is gone when the launcher closes it."""
+    before = children()
+    late = Beside(run_dir.path, "job", Settings(), None, journal_of(run_dir))
+    late.keep_alive()
+    late.close()
+    assert children() == before
+    monkeypatch.setattr(beside, "_WATCH_AFTER_S", 0.0)
+    running = Beside(run_dir.path, "job", Settings(), None, journal_of(run_dir))
+    running.keep_alive()
+    (watch,) = children() - before
+    assert "resilience_sdk.health.watch" in Path(f"/proc/{watch}/cmdline").read_text()
+    wait_for(lambda: bool(children(watch)))  # it looks
+    running.close()
+    assert process_is_gone(watch, None)
