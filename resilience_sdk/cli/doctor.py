@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from resilience_sdk import environ
 from resilience_sdk.cli.common import CommandParser, print_json, print_lines
+from resilience_sdk.cli.doctor_compare import comparison, comparison_page, read_reports
 from resilience_sdk.cli.doctor_page import page, settings_rows
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.health.checkup import examine, job_context
@@ -30,10 +31,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--local-ranks", type=int, metavar="N", help="ranks on this machine, else one for each GPU")
     parser.add_argument("--compute", action="store_true", help="also let each GPU (else the CPU) compute; needs torch")
     parser.add_argument("--limit", metavar="SECONDS", help="longest time of one look, else 3.5 (GPUs: 15)")
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        metavar="FILE",
+        help="look at nothing: compare what `doctor --json` wrote on several nodes, and say which to leave out",
+    )
     parser.add_argument("--verbose", action="store_true", help="also what is in order, and settings at defaults")
     parser.add_argument("--json", action="store_true", help="print JSON; docs/health.md has the schema")
     add_setting_options(parser)
     options = parser.parse_args(plain_switches(argv, lambda _: False, to_the_end=True))
+    if options.compare:
+        return _compare(options.compare, as_json=options.json)
     if options.local_ranks is not None and options.local_ranks < 1:
         raise ConfigError(f"--local-ranks: expected 1 or more, not {options.local_ranks}")
     settings = settings_from_options(options)
@@ -50,6 +59,16 @@ def main(argv: Sequence[str]) -> int:
     else:
         print_lines(page(report, settings, verbose=options.verbose))
     return 0 if report.ok else 1
+
+
+def _compare(files: Sequence[str], *, as_json: bool) -> int:
+    reports = read_reports(files)
+    told = comparison(reports)
+    if as_json:
+        print_json(told)
+    else:
+        print_lines(comparison_page(reports, told))
+    return 0 if told["ok"] else 1
 
 
 def _limit(text: str | None) -> float | None:

@@ -18,27 +18,29 @@ _INDENT = " " * (_WIDTH + 2)
 
 def page(report: HealthReport, settings: Settings, *, verbose: bool = False) -> list[str]:
     """Return the lines of the page; with `verbose` every finding and every setting has one."""
-    lines = [_headline(report), ""]
+    lines = [headline(report), ""]
     for status in (Status.FAILED, Status.DEGRADED, Status.UNAVAILABLE):
         for finding in report.findings:
             if finding.status is status:
-                lines += _problem(finding)
+                lines += problem(finding)
     good = [finding for finding in report.findings if finding.status is Status.OK]
     lines += [_entry(finding) for finding in good] if verbose else list(_in_order(good))
     return [*lines, "", *_settings(settings, verbose=verbose)]
 
 
-def _headline(report: HealthReport) -> str:
+def headline(report: HealthReport, node: str = "") -> str:
+    """Return the verdict on a node in one line."""
     stops = sum(finding.stops for finding in report.findings)
     verdict = (
         "a job can start" if not stops else f"a job should not start: {_count(stops, 'thing')} must be cured first"
     )
     others = sum(finding.status in (Status.FAILED, Status.DEGRADED) for finding in report.findings) - stops
     warned = f", {_count(others, 'warning')}" if others else ""
-    return f"{report.node}: {verdict}{warned} (looked for {report.took_s:.1f} s)"
+    return f"{node or report.node}: {verdict}{warned} (looked for {report.took_s:.1f} s)"
 
 
-def _problem(finding: Finding) -> list[str]:
+def problem(finding: Finding) -> list[str]:
+    """Return the lines of a finding and of its cure."""
     cure = [f"{_INDENT}cure: {one_line(finding.cure)}"] if finding.cure else []
     return [_entry(finding), *cure]
 

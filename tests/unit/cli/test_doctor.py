@@ -98,6 +98,66 @@ def test_the_documentation_knows_every_key():
         assert f"`{key}`" in text, f"docs/health.md does not describe {key}"
 
 
+def torch(version):
+    """Return what the software probe says of a torch."""
+    same = {"torch": version}
+    return Finding(probe="software", check="torch", status=Status.OK, must=True, data={"same": same})
+
+
+def compared(tmp_path, capsys, *reports):
+    """Return the exit code, page and JSON of a comparison."""
+    files = []
+    for number, told in enumerate(reports):
+        files.append(str(tmp_path / f"{number}.json"))
+        Path(files[-1]).write_text(json.dumps({**told.to_json(), "settings": {}}))
+    code = main(["doctor", "--compare", *files])
+    text = capsys.readouterr().out
+    assert main(["doctor", "--json", "--compare", *files]) == code
+    return code, text, json.loads(capsys.readouterr().out)
+
+
+def on_node(name, *findings):
+    """Return a report of that node."""
+    return HealthReport(node=name, at=1.0, took_s=0.5, findings=findings)
+
+
+def test_nodes_that_are_equal_may_start_together(tmp_path, capsys):
+    """Nobody is left out."""
+    code, text, told = compared(tmp_path, capsys, on_node("a", torch("2.6.0")), on_node("b", torch("2.6.0")))
+    assert (code, told["ok"], told["leave_out"], told["differences"]) == (0, True, [], [])
+    assert "nothing that should be equal differs" in text
+
+
+def test_the_odd_and_the_broken_are_left_out(tmp_path, capsys):
+    """And no other; each is told why."""
+    good = [on_node(name, torch("2.6.0")) for name in ("a", "b", "c")]
+    broken = on_node("d", torch("2.6.0"), finding(Status.FAILED, cure="make room"))
+    code, text, told = compared(tmp_path, capsys, *good, broken, on_node("e", torch("2.5.1")))
+    assert (code, told["leave_out"]) == (1, ["d", "e"])
+    assert told["nodes"]["d"] == {"ok": False, "status": "failed"}
+    assert text.splitlines()[-1] == "leave out: d, e"
+    assert "cure: make room" in text
+    assert "2.5.1 on e" in text
+
+
+def test_where_nobody_is_odd_nobody_is_left_out(tmp_path, capsys):
+    """Two halves do not run together, and neither is wrong; a node may have a report of each rank."""
+    code, text, told = compared(tmp_path, capsys, on_node("a", torch("2.6.0")), on_node("a", torch("2.5.1")))
+    assert (code, told["leave_out"], told["ok"]) == (1, [], False)
+    assert "2.6.0 on a (0.json)" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "there is no file"), ("{}", "no report"), ("[1]", "no JSON object")]
+)
+def test_something_else_is_not_compared(tmp_path, capsys, text, message):
+    """The file is named."""
+    if text is not None:
+        (tmp_path / "x").write_text(text)
+    assert main(["doctor", "--compare", str(tmp_path / "x")]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -128,3 +188,14 @@ def test_the_table_of_gpu_checks_is_the_rules():
     """Generated, so that no limit stands in two places."""
     text = (Path(__file__).parents[3] / "docs" / "health.md").read_text()
     assert gpu_table() in text, "run: python -m resilience_sdk.health.docs docs/health.md"
+
+
+def test_the_slow_node_is_told_and_kept(tmp_path, capsys):
+    """Whether to wait for it is the user's choice."""
+    flops = {"a": 600e12, "b": 590e12, "c": 300e12}
+    speed = {"probe": "compute", "check": "compute_speed", "subject": "cuda:0", "status": "ok"}
+    nodes = [on_node(node, Finding(**speed, data={"flops": {"bfloat16": each}})) for node, each in flops.items()]
+    code, text, told = compared(tmp_path, capsys, *nodes)
+    assert (code, told["leave_out"]) == (0, [])
+    assert [finding["subject"] for finding in told["differences"]] == ["c cuda:0"]
+    assert "bfloat16 at 300000 GFLOP/s" in text

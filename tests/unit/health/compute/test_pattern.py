@@ -61,6 +61,7 @@ def test_one_wrong_element_is_seen(product, row, column, by):
     assert pattern.checksum(torch, broken) != pattern.CHECKSUMS[SIZE]
 
 
+@pytest.mark.slow
 def test_this_processor_computes_right():
     """And says how fast."""
     result, speed = check(torch, "cpu")
