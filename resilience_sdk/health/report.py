@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -53,6 +53,8 @@ def report_from_json(data: Any) -> HealthReport:
     """Return the report that `HealthReport.to_json` described; raise ValueError for anything else."""
     try:
         findings = [finding_from_json(item) for item in data["findings"]]
+        if not all(isinstance(finding.data, Mapping) for finding in findings):
+            raise TypeError("`data` of a finding is no object")
         return HealthReport(
             node=str(data["node"]), at=float(data["at"]), took_s=float(data["took_s"]), findings=findings
         )

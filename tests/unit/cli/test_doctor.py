@@ -86,7 +86,8 @@ def test_a_report_survives_json():
     """Between nodes it travels so."""
     found = report(finding(Status.FAILED, data={"errno": "ENOSPC"}), finding(Status.OK, value=3, unit="s"))
     assert report_from_json(json.loads(json.dumps(found.to_json()))) == found
-    for wrong in ({}, [], {"node": "a", "at": 1, "took_s": 1, "findings": [{}]}):
+    bad_data = {"probe": "a", "check": "b", "status": "ok", "data": [1]}
+    for wrong in ({}, [], *({"node": "a", "at": 1, "took_s": 1, "findings": [bad]} for bad in ({}, bad_data))):
         with pytest.raises(ValueError, match="expected"):
             report_from_json(wrong)
 
