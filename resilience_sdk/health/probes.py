@@ -70,6 +70,15 @@ GPU = Probe(
     must=True,
 )
 
+GPU_EVENTS = Probe(
+    name="gpu",
+    about="Xid events, as long as a watch has nothing else to do",
+    function="gpu.probe:listen",
+    deadline_s=15.0,
+    cure=GPU.cure,
+    must=True,
+)
+
 HOST = Probe(
     name="host",
     about="memory, limits, processors and clock of this machine",

@@ -23,14 +23,13 @@ from resilience_sdk import hostinfo
 from resilience_sdk.console import say
 from resilience_sdk.events import Event
 from resilience_sdk.health.findings import Finding, Status
-from resilience_sdk.health.probes import GPU, Context
+from resilience_sdk.health.probes import GPU_EVENTS, Context
 from resilience_sdk.health.runner import kill_running, run_probes
 from resilience_sdk.health.watching import BUDGET, WATCHED, Watch, pause_after, to_event
 from resilience_sdk.journal import Journal
 
 _MOST_LINES = 5  # said of one look; the journal has all
-_LISTENING = 0.9  # of the interval; what happens in the rest of it is lost to NVML, and in the kernel log
-_LONGEST_LISTENING_S = 300.0
+_LEAST_LISTENING_S = 1.0  # starting the process takes a part of it
 _LOOK_FOR_PARENT_S = 1.0
 
 
@@ -60,17 +59,40 @@ def main() -> None:
         boot_id=hostinfo.boot_id(),
         job=task.job,
     )
-    context = Context(run_dir=str(task.run_dir), listen_s=min(_LISTENING * task.interval_s, _LONGEST_LISTENING_S))
-    # The listening is part of the look, and hanging is told after it.
-    probes = [attrs.evolve(p, deadline_s=p.deadline_s + 2 * context.listen_s) if p is GPU else p for p in WATCHED]
-    watch, looked = Watch(), time.monotonic()
-    while True:
-        began, cost = time.monotonic(), _cost()
-        findings = run_probes(probes, context)
-        now = time.monotonic()
-        _tell(watch.take(findings, now - looked), journal, _attempt(task.pages))
-        looked = now
-        time.sleep(pause_after(now - began, _cost() - cost, task.interval_s, task.budget))
+    _Rounds(task, journal).run()
+
+
+@attrs.define
+class _Rounds:
+    """Looking and listening, one after the other, for ever."""
+
+    _task: Task
+    _journal: Journal
+    _watch: Watch = attrs.field(factory=Watch)
+
+    def run(self) -> None:
+        looked = time.monotonic()
+        while True:
+            began, cost = time.monotonic(), _cost()
+            self._take(run_probes(WATCHED, Context()), began - looked)
+            looked, now = began, time.monotonic()
+            self._listen(now + pause_after(now - began, _cost() - cost, self._task.interval_s, self._task.budget))
+
+    def _listen(self, until: float) -> None:
+        """Hear Xid events until the next look is due, at no more cost than looking may have."""
+        while (left := until - time.monotonic()) > _LEAST_LISTENING_S:
+            cost = _cost()
+            events = attrs.evolve(GPU_EVENTS, deadline_s=GPU_EVENTS.deadline_s + left)
+            heard = self._take(run_probes([events], Context(listen_s=left)), 0.0)
+            left = max(0.0, until - time.monotonic())
+            time.sleep(min(left, (_cost() - cost) / self._task.budget) if heard else left)
+        time.sleep(max(0.0, until - time.monotonic()))
+
+    def _take(self, findings: list[Finding], seconds: float) -> bool:
+        """Tell what of it is news, `seconds` after the look before; return whether there was any."""
+        news = self._watch.take(findings, seconds)
+        _tell(news, self._journal, _attempt(self._task.pages))
+        return bool(news)
 
 
 def _tell(news: list[Finding], journal: Journal, attempt: int) -> None:

@@ -97,7 +97,7 @@ class Sign:
 def signs_near(
     at: float, events: Iterable[Mapping[str, Any]], *, before_s: float = 600.0, after_s: float = 300.0
 ) -> list[Sign]:
-    """Return the bad health events around an incident at Unix time `at`, the nearest first.
+    """Return the bad health events around an incident at Unix time `at`: what has failed first, then the nearest.
 
     The window is that in which Meta's study of its clusters attributes a failure to a health check: 10 minutes before
     to 5 minutes after.
@@ -107,7 +107,7 @@ def signs_near(
         for event in events
         if event.get("event") == "health" and event.get("ok") is False and -before_s <= event["t"] - at <= after_s
     ]
-    return sorted(signs, key=lambda sign: abs(sign.after_s))
+    return sorted(signs, key=lambda sign: (sign.event.get("status") != Status.FAILED, abs(sign.after_s)))
 
 
 def _is_watched(finding: Finding) -> bool:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 import attrs
 import psutil
 import pytest
-from harness import PROJECT
+from harness import PROJECT, job
 from stub_driver import StubDriver, build_stub
 
 from resilience_sdk.health.watching import signs_near
@@ -125,7 +127,7 @@ def test_faults_that_come_while_a_job_runs_are_journalled_and_said_once(node, st
 @pytest.mark.parametrize("interval_s", [60.0])
 @pytest.mark.parametrize("ended", ["job", "pipe", "watch"])
 def test_the_watch_ends_with_its_job_and_with_all_its_probes(node, ended):
-    """At once, though a probe listens to the driver for a minute."""
+    """At once, though a probe may listen to the driver for a minute."""
     watch = psutil.Process(node.watch.pid)
     node.wait(lambda: any("health.child" in str(child.cmdline()) for child in watch.children()), "its first look")
     probes = watch.children()
@@ -149,3 +151,39 @@ def test_a_gpu_that_comes_back_is_told_and_the_watch_stays_small(node, stub):
     stub.changed({"0.nvmlDeviceGetTemperature": None})
     node.wait(lambda: ("answers", "GPU 0", "ok") in node.events(), "its return")
     assert psutil.Process(node.watch.pid).memory_info().rss < 40 << 20
+
+
+@pytest.mark.parametrize("interval_s", [60.0])
+def test_an_xid_is_told_soon_though_the_next_look_is_far(node, stub):
+    """Between two looks the watch listens, and an event ends the listening."""
+    node.wait(lambda: ("throttle", "GPU 1", "degraded") in node.events(), "the first look")
+    stub.changed({"xid.0": "0:119", "xid.1": "1:119"})
+    node.wait(lambda: len([key for key in node.events() if key[0] == "xid"]) == 2, "both events")
+    assert node.events()["xid", "GPU 0", "failed"]["cause"] == "gpu_gsp_timeout"
+
+
+_WHY = (sys.executable, "-m", "resilience_sdk", "why")
+
+
+@pytest.mark.slow
+def test_why_names_what_ailed_the_node(tmp_path):
+    """A rank is killed on a node whose GPU has fallen off the bus: the incident is told with that sign beside it."""
+    driver = StubDriver(build_stub(tmp_path), tmp_path / "state").changed({"gpus": 2, "1.error": 15})
+    end = tmp_path / "end"
+    arguments = ("--nproc-per-node", "2", "beating.py", str(end), str(tmp_path / "never"))
+    with job(tmp_path, *arguments, env=driver.environment) as run:
+        (lost,) = run.wait_event("health", check="answers", subject="GPU 1")
+        assert lost["ok"] is False
+        os.kill(run.events("rank_start", rank=1)[0]["pid"], signal.SIGKILL)
+        run.wait_event("first_beat", attempt=1)
+        end.touch()
+        assert run.finish() == 0
+        assert "GPU 1 answers: the GPU has fallen off the bus" in run.screen
+        shown = subprocess.run(
+            [*_WHY, str(run.run_dir)], capture_output=True, text=True, cwd=PROJECT, check=True
+        ).stdout
+        assert re.search(r"  health +\d+ s before, on \S+, gpu answers GPU 1: the GPU has fallen off the bus", shown)
+        told = subprocess.run([*_WHY, "--json", str(run.run_dir)], capture_output=True, cwd=PROJECT, check=True).stdout
+        (signs,) = json.loads(told)["health"].values()
+        assert signs[0]["cause"] == "gpu_fell_off_bus"
+        assert signs[0]["after_s"] < 0

@@ -11,6 +11,7 @@ from resilience_sdk.health.gpu import nvml as codes
 from resilience_sdk.health.gpu.rules import found
 
 _XID = 0x8  # nvmlEventTypeXidCriticalError
+_TOGETHER_S = 0.5  # a GPU that fails reports several Xids
 _STORM = 64  # events after which the end of the time ends it; fewer are all taken
 _WAITS = frozenset({"gpu_row_remap_pending"})  # the GPU can be used until its next reset
 _LOOK_S = 5.0  # one wait in the driver; short enough that a lost timeout costs little
@@ -19,7 +20,8 @@ _LOOK_S = 5.0  # one wait in the driver; short enough that a lost timeout costs 
 def listen(nvml: Any, gpus: int, seconds: float) -> Iterator[Finding]:
     """Yield one finding for each Xid event until `seconds` have passed, or one that there was none.
 
-    Blocks in the driver, which costs no processor time. Raises NVMLError.
+    The first event leaves time for those that come with it and no more, so that it is told soon. Blocks in the driver,
+    which costs no processor time. Raises NVMLError.
     """
     events = nvml.nvmlEventSetCreate()
     heard = []
@@ -47,6 +49,7 @@ def listen(nvml: Any, gpus: int, seconds: float) -> Iterator[Finding]:
             continue
         if event.eventType == _XID:
             seen += 1
+            ends = min(ends, time.monotonic() + _TOGETHER_S)
             yield judge_xid(f"GPU {nvml.nvmlDeviceGetIndex(event.device)}", event.eventData)
         if left <= 0 and seen >= _STORM:
             break

@@ -47,6 +47,13 @@ def probe(context: Context) -> Iterator[Finding]:
     yield from beside_each_other(asks, ends)
 
 
+def listen(context: Context) -> Iterator[Finding]:
+    """Yield the Xid events of the next `context.listen_s` seconds; nothing where there is no driver or no GPU."""
+    nvml, missing = driver.connect(context.root)
+    if missing is None and (gpus := nvml.nvmlDeviceGetCount()):
+        yield from _listen(nvml, gpus, context.listen_s)
+
+
 def ask(nvml: Any, index: int, context: Context) -> Iterator[Finding]:
     """Yield what one GPU answers; stops at the first answer that tells that it is broken."""
     started = time.monotonic()

@@ -95,15 +95,17 @@ _times = st.floats(-10_000, 10_000)
 
 @given(st.lists(st.tuples(_times, st.booleans()), max_size=20))
 def test_signs_lie_within_ten_minutes_before_and_five_after(told):
-    """All that is bad within the window, and nothing else; the nearest come first."""
+    """All that is bad within the window, and nothing else; what has failed, and then the nearest, comes first."""
     at = 1.7e9
-    events = [{"event": "health", "t": at + offset, "ok": ok} for offset, ok in told]
+    statuses = {True: "failed", False: "degraded"}
+    events = [{"event": "health", "t": at + offset, "ok": ok, "status": statuses[offset > 0]} for offset, ok in told]
     signs = signs_near(at, [*events, {"event": "rank_exit", "t": at}])
     # Beside a Unix time a float of seconds is exact to less than a microsecond.
     within = [offset for offset, ok in told if not ok and -600 - 1e-6 <= offset <= 300 + 1e-6]
     certain = [offset for offset in within if -600 + 1e-6 <= offset <= 300 - 1e-6]
     assert len(certain) <= len(signs) <= len(within)
-    assert [abs(sign.after_s) for sign in signs] == sorted(abs(sign.after_s) for sign in signs)
+    order = [(sign.event["status"] == "degraded", abs(sign.after_s)) for sign in signs]
+    assert order == sorted(order)
     assert all(sign.before == (sign.after_s <= 0) for sign in signs)
 
 
