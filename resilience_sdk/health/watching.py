@@ -14,7 +14,7 @@ from resilience_sdk.health.probes import GPU, HOST, KERNEL, NETWORK, Probe
 BUDGET = 0.01  # of one core, for all probes and what schedules them
 WATCHED: tuple[Probe, ...] = (GPU, HOST, KERNEL, NETWORK)
 # Of the host only what a training does not cause by itself; of a GPU not who holds it, for that is the job.
-_OF_THE_HOST = frozenset({"memory_available", "oom_kills", "shared_memory", "file_table", "clock", "answers"})
+_OF_THE_HOST = frozenset({"memory_available", "oom_kills", "shared_memory", "file_table", "answers"})
 _NOT_OF_A_GPU = frozenset({"memory_held"})
 _ANSWERS = "answers"
 _EVENTS = frozenset({"xid"})  # happen and are over: each is told, none ends
