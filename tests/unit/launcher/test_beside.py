@@ -112,7 +112,7 @@ def test_the_watch_over_the_nodes_health_starts_later_and_ends_with_the_job(
     running = Beside(run_dir.path, "job", Settings(), None, journal_of(run_dir))
     running.keep_alive()
     (watch,) = children() - before
-    assert "resilience_sdk.health.watch" in Path(f"/proc/{watch}/cmdline").read_text()
     wait_for(lambda: bool(children(watch)))  # it looks
+    assert "resilience_sdk.health.watch" in Path(f"/proc/{watch}/cmdline").read_text()
     running.close()
     assert process_is_gone(watch, None)
