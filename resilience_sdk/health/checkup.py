@@ -22,7 +22,8 @@ from resilience_sdk.health.software.shared import OF_ONE_NODE, PREFIXES
 from resilience_sdk.health.software.signals import dispositions, signals
 from resilience_sdk.hostinfo import host_name
 from resilience_sdk.run_directory import choose_run_dir
-from resilience_sdk.settings import Settings, load_settings
+from resilience_sdk.session.lifecycle import effective_settings
+from resilience_sdk.settings import Settings
 
 # What the probes may know of the environment; the rest, and its secrets, is not theirs.
 _VARIABLES = frozenset(
@@ -61,7 +62,7 @@ def preflight(
         data: Directories and files that the job reads.
         rendezvous: `host:port`; without it `MASTER_ADDR` and `MASTER_PORT`.
         local_ranks: Ranks on this node; without it `LOCAL_WORLD_SIZE`, else one for each GPU device.
-        settings: Without them those of the environment and its configuration file.
+        settings: Without them those of the launcher, else of the environment and its configuration file.
         compute: Whether each GPU (without one the processor) multiplies matrices whose product is known; takes as
             long as torch needs to start there, at most 60 s.
         limit_s: Seconds that no probe may exceed.
@@ -69,8 +70,8 @@ def preflight(
     Raises:
         ConfigError: An argument is wrong.
     """
-    settings = load_settings(strict_env=False) if settings is None else settings
     env = environ.environment()
+    settings = effective_settings(env) if settings is None else settings
     context = job_context(
         env, settings, run_dir=None if run_dir is None else os.fspath(run_dir), data=data, rendezvous=rendezvous,
         local_ranks=local_ranks,

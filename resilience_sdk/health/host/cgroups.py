@@ -33,12 +33,11 @@ def groups(root: str, controller: str) -> Iterator[Path]:
             place = place.parent
 
 
-def smallest_limit(root: str, controller: str, *names: str) -> tuple[int, Path] | None:
-    """Return the smallest number in a file of one of these names, and where; None where nothing is limited."""
-    found = [
+def limits(root: str, controller: str, *names: str) -> list[tuple[int, Path]]:
+    """Return each limit that stands in a file of one of these names, and the group that has it, innermost first."""
+    return [
         (limit, group)
         for group in groups(root, controller)
         for name in names
         if (limit := reading.number(group / name)) is not None and limit < _NO_LIMIT
     ]
-    return min(found, key=lambda pair: pair[0]) if found else None

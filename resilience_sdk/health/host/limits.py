@@ -72,8 +72,7 @@ def file_table(root: str) -> Iterator[Finding]:
 def processes(root: str, local_ranks: int) -> Iterator[Finding]:
     """Yield how many processes and threads may still be started; the smaller of our limit and our control group's."""
     found: list[tuple[int, str]] = []
-    if limit := cgroups.smallest_limit(root, "pids", "pids.max"):
-        most, group = limit
+    for most, group in cgroups.limits(root, "pids", "pids.max"):
         found.append((most - (reading.number(group / "pids.current") or 0), f"pids.max of the control group {group}"))
     soft, _ = _limit(root, "Max processes")
     if soft is not None and soft != float("inf"):

@@ -29,11 +29,10 @@ def memory(root: str = "/") -> Iterator[Finding]:
         yield _unavailable("memory", "/proc/meminfo cannot be read")
         return
     total, free, limited_by = info["MemTotal"], info["MemAvailable"], "the machine's memory"
-    if limit := cgroups.smallest_limit(root, "memory", "memory.max", "memory.limit_in_bytes"):
-        most, group = limit
-        if most < total:
-            total, limited_by = most, f"the control group {group}"
-        free = max(0, min(free, most - _used(group)))
+    for most, group in cgroups.limits(root, "memory", "memory.max", "memory.limit_in_bytes"):
+        left = max(0, most - _used(group))
+        if left < free:  # it may be a parent's: what other groups below it use counts too
+            free, total, limited_by = left, most, f"the control group {group}"
     threshold = max(LOW_MEMORY, round(LOW_SHARE * total))
     status = grading.low(free, degraded=threshold, failed=LEAST_MEMORY)
     yield judged(

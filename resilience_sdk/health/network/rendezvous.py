@@ -37,10 +37,9 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
         port = port.removeprefix(":")
     elif host.count(":") == 1:
         host, _, port = host.partition(":")
-    number = int(port or DEFAULT_PORT)
-    if not host or not 0 <= number < 1 << 16:
+    if not host or not (port or "0").isdecimal() or int(port or 0) >= 1 << 16:
         raise ValueError(f"expected host:port, not {endpoint!r}")
-    return host, number or DEFAULT_PORT
+    return host, int(port or 0) or DEFAULT_PORT
 
 
 def addresses(name: str) -> list[str]:

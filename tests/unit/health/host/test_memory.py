@@ -52,6 +52,23 @@ def test_a_control_group_limits_what_is_available(machine, cgroup, files):
     assert "--mem" in found.cure
 
 
+def test_a_parent_that_others_fill_limits_us_too(machine):
+    """Our own group has a smaller limit, and more left of it."""
+    root = machine(
+        {
+            "/proc/meminfo": meminfo(64, 60),
+            "/proc/self/cgroup": "0::/pod/ours\n",
+            "/sys/fs/cgroup/pod/memory.max": 32 * GIB,
+            "/sys/fs/cgroup/pod/memory.current": 31 * GIB,
+            "/sys/fs/cgroup/pod/ours/memory.max": 8 * GIB,
+            "/sys/fs/cgroup/pod/ours/memory.current": 2 * GIB,
+        }
+    )
+    (found,) = memory.memory(root)
+    assert found.value == GIB
+    assert found.evidence.endswith("cgroup/pod")
+
+
 def test_page_cache_can_be_taken_back(machine):
     """A group that is full of cached files has memory left."""
     root = machine(

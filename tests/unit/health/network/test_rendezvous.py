@@ -30,7 +30,7 @@ def test_endpoints_are_read_as_torch_does(endpoint, host, port):
 @pytest.mark.parametrize("endpoint", ["", ":29500", "node:http", "node:70000", "node:-1"])
 def test_a_bad_endpoint_is_an_error(endpoint):
     """Which names what was given."""
-    with pytest.raises(ValueError, match=r"expected host:port|invalid literal"):
+    with pytest.raises(ValueError, match="expected host:port"):
         rendezvous.split_endpoint(endpoint)
 
 
