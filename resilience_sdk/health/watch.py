@@ -23,7 +23,7 @@ from resilience_sdk import hostinfo
 from resilience_sdk.console import say
 from resilience_sdk.events import Event
 from resilience_sdk.health.findings import Finding, Status
-from resilience_sdk.health.probes import GPU_EVENTS, Context
+from resilience_sdk.health.probes import GPU, GPU_EVENTS, Context
 from resilience_sdk.health.runner import kill_running, run_probes
 from resilience_sdk.health.watching import BUDGET, WATCHED, Watch, pause_after, to_event
 from resilience_sdk.journal import Journal
@@ -74,9 +74,16 @@ class _Rounds:
         looked = time.monotonic()
         while True:
             began, cost = time.monotonic(), _cost()
-            self._take(run_probes(WATCHED, Context()), began - looked)
-            looked, now = began, time.monotonic()
-            self._listen(now + pause_after(now - began, _cost() - cost, self._task.interval_s, self._task.budget))
+            findings = run_probes(WATCHED, Context())
+            self._take(findings, began - looked)
+            looked = began
+            if any(finding.probe == GPU.name and finding.subject for finding in findings):
+                self._listen(time.monotonic() + self._pause(began, cost))
+            time.sleep(self._pause(began, cost))  # for what listening has cost
+
+    def _pause(self, began: float, cost: float) -> float:
+        """Return the seconds until the next look, of a round that began then, when the processor time was `cost`."""
+        return pause_after(time.monotonic() - began, _cost() - cost, self._task.interval_s, self._task.budget)
 
     def _listen(self, until: float) -> None:
         """Hear Xid events until the next look is due, at no more cost than looking may have."""
@@ -86,7 +93,6 @@ class _Rounds:
             heard = self._take(run_probes([events], Context(listen_s=left)), 0.0)
             left = max(0.0, until - time.monotonic())
             time.sleep(min(left, (_cost() - cost) / self._task.budget) if heard else left)
-        time.sleep(max(0.0, until - time.monotonic()))
 
     def _take(self, findings: list[Finding], seconds: float) -> bool:
         """Tell what of it is news, `seconds` after the look before; return whether there was any."""
