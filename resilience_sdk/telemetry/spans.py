@@ -14,9 +14,11 @@ import attrs
 
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
+from resilience_sdk.telemetry.plain import clean_text, clean_time
 
 Attributes = Mapping[str, str | int | float]
 _MOST_OPEN = 1000
+_MOST_CHARACTERS = 500
 _NEVER_ENDED = {"recovery": "not recovered", "checkpoint": "cut off"}
 _NO_FAULT = ("preemption", "interrupt", "membership")  # of what ends an attempt
 
@@ -60,7 +62,7 @@ class Spans:
     def apply(self, event: Mapping[str, Any]) -> list[Span]:
         """Take one event; return the spans that have ended by it."""
         ended: list[Span] = []
-        at = float(event["t"])
+        at = clean_time(float(event["t"]))
         rule = _RULES.get(str(event["event"]))
         if not self._trace and event["event"] != Event.RUN_START.value:
             ended += self._begin_run(event, at)
@@ -90,7 +92,7 @@ class Spans:
         ended = [self._end(key, self._last_at) for key in list(self._open) if key.startswith(("attempt", "save"))]
         self._trouble_at = None
         known: dict[str, str | int | float] = {"resilience.attempt": _number(event)}
-        if isinstance(size := event.get("world_size"), int):
+        if isinstance(size := event.get("world_size"), int) and abs(size) < 1 << 63:
             known["resilience.world_size"] = size
         self._begin("attempt", _attempt(event), "run", at, known)
         return ended
@@ -155,8 +157,11 @@ class Spans:
             parent_id=None if span.parent is None else self._id(span.parent),
             start=span.start,
             end=max(at, span.start),
-            attributes=attributes,
-            error=error,
+            attributes={
+                key: clean_text(value, _MOST_CHARACTERS) if isinstance(value, str) else value
+                for key, value in attributes.items()
+            },
+            error=None if error is None else clean_text(error, _MOST_CHARACTERS),
         )
 
     def _id(self, key: str, start: float | None = None) -> int:
@@ -183,7 +188,7 @@ _RULES: Mapping[str, _Rule] = {
 
 def _number(event: Mapping[str, Any]) -> int:
     number = event.get("attempt")
-    return number if isinstance(number, int) else 0
+    return number if isinstance(number, int) and abs(number) < 1 << 63 else 0
 
 
 def _attempt(event: Mapping[str, Any]) -> str:
@@ -196,4 +201,4 @@ def _save(event: Mapping[str, Any]) -> str:
 
 def _digest(text: str, size: int) -> int:
     """Return a number of `size` bytes that is not 0, which OpenTelemetry takes for no id."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size], "big") or 1
+    return int.from_bytes(hashlib.sha256(text.encode(errors="replace")).digest()[:size], "big") or 1

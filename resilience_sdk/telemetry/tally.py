@@ -15,6 +15,7 @@ import attrs
 from resilience_sdk._version import __version__
 from resilience_sdk.events import Event
 from resilience_sdk.telemetry.families import FAMILIES, Durations, Sample
+from resilience_sdk.telemetry.plain import clean_text, clean_time
 
 _MOST_LABEL_CHARACTERS = 64
 _MOST_SERIES = 200
@@ -69,7 +70,7 @@ class Tally:
     def apply(self, event: Mapping[str, Any]) -> list[Sample]:
         """Take one event; return what it has changed."""
         self._changed = []
-        at = float(event["t"])
+        at = clean_time(float(event["t"]))
         self.first_at = at if self.first_at is None else self.first_at
         self._add("journal.lines")
         if at > float(self._number("journal.last_timestamp")):
@@ -100,7 +101,7 @@ class Tally:
         self._forget("run.info")
         self._set("run.info", 1, self.job or "", __version__)
         self._add("run.starts")
-        self._set("run.start_timestamp", float(event["t"]))
+        self._set("run.start_timestamp", clean_time(float(event["t"])))
         self._set("run.finished", 0)
 
     def _on_attempt_start(self, event: Mapping[str, Any]) -> None:
@@ -154,7 +155,7 @@ class Tally:
             self._set("checkpoint.size", size)
         if (step := _integer(event.get("step"))) is not None:
             self._set("checkpoint.last_step", step)
-        self._set("checkpoint.last_timestamp", float(event["t"]))
+        self._set("checkpoint.last_timestamp", clean_time(float(event["t"])))
 
     def _on_resume(self, event: Mapping[str, Any]) -> None:
         if (step := _integer(event.get("step"))) is not None:
@@ -266,8 +267,7 @@ _RULES: Mapping[str, Callable[[Tally, Mapping[str, Any]], None]] = {
 
 def label_text(text: str) -> str:
     """Return what may stand as the value of a label: one short line that UTF-8 can write."""
-    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-    return clean[:_MOST_LABEL_CHARACTERS]
+    return clean_text(text, _MOST_LABEL_CHARACTERS)
 
 
 def _text(value: object) -> str | None:

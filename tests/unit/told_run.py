@@ -17,7 +17,7 @@ from resilience_sdk.telemetry.sinks import base
 
 HOST = "here"
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("\ud800\n"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=3,
 )
@@ -40,7 +40,7 @@ _KEYS += (
 EVENTS = st.builds(
     lambda name, t, fields: {**fields, "event": name, "t": t},
     st.sampled_from([event.value for event in Event]) | st.text(max_size=6),
-    st.floats(0, 2e9),
+    st.floats(-1e15, 1e15),
     st.dictionaries(st.sampled_from(_KEYS), _JSON, max_size=4),
 )
 

@@ -13,7 +13,10 @@ import attrs
 from resilience_sdk.telemetry.families import Sample
 from resilience_sdk.telemetry.follower import Line
 from resilience_sdk.telemetry.live import Live
+from resilience_sdk.telemetry.plain import clean_text
 from resilience_sdk.telemetry.tally import Tally
+
+_MOST_CHARACTERS = 200
 
 
 @attrs.frozen
@@ -31,7 +34,7 @@ class Place:
     @property
     def run(self) -> str:
         """The name that people know the run by: that of its directory."""
-        return self.run_dir.name
+        return clean_text(self.run_dir.name, _MOST_CHARACTERS)
 
 
 class Sink(abc.ABC):

@@ -10,6 +10,7 @@ from typing import Any
 
 from resilience_sdk.console import printable
 from resilience_sdk.telemetry.follower import Line
+from resilience_sdk.telemetry.plain import clean_json, clean_time
 from resilience_sdk.telemetry.sinks.base import Place, Sink
 
 _HIDDEN = ("v", "t", "mono_ns", "boot_id", "event")
@@ -54,7 +55,7 @@ class Console(Sink):
             event = items[0]
             name = str(event["event"])
             level = "error" if name in _ERRORS else "warning" if name in _WARNINGS else "info"
-            at = datetime.datetime.fromtimestamp(float(event["t"]), datetime.timezone.utc)
+            at = datetime.datetime.fromtimestamp(clean_time(float(event["t"])), datetime.timezone.utc)
             facts = {
                 key: _shown(value) for key, value in event.items() if key not in self._hidden and value is not None
             }
@@ -63,4 +64,4 @@ class Console(Sink):
 
 
 def _shown(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) else value
+    return printable(value) if isinstance(value, str) else clean_json(value)

@@ -10,6 +10,7 @@ import attrs
 
 from resilience_sdk.telemetry.families import NAMESPACE, Durations, Sample
 from resilience_sdk.telemetry.follower import Line
+from resilience_sdk.telemetry.plain import clean_time
 from resilience_sdk.telemetry.sinks.base import Metrics, Place, Sink
 
 _NOT_DRAWN = frozenset({"run.info", "journal.lines", "journal.torn_lines", "journal.last_timestamp"})
@@ -51,7 +52,7 @@ class Tracker(Sink):
     def digest(self, line: Line) -> Sequence[Point]:
         """Return the points of what has changed."""
         changed = self._metrics.apply(line.event)
-        return tuple(points(changed, step=self._metrics.tally.step, at=float(line.event["t"])))
+        return tuple(points(changed, step=self._metrics.tally.step, at=clean_time(float(line.event["t"]))))
 
     def live_points(self) -> list[Point]:
         """Return the points of this moment, at the step of the rank that is furthest."""

@@ -16,6 +16,7 @@ from typing import Any
 from resilience_sdk.console import printable, say_once
 from resilience_sdk.journal import redact
 from resilience_sdk.telemetry.follower import Line
+from resilience_sdk.telemetry.plain import clean_json
 from resilience_sdk.telemetry.sinks.base import Place, Sink
 
 _TIMEOUT_S = 10.0
@@ -47,7 +48,7 @@ class Webhook(Sink):
         """Return what is to be posted of a line."""
         if line.event["event"] not in self._events:
             return ()
-        event = redact(dict(line.event))
+        event = clean_json(redact(dict(line.event)))
         run, node = self.place.run, self.place.host
         return ({"text": _sentence(run, node, event), "id": line.id, "run": run, "node": node, "event": event},)
 
