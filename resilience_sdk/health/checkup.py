@@ -22,7 +22,6 @@ from resilience_sdk.health.software.shared import OF_ONE_NODE, PREFIXES
 from resilience_sdk.health.software.signals import dispositions, signals
 from resilience_sdk.hostinfo import host_name
 from resilience_sdk.run_directory import choose_run_dir
-from resilience_sdk.session.lifecycle import effective_settings
 from resilience_sdk.settings import Settings
 
 # What the probes may know of the environment; the rest, and its secrets, is not theirs.
@@ -71,7 +70,10 @@ def preflight(
         ConfigError: An argument is wrong.
     """
     env = environ.environment()
-    settings = effective_settings(env) if settings is None else settings
+    if settings is None:
+        from resilience_sdk.session.lifecycle import effective_settings  # late: the doctor has its settings already
+
+        settings = effective_settings(env)
     context = job_context(
         env, settings, run_dir=None if run_dir is None else os.fspath(run_dir), data=data, rendezvous=rendezvous,
         local_ranks=local_ranks,
