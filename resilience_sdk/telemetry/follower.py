@@ -21,23 +21,23 @@ from resilience_sdk.whole_file import write_whole
 
 _CHUNK_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 26
-_MARK = ".jsonl"
+_SUFFIX = ".jsonl"
 _SETTLING_S = 3.0
 
 
 @attrs.frozen
-class Place:
+class Mark:
     """How far a file was read: its name up to `.jsonl` (an inode may be used again) and the end of a line in it."""
 
     stem: str
     offset: int
 
-    def is_behind(self, other: Place) -> bool:
-        """Tell whether this place comes after `other` of the same file."""
+    def is_behind(self, other: Mark) -> bool:
+        """Tell whether this mark comes after `other` of the same file."""
         return other.stem == self.stem and self.offset > other.offset
 
 
-Position = Mapping[int, Place]
+Position = Mapping[int, Mark]
 """By inode: how far each file was read."""
 
 
@@ -46,7 +46,7 @@ class Line:
     """One event, and where it stands."""
 
     event: Mapping[str, Any]
-    place: Place
+    mark: Mark
     """Behind the line."""
     is_new: bool
     """Whether it stands behind what was delivered before."""
@@ -54,7 +54,7 @@ class Line:
     @property
     def id(self) -> str:
         """A name that this line has for ever, and no other line of the run."""
-        return f"{self.place.stem}:{self.place.offset}"
+        return f"{self.mark.stem}:{self.mark.offset}"
 
 
 class Follower:
@@ -68,7 +68,7 @@ class Follower:
         self._changed_ns: int | None = None
         self._settled_at = 0.0
         self._paths: dict[int, Path] = {}
-        self._position: dict[int, Place] = {}
+        self._position: dict[int, Mark] = {}
         self.torn = 0
         """Lines that could not be read so far."""
 
@@ -76,11 +76,11 @@ class Follower:
     def position(self) -> Position:
         """How far was delivered once the sink has taken everything that was read."""
         old = {
-            inode: place
-            for inode, place in self._delivered.items()
-            if inode in self._paths and place.is_behind(self._position.get(inode, Place(place.stem, -1)))
+            inode: mark
+            for inode, mark in self._delivered.items()
+            if inode in self._paths and mark.is_behind(self._position.get(inode, Mark(mark.stem, -1)))
         }
-        return {**{inode: place for inode, place in self._position.items() if inode in self._paths}, **old}
+        return {**{inode: mark for inode, mark in self._position.items() if inode in self._paths}, **old}
 
     def read(self) -> list[Line]:
         """Return the next lines of all files, by time; empty when there are none. At most 1 MiB (or a line) a file.
@@ -105,11 +105,11 @@ class Follower:
         self._paths = {
             entry.inode(): Path(entry.path)
             for entry in sorted(os.scandir(self._directory), key=lambda entry: entry.name)
-            if entry.name.startswith(prefix) and _MARK in entry.name and entry.is_file(follow_symlinks=False)
+            if entry.name.startswith(prefix) and _SUFFIX in entry.name and entry.is_file(follow_symlinks=False)
         }
 
     def _read_file(self, inode: int, path: Path) -> Iterator[Line]:
-        stem = path.name[: path.name.index(_MARK) + len(_MARK)]
+        stem = path.name[: path.name.index(_SUFFIX) + len(_SUFFIX)]
         known = self._position.get(inode)
         offset = known.offset if known is not None and known.stem == stem else 0
         try:
@@ -140,8 +140,8 @@ class Follower:
                 if event is None:
                     self.torn += 1
                 elif event.get("host") == self._host:
-                    yield Line(event, Place(stem, offset), delivered is None or offset > delivered.offset)
-        self._position[inode] = Place(stem, offset)
+                    yield Line(event, Mark(stem, offset), delivered is None or offset > delivered.offset)
+        self._position[inode] = Mark(stem, offset)
 
 
 def _whole_lines(fd: int, offset: int, size: int) -> bytes:
@@ -163,7 +163,7 @@ def _no_link(path: str, flags: int) -> int:
 
 def save_position(path: Path, position: Position, extra: Mapping[str, Any]) -> None:
     """Write a position, with what else a sink has to remember; raises OSError."""
-    files = {str(inode): [place.stem, place.offset] for inode, place in position.items()}
+    files = {str(inode): [mark.stem, mark.offset] for inode, mark in position.items()}
     write_whole(path, json.dumps({"files": files, "extra": dict(extra)}))
 
 
@@ -171,7 +171,7 @@ def load_position(path: Path) -> tuple[Position, dict[str, Any]]:
     """Return what `save_position` wrote; from the beginning where nothing can be read, so that no line is lost."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        files = {int(inode): Place(str(stem), int(offset)) for inode, (stem, offset) in data["files"].items()}
+        files = {int(inode): Mark(str(stem), int(offset)) for inode, (stem, offset) in data["files"].items()}
         extra = data["extra"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}, {}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
 from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.telemetry.follower import Follower, Line, Place
+from resilience_sdk.telemetry.follower import Follower, Line, Mark
 from resilience_sdk.telemetry.live import Live
 from resilience_sdk.telemetry.sinks import base
 
@@ -96,4 +96,4 @@ class ToldRun:
 
 def line(event: dict[str, Any], offset: int = 1) -> Line:
     """Return a line with this event."""
-    return Line(event, Place("here-launcher-1.jsonl", offset), is_new=True)
+    return Line(event, Mark("here-launcher-1.jsonl", offset), is_new=True)

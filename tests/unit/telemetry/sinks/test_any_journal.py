@@ -22,7 +22,7 @@ from resilience_sdk.telemetry.sinks.prometheus import PrometheusTextfile
 from resilience_sdk.telemetry.sinks.webhook import Webhook
 
 _JOURNALS = st.lists(EVENTS, max_size=8)
-_SOME = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_SOME = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
