@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import itertools
@@ -90,6 +91,8 @@ class PrometheusServer(_Prometheus):
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+            with contextlib.suppress(OSError):
+                (self.place.state_dir / ADDRESS_FILE).unlink()
 
 
 class PrometheusTextfile(_Prometheus):

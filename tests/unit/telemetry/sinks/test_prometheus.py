@@ -67,6 +67,7 @@ def test_a_scrape_has_the_counters_of_the_journal(run: ToldRun) -> None:
     """With run and node on every sample, and cumulative buckets."""
     with serving(run) as sink:
         text = scrape(sink)
+    assert not (sink.place.state_dir / ADDRESS_FILE).exists()  # nobody is there any more
     found = samples(text)
     assert found["resilience_restarts_total"] == 1
     assert found["resilience_incidents_total network link_down hang"] == 1
