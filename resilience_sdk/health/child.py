@@ -36,7 +36,8 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, _OUTLIVES * left_s)
     out = _own_output()
-    faulthandler.enable()
+    # Of a crash the stack of the thread that crashed: reading those of threads that go on may crash itself.
+    faulthandler.enable(all_threads=False)
     faulthandler.dump_traceback_later(_STACKS_AT * left_s)
     code = 0
     try:

@@ -9,7 +9,7 @@ from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.probes import Probe
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
-_THREAD = re.compile(r"^(?:(?P<current>Current t)|T)hread 0x.*$", re.MULTILINE)
+_THREAD = re.compile(r"^(?:(?P<current>Stack \(|Current thread 0x)|Thread 0x).*$", re.MULTILINE)
 # A thread that waits for another, and frames that are not the probe's, say nothing about what hangs.
 _WAITING = re.compile(r"/(threading|queue|selectors)\.py$")
 _OURS = re.compile(r"/health/child\.py$|^<")

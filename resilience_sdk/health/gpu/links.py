@@ -90,13 +90,9 @@ def _read_nvlinks(nvml: Any, device: Device, _context: Context) -> NvLinks | Non
     count = codes.field_values(nvml, handle, [_LINK_COUNT])[0]
     if not count:
         return None
-    active = {}
-    for link in range(count):
-        try:
-            active[link] = bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
-        except Exception as error:
-            if not codes.not_offered(error):
-                raise  # a link that this board does not have is neither up nor down
+    states = {link: codes.answer(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(count)}
+    # A link that this board does not have is neither up nor down.
+    active = {link: bool(state) for link, state in states.items() if state is not None}
     flits, data, replays, recoveries = codes.field_values(nvml, handle, list(_ALL_LINKS))
     crc = _sum([flits, data])
     each: list[int | tuple[int, int]] = [(field, link) for link in active for field in _ONE_LINK]

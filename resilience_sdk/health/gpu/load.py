@@ -35,14 +35,10 @@ _MOST_OF_IT = 0.5  # held by others: no job of ours will fit
 
 def _read_throttle(nvml: Any, device: Device, _context: Context) -> int:
     # The name since driver 535; bindings and drivers before it have the other.
-    ask = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-    try:
-        reasons: int = ask(device.handle)
-    except Exception as error:
-        if not codes.not_offered(error):
-            raise
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device.handle)
-    return reasons
+    older = nvml.nvmlDeviceGetCurrentClocksThrottleReasons
+    newer = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", older)
+    reasons: int | None = codes.answer(newer, device.handle)
+    return int(older(device.handle)) if reasons is None else reasons
 
 
 def judge_throttle(subject: str, reasons: int) -> Iterator[Finding]:
@@ -74,25 +70,14 @@ def _read_heat(nvml: Any, device: Device, _context: Context) -> Heat:
     gpu = nvml.nvmlDeviceGetTemperature(device.handle, 0)
 
     def threshold(kind: int) -> int | None:
-        try:
-            value: int = nvml.nvmlDeviceGetTemperatureThreshold(device.handle, kind)
-        except Exception as error:
-            if codes.not_offered(error):
-                return None
-            raise
-        return value or None
+        return codes.answer(nvml.nvmlDeviceGetTemperatureThreshold, device.handle, kind) or None
 
-    try:
-        memory = codes.field_values(nvml, device.handle, [_MEMORY_TEMPERATURE])[0]
-    except Exception as error:
-        if not codes.not_offered(error):
-            raise
-        memory = None
+    memory = codes.answer(codes.field_values, nvml, device.handle, [_MEMORY_TEMPERATURE])
     return Heat(
         gpu=gpu,
         slowdown=threshold(_SLOWDOWN),
         shutdown=threshold(_SHUTDOWN),
-        memory=memory or None,
+        memory=(memory[0] or None) if memory else None,
         memory_max=threshold(_MEMORY_MAX),
     )
 
@@ -150,12 +135,9 @@ class Held:
 
 
 def _read_memory(nvml: Any, device: Device, context: Context) -> Held:
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(device.handle, nvml.nvmlMemory_v2)
-    except Exception as error:
-        if not codes.not_offered(error):
-            raise
-        memory = nvml.nvmlDeviceGetMemoryInfo(device.handle)
+    # Only the second version tells what the driver reserves for itself apart.
+    newer = codes.answer(nvml.nvmlDeviceGetMemoryInfo, device.handle, nvml.nvmlMemory_v2)
+    memory = nvml.nvmlDeviceGetMemoryInfo(device.handle) if newer is None else newer
     processes = nvml.nvmlDeviceGetComputeRunningProcesses(device.handle)
     return Held(
         total=memory.total,

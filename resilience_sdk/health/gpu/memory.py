@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -43,21 +43,12 @@ class Ecc:
     recovery_action: int | None = None
 
 
-def _maybe(question: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return question(*arguments)
-    except Exception as error:
-        if codes.not_offered(error):
-            return None
-        raise
-
-
 def _read_ecc(nvml: Any, device: Device, _context: Context) -> Ecc:
     current, pending = nvml.nvmlDeviceGetEccMode(device.handle)
-    default = _maybe(nvml.nvmlDeviceGetDefaultEccMode, device.handle)
+    default = codes.answer(nvml.nvmlDeviceGetDefaultEccMode, device.handle)
 
     def total(kind: int, since: int) -> int | None:
-        count: int | None = _maybe(nvml.nvmlDeviceGetTotalEccErrors, device.handle, kind, since)
+        count: int | None = codes.answer(nvml.nvmlDeviceGetTotalEccErrors, device.handle, kind, since)
         return count
 
     return Ecc(
@@ -105,7 +96,7 @@ def judge_ecc(subject: str, ecc: Ecc) -> Iterator[Finding]:
 
 
 def _read_recovery_action(nvml: Any, device: Device, _context: Context) -> int | None:
-    values = _maybe(codes.field_values, nvml, device.handle, [_RECOVERY_ACTION])
+    values = codes.answer(codes.field_values, nvml, device.handle, [_RECOVERY_ACTION])
     return values[0] if values else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 # Return codes of nvml.h. Numbers, because older bindings do not have all the names.
@@ -48,6 +49,16 @@ def code_of(error: BaseException) -> int | None:
 def not_offered(error: BaseException) -> bool:
     """Tell whether there is nothing to ask: an AttributeError is a binding that is older than the question."""
     return isinstance(error, AttributeError) or code_of(error) in _NOT_OFFERED
+
+
+def answer(question: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the answer to a question to NVML, None where it is not offered; raises NVMLError for all else."""
+    try:
+        return question(*arguments)
+    except Exception as error:
+        if not_offered(error):
+            return None
+        raise
 
 
 def meaning(error: BaseException) -> tuple[str, str]:

@@ -20,6 +20,14 @@ Thread 0x00007f2 (most recent call first):
 """
 
 
+_ONE_THREAD = """Fatal Python error: Segmentation fault
+
+Stack (most recent call first):
+  File "/x/pynvml.py", line 3435 in nvmlDeviceGetName
+  File "/x/resilience_sdk/health/gpu/probe.py", line 97 in _identity
+"""
+
+
 def _dump(program):
     """Return what faulthandler writes of a program that it finds stuck."""
     code = f"import faulthandler; faulthandler.dump_traceback_later(0.3, exit=True)\n{program}"
@@ -29,6 +37,7 @@ def _dump(program):
 def test_a_crash_is_placed_where_it_happened():
     """Of all threads only the one that crashed is named."""
     assert stuck_in(_CRASH) == ["pynvml.py:4053 nvmlDeviceGetTotalEccErrors"]
+    assert stuck_in(_ONE_THREAD) == ["pynvml.py:3435 nvmlDeviceGetName"]
 
 
 def test_threads_that_wait_for_others_are_not_what_hangs(tmp_path):

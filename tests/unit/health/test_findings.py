@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience_sdk.health.findings import Finding, Status, finding_from_json, severity, worst
@@ -26,6 +26,7 @@ findings = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(findings)
 def test_a_finding_survives_json(finding):
     """What one process writes another reads as the same finding."""
@@ -49,6 +50,7 @@ def test_what_is_no_finding_is_refused(data):
         finding_from_json(data)
 
 
+@settings(max_examples=30)
 @given(st.lists(findings, max_size=5))
 def test_the_worst_is_the_most_severe(several):
     """Nothing is more severe than the worst, and the worst of nothing is ok."""
