@@ -8,6 +8,7 @@ from typing import Any
 from resilience_sdk.cli.common import one_line
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.report import HealthReport
+from resilience_sdk.journal import redact
 from resilience_sdk.settings import Settings
 from resilience_sdk.settings.fields import FIELDS
 
@@ -64,8 +65,8 @@ def _in_order(good: Sequence[Finding]) -> Iterator[str]:
 
 
 def settings_rows(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Return each setting's value and where it came from (`default` where nobody set it)."""
-    values = settings.to_json()
+    """Return each setting's value, redacted where it is a secret, and where it came from (`default`: nobody set it)."""
+    values = redact(settings.to_json())
     return {
         name: {"value": values[name], "source": settings.sources.get(name, "default" if is_default else "code")}
         for name in FIELDS

@@ -38,6 +38,7 @@ _VARIABLES = frozenset(
 )
 _GPU_DEVICE = re.compile(r"nvidia\d+")
 _SCHEDULERS = ("SLURM_", "OMPI_COMM_WORLD_")
+_SECRETS = frozenset({"SLURM_JWT"})  # who has it may submit and cancel jobs in the user's name
 
 
 def preflight(
@@ -156,6 +157,8 @@ def gpu_devices() -> int:
 
 
 def _is_of_the_job(name: str) -> bool:
+    if name in _SECRETS:
+        return False
     return name in _VARIABLES or name in OF_ONE_NODE or name.startswith((*PREFIXES, *_SCHEDULERS))
 
 

@@ -62,6 +62,8 @@ SINK_FIELDS = (
     "wandb_project",
     "mlflow_uri",
 )
+# Neither may stand in a message, even where it is wrong: whoever knows them may read metrics or post events.
+_SECRET_FIELDS = frozenset({"prometheus_token", "webhook_url"})
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -382,7 +384,8 @@ def read_value(name: str, value: Any, *, source: str, reader: parse.Parser | Non
     try:
         return (reader or FIELDS[name].metadata["read"])(value)
     except ValueError as error:
-        raise ConfigError(f"{source}: {error}, not {value!r}") from None
+        given = "what was given (not shown: it is a secret)" if name in _SECRET_FIELDS else repr(value)
+        raise ConfigError(f"{source}: {error}, not {given}") from None
 
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:

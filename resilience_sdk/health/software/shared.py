@@ -1,10 +1,14 @@
-"""What must be the same for every rank beside the versions: settings, and the variables of the libraries. Pure."""
+"""What must be the same for every rank beside the versions: settings, and the variables of the libraries. Pure.
+
+Reports are written into files that others may read, so values that are secrets are redacted: two tokens count as equal.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from resilience_sdk.health.findings import Finding, Status
+from resilience_sdk.journal import redact
 from resilience_sdk.settings import Settings
 
 PROBE = "software"
@@ -17,7 +21,7 @@ _SETTINGS_OF_ONE_NODE = frozenset({"straggler_role"})
 def settings(effective: Settings) -> Iterator[Finding]:
     """Yield the settings that somebody set, and from where."""
     names = sorted(effective.explicit - _SETTINGS_OF_ONE_NODE)
-    same = {name: value for name, value in effective.to_json().items() if name in names}
+    same = {name: value for name, value in redact(effective.to_json()).items() if name in names}
     told = ", ".join(f"{name} from {effective.sources.get(name, 'code')}" for name in names)
     yield Finding(
         probe=PROBE,
@@ -32,7 +36,7 @@ def settings(effective: Settings) -> Iterator[Finding]:
 
 def variables(env: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the variables that change how torch and the communication libraries work."""
-    same = {name: env[name] for name in sorted(env) if name.startswith(PREFIXES) and name not in OF_ONE_NODE}
+    same = redact({name: env[name] for name in sorted(env) if name.startswith(PREFIXES) and name not in OF_ONE_NODE})
     yield Finding(
         probe=PROBE,
         check="environment",

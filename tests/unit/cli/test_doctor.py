@@ -12,6 +12,7 @@ from resilience_sdk.cli.main import main
 from resilience_sdk.health import Finding, HealthReport, Status
 from resilience_sdk.health.docs import gpu_table
 from resilience_sdk.health.report import report_from_json
+from resilience_sdk.health.software import shared
 from resilience_sdk.settings import Settings, load_settings
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\nok  storage: all is well"
@@ -73,6 +74,21 @@ def test_each_setting_tells_where_it_came_from(tmp_path):
     assert f"  heartbeat_timeout  300  from {file}" in lines
     assert not [line for line in lines if "hang_cap" in line]
     assert [line for line in page(report(), settings, verbose=True) if line.startswith("  hang_cap ")]
+
+
+def test_secrets_stand_neither_on_the_page_nor_in_the_json():
+    """Reports are written into shared directories; that a secret is set, and by whom, is told."""
+    settings = Settings(
+        webhook_url="https://hooks.example.org/s3cret",
+        prometheus_token="s3cret",
+        mlflow_uri="http://me:s3cret@mlflow:5000",
+        sources={"webhook_url": "RESILIENCE_WEBHOOK_URL"},
+    )
+    found = report(*shared.settings(settings), *shared.variables({"NCCL_PASSPHRASE": "s3cret", "NCCL_ALGO": "Ring"}))
+    told = json.dumps([found.to_json(), settings_rows(settings), page(found, settings, verbose=True)])
+    assert "s3cret" not in told
+    assert "Ring" in told
+    assert settings_rows(settings)["webhook_url"]["source"] == "RESILIENCE_WEBHOOK_URL"
 
 
 def test_what_a_name_holds_cannot_forge_a_line():

@@ -32,6 +32,7 @@ def test_no_secret_reaches_a_probe():
         "SLURM_NNODES": "4",
         "AWS_SECRET_ACCESS_KEY": "x",
         "WANDB_API_KEY": "x",
+        "SLURM_JWT": "x",
         "HOME": "/root",
     }
     assert set(context(env).environment) == {"NCCL_ALGO", "SLURM_NNODES"}
@@ -73,6 +74,6 @@ def test_a_rank_is_judged_by_its_launchers_settings(tmp_path, monkeypatch):
     file = tmp_path / "settings.json"
     file.write_text(json.dumps(Settings(dump_signal="SIGUSR1").to_json()))
     monkeypatch.setenv("RESILIENCE_INTERNAL_SETTINGS", str(file))
-    report = preflight(tmp_path, limit_s=5.0)
+    report = preflight(tmp_path, limit_s=0.01)  # what the probes of this machine say is not asked here
     (found,) = [finding for finding in report.findings if finding.check == "signal"]
     assert found.subject == "SIGUSR1"

@@ -11,7 +11,7 @@ from told_run import ToldRun
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.events import Event
 from resilience_sdk.journal import redact_argv
-from resilience_sdk.settings import Settings, settings_from_json
+from resilience_sdk.settings import Settings, load_settings, settings_from_json
 from resilience_sdk.settings.fields import SINK_FIELDS
 from resilience_sdk.telemetry.exporter import Task, task_from_json
 from resilience_sdk.telemetry.sinks import wanted_sinks
@@ -91,6 +91,19 @@ def test_the_address_of_a_webhook_is_a_secret(tmp_path: Path) -> None:
     assert "9464" in text
     words = ["--webhook-url", "https://x/s3cret", "--webhook_url=https://x/s3cret", "--prometheus-token", "s3cret"]
     assert "s3cret" not in " ".join(redact_argv(words))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("webhook_url", "hooks.example.org/s3cret"), ("prometheus_token", "s3 cret")]
+)
+def test_a_secret_that_is_wrong_is_not_shown_either(name: str, wrong: str) -> None:
+    """Messages end up in logs."""
+    with pytest.raises(ConfigError, match=name) as caught:
+        Settings(**{name: wrong})
+    assert wrong not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(env={f"RESILIENCE_{name.upper()}": wrong}, strict_env=True)
+    assert wrong not in str(caught.value)
 
 
 def test_an_exporter_gets_all_settings(tmp_path: Path) -> None:
