@@ -23,6 +23,12 @@ def hung(probe: Probe, deadline_s: float, stderr: str, state: str) -> Finding:
     return _ending(probe, f"no answer within {deadline_s:g} s{where}{kernel}", value=deadline_s, unit="s")
 
 
+def still_stuck(probe: Probe, pid: int, ago_s: float, state: str) -> Finding:
+    """Return the finding of a probe that was not started: its process of a look `ago_s` seconds ago does not go."""
+    kernel = f" ({state})" if state else ""
+    return _ending(probe, f"no answer: process {pid}, which looked {ago_s:.0f} s ago, cannot be killed{kernel}")
+
+
 def crashed(probe: Probe, returncode: int | None, stderr: str) -> Finding:
     """Return the finding of a probe whose process ended before it had told everything."""
     if returncode is None:

@@ -1,7 +1,8 @@
 """Running probes beside each other, each in a process of its own that is never waited for beyond its deadline.
 
 A process in D state (a dead mount, a driver that does not return) cannot be killed: it is left alone, collected
-later if it ever ends, and told as a finding.
+later if it ever ends, and told as a finding. Until then the same probe starts no other one: looks that come again and
+again must not fill the process table with them.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from collections.abc import Sequence
 import attrs
 
 from resilience_sdk.health.child import DONE_LINE, FINDING
-from resilience_sdk.health.endings import crashed, hung
+from resilience_sdk.health.endings import crashed, hung, still_stuck
 from resilience_sdk.health.findings import Finding, Status, finding_from_json
 from resilience_sdk.health.probes import Context, Probe
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from resilience_sdk.health.child import main; main()"
 _OUTPUT_LIMIT = 1 << 20  # bytes of one probe; more is a probe gone wild
 _KILL_GRACE_S = 0.2  # from SIGKILL to calling a process unkillable
-# Processes that outlived SIGKILL, and so cannot be waited for now.
-_left: list[subprocess.Popen[bytes]] = []
+_left: list[_Look] = []
+"""Those whose process outlived SIGKILL, and so cannot be waited for now."""
 _running: set[subprocess.Popen[bytes]] = set()
 
 
@@ -74,6 +75,8 @@ class _Look:
     started: float
     process: subprocess.Popen[bytes] | None
     error: str = ""
+    stuck: _Look | None = None
+    """An earlier look of the same probe whose process is still there; this one has none."""
     out: bytearray = attrs.field(factory=bytearray)
     err: bytearray = attrs.field(factory=bytearray)
     open: set[str] = attrs.field(factory=set)
@@ -124,6 +127,9 @@ class _Look:
 
     def findings(self) -> list[Finding]:
         """Return what the probe told, and how it ended where it did not end well."""
+        if self.stuck is not None and self.stuck.process is not None:
+            pid, ago_s = self.stuck.process.pid, self.started - self.stuck.started
+            return [still_stuck(self.probe, pid, ago_s, _kernel_state(pid))]
         if self.process is None:
             return [_not_started(self.probe, self.error)]
         told = _told(bytes(self.out))
@@ -138,6 +144,8 @@ class _Look:
 def _start(probe: Probe, context: Context, limit_s: float | None) -> _Look:
     deadline_s = probe.deadline_s if limit_s is None else min(probe.deadline_s, limit_s)
     started = time.monotonic()
+    if (stuck := _stuck(probe)) is not None:
+        return _Look(probe=probe, deadline_s=deadline_s, started=started, process=None, stuck=stuck)
     task = {
         "name": probe.name,
         "function": probe.function,
@@ -185,7 +193,7 @@ def _end(looks: list[_Look]) -> None:
         try:
             look.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            _left.append(look.process)
+            _left.append(look)
         _running.discard(look.process)
         for stream in (look.process.stdout, look.process.stderr):
             assert stream is not None
@@ -193,7 +201,18 @@ def _end(looks: list[_Look]) -> None:
 
 
 def _collect_left() -> None:
-    _left[:] = [process for process in _left if process.poll() is None]
+    _left[:] = [look for look in _left if look.process is not None and look.process.poll() is None]
+
+
+def _stuck(probe: Probe) -> _Look | None:
+    """Return the look of the same probe, at the same thing, whose process cannot be killed."""
+    for look in _left:
+        if (look.probe.function, look.probe.only) == (probe.function, probe.only) and look.process is not None:
+            try:
+                look.process.wait(_KILL_GRACE_S)  # on a busy machine it may only have been slow to go
+            except subprocess.TimeoutExpired:
+                return look
+    return None
 
 
 def _kernel_state(pid: int) -> str:
