@@ -179,7 +179,6 @@ class _Launch:
         from resilience_sdk.launcher.agent import Agent
         from resilience_sdk.launcher.job import Job
         from resilience_sdk.launcher.options import launch_config
-        from resilience_sdk.launcher.preflight import preflight
         from resilience_sdk.launcher.starter import WorkerStarter
 
         assert isinstance(starter, WorkerStarter)
@@ -194,12 +193,8 @@ class _Launch:
         )
         starter.prepare({**environ.environment(), **variables})
         self._announce(files)
-        if options.preflight:
-            refused = preflight(options, self.run_dir, int(config.nproc_per_node), self.inbox, self.journal)
-            if refused is not None:
-                if not refused.decision.others_go_on:
-                    self._write_outcome(refused, first_node=True)
-                return refused
+        if options.preflight and (refused := self._preflight(int(config.nproc_per_node), beside)) is not None:
+            return refused
         logs = env.RankLogs(config.logs_specs, variables)
         agent = Agent(
             config,
@@ -235,6 +230,20 @@ class _Launch:
             chores.close()
             # Other nodes learn from the closed rendezvous that the job is over, and read the outcome.
             agent.leave(closed=end is not None and end.decision.ends_the_job)
+
+    def _preflight(self, local_ranks: int, beside: Beside) -> JobEnd | None:
+        """Return how the job ends here because of this node, None when it can start."""
+        from resilience_sdk.launcher.preflight import preflight
+
+        beside.keep_alive()  # the sinks are told of a job that is refused, too
+        chores = Chores(self.lease, self.journal, None, beside)  # it may take minutes, and a lease lasts for one
+        try:
+            refused = preflight(self.options, self.run_dir, local_ranks, self.inbox, self.journal)
+        finally:
+            chores.close()
+        if refused is not None and not refused.decision.others_go_on:
+            self._write_outcome(refused, first_node=True)
+        return refused
 
     def _pages(self) -> Path | None:
         from resilience_sdk.launcher import env
