@@ -17,7 +17,7 @@ from typing import Any
 from resilience_sdk.telemetry.follower import Follower, load_position, save_position
 from resilience_sdk.telemetry.sinks.base import Sink
 
-POLL_S = 1.0
+_POLL_S = 1.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _FINISHING_PAUSE_S = 0.2
@@ -34,14 +34,19 @@ class Worker:
         note_failure: Callable[[str, Exception], None],
         note_recovery: Callable[[str, float], None],
         first_pause_s: float = _FIRST_PAUSE_S,
+        poll_s: float = _POLL_S,
     ) -> None:
-        """Serve `sink` with the journal directory `journal`, from where an earlier exporter has left it."""
+        """Serve `sink` with the journal directory `journal`, from where an earlier exporter has left it.
+
+        The journal is looked at every `poll_s` seconds; after a failure `first_pause_s` pass, then twice that, and on.
+        """
         self.sink = sink
         self._note_failure, self._note_recovery = note_failure, note_recovery
-        self._first_pause_s = first_pause_s
+        self._first_pause_s, self._poll_s = first_pause_s, poll_s
         self._wake = threading.Event()
         self._finishing = False
         self._told_end = False
+        self._told_unsaved = False
         self._items: deque[Any] = deque()
         self._torn = 0
         self._refreshed_at = float("-inf")
@@ -99,7 +104,7 @@ class Worker:
             if not more:
                 if is_over:
                     break
-                self._wake.wait(POLL_S)
+                self._wake.wait(self._poll_s)
         self._close()
 
     def _close(self) -> None:
@@ -112,7 +117,7 @@ class Worker:
         if is_over and not more and not self._told_end:
             self._told_end = True
             self._items.extend(self.sink.finish())
-        self._deliver()
+        self._deliver(is_over=is_over)
         now = time.monotonic()
         if not more and (is_over or now - self._refreshed_at >= self.sink.place.interval_s):
             self.sink.refresh()
@@ -135,14 +140,22 @@ class Worker:
         self._torn = torn
         return bool(lines)
 
-    def _deliver(self) -> None:
+    def _deliver(self, *, is_over: bool) -> None:
         if self._items:
             self.sink.send(self._items)
             assert not self._items, f"{self.sink.name} left items without an error"
-        self._remember()
+        try:
+            self._remember()
+        except OSError as error:
+            if is_over:
+                raise
+            # Served all the same: a full disk is when people look at metrics. Told once, tried at every turn.
+            if not self._told_unsaved:
+                self._told_unsaved = True
+                self._note_failure(f"position of {self.sink.name}", error)
 
     def _remember(self) -> None:
-        """Write how far this sink has come, where that is news."""
+        """Write how far this sink has come, where that is news; raises OSError."""
         now = (self._follower.position, dict(self.sink.memory))
         if now != self._saved:
             save_position(self._file, *now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from resilience_sdk import environ
 from resilience_sdk.telemetry.families import NAMESPACE
 from resilience_sdk.telemetry.sinks.base import Place
 from resilience_sdk.telemetry.sinks.extras import load
@@ -26,6 +27,7 @@ class MLflow(Tracker):
 
     def open(self) -> None:
         """Find the experiment, and begin the run or go on with it."""
+        environ.environment().setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # of MLflow's use, to its makers
         self._client = load("mlflow", extra="mlflow").MlflowClient(tracking_uri=self._uri)
         if "run" not in self.memory:
             experiment = self._client.get_experiment_by_name(NAMESPACE)

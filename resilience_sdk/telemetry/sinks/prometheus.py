@@ -82,7 +82,8 @@ class PrometheusServer(_Prometheus):
         threading.Thread(target=serve, args=(_LOOK_S,), name="resilience-prometheus", daemon=True).start()
         host, port = self._server.server_address[:2]
         shown = f"{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
-        write_whole(self.place.state_dir / ADDRESS_FILE, shown)
+        with contextlib.suppress(OSError):  # a full disk is what the metrics are wanted for
+            write_whole(self.place.state_dir / ADDRESS_FILE, shown)
         say(f"metrics of this node at http://{shown}/metrics")
 
     def close(self) -> None:
@@ -129,6 +130,9 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went or was silent: the base class would print a stack on the job's screen."""
 
 
 class _Handler(WSGIRequestHandler):

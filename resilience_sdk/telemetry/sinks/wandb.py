@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from resilience_sdk import environ
 from resilience_sdk.telemetry.families import NAMESPACE
 from resilience_sdk.telemetry.sinks.base import Place
 from resilience_sdk.telemetry.sinks.extras import load
@@ -34,6 +35,7 @@ class WeightsAndBiases(Tracker):
 
     def open(self) -> None:
         """Begin the run, or go on with it; raises where nobody is logged in."""
+        environ.environment().setdefault("WANDB_ERROR_REPORTING", "false")  # of W&B's own crashes, to a third party
         wandb = load("wandb", extra="wandb")
         self.memory.setdefault("id", secrets.token_hex(4))
         self._run = wandb.init(

@@ -6,6 +6,7 @@ Its address comes from the settings alone, never from a run directory, and is no
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -71,7 +72,9 @@ class Webhook(Sink):
         except urllib.error.HTTPError as error:
             with contextlib.closing(error):
                 status = error.code
-        except (OSError, ValueError) as error:  # http.client's errors too, which name no address
+        except (http.client.HTTPException, UnicodeError) as error:  # their texts may quote the address
+            raise WebhookError(f"the receiver cannot be asked ({type(error).__name__})") from None
+        except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise WebhookError(f"the receiver cannot be reached ({reason})") from None
         if status not in _REFUSED:

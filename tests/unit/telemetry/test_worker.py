@@ -72,6 +72,7 @@ class Told:
             note_failure=lambda name, error: self.failures.append(f"{name}: {error}"),
             note_recovery=lambda name, _: self.recoveries.append(name),
             first_pause_s=0.01,
+            poll_s=0.02,
         )
 
 
@@ -177,7 +178,7 @@ def test_a_line_that_is_not_understood_costs_itself_only(run: ToldRun, told: Tol
 
 
 def test_a_full_disk_keeps_no_line_from_a_sink(run: ToldRun, told: Told) -> None:
-    """Where the position cannot be written, the sink is served all the same, and told to be in trouble."""
+    """Where the position cannot be written the sink stays open and is served; at the end it is tried until it is."""
     place = run.place()
     (place.state_dir / "keeping.json").mkdir()  # nothing can be renamed to it
     sink = Keeping(place)
@@ -186,8 +187,10 @@ def test_a_full_disk_keeps_no_line_from_a_sink(run: ToldRun, told: Told) -> None
     assert sink.wait_for(5) == list(range(5))
     run.tell(Event.DEGRADED, number=5)
     assert sink.wait_for(6) == list(range(6))
+    assert sink.opened == 1  # whoever scrapes or listens notices nothing
+    assert [failure.partition(":")[0] for failure in told.failures] == ["position of keeping"]
     worker.finish()
     assert not worker.join(0.2)
     (place.state_dir / "keeping.json").rmdir()
     assert worker.join(20)
-    assert len(told.failures) == 1
+    assert len(told.failures) == 2  # the second one is the end's

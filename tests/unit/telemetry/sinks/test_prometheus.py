@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import stat
+import struct
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -96,6 +99,31 @@ def test_a_client_that_says_nothing_keeps_nobody_from_scraping(run: ToldRun) -> 
         host, _, port = (sink.place.state_dir / ADDRESS_FILE).read_text().rpartition(":")
         with socket.create_connection((host, int(port))):
             assert "resilience_run_up" in samples(scrape(sink))
+
+
+def test_a_client_that_goes_leaves_no_stack_on_the_screen(run: ToldRun, capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard error is the job's."""
+    with serving(run) as sink:
+        address = sink._server.server_address
+        with socket.create_connection(address[:2]) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close resets
+            client.sendall(b"GET /metrics HTTP/1.0\r\n")
+        assert "resilience_run_up" in samples(scrape(sink))
+        while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+            time.sleep(0.01)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_full_disk_does_not_end_the_serving(run: ToldRun) -> None:
+    """The file that tells the address is a convenience; the port would stay taken by a server that nobody feeds."""
+    place = run.place()
+    (place.state_dir / ADDRESS_FILE).mkdir()  # nothing can be renamed to it
+    sink = PrometheusServer(place, ("127.0.0.1", 0), None)
+    sink.open()
+    port = sink._server.server_address[1]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response:
+        assert response.status == 200
+    sink.close()
 
 
 def test_an_address_that_is_taken_is_an_error(run: ToldRun) -> None:

@@ -105,3 +105,12 @@ def test_a_receiver_that_is_gone(run: ToldRun) -> None:
         sink.send(items)
     assert len(items) == 1
     assert "s3cret" not in str(caught.value)
+
+
+def test_an_address_that_cannot_be_asked_is_not_named(run: ToldRun) -> None:
+    """What refuses it before anything is sent quotes it."""
+    for url in ("http://127.0.0.1:9/s3cret\x01", "http://127.0.0.1:9/s3cret-\xe9"):
+        sink = Webhook(run.place(), url, ("incident",))
+        with pytest.raises(WebhookError) as caught:
+            sink.send(items_of(run, sink))
+        assert "s3cret" not in str(caught.value)
