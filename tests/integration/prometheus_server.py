@@ -28,7 +28,7 @@ def needed(program: str) -> str:
     found = shutil.which(program)
     if found is None:
         why = f"{program} is missing: apt-get install prometheus"
-        if os.environ.get("RESILIENCE_TEST_PROMETHEUS") == "1":
+        if os.environ.get("TEST_PROMETHEUS") == "1":
             pytest.fail(why)
         pytest.skip(why)
     return found

@@ -7,7 +7,8 @@ import pytest
 
 from resilience_sdk import lanes
 
-sys.path[0:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
 from recording import Recording
 
 # Folders of tests whose subject opens sections, which would start a session in the process that runs them.
