@@ -7,6 +7,7 @@ leaves at most one torn last line, which readers skip and count.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -57,6 +58,7 @@ class Journal:
         self._identity = {"host": host, "boot_id": boot_id, "job": job}
         self._clock = clock or SystemClock()
         self._fd: int | None = None
+        self._is_torn = False
         self._lock = threading.Lock()
 
     def emit(self, event: Event, *, step: int | None = None, attempt: int | None = None, **fields: Any) -> None:
@@ -82,7 +84,11 @@ class Journal:
                         0o600,
                     )
                     share_like_directory(self._fd, self.path.parent)
-                os.write(self._fd, data)
+                # What a full disk has cut off must not take the next line with it.
+                data = b"\n" + data if self._is_torn else data
+                self._is_torn = os.write(self._fd, data) < len(data)
+                if self._is_torn:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except (OSError, ValueError, TypeError) as error:
             say_once(
                 f"journal:{self.path}",
