@@ -95,13 +95,21 @@ def check(torch: Any, device: str) -> Iterator[Finding]:
 
 def slow_devices(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings, with those of devices degraded that are slower than their neighbours in any type. Pure."""
-    speeds = {f.subject: f.data["flops"] for f in findings if f.probe == PROBE and f.check == "compute_speed"}
-    return [_judged(finding, speeds) if finding.check == "compute_speed" else finding for finding in findings]
+    speeds = {f.subject: flops for f in findings if f.probe == PROBE and (flops := _flops(f))}
+    return [_judged(finding, speeds) if _flops(finding) else finding for finding in findings]
+
+
+def _flops(finding: Finding) -> dict[str, float]:
+    """Return the speeds of a finding by type; none of one that has none, or that a stranger's report made up."""
+    flops = finding.data.get("flops") if finding.check == "compute_speed" else None
+    if not isinstance(flops, dict):
+        return {}
+    return {name: speed for name, speed in flops.items() if isinstance(speed, (int, float))}
 
 
 def _judged(finding: Finding, speeds: dict[str, dict[str, float]]) -> Finding:
     others = [flops for subject, flops in speeds.items() if subject != finding.subject]
-    for name, speed in finding.data["flops"].items():
+    for name, speed in speeds[finding.subject].items():
         usual = _median([flops[name] for flops in others if name in flops])
         if usual is None:
             continue

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.health.compute import pattern
+from resilience_sdk.health.compute import pattern, probe
 from resilience_sdk.health.compute.probe import PROBE, check, slow_devices
 from resilience_sdk.health.findings import Finding, Status
 
@@ -98,8 +98,10 @@ class WrongTensor(torch.Tensor):
         return made
 
 
-def test_a_device_that_computes_wrongly_stops_the_job():
+def test_a_device_that_computes_wrongly_stops_the_job(monkeypatch):
     """It would train on, and nobody would know."""
+    monkeypatch.setattr(probe, "SIZES", {"cpu": SIZE})
+    monkeypatch.setattr(probe, "_TIMED_S", 0.001)
     result, _ = check(WrongTorch(), "cpu")
     assert result.stops
     assert "instead of" in result.evidence
@@ -125,3 +127,10 @@ def test_equal_devices_are_not_slow(speeds):
     """Five percent are no fault, and one alone has no neighbours."""
     found = slow_devices([speed(f"cuda:{n}", float32=1e12 * share) for n, share in enumerate(speeds)])
     assert all(finding.status is Status.OK for finding in found)
+
+
+@pytest.mark.parametrize("data", [{}, {"flops": 3}, {"flops": {"float32": "fast"}}])
+def test_a_report_that_tells_no_speed_is_not_judged(data):
+    """It may come from another version, or from anywhere."""
+    odd = Finding(probe=PROBE, check="compute_speed", subject="other cuda:0", status=Status.OK, data=data)
+    assert slow_devices([speed("cuda:0", float32=1e12), odd])[1] == odd

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +62,27 @@ def test_a_rank_whose_parent_is_init_has_lost_its_launcher(variables, uid, is_le
     assert ("kill 9" in found.cure) is is_left
 
 
+@pytest.mark.parametrize(
+    ("first", "is_left"),
+    [
+        ("/sbin/init", True),
+        ("/usr/bin/tini\0--\0python\0t.py", True),
+        ("/opt/bin/python3.11\0/opt/bin/torchrun", False),
+    ],
+)
+def test_in_a_container_whose_launcher_is_process_1_its_ranks_are_no_leftovers(tmp_path, monkeypatch, first, is_left):
+    """Nobody must be told to kill the job that runs."""
+    monkeypatch.setattr(leftovers, "_PAUSE_S", 0.0)
+    for pid, parent in ((1, 0), (9, 1)):
+        place = tmp_path / "proc" / str(pid)
+        place.mkdir(parents=True)
+        (place / "stat").write_text(f"{pid} (python) S {parent} " + " ".join(["7"] * 30))
+        (place / "environ").write_text("RANK=0\0TORCHELASTIC_RUN_ID=abc")
+    (tmp_path / "proc/1/cmdline").write_text(first)
+    found = {finding.check: finding for finding in leftovers.probe(str(tmp_path), os.getuid())}["leftover_ranks"]
+    assert found.data["pids"] == ([9] if is_left else [])
+
+
 def test_this_process_is_in_the_table():
     """The real files are in the form that is read."""
     (found,) = [entry for entry in leftovers.processes("/") if entry.pid == os.getpid()]
@@ -89,6 +111,8 @@ def test_a_real_orphan_is_found(orphan):
     parent = next(entry.parent for entry in leftovers.processes("/") if entry.pid == orphan)
     if parent != 1:
         pytest.skip(f"orphans become children of {parent} here")
+    if leftovers._is_launcher(Path("/proc/1/cmdline").read_text()):
+        pytest.skip("process 1 may be a launcher here")
     found = {finding.check: finding for finding in leftovers.probe("/", os.getuid())}["leftover_ranks"]
     assert orphan in found.data["pids"]
     assert f"{orphan} (python" in found.evidence
