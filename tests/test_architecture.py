@@ -15,6 +15,7 @@ PACKAGE = ROOT / "resilience_sdk"
 FLOORS: dict[int, set[str]] = {
     0: {
         "_version",
+        "cgroups",
         "clock",
         "console",
         "environ",
@@ -23,6 +24,7 @@ FLOORS: dict[int, set[str]] = {
         "faults",
         "file_lock",
         "hostinfo",
+        "kernel_files",
         "settings",
         "short_names",
         "whole_file",
@@ -37,6 +39,7 @@ FLOORS: dict[int, set[str]] = {
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 # Same floor, and meant: (importer, imported)
 NEIGHBOURS = {
+    ("cgroups", "kernel_files"),
     ("environ", "errors"), ("settings", "environ"), ("settings", "events"), ("settings", "errors"),
     ("settings", "console"),
     ("faults", "console"), ("faults", "errors"), ("console", "errors"),

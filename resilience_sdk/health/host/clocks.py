@@ -6,7 +6,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 
-from resilience_sdk.health import reading
+from resilience_sdk import kernel_files
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.grading import judged
 
@@ -49,7 +49,7 @@ def clock(answer: int | None) -> Iterator[Finding]:
 def clock_source(root: str) -> Iterator[Finding]:
     """Yield what the kernel reads the time from."""
     place = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
-    source = reading.text(reading.below(root, place))
+    source = kernel_files.text(kernel_files.below(root, place))
     if source is None:
         return
     is_slow = source in _SLOW_SOURCES

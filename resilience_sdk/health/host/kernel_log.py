@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 import attrs
 
+from resilience_sdk import kernel_files
 from resilience_sdk.attribution.signatures import read_line
 from resilience_sdk.attribution.taxonomy import lookup
-from resilience_sdk.health import reading
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.grading import judged
 
@@ -43,9 +43,9 @@ def records(root: str) -> Iterator[Record]:
     Raises:
         OSError: It may not be read.
     """
-    uptime = (reading.text(reading.below(root, "/proc/uptime")) or "0").split()
+    uptime = (kernel_files.text(kernel_files.below(root, "/proc/uptime")) or "0").split()
     now_s = float(uptime[0])
-    fd = os.open(reading.below(root, KERNEL_LOG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(kernel_files.below(root, KERNEL_LOG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         for _ in range(_MOST_RECORDS):
             try:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import attrs
 
+from resilience_sdk import kernel_files
 from resilience_sdk.environ import INTERNAL_JOB
-from resilience_sdk.health import grading, reading
+from resilience_sdk.health import grading
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.grading import judged
 
@@ -37,10 +38,10 @@ class Process:
 def processes(root: str) -> list[Process]:
     """Return the process table, without kernel threads."""
     found = []
-    for entry in reading.entries(reading.below(root, "/proc")):
+    for entry in kernel_files.entries(kernel_files.below(root, "/proc")):
         if not entry.name.isdecimal():
             continue
-        head, _, rest = (reading.text(entry / "stat") or "").rpartition(")")
+        head, _, rest = (kernel_files.text(entry / "stat") or "").rpartition(")")
         words = rest.split()
         try:
             process = Process(
@@ -134,15 +135,22 @@ def probe(root: str, uid: int) -> Iterator[Finding]:
     time.sleep(_PAUSE_S)
     second = processes(root)
     found = stuck(first, second)
-    proc = reading.below(root, "/proc")
-    yield stuck_finding(found, {p.pid: reading.text(proc / str(p.pid) / "wchan") or "" for p in found})
+    proc = kernel_files.below(root, "/proc")
+    yield stuck_finding(found, {p.pid: kernel_files.text(proc / str(p.pid) / "wchan") or "" for p in found})
     skipped = {process.pid for process in found}
     children_of_init = [p for p in second if p.parent == 1 and p.uid == uid and p.pid not in skipped]
+    if _is_launcher(kernel_files.text(proc / "1" / "cmdline") or ""):
+        children_of_init = []  # in a container: those are its ranks, and they run
     yield orphans(second, uid, {p.pid: _environment(proc / str(p.pid)) for p in children_of_init})
 
 
+def _is_launcher(command_line: str) -> bool:
+    """Tell whether process 1 is no init but a program in Python, as torchrun is."""
+    return "python" in command_line.partition("\0")[0].rpartition("/")[2]
+
+
 def _environment(process: Path) -> dict[str, str]:
-    pairs = (item.partition("=") for item in (reading.text(process / "environ") or "").split("\0"))
+    pairs = (item.partition("=") for item in (kernel_files.text(process / "environ") or "").split("\0"))
     return {name: value for name, _, value in pairs}
 
 

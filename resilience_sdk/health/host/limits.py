@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from resilience_sdk.health import grading, reading
+from resilience_sdk import cgroups, kernel_files
+from resilience_sdk.health import grading
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.grading import MIB, judged, size
-from resilience_sdk.health.host import cgroups
 
 PROBE = "host"
 LEAST_FILES = 256  # importing torch and one gloo group of a few ranks come near it
@@ -52,7 +52,7 @@ def open_files(root: str, world_size: int) -> Iterator[Finding]:
 
 def file_table(root: str) -> Iterator[Finding]:
     """Yield how full the table of open files of the whole machine is."""
-    words = (reading.text(reading.below(root, "/proc/sys/fs/file-nr")) or "").split()
+    words = (kernel_files.text(kernel_files.below(root, "/proc/sys/fs/file-nr")) or "").split()
     if len(words) != 3 or not int(words[2]):
         return
     used, most = int(words[0]), int(words[2])
@@ -73,7 +73,9 @@ def processes(root: str, local_ranks: int) -> Iterator[Finding]:
     """Yield how many processes and threads may still be started; the smaller of our limit and our control group's."""
     found: list[tuple[int, str]] = []
     for most, group in cgroups.limits(root, "pids", "pids.max"):
-        found.append((most - (reading.number(group / "pids.current") or 0), f"pids.max of the control group {group}"))
+        found.append(
+            (most - (kernel_files.number(group / "pids.current") or 0), f"pids.max of the control group {group}")
+        )
     soft, _ = _limit(root, "Max processes")
     if soft is not None and soft != float("inf"):
         # How many this user already has cannot be told from one container: the limit itself is what is known.
@@ -96,10 +98,10 @@ def processes(root: str, local_ranks: int) -> Iterator[Finding]:
 
 def locked_memory(root: str) -> Iterator[Finding]:
     """Yield whether the memory of RDMA transfers may be locked; nothing on a machine without such a device."""
-    if not reading.entries(reading.below(root, "/sys/class/infiniband")):
+    if not kernel_files.entries(kernel_files.below(root, "/sys/class/infiniband")):
         return
     soft, _ = _limit(root, "Max locked memory")
-    may = int(reading.fields(reading.below(root, "/proc/self/status"), ":").get("CapEff") or "0", 16)
+    may = int(kernel_files.fields(kernel_files.below(root, "/proc/self/status"), ":").get("CapEff") or "0", 16)
     if soft is None:
         return
     is_free = soft == float("inf") or bool(may >> _CAP_IPC_LOCK & 1)
@@ -117,7 +119,7 @@ def locked_memory(root: str) -> Iterator[Finding]:
 
 def _limit(root: str, name: str) -> tuple[float | None, float | None]:
     """Return the soft and hard limit of /proc/self/limits, infinite where there is none."""
-    for match in _LIMIT.finditer(reading.text(reading.below(root, "/proc/self/limits")) or ""):
+    for match in _LIMIT.finditer(kernel_files.text(kernel_files.below(root, "/proc/self/limits")) or ""):
         if match["name"] == name:
             return _value(match["soft"]), _value(match["hard"])
     return None, None

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from resilience_sdk.health import grading, reading
+from resilience_sdk import cgroups, kernel_files
+from resilience_sdk.health import grading
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.grading import GIB, KIB, MIB, judged, size
-from resilience_sdk.health.host import cgroups
 
 PROBE = "host"
 LEAST_MEMORY = 256 * MIB  # one process that imports torch takes about 220 MB
@@ -24,7 +24,10 @@ _OOM_CURE = "ask for more memory, or use less: fewer DataLoader workers, smaller
 
 def memory(root: str = "/") -> Iterator[Finding]:
     """Yield how much memory this process and its children may still take."""
-    info = {name: _bytes(value) for name, value in reading.fields(reading.below(root, "/proc/meminfo"), ":").items()}
+    info = {
+        name: _bytes(value)
+        for name, value in kernel_files.fields(kernel_files.below(root, "/proc/meminfo"), ":").items()
+    }
     if "MemTotal" not in info or "MemAvailable" not in info:
         yield _unavailable("memory", "/proc/meminfo cannot be read")
         return
@@ -51,16 +54,8 @@ def memory(root: str = "/") -> Iterator[Finding]:
 
 def oom_kills(root: str = "/") -> Iterator[Finding]:
     """Yield how often the kernel has killed for memory: in our control group, and on the whole machine."""
-    ours = next(
-        (
-            kills
-            for group in cgroups.groups(root, "memory")
-            for name in ("memory.events", "memory.oom_control")
-            if (kills := _kills(group / name)) is not None
-        ),
-        None,
-    )
-    on_node = _kills(reading.below(root, "/proc/vmstat"))
+    ours = cgroups.oom_kills(root)
+    on_node = kernel_files.count(kernel_files.below(root, "/proc/vmstat"), "oom_kill")
     if ours is None and on_node is None:
         yield _unavailable("oom_kills", "neither the control group nor /proc/vmstat counts them")
         return
@@ -89,7 +84,7 @@ def shared_memory(root: str = "/") -> Iterator[Finding]:
     """Yield how large /dev/shm is, and how much of it is free."""
     place = "/dev/shm"  # noqa: S108 - looked at, nothing is made there
     try:
-        info = os.statvfs(reading.below(root, place))
+        info = os.statvfs(kernel_files.below(root, place))
     except OSError as error:
         yield Finding(
             probe=PROBE,
@@ -129,17 +124,12 @@ def shared_memory(root: str = "/") -> Iterator[Finding]:
     )
 
 
-def _kills(path: Path) -> int | None:
-    count = reading.fields(path).get("oom_kill", "")
-    return int(count) if count.isdecimal() else None
-
-
 def _used(group: Path) -> int:
     """Return what counts against a group's limit and cannot be taken back at once, as its page cache can."""
-    used = reading.number(group / "memory.current")
+    used = kernel_files.number(group / "memory.current")
     if used is None:
-        used = reading.number(group / "memory.usage_in_bytes")
-    statistics = reading.fields(group / "memory.stat")
+        used = kernel_files.number(group / "memory.usage_in_bytes")
+    statistics = kernel_files.fields(group / "memory.stat")
     cache = statistics.get("total_inactive_file", statistics.get("inactive_file", "0"))
     return max(0, (used or 0) - int(cache))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from resilience_sdk.health import grading, reading
+from resilience_sdk import cgroups, kernel_files
+from resilience_sdk.health import grading
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.grading import judged
-from resilience_sdk.health.host import cgroups
 
 PROBE = "host"
 MOST_LOAD = 1.5  # runnable and blocked tasks for each processor
@@ -18,8 +18,8 @@ MOST_STALLED_PERCENT = {"memory": 10.0, "io": 40.0}
 
 def load(root: str) -> Iterator[Finding]:
     """Yield how many tasks there are for each processor of the machine."""
-    words = (reading.text(reading.below(root, "/proc/loadavg")) or "").split()
-    cpus = count_list(reading.text(reading.below(root, "/sys/devices/system/cpu/online")) or "")
+    words = (kernel_files.text(kernel_files.below(root, "/proc/loadavg")) or "").split()
+    cpus = count_list(kernel_files.text(kernel_files.below(root, "/sys/devices/system/cpu/online")) or "")
     if not words or not cpus:
         yield Finding(probe=PROBE, check="load", status=Status.UNAVAILABLE, evidence="/proc/loadavg cannot be read")
         return
@@ -39,7 +39,7 @@ def load(root: str) -> Iterator[Finding]:
 
 def processors(root: str, local_ranks: int) -> Iterator[Finding]:
     """Yield how many processors the ranks of this node have."""
-    allowed = reading.fields(reading.below(root, "/proc/self/status"), ":").get("Cpus_allowed_list", "")
+    allowed = kernel_files.fields(kernel_files.below(root, "/proc/self/status"), ":").get("Cpus_allowed_list", "")
     count: float = count_list(allowed)
     if not count:
         yield Finding(probe=PROBE, check="processors", status=Status.UNAVAILABLE, evidence="/proc/self/status")
@@ -64,7 +64,9 @@ def stalls(root: str) -> Iterator[Finding]:
     """Yield how long tasks stood still for memory and for storage, where the kernel counts that."""
     for resource, most in MOST_STALLED_PERCENT.items():
         match = re.search(
-            r"^full .*avg60=([\d.]+)", reading.text(reading.below(root, f"/proc/pressure/{resource}")) or "", re.M
+            r"^full .*avg60=([\d.]+)",
+            kernel_files.text(kernel_files.below(root, f"/proc/pressure/{resource}")) or "",
+            re.M,
         )
         if match is None:
             continue
@@ -103,10 +105,10 @@ def _quota(root: str) -> float | None:
     """Return how many processors' time the control groups allow, None where that is not limited."""
     found = []
     for group in cgroups.groups(root, "cpu"):
-        words = (reading.text(group / "cpu.max") or "").split()
+        words = (kernel_files.text(group / "cpu.max") or "").split()
         if len(words) == 2 and words[0].isdecimal():
             found.append(int(words[0]) / int(words[1]))
-        quota, period = (reading.number(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        quota, period = (kernel_files.number(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
         if quota is not None and quota > 0 and period:
             found.append(quota / period)
     return min(found, default=None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from resilience_sdk.health import reading
+from resilience_sdk import kernel_files
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.grading import judged
 
@@ -62,13 +62,13 @@ class Port:
 def ports(root: str) -> list[Port]:
     """Return every port of every device."""
     found = []
-    for device in reading.entries(reading.below(root, "/sys/class/infiniband")):
-        for port in reading.entries(device / "ports"):
+    for device in kernel_files.entries(kernel_files.below(root, "/sys/class/infiniband")):
+        for port in kernel_files.entries(device / "ports"):
             counters = {
                 name: count
                 for folder in ("counters", "hw_counters")
                 for name in MOST_ERRORS
-                if (count := reading.number(port / folder / name)) is not None
+                if (count := kernel_files.number(port / folder / name)) is not None
             }
             found.append(
                 Port(
@@ -76,8 +76,8 @@ def ports(root: str) -> list[Port]:
                     number=port.name,
                     state=_after_colon(port / "state"),
                     physical=_after_colon(port / "phys_state"),
-                    layer=reading.text(port / "link_layer") or "",
-                    rate_gbps=_rate(reading.text(port / "rate") or ""),
+                    layer=kernel_files.text(port / "link_layer") or "",
+                    rate_gbps=_rate(kernel_files.text(port / "rate") or ""),
                     counters=counters,
                 )
             )
@@ -159,7 +159,7 @@ def _errors(port: Port, check: str, limits: dict[str, int], growth_per_minute: i
 
 def _after_colon(path: Path) -> str:
     """Return ACTIVE of `4: ACTIVE`."""
-    return (reading.text(path) or "").partition(":")[2].strip()
+    return (kernel_files.text(path) or "").partition(":")[2].strip()
 
 
 def _rate(text: str) -> float | None:

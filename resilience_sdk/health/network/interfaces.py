@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from resilience_sdk.health import reading
+from resilience_sdk import kernel_files
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.grading import judged
 
@@ -35,21 +35,21 @@ class Interface:
 def interfaces(root: str) -> list[Interface]:
     """Return every interface."""
     found = []
-    for entry in reading.entries(reading.below(root, "/sys/class/net")):
+    for entry in kernel_files.entries(kernel_files.below(root, "/sys/class/net")):
         if not entry.is_dir():
             continue  # /sys/class/net also holds the switch of the bonding driver, a file
         counts = entry / "statistics"
-        speed = reading.number(entry / "speed")
+        speed = kernel_files.number(entry / "speed")
         found.append(
             Interface(
                 name=entry.name,
-                state=reading.text(entry / "operstate") or "unknown",
+                state=kernel_files.text(entry / "operstate") or "unknown",
                 is_real=(entry / "device").exists(),
-                has_carrier=reading.number(entry / "carrier") == 1,
-                flaps=reading.number(entry / "carrier_down_count"),
+                has_carrier=kernel_files.number(entry / "carrier") == 1,
+                flaps=kernel_files.number(entry / "carrier_down_count"),
                 speed_mbps=speed if speed is not None and speed > 0 else None,
-                packets=sum(reading.number(counts / f"{way}_packets") or 0 for way in ("rx", "tx")),
-                errors={name: count for name in _ERRORS if (count := reading.number(counts / name)) is not None},
+                packets=sum(kernel_files.number(counts / f"{way}_packets") or 0 for way in ("rx", "tx")),
+                errors={name: count for name in _ERRORS if (count := kernel_files.number(counts / name)) is not None},
             )
         )
     return found

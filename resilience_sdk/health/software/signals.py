@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
-from resilience_sdk.health import reading
+from resilience_sdk import kernel_files
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.settings import Settings
 from resilience_sdk.settings.parse import signal_name, signal_number
@@ -31,7 +31,7 @@ class Dispositions:
 
 def dispositions(root: str = "/") -> Dispositions:
     """Return those of this process; in any thread."""
-    status = reading.fields(reading.below(root, "/proc/self/status"), ":")
+    status = kernel_files.fields(kernel_files.below(root, "/proc/self/status"), ":")
     handlers = {}
     for number in signal.valid_signals():
         handler = signal.getsignal(number)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attrs
 
-from resilience_sdk.health import reading
+from resilience_sdk import kernel_files
 
 # Kinds that several machines see alike. Others (ext4, xfs, overlay, tmpfs) are of one machine, or cannot be told.
 SHARED = frozenset(
@@ -45,7 +45,7 @@ def mount_of(path: str | os.PathLike[str], root: str) -> Mount | None:
     """Return the mount that holds an absolute path, None where that cannot be told. Does not touch the path."""
     wanted = Path(os.path.normpath(path))
     best, depth = None, 0
-    for line in (reading.text(reading.below(root, "/proc/self/mountinfo")) or "").splitlines():
+    for line in (kernel_files.text(kernel_files.below(root, "/proc/self/mountinfo")) or "").splitlines():
         mount = _parse(line)
         # A later mount at the same place covers an earlier one.
         if mount is not None and len(mount.point) >= depth and wanted.is_relative_to(mount.point):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from resilience_sdk.health import reading
+from resilience_sdk import kernel_files
 
 _NO_LIMIT = 1 << 60  # version 1 writes a huge number where there is no limit
 
@@ -15,9 +15,9 @@ def groups(root: str, controller: str) -> Iterator[Path]:
 
     In a container the path that the kernel names may not be there: then the visible root is its group.
     """
-    base = reading.below(root, "/sys/fs/cgroup")
+    base = kernel_files.below(root, "/sys/fs/cgroup")
     places: list[Path] = []
-    for line in (reading.text(reading.below(root, "/proc/self/cgroup")) or "").splitlines():
+    for line in (kernel_files.text(kernel_files.below(root, "/proc/self/cgroup")) or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
@@ -39,5 +39,14 @@ def limits(root: str, controller: str, *names: str) -> list[tuple[int, Path]]:
         (limit, group)
         for group in groups(root, controller)
         for name in names
-        if (limit := reading.number(group / name)) is not None and limit < _NO_LIMIT
+        if (limit := kernel_files.number(group / name)) is not None and limit < _NO_LIMIT
     ]
+
+
+def oom_kills(root: str = "/") -> int | None:
+    """Return how many processes of this process's group were killed for memory; None where nobody counts."""
+    for group in groups(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if (kills := kernel_files.count(group / name, "oom_kill")) is not None:
+                return kills
+    return None

@@ -38,6 +38,12 @@ def fields(path: Path, separator: str | None = None) -> dict[str, str]:
     return found
 
 
+def count(path: Path, name: str) -> int | None:
+    """Return the whole number in the line `name number` of a file, None where there is none."""
+    found = fields(path).get(name, "")
+    return int(found) if found.isdecimal() else None
+
+
 def entries(path: Path) -> list[Path]:
     """Return what a directory holds, by name; nothing where it cannot be listed."""
     try:
