@@ -110,7 +110,11 @@ def serve(task: Task, over: threading.Event) -> int:
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)  # the training comes first
     host = hostinfo.host_name()
-    state_dir = _make_state_dir(task, host)
+    try:
+        state_dir = _make_state_dir(task, host)
+    except OSError as error:  # a full or read-only disk: a line on the screen, and no stack at each new try
+        say(f"telemetry: nothing can be exported: {error}")
+        return 1
     watch = JobWatch(task)
     with _only_one(state_dir, watch, over) as mine:
         return _export(task, host, state_dir, lambda: over.wait(_LOOK_S) or watch.is_over()) if mine else 0
