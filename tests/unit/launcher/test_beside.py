@@ -13,7 +13,7 @@ import pytest
 from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import process_is_gone
 from resilience_sdk.journal import Journal
-from resilience_sdk.launcher import beside
+from resilience_sdk.launcher import beside, kept_process
 from resilience_sdk.launcher.beside import Beside
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.settings import Settings
@@ -63,9 +63,10 @@ def test_nor_where_the_sdk_is_disabled(run_dir: RunDirectory, monkeypatch: pytes
 
 
 def test_an_exporter_that_dies_is_started_again_and_told_all(
-    run_dir: RunDirectory, capfd: pytest.CaptureFixture[str]
+    run_dir: RunDirectory, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is said and journalled once; the end waits until what was written last is delivered."""
+    monkeypatch.setattr(kept_process, "_FIRST_PAUSE_S", 0.01)
     journal = journal_of(run_dir)
     journal.emit(Event.RUN_START)
     before = children()
