@@ -41,3 +41,13 @@ def test_what_there_is_is_delivered_where_no_job_runs(tmp_path: Path) -> None:
     done = command(str(run.run_dir.path))
     assert done.returncode == 0
     assert "docs/telemetry.md" in done.stderr
+
+
+def test_a_disk_that_takes_no_position_is_said_in_one_line(tmp_path: Path) -> None:
+    """The launcher starts it again and again: each stack would stand on the job's screen."""
+    run = ToldRun.make(tmp_path)
+    (run.run_dir.path / "telemetry").touch()
+    done = command(str(run.run_dir.path), "--event-log", "text")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "nothing can be exported" in done.stderr
