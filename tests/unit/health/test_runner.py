@@ -22,6 +22,7 @@ def children():
 def unkillable(monkeypatch):
     """What the runner kills stops instead, and stays; as a process does that waits for a dead mount."""
     monkeypatch.setattr(runner.os, "killpg", lambda pid, _: os.kill(pid, signal.SIGSTOP))
+    monkeypatch.setattr(runner, "_KILL_GRACE_S", 0.02)
     yield
     monkeypatch.undo()
     for look in runner._left:
@@ -45,5 +46,6 @@ def test_a_process_that_cannot_be_killed_is_not_followed_by_another(tmp_path, un
     file.write_text("data")
     assert run_probes([attrs.evolve(STORAGE, only=str(file))], Context())[0].status is Status.OK
     os.kill(int(stuck), signal.SIGKILL)
+    runner._left[0].process.wait(20)
     (after,) = run_probes([hanging], Context())
     assert "no answer within" in after.evidence

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 
 import otlp
 import pytest
@@ -14,15 +13,6 @@ from told_run import ToldRun
 from resilience_sdk.telemetry.sinks.otel import ExportError, OpenTelemetry
 
 otlp.needed()
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> ToldRun:
-    """A run with a hang."""
-    made = ToldRun.make(tmp_path)
-    made.begin()
-    made.fail_and_recover()
-    return made
 
 
 def export(run: ToldRun, url: str) -> OpenTelemetry:

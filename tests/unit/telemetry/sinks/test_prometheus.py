@@ -57,15 +57,6 @@ def samples(text: str) -> dict[str, float]:
     }
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> ToldRun:
-    """A run with a hang."""
-    made = ToldRun.make(tmp_path)
-    made.begin()
-    made.fail_and_recover()
-    return made
-
-
 def test_a_scrape_has_the_counters_of_the_journal(run: ToldRun) -> None:
     """With run and node on every sample, and cumulative buckets."""
     with serving(run) as sink:

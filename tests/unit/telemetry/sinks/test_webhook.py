@@ -19,15 +19,6 @@ def items_of(run: ToldRun, sink: Webhook) -> deque[object]:
     return deque(item for line in run.lines() for item in sink.digest(line))
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> ToldRun:
-    """A run with a hang."""
-    made = ToldRun.make(tmp_path)
-    made.begin()
-    made.fail_and_recover()
-    return made
-
-
 def test_an_event_is_posted_with_its_facts_and_a_line_for_people(run: ToldRun) -> None:
     """Only the chosen events, with an id that stays the same."""
     with receiving() as receiver:
