@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from resilience_sdk.generated import cell, rewrite
 from resilience_sdk.health.gpu.rules import RULES, Rule
 
 BEGIN, END = "<!-- gpu checks: generated -->", "<!-- gpu checks: end -->"
@@ -13,20 +14,13 @@ BEGIN, END = "<!-- gpu checks: generated -->", "<!-- gpu checks: end -->"
 def gpu_table() -> str:
     """Return the generated part of the page: a row per check."""
     rows = [
-        f"| `{rule.check}`{' (must)' if rule.must else ''} | {_cell(rule.looks_at)} | {_limit(rule)} "
-        f"| {_cell(rule.cure)} | {_cell(rule.source)} |"
+        f"| `{rule.check}`{' (must)' if rule.must else ''} | {cell(rule.looks_at)} | {_limit(rule)} "
+        f"| {cell(rule.cure)} | {cell(rule.source)} |"
         for rule in RULES.values()
     ]
     return "\n".join(
         [BEGIN, "", "| check | looks at | limit | cure | source |", "|---|---|---|---|---|", *rows, "", END]
     )
-
-
-def rewrite(page: Path) -> None:
-    """Replace the generated part of `page`; raise ValueError where its two marks are missing."""
-    text = page.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN, 1)
-    page.write_text(head + gpu_table() + rest.split(END, 1)[1], encoding="utf-8")
 
 
 def _limit(rule: Rule) -> str:
@@ -39,9 +33,5 @@ def _limit(rule: Rule) -> str:
     return ", ".join(parts) or "the driver's own"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 if __name__ == "__main__":
-    rewrite(Path(sys.argv[1]))
+    rewrite(Path(sys.argv[1]), gpu_table())

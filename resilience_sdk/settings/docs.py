@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from resilience_sdk.generated import cell, rewrite
 from resilience_sdk.settings.fields import FIELDS, shown_default
 from resilience_sdk.settings.nvrx import KEYS, SECTION
 
@@ -14,8 +15,7 @@ BEGIN, END = "<!-- settings: generated -->", "<!-- settings: end -->"
 def settings_table() -> str:
     """Return the generated part of the page: a row per field, and what NVIDIA's keys become."""
     rows = [
-        f"| `{name}` | {_cell(shown_default(field))} | {_cell(field.metadata['doc'])} |"
-        for name, field in FIELDS.items()
+        f"| `{name}` | {cell(shown_default(field))} | {cell(field.metadata['doc'])} |" for name, field in FIELDS.items()
     ]
     theirs = [
         f"| `{name}` | {f'`{key.field}`' if key.field else f'no counterpart: {key.reason}'} |"
@@ -40,16 +40,5 @@ def settings_table() -> str:
     )
 
 
-def rewrite(page: Path) -> None:
-    """Replace the generated part of `page`; raise ValueError where its two marks are missing."""
-    text = page.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN, 1)
-    page.write_text(head + settings_table() + rest.split(END, 1)[1], encoding="utf-8")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 if __name__ == "__main__":
-    rewrite(Path(sys.argv[1]))
+    rewrite(Path(sys.argv[1]), settings_table())

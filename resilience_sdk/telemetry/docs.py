@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from resilience_sdk.generated import rewrite
 from resilience_sdk.telemetry.families import FAMILIES
 
 BEGIN, END = "<!-- metrics: generated -->", "<!-- metrics: end -->"
@@ -21,11 +22,5 @@ def metrics_table() -> str:
     return "\n".join([BEGIN, "", *head, *rows, "", END])
 
 
-def rewrite(page: Path) -> None:
-    """Replace the generated part of `page`; raise ValueError where its two marks are missing."""
-    head, rest = page.read_text(encoding="utf-8").split(BEGIN, 1)
-    page.write_text(head + metrics_table() + rest.split(END, 1)[1], encoding="utf-8")
-
-
 if __name__ == "__main__":
-    rewrite(Path(sys.argv[1]))
+    rewrite(Path(sys.argv[1]), metrics_table())
