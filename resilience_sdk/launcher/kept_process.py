@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from resilience_sdk import environ
 from resilience_sdk.console import say_once
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
+from resilience_sdk.launcher.own_program import command_of
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
-# Without the current directory on the path, where a user may have a module of the same name as one of a library's;
-# last, where our package lies.
-_PROGRAM = "import os, sys; sys.path[0:1] = []; sys.path.append(sys.argv[1]); {program}"
 
 
 class KeptProcess:
@@ -80,12 +76,10 @@ class KeptProcess:
 
 
 def _start(program: str, task: bytes) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, "-c", _PROGRAM.format(program=program), root]
     env = {name: value for name, value in environ.environment().items() if not name.startswith(environ.INTERNAL_PREFIX)}
     # A session of its own: what is sent to the launcher's process group (Ctrl-C) is not meant for it.
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env, start_new_session=True
+        command_of(program), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env, start_new_session=True
     )
     assert process.stdin is not None
     with contextlib.suppress(OSError):

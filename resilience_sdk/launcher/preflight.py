@@ -10,9 +10,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from resilience_sdk.checkpoint.newest import newest_checkpoint
@@ -22,6 +20,7 @@ from resilience_sdk.journal import Journal
 from resilience_sdk.launcher.decision import Decision
 from resilience_sdk.launcher.job import JobEnd
 from resilience_sdk.launcher.options import Options, least_nodes, most_nodes
+from resilience_sdk.launcher.own_program import command_of
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.outcome import EXIT_HARDWARE, EXIT_STOP, Verdict
 from resilience_sdk.run_directory import RunDirectory
@@ -32,11 +31,7 @@ _PROBES_OF_THE_NODE = frozenset({"compute", "gpu", "kernel", "network"})
 _CHECKS_OF_THE_NODE = frozenset({"answers", "memory_available", "reach"})
 _CHECKS_OF_THE_JOB = frozenset({"chosen_interface"})
 _BAD = ("failed", "degraded")
-# Without the current directory on the path, where a user may have a `json.py`; last, where our package lies.
-_PROGRAM = (
-    "import sys; sys.path[0:1] = []; sys.path.append(sys.argv[1]); "
-    "from resilience_sdk.health.__main__ import main; sys.exit(main())"
-)
+_PROGRAM = "from resilience_sdk.health.__main__ import main; sys.exit(main())"
 
 
 def preflight(
@@ -111,9 +106,8 @@ def _say(finding: Mapping[str, Any]) -> None:
 
 def _answer(task: Mapping[str, Any], inbox: SignalInbox) -> bytes:
     """Return what the process of the preflight wrote; it is ended when a signal asks to leave."""
-    where = str(Path(__file__).resolve().parents[2])
     process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, where],
+        command_of(_PROGRAM),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for us

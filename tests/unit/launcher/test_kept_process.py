@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,7 +103,7 @@ def test_it_starts_when_it_may(kept: Kept) -> None:
 
 def test_one_that_cannot_be_started_is_told(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of processes, memory or descriptors: the training goes on, and it is tried again."""
-    monkeypatch.setattr(kept_process, "sys", SimpleNamespace(executable="/nowhere/python"))
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     process = kept.make("pass")
     process.keep_alive()
     kept.now += 60.0
