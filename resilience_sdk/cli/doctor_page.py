@@ -8,7 +8,7 @@ from typing import Any
 from resilience_sdk.cli.common import one_line
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.report import HealthReport
-from resilience_sdk.journal import redact
+from resilience_sdk.health.software.shared import shown_values
 from resilience_sdk.settings import Settings
 from resilience_sdk.settings.fields import FIELDS
 
@@ -66,7 +66,7 @@ def _in_order(good: Sequence[Finding]) -> Iterator[str]:
 
 def settings_rows(settings: Settings) -> dict[str, dict[str, Any]]:
     """Return each setting's value, redacted where it is a secret, and where it came from (`default`: nobody set it)."""
-    values = redact(settings.to_json())
+    values = shown_values(settings)
     return {
         name: {"value": values[name], "source": settings.sources.get(name, "default" if is_default else "code")}
         for name in FIELDS

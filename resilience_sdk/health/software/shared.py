@@ -6,6 +6,7 @@ Reports are written into files that others may read, so values that are secrets 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.journal import redact
@@ -18,10 +19,16 @@ OF_ONE_NODE = frozenset({"CUDA_VISIBLE_DEVICES", "NCCL_HOSTID", "NCCL_SOCKET_IFN
 _SETTINGS_OF_ONE_NODE = frozenset({"straggler_role"})
 
 
+def shown_values(effective: Settings) -> dict[str, Any]:
+    """Return all settings by name, those that are secrets redacted. A section may be called `forward_pass`."""
+    values = effective.to_json()
+    return {name: value if isinstance(value, dict) else redact(value, name) for name, value in values.items()}
+
+
 def settings(effective: Settings) -> Iterator[Finding]:
     """Yield the settings that somebody set, and from where."""
     names = sorted(effective.explicit - _SETTINGS_OF_ONE_NODE)
-    same = {name: value for name, value in redact(effective.to_json()).items() if name in names}
+    same = {name: value for name, value in shown_values(effective).items() if name in names}
     told = ", ".join(f"{name} from {effective.sources.get(name, 'code')}" for name in names)
     yield Finding(
         probe=PROBE,

@@ -82,12 +82,14 @@ def test_secrets_stand_neither_on_the_page_nor_in_the_json():
         webhook_url="https://hooks.example.org/s3cret",
         prometheus_token="s3cret",
         mlflow_uri="http://me:s3cret@mlflow:5000",
+        section_timeouts={"forward_pass": 60},
         sources={"webhook_url": "RESILIENCE_WEBHOOK_URL"},
     )
     found = report(*shared.settings(settings), *shared.variables({"NCCL_PASSPHRASE": "s3cret", "NCCL_ALGO": "Ring"}))
     told = json.dumps([found.to_json(), settings_rows(settings), page(found, settings, verbose=True)])
     assert "s3cret" not in told
     assert "Ring" in told
+    assert "forward_pass:60" in told
     assert settings_rows(settings)["webhook_url"]["source"] == "RESILIENCE_WEBHOOK_URL"
 
 
