@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Protocol
 
 from resilience_sdk import lanes
 from resilience_sdk.console import say_once
@@ -131,6 +131,16 @@ def begin(save_s: Callable[[], float] = float) -> None:
     me = _started()
     if me is not None:
         me.save_s = save_s
+
+
+def take_over(behind: Mapping[int, Any]) -> None:
+    """Listen in the place of a framework that has handlers of its own; `behind` has what was there before, by number.
+
+    For an adapter, in the main thread: chained, such a handler would do its own idea of a stop beside ours.
+    """
+    me = _started()
+    if me is not None:
+        me.handlers.take_over(behind)
 
 
 def handlers() -> Handlers | None:

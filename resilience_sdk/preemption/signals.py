@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,6 +45,18 @@ class Handlers:
             previous = signal.getsignal(number)
             if previous is not None and previous is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._handle)
+
+    def take_over(self, behind: Mapping[int, Any]) -> None:
+        """Put our handlers in the place of a framework's; `behind` has what was there before it, by number."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in self.numbers:
+            previous = behind.get(number, signal.getsignal(number))
+            if previous is None or previous is signal.SIG_IGN:
+                continue
+            if previous != self._handle:
+                self._previous[number] = previous
+            signal.signal(number, self._handle)
 
     def take_wakeup(self, descriptor: int) -> None:
         """Have each signal written to `descriptor` at once, even while the main thread is in C; never steals it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from resilience_sdk import lanes
@@ -21,7 +22,14 @@ _ATTACHED: weakref.WeakKeyDictionary[Any, Attachment] = weakref.WeakKeyDictionar
 _STEPS_WITHOUT_FORWARD = 3
 
 
-def attach(model: Any, optimizer: Any = None, *, prefix: str = "", kernels_every: float | None = None) -> Attachment:
+def attach(
+    model: Any,
+    optimizer: Any = None,
+    *,
+    prefix: str = "",
+    kernels_every: float | None = None,
+    on_forward: Callable[[], None] | None = None,
+) -> Attachment:
     """Time `fwd`, `bwd`, `comm_wait` and `optim` of a model by hooks; detach with the returned handle.
 
     `bwd` is the backward up to the end of this rank's own work, `comm_wait` what it waits for the others after
@@ -37,6 +45,7 @@ def attach(model: Any, optimizer: Any = None, *, prefix: str = "", kernels_every
         prefix: Put before the names of the sections, for a second model in one loop.
         kernels_every: On CUDA, profile one step every so many seconds for the times of its kernels; None never does.
             The end of such a step waits for the device once.
+        on_forward: Called before each forward with gradients, on the thread that trains; for adapters.
 
     Raises:
         ConfigError: `model` is no module, `optimizer` no optimizer, or `kernels_every` no number above zero.
@@ -61,14 +70,21 @@ def attach(model: Any, optimizer: Any = None, *, prefix: str = "", kernels_every
     blind = blind_spot(model)
     if blind is not None:
         say_once("attach", f"attach: {blind}")
-    _ATTACHED[model] = attachment = Attachment(model, optimizer, prefix, kernels_every)
+    _ATTACHED[model] = attachment = Attachment(model, optimizer, prefix, kernels_every, on_forward)
     return attachment
 
 
 class Attachment:
     """The hooks of one model; `detach()` takes them off. Holds no reference to the model."""
 
-    def __init__(self, model: Any, optimizer: Any, prefix: str, kernels_every: float | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        prefix: str,
+        kernels_every: float | None,
+        on_forward: Callable[[], None] | None = None,
+    ) -> None:
         """Put the hooks on; use `attach`."""
         self._kernels_every = kernels_every
         self._sampler: KernelSampler | None = None
@@ -77,7 +93,7 @@ class Attachment:
         self._engine = Engine()
         if not self._engine.has_callbacks:
             self._engine = LastGradient(model.parameters(), self._guard)
-        self._passes = Passes(prefix, self._find_clock, self._engine, self._guard)
+        self._passes = Passes(prefix, self._find_clock, self._engine, self._guard, on_forward)
         self._steps = 0
         self._has_wrapped = False
         self._handles = [*self._hook_model(model), *self._hook_optimizer(optimizer)]
@@ -99,6 +115,13 @@ class Attachment:
             self._passes.close()
         if self._sampler is not None:
             self._sampler.stop()
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call` as a forward of its own: for a framework that calls a method of the model, not the model."""
+        guard, passes = self._guard, self._passes
+        return CompiledCall(
+            call, guard, guard(passes.forward_begins), guard(passes.forward_gives), guard(passes.forward_ends)
+        )
 
     def _hook_model(self, model: Any) -> list[Any]:
         guard, passes = self._guard, self._passes
