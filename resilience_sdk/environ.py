@@ -20,8 +20,9 @@ CONFIG = "RESILIENCE_CONFIG"
 JOB_ID = "RESILIENCE_JOB_ID"
 PAGE_DIR = "RESILIENCE_PAGE_DIR"
 RUN_DIR = "RESILIENCE_RUN_DIR"
+AUTO = "RESILIENCE_AUTO"
 # Known RESILIENCE_* variables that are no settings field.
-NON_FIELDS = frozenset({DISABLE, FAULT, "RESILIENCE_AUTO", CONFIG, "RESILIENCE_DB", JOB_ID, PAGE_DIR})
+NON_FIELDS = frozenset({DISABLE, FAULT, AUTO, CONFIG, "RESILIENCE_DB", JOB_ID, PAGE_DIR})
 
 # Written by the launcher for its ranks and its monitor.
 INTERNAL_JOB = "RESILIENCE_INTERNAL_JOB"  # the job key: equal in all processes of the job
@@ -50,6 +51,11 @@ def environment() -> MutableMapping[str, str]:
 def is_disabled(env: Mapping[str, str]) -> bool:
     """Tell whether `RESILIENCE_DISABLE` asks every call to be a no-op."""
     return env.get(DISABLE, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def is_automatic(env: Mapping[str, str]) -> bool:
+    """Tell whether `RESILIENCE_AUTO` asks frameworks to use us with no code."""
+    return env.get(AUTO, "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def rank_identity(env: Mapping[str, str]) -> RankIdentity | None:

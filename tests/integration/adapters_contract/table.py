@@ -22,4 +22,7 @@ class Adapter:
     """Its names of the sections."""
 
 
-ADAPTERS = (Adapter("pytorch", "torch", "torch"),)
+ADAPTERS = (
+    Adapter("pytorch", "torch", "torch"),
+    Adapter("lightning", "lightning.pytorch", "lightning torchdata"),
+)

@@ -1,0 +1,21 @@
+"""Lightning's signal handlers, and how ours take their place.
+
+Lightning installs a handler of SIGTERM when a training starts, which calls a collective inside the handler. The rank
+that got the signal waits there for the others, and they wait for it in their backward: with more than one rank most
+runs never end. So ours replaces it, before the first step; what was there before Lightning is chained as ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resilience_sdk.preemption import rank as listening
+
+
+def replace_handlers(trainer: Any) -> None:
+    """Listen for the signals to leave in the place of Lightning, which puts back what was there before at the teardown.
+
+    For `on_train_start`, after Lightning has installed its own. Where the fit runs in a thread it has none.
+    """
+    connector = getattr(trainer, "_signal_connector", None)
+    listening.take_over(dict(getattr(connector, "_original_handlers", None) or {}))
