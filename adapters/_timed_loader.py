@@ -103,8 +103,8 @@ def _timed_class(plain: Any, watch: Callable[[Iterator[Any]], Iterator[Any]]) ->
     def reduce(self: Any, protocol: Any) -> Any:
         # A copy is another loader, perhaps in another process: it must not lead back here.
         reduced = plain.__reduce_ex__(self, protocol)
-        if isinstance(reduced, tuple) and reduced[0] in (copyreg.__newobj__, copyreg._reconstructor):  # type: ignore[attr-defined]
-            return (reduced[0], (plain, *reduced[1][1:]), *reduced[2:])
+        if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+            return (plain.__new__, (plain, *reduced[1][1:]), *reduced[2:])
         return reduced
 
     def fill(namespace: dict[str, Any]) -> None:

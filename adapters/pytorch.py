@@ -84,10 +84,11 @@ class Attached:
         self._sections: Any = None
         self._handles: list[Any] = []
         self._loader: TimedLoader | None = None
-        # Loops end by `step`, so it counts whatever becomes of the rest; first of all, for who asks in another hook.
-        self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._count)))
+        self._complete = self._guard(self._step_is_complete)
         if environ.is_disabled(environ.environment()):
+            self._guard.is_on = False
             lanes.recorder()  # says so
+            self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
             return
         if loader is not None:
             self._loader = TimedLoader(loader, self._leave_if_asked)
@@ -99,7 +100,7 @@ class Attached:
         except BaseException:
             self.detach()
             raise
-        self._handles.append(optimizer.register_step_post_hook(self._guard(self._step_ends)))
+        self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
 
     @property
     def is_watching(self) -> bool:
@@ -134,10 +135,9 @@ class Attached:
 
     # -- what the hooks tell
 
-    def _count(self, *_: Any) -> None:
-        self.step += 1
-
     def _forward_begins(self) -> None:
+        if not self._guard.is_on:
+            return
         self._leave_if_asked()
         self._beat.begin(self.step if self._is_global else None)
 
@@ -146,6 +146,10 @@ class Attached:
         self._beat.begin(self.step if self._is_global else None)  # of a model whose forward was not seen
 
     def _step_ends(self, *_: Any) -> None:
+        self.step += 1  # whatever becomes of the rest: loops end by it
+        self._complete()
+
+    def _step_is_complete(self) -> None:
         self._beat.end()
         if not is_stepping() and preemption.check(self.step):
             # Not here: a scheduler and a scaler still have their part of this step to do.
@@ -167,7 +171,7 @@ class Attached:
 
 
 def _ignore(_error: Exception) -> None:
-    """Nothing can fail in counting."""
+    """Counting cannot fail."""
 
 
 def _check(model: Any, optimizer: Any, first_step: Any) -> None:

@@ -24,6 +24,7 @@ MODULES = (
     "primitives",
     "preemption",
     "attach",
+    "adapters",
     "numerics",
     "monitor_cost",
     "stragglers",
