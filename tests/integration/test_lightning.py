@@ -1,0 +1,108 @@
+"""Lightning in one process, as it is used at a desk: fits of all kinds, one after the other, with either package."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from adapter_frameworks import DEMAND, require
+from harness import job
+
+pytestmark = pytest.mark.slow
+REINSTALL = "installed before it had this entry point: pip install -e ."
+
+
+@pytest.fixture(autouse=True)
+def frameworks():
+    """What all of these need."""
+    require("lightning.pytorch", "lightning")
+    require("pytorch_lightning")
+    require("torchdata")
+
+
+def alone(folder, *args, **env):
+    """Start the script by `python`, without a launcher."""
+    folder.mkdir(exist_ok=True)
+    return job(folder, "lightning_alone.py", *map(str, args), command=(sys.executable,), env=env)
+
+
+def end_of(folder, *args, **env):
+    """Run it to its end; return what it told and its screen."""
+    with alone(folder, *args, **env) as run:
+        assert run.finish() == 0, run.screen
+        return json.loads((folder / "told" / "end").read_text()), run.screen
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_fit_resumes_by_itself_and_is_finished(tmp_path, package):
+    """The end of 12 steps is that of 7 and then 5 more; one device alone sets the flag, and the one of NVIDIA's too."""
+    flag = tmp_path / "flag"
+    env = {"LIGHTNING": package, "FAULT_TOL_FINISHED_FLAG_FILE": str(flag)}
+    whole, _ = end_of(tmp_path / "whole", "once", 12, LIGHTNING=package)
+    first, _ = end_of(tmp_path / "parts", "once", 7, **env)
+    assert flag.exists()
+    assert (tmp_path / "parts" / "run" / "finished").exists()
+    second, screen = end_of(tmp_path / "parts", "once", 12, **env)
+    assert "resumed from" in screen
+    assert (first["step"], second["step"]) == (7, 12)
+    assert second["digest"] == whole["digest"] != first["digest"]
+    again, _ = end_of(tmp_path / "parts", "once", 12, **env)
+    assert again["digest"] == whole["digest"]
+
+
+def test_the_path_may_be_given_to_fit(tmp_path):
+    """`fit(ckpt_path=callback.ckpt_path)` starts fresh where there is nothing, and resumes where there is."""
+    fresh, _ = end_of(tmp_path / "a", "once", 7, "path")
+    assert fresh["path"] is None
+    resumed, _ = end_of(tmp_path / "a", "once", 12, "path")
+    assert resumed["path"].endswith("step-00000007/lightning.ckpt")
+    whole, _ = end_of(tmp_path / "b", "once", 12)
+    assert resumed["digest"] == whole["digest"]
+
+
+def test_fifty_fits_leave_nothing_behind(tmp_path):
+    """No descriptor, no thread, no signal handler; and when the process has ended no page and no monitor."""
+    with alone(tmp_path, "many") as run:
+        assert run.finish(100.0) == 0, run.screen
+        end = json.loads((tmp_path / "told" / "end").read_text())
+        assert all(end["after"][name] <= end["before"][name] for name in ("descriptors", "threads")), end
+        assert end["handler"]
+        assert run.incidents() == []
+        assert run.left_behind() == []
+
+
+def test_a_trial_an_evaluation_a_thread_and_a_second_fit_raise_no_incident(tmp_path):
+    """Nor does a process that idles behind them, far longer than any deadline of a step."""
+    deadlines = {"RESILIENCE_HEARTBEAT_TIMEOUT": "2", "RESILIENCE_OUT_OF_SECTION_TIMEOUT": "2"}
+    with alone(tmp_path, "kinds", **deadlines) as run:
+        run.wait(lambda: (tmp_path / "told" / "idle").exists(), "the end of the fits")
+        end = json.loads((tmp_path / "told" / "end").read_text())
+        with contextlib.suppress(AssertionError):  # an incident would come within its deadline of 2 s
+            run.wait(lambda: bool(run.incidents()), "an incident", timeout_s=6.0)
+        assert run.incidents() == [], run.screen
+        os.kill(json.loads((tmp_path / "told" / "idle").read_text())["pid"], signal.SIGUSR1)
+        assert run.finish() == 0, run.screen
+    assert end["after_trial"] == [False, 0]
+    assert end["went_on_to"] == 9
+    assert end["raised"] == "a bug of the user"
+
+
+def test_with_no_code_a_trainer_has_the_callback_where_the_environment_asks(tmp_path):
+    """The installed entry point brings it; it saves and resumes."""
+    if not entry_points(group="lightning.pytorch.callbacks_factory", name="resilience_sdk"):
+        assert os.environ.get(DEMAND) != "1", REINSTALL
+        pytest.skip(REINSTALL)
+    first, _ = end_of(tmp_path, "automatic", 5, RESILIENCE_AUTO="1")
+    assert first["callbacks"].count("AutomaticCallback") == 1
+    second, screen = end_of(tmp_path, "automatic", 8, RESILIENCE_AUTO="1")
+    assert (second["step"], "step 5 is next" in screen) == (8, True)
+    without, _ = end_of(tmp_path, "automatic", 5)
+    assert "AutomaticCallback" not in without["callbacks"]
