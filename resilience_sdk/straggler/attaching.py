@@ -96,6 +96,7 @@ class Attachment:
         self._passes = Passes(prefix, self._find_clock, self._engine, self._guard, on_forward)
         self._steps = 0
         self._has_wrapped = False
+        self._has_brackets = bool(sharded_modules(model))
         self._handles = [*self._hook_model(model), *self._hook_optimizer(optimizer)]
         self._wrap_compiled(model)
 
@@ -191,6 +192,12 @@ class Attachment:
 
     def _find_clock(self) -> GpuClock | None:
         model = self._model()
+        if model is not None and not self._has_brackets and sharded_modules(model):
+            say_once(
+                "attach sharded",
+                "attach: the model was sharded by fully_shard() after it was attached, so what it waits for other "
+                "ranks counts as work of its own; attach it afterwards",
+            )
         clock = None if model is None else gpu_clock(model)
         if clock is not None and self._kernels_every is not None:
             self._sampler = KernelSampler(self._kernels_every, _publish)

@@ -352,3 +352,21 @@ def test_two_models_of_one_loop(recording, asked, model, optimizer, loader):
     other.detach()
     found = counts(recording)
     assert (handle.step, found["step"], found["fwd"], found["critic.fwd"]) == (6, 6, 6, 6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_nothing_waits_for_the_device(recording, asked):
+    """torch itself raises where anything synchronises."""
+    model = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = torch.randn(8, 64, device="cuda")
+    handle = pytorch.attach(model, optimizer)
+    train_step(model, optimizer, batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            train_step(model, optimizer, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert handle.step == recording.snapshot().beats == 6

@@ -265,3 +265,20 @@ def test_waits_are_bracketed_in_compiled_blocks_too(recording, group, is_compile
     assert [len(found[name]) for name in ("fwd", "bwd", "comm_wait")] == [3, 3, 3]
     assert max(found["fwd"][1:]) < 0.1e9
     assert min(found["comm_wait"]) > 0.15e9
+
+
+def test_a_model_that_is_sharded_after_it_was_attached_is_said(recording, group, said):
+    """Its waits cannot be told from its work then; nothing else changes, and in the right order nothing is said."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Model()
+    handle = straggler.attach(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    model(torch.randn(2, 8)).sum().backward()
+    [line] = said()
+    assert "after it was attached" in line
+    handle.detach()
+    straggler.attach(model).detach()
+    model(torch.randn(2, 8)).sum().backward()
+    assert said() == []
