@@ -73,6 +73,9 @@ def rank_identity(env: Mapping[str, str]) -> RankIdentity | None:
             world_size=max(_integer(env.get("WORLD_SIZE")) or 1, rank + 1),
             source="RANK",
         )
+    if (local_rank := lightning_local_rank(env)) is not None and _integer(env.get("NODE_RANK")) == 0:
+        size = max(_integer(env.get("WORLD_SIZE")) or 1, local_rank + 1)
+        return RankIdentity(rank=local_rank, local_rank=local_rank, world_size=size, source="LOCAL_RANK of Lightning")
     for rank_name, size_names, local_name in (
         ("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), "SLURM_LOCALID"),
         ("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -85,6 +88,15 @@ def rank_identity(env: Mapping[str, str]) -> RankIdentity | None:
                 rank=rank, local_rank=_integer(env.get(local_name)) or 0, world_size=size, source=rank_name
             )
     return None
+
+
+def lightning_local_rank(env: Mapping[str, str]) -> int | None:
+    """Return the number of a rank on its node that Lightning itself has started by running the script again, else None.
+
+    Number 0 is the process that the user has started: it starts the others, which are its children.
+    """
+    is_its = "RANK" not in env and "NODE_RANK" in env and _integer(env.get("WORLD_SIZE")) is not None
+    return _integer(env.get("LOCAL_RANK")) if is_its else None
 
 
 def has_several_nodes(env: Mapping[str, str]) -> bool:
