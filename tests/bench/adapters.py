@@ -26,7 +26,7 @@ class Adapter:
     target_us: float
 
 
-ADAPTERS = (Adapter("pytorch", "torch", 10.0),)
+ADAPTERS = (Adapter("pytorch", "torch", 10.0), Adapter("lightning", "lightning.pytorch", 30.0))
 
 
 def measure(context: Context) -> list[Figure]:
@@ -34,7 +34,7 @@ def measure(context: Context) -> list[Figure]:
     return [
         figure
         for adapter in ADAPTERS
-        if importlib.util.find_spec(adapter.module)
+        if importlib.util.find_spec(adapter.module.partition(".")[0])
         for figure in _measure(context, adapter)
     ]
 
