@@ -78,6 +78,7 @@ class Attached:
         """Completed optimizer steps, over all attempts where `first_step` says so; the number of the next one."""
         self._is_global = first_step is not None
         self._is_leaving = False
+        self._is_attached = True
         self._model = weakref.ref(model)
         self._beat = StepBeat()
         self._guard = Guard(self._failed)
@@ -103,14 +104,14 @@ class Attached:
         self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
 
     @property
-    def is_watching(self) -> bool:
-        """Whether the model is still there, with hooks that tell of it."""
-        return self._guard.is_on and self._model() is not None
+    def is_attached(self) -> bool:
+        """Whether it was not detached yet, and the model is still there."""
+        return self._is_attached and self._model() is not None
 
     def detach(self) -> None:
         """Take all hooks off and give the loader its class back; ends the deadlines of this rank. May be repeated."""
         global _current
-        was_on, self._guard.is_on = self._guard.is_on, False
+        was_attached, self._is_attached, self._guard.is_on = self._is_attached, False, False
         for hook in self._handles:
             hook.remove()
         self._handles = []
@@ -120,7 +121,7 @@ class Attached:
             self._sections.detach()
         if _current is self:
             _current = None
-        if was_on:
+        if was_attached:
             self._beat.drop()
             if not is_stepping():
                 heartbeat.done()
@@ -197,10 +198,10 @@ def _check(model: Any, optimizer: Any, first_step: Any) -> None:
 
 
 def _refuse_second() -> None:
-    if _current is None or not _current.is_watching:
+    if _current is None or not _current.is_attached:
         return
     gc.collect()  # the model of an earlier cell of a notebook may only look alive
-    if _current.is_watching:
+    if _current.is_attached:
         raise ConfigError(
             "attach: this process has a loop attached already; call detach() of its handle first, or for a second "
             'model of the same loop use straggler.attach(model, optimizer, prefix="critic.")'

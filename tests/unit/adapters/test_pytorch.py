@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import resilience_sdk
-from resilience_sdk import console, heartbeat, preemption, straggler
+from resilience_sdk import console, heartbeat, lanes, preemption, straggler
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.session.run import Run
@@ -285,6 +285,25 @@ def test_a_second_use_is_an_error(asked, model, optimizer):
     for second in ((model, optimizer), (other, torch.optim.SGD(other.parameters(), 0.1))):
         with pytest.raises(ConfigError, match=r"detach\(\)"):
             pytorch.attach(*second)
+
+
+def test_switched_off_steps_are_counted_and_nothing_else(monkeypatch, asked, model, optimizer, loader):
+    """A loop that ends by them must end. A second use is an error here too: found before the SDK is switched on."""
+    monkeypatch.setenv("RESILIENCE_DISABLE", "1")
+    before = lanes.starter()
+    lanes.disable()
+    try:
+        handle = pytorch.attach(model, optimizer, loader, first_step=3)
+        with pytest.raises(ConfigError, match=r"detach\(\)"):
+            pytorch.attach(model, optimizer)
+        train(model, optimizer, loader)
+        handle.detach()
+    finally:
+        lanes.set_starter(before)
+        lanes.forget()
+    assert (handle.step, asked.checks) == (9, [])
+    assert type(loader) is DataLoader
+    assert len(optimizer._optimizer_step_post_hooks) == 0
 
 
 def test_a_model_that_is_gone_is_no_first_use(recording, asked, optimizer):
