@@ -123,7 +123,7 @@ def _traces_of(found: Any) -> Iterable[Any]:
         own = vars(part) if hasattr(part, "__dict__") else {}
         hooks = {name: len(value) for name, value in own.items() if "hooks" in name and hasattr(value, "__len__")}
         calls = {name: _name(value) for name, value in own.items() if callable(value)}
-        yield [_name(type(part)), hooks, calls]
+        yield [[_name(kind) for kind in type(part).__mro__], hooks, calls]  # a subclass may have the same name
 
 
 def _name(value: Any) -> str:
