@@ -32,6 +32,7 @@ MODULES = (
     "checkpoints",
     "restart",
     "preemptions",
+    "lightning_signals",
     "hang",
 )
 

@@ -14,8 +14,9 @@ rank = int(os.environ.get("RANK", "0"))
 torch.manual_seed(100 + rank)
 module = Module()
 options = {"strategy": "ddp", "devices": ranks} if ranks > 1 else {}
+is_alone = "LIGHTNING_ALONE" in os.environ  # for comparison
 fitting = trainer(
-    ResilienceCallback(os.environ["RESILIENCE_RUN_DIR"], checkpoint_every=100_000),
+    *([] if is_alone else [ResilienceCallback(os.environ["RESILIENCE_RUN_DIR"], checkpoint_every=100_000)]),
     max_steps=int(sys.argv[1]),
     use_distributed_sampler=False,
     **options,
