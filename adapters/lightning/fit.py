@@ -13,7 +13,7 @@ from resilience_sdk.adapters.lightning import roles, saving
 from resilience_sdk.adapters.lightning.complete import is_complete
 from resilience_sdk.adapters.lightning.resuming import Resume
 from resilience_sdk.adapters.lightning.sections import FitSections
-from resilience_sdk.adapters.lightning.signals import replace_handlers
+from resilience_sdk.adapters.lightning.signals import let_ranks_leave, replace_handlers
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import Preempted
@@ -144,6 +144,7 @@ class Fit:
         saver = self._saver()
         if saver is not None:
             save_at_stop(saver, step, self._session)
+        let_ranks_leave(self.trainer)
         raise Preempted
 
     def eval_starts(self) -> None:

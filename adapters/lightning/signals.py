@@ -19,3 +19,14 @@ def replace_handlers(trainer: Any) -> None:
     """
     connector = getattr(trainer, "_signal_connector", None)
     listening.take_over(dict(getattr(connector, "_original_handlers", None) or {}))
+
+
+def let_ranks_leave(trainer: Any) -> None:
+    """Let all ranks leave with their exit code, as they agreed to.
+
+    Where Lightning has started the ranks itself, a thread of rank 0 looks for one that has ended with another code than
+    0, and kills all that are left. It looks into this list.
+    """
+    processes = getattr(getattr(trainer.strategy, "launcher", None), "procs", None)
+    if isinstance(processes, list):
+        processes.clear()

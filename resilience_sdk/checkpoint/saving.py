@@ -69,7 +69,7 @@ def write_part(part: Part, directory: Path, ranks: Ranks, *, mode: int, spread: 
             sharded.save(directory, part.spread, ranks)
         if part.writer is not None:
             part.writer(directory)
-        is_sharded = bool(part.spread) or (directory / SHARDED).is_dir()
+        is_sharded = bool(part.spread) or (directory / SHARDED / ".metadata").exists()
         entries = sharded.entries_of(directory, rank, mode=mode) if is_sharded else []
         entries += payload.write_rank(directory, rank, part.document, part.own, mode=mode)
         if rank == 0:

@@ -37,11 +37,16 @@ def told(folder: Path, name: str) -> Any:
 
 
 def leave(
-    folder: Path, ranks: Sequence[int], command: tuple[str, ...] | None = None, patience_s: float = 30.0, **env: str
+    folder: Path,
+    ranks: Sequence[int],
+    command: tuple[str, ...] | None = None,
+    patience_s: float = 30.0,
+    options: tuple[str, ...] = _RANKS,
+    **env: str,
 ) -> Left:
     """Run until both ranks train, send SIGTERM to `ranks`, and wait for the end."""
     _forget(folder)
-    with job(folder, *_RANKS, _SCRIPT, str(FOREVER), command=command, env=env) as run:
+    with job(folder, *options, _SCRIPT, str(FOREVER), command=command, env=env) as run:
         run.wait(lambda: _is_under_way(folder), "both ranks to train")
         for rank in ranks:
             os.kill(told(folder, f"start-{rank}")["pid"], signal.SIGTERM)

@@ -47,3 +47,13 @@ def test_under_torchrun_a_signal_to_one_rank_stops_both(tmp_path):
     assert left.stopped[0] == left.stopped[1], left.screen
     assert f"step-{left.stopped[0]:08d}" in os.listdir(tmp_path / "run" / "checkpoints"), left.screen
     assert not (tmp_path / "run" / "finished").exists()
+
+
+def test_ranks_that_lightning_starts_itself_are_one_job(tmp_path):
+    """`python train.py` with two devices: rank 0 starts the other one, and the exit code is ours."""
+    left = leave(tmp_path, (1,), (sys.executable,), options=(), DEVICES="2")
+    assert left.code == 75, left.screen
+    assert left.stopped[0] == left.stopped[1], left.screen
+    assert f"step-{left.stopped[0]:08d}" in os.listdir(tmp_path / "run" / "checkpoints"), left.screen
+    again = leave(tmp_path, (0, 1), (sys.executable,), options=(), DEVICES="2")
+    assert (again.code, again.began) == (75, left.stopped[0]), again.screen

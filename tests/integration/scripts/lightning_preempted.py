@@ -9,8 +9,8 @@ from lightning_module import Module, digest, loader, tell, torch, trainer
 
 from resilience_sdk.adapters.lightning import ResilienceCallback
 
-ranks = int(os.environ.get("WORLD_SIZE", "1"))
-rank = int(os.environ.get("RANK", "0"))
+ranks = int(os.environ.get("DEVICES") or os.environ.get("WORLD_SIZE", "1"))
+rank = int(os.environ.get("LOCAL_RANK", "0"))
 torch.manual_seed(100 + rank)
 module = Module()
 options = {"strategy": "ddp", "devices": ranks} if ranks > 1 else {}
