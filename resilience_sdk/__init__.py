@@ -111,10 +111,10 @@ def _start_recording() -> Any:
     return start_recording()
 
 
-def _find_journal(run_dir: Any) -> Any:
-    """Return where this rank journals what concerns a run directory: from the checkpoints up to the session."""
+def _own_checkpoints() -> Any:
+    """Return what tells a `Checkpointer` of its job, if there is any: from the checkpoints up to the session."""
     try:
-        from resilience_sdk.session.own_checkpoints import find_place
+        from resilience_sdk.session import own_checkpoints
     except ImportError:  # a platform without POSIX
         return None
-    return find_place(run_dir)
+    return own_checkpoints

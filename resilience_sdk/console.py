@@ -12,6 +12,7 @@ import sys
 import threading
 
 _PREFIX = "resilience: "
+_LEAST_WIDTH = 40
 _said: set[str] = set()
 _lock = threading.Lock()
 
@@ -25,9 +26,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it
 
 
-def say(message: str) -> None:
-    """Print `message` on standard error, one prefixed line per line; never raises."""
-    text = "".join(f"{_PREFIX}{line}\n" for line in printable(message).splitlines())
+def say(message: str, *, wrap: bool = True) -> None:
+    """Print `message` on standard error, one prefixed line per line; never raises.
+
+    On a terminal long lines are wrapped between words; not so with `wrap=False`, for a command that is to be copied.
+    """
+    lines = printable(message).splitlines()
+    if wrap and (width := _terminal_width()):
+        lines = [part for line in lines for part in _wrapped(line, width - len(_PREFIX))]
+    text = "".join(f"{_PREFIX}{line}\n" for line in lines)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if threading.current_thread() is not threading.main_thread():
             # A daemon thread that holds the stream's lock while the interpreter shuts down aborts the process.
@@ -35,6 +42,23 @@ def say(message: str) -> None:
             return
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+def _terminal_width() -> int | None:
+    try:
+        return os.get_terminal_size(2).columns if os.isatty(2) else None
+    except OSError:
+        return None
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    if len(line) <= width or width < _LEAST_WIDTH:
+        return [line]
+    import textwrap  # late: few processes have a terminal
+
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    parts = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return parts or [line]
 
 
 def say_once(key: str, message: str) -> bool:

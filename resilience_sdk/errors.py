@@ -3,7 +3,8 @@
     Exception
     └── ResilienceError            the SDK was used in a way that it cannot serve
         ├── ConfigError            (also ValueError) a setting, option or argument is wrong
-        ├── RunDirectoryError      the run directory cannot be used: unreadable, or in use by another job
+        ├── RunDirectoryError      the run directory cannot be used, or not be written
+        │   └── DirectoryInUseError  another live job uses it, or another process writes its checkpoints
         ├── CheckpointError        a checkpoint cannot be written or read
         ├── NumericsError          (also ArithmeticError) a loss or gradient norm is bad, and the policy is to leave
         └── MissingExtraError      (also ImportError) an optional dependency is not installed
@@ -18,6 +19,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "DirectoryInUseError",
     "MissingExtraError",
     "NumericsError",
     "Preempted",
@@ -38,6 +40,10 @@ class ConfigError(ResilienceError, ValueError):
 
 class RunDirectoryError(ResilienceError):
     """The run directory cannot be used; the message says why and what to do."""
+
+
+class DirectoryInUseError(RunDirectoryError):
+    """Another live job uses the run directory, or another process writes its checkpoints; the message names it."""
 
 
 class CheckpointError(ResilienceError):

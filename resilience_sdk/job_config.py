@@ -50,6 +50,8 @@ class JobConfig:
     parent_pid: int
     """Who started the ranks: tells a restart by the same foreign launcher from a later job with the same key."""
     parent_ticks: int
+    instead_of: str | None = None
+    """The run directory that the user named, where another job used it, so that this one has a sibling of it."""
     pid_namespace: str = attrs.field(factory=hostinfo.pid_namespace)
     """Where the process ids above mean something: containers may share the page directories' place."""
     began_ns: int = attrs.field(factory=time.monotonic_ns)

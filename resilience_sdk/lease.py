@@ -1,4 +1,4 @@
-"""The lease: at most one job uses a run directory at a time.
+"""The leases: at most one job uses a run directory at a time, and one process writes its checkpoints.
 
 A small file that its job renews every 10 s. It is stale after 60 s, or at once when the process that wrote it
 is provably gone (same host, boot and PID namespace), or when the job that wrote it comes back (a requeue).
@@ -13,13 +13,14 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from resilience_sdk.console import printable, say_once
-from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.errors import DirectoryInUseError, RunDirectoryError
 from resilience_sdk.file_lock import file_lock
 from resilience_sdk.hostinfo import boot_id, host_name, pid_namespace, process_is_gone, process_start_ticks
 from resilience_sdk.run_directory import RunDirectory
@@ -30,6 +31,7 @@ STALE_AFTER_S = 60.0
 _TRIES = 20
 _LOCK_PATIENCE_S = 5.0
 _LOOK_AGAIN_S = 0.1
+_MONITOR_LEAVES_S = 3.0  # it looks twice a second
 
 
 @attrs.frozen
@@ -48,11 +50,15 @@ class LeaseHolder:
         """Tell whether that process is provably gone, which only its own host can prove."""
         return self._is_here() and self.pid is not None and process_is_gone(self.pid, self.start_ticks)
 
-    def is_another_here(self) -> bool:
-        """Tell whether that process is provably alive on this host, and is not this process."""
-        if not self._is_here() or self.pid is None or self.pid == os.getpid():
+    def is_another_here(self, kin: Collection[int] = ()) -> bool:
+        """Tell whether that process is provably alive on this host, and neither this process nor one of `kin`."""
+        if not self._is_here() or self.pid is None or self.pid in (os.getpid(), *kin):
             return False
         return not process_is_gone(self.pid, self.start_ticks)
+
+    def __str__(self) -> str:
+        """Return who it is, for a person."""
+        return printable(f"job {self.job} (host {self.host}, pid {self.pid})")
 
     def _is_here(self) -> bool:
         return self.host == host_name() and self.boot_id == boot_id() and self.pid_namespace == pid_namespace()
@@ -67,14 +73,16 @@ class Lease:
         self.holder = holder
 
     @classmethod
-    def acquire(cls, run_dir: RunDirectory, job_key: str, *, alone: bool = False) -> Lease:
+    def acquire(cls, run_dir: RunDirectory, job_key: str, *, alone: bool = False, kin: Collection[int] = ()) -> Lease:
         """Take the lease of `run_dir` for the job `job_key`, or join it where that job has it already.
 
         `alone`: the job has this one process only, so that another living one with the same key is another job
-        (two runs under one `RESILIENCE_JOB_ID`). What died, or ran on another host, may be its own past.
+        (two runs under one `RESILIENCE_JOB_ID`). What died, or ran on another host, may be its own past; and what
+        the processes `kin` hold is this one's too.
 
         Raises:
-            RunDirectoryError: Another live job uses the directory, or the file cannot be written.
+            DirectoryInUseError: Another live job uses the directory.
+            RunDirectoryError: The file cannot be written.
         """
         pid = os.getpid()
         holder = LeaseHolder(
@@ -86,9 +94,9 @@ class Lease:
             start_ticks=process_start_ticks(pid),
             started_at=time.time(),
         )
-        lease = cls(run_dir.lease, holder)
+        lease = cls(cls._file_in(run_dir), holder)
         try:
-            lease._acquire_one_at_a_time(alone)
+            lease._acquire_one_at_a_time(lambda found: alone and found.is_another_here(kin))
         except OSError as error:
             raise RunDirectoryError(
                 f"cannot write {lease.path}: {error.strerror}; name another directory with --run-dir"
@@ -117,7 +125,11 @@ class Lease:
             if found is not None and found.holder == self.holder:
                 self.path.unlink()
 
-    def _acquire_one_at_a_time(self, alone: bool) -> None:
+    @staticmethod
+    def _file_in(run_dir: RunDirectory) -> Path:
+        return run_dir.lease
+
+    def _acquire_one_at_a_time(self, is_namesake: Callable[[LeaseHolder], bool]) -> None:
         """Keep others who want the same lease out meanwhile, where the file system has locks.
 
         Without, three jobs that find the same stale lease may undo one another: one removes it and writes its
@@ -127,15 +139,15 @@ class Lease:
             locked = False
             with contextlib.suppress(OSError, ImportError):
                 locked = held.enter_context(file_lock(self.path.parent, patience_s=_LOCK_PATIENCE_S))
-            self._acquire(alone)
+            self._acquire(is_namesake)
             if locked:
                 return
             time.sleep(_LOOK_AGAIN_S)
             found = _read(self.path)
             if found is not None and found.holder is not None and found.holder.job != self.holder.job:
-                raise RunDirectoryError(self._in_use(found.holder, self._age(found)))
+                raise DirectoryInUseError(self._in_use(found.holder, self._age(found)))
 
-    def _acquire(self, alone: bool) -> None:
+    def _acquire(self, is_namesake: Callable[[LeaseHolder], bool]) -> None:
         for _ in range(_TRIES):
             if self._write_exclusively():
                 return
@@ -146,24 +158,24 @@ class Lease:
                 time.sleep(0.02)  # its writer has created it and is about to fill it, or died in between
                 continue
             if found.holder is not None and found.holder.job == self.holder.job:
-                if alone and found.holder.is_another_here():
-                    raise RunDirectoryError(self._in_use(found.holder, self._age(found)))
+                if is_namesake(found.holder):
+                    raise DirectoryInUseError(self._in_use(found.holder, self._age(found)))
                 self._replace()
                 return
             if found.holder is not None and not found.holder.is_gone():
                 age = self._age(found)
                 if age < STALE_AFTER_S:
-                    raise RunDirectoryError(self._in_use(found.holder, age))
+                    raise DirectoryInUseError(self._in_use(found.holder, age))
             self._set_stale_aside(found)
         raise RunDirectoryError(
             f"{self.path} cannot be read as a lease; if no job uses {self.path.parent}, remove that file"
         )
 
     def _in_use(self, holder: LeaseHolder, age_s: float) -> str:
-        who = printable(f"job {holder.job} (host {holder.host}, pid {holder.pid})")
+        who = _writer_of(self.path.parent, holder)
         return (
             f"{self.path.parent} is in use by {who}, seen alive {max(0.0, age_s):.0f} s ago; name another "
-            f"directory with --run-dir, or wait: the lease of a dead job ends after {STALE_AFTER_S:.0f} s"
+            f"directory with --run-dir or run_dir=, or wait: the lease of a dead job ends after {STALE_AFTER_S:.0f} s"
         )
 
     def _set_stale_aside(self, found: _Found) -> None:
@@ -211,13 +223,54 @@ class Lease:
         return now - found.written_at
 
 
+class WriterLease(Lease):
+    """One process's hold on the checkpoints in a run directory, whatever job holds the directory itself."""
+
+    @staticmethod
+    def _file_in(run_dir: RunDirectory) -> Path:
+        return run_dir.writer
+
+    def _in_use(self, holder: LeaseHolder, age_s: float) -> str:
+        return (
+            f"the checkpoints in {self.path.parent} are written by {holder}, seen alive {max(0.0, age_s):.0f} s ago: "
+            "end that process, name another run_dir, or only read them: Checkpointer(..., read_only=True); what a "
+            f"dead process held on another host is free after {STALE_AFTER_S:.0f} s"
+        )
+
+
+def refuse_other_jobs(run_dir: RunDirectory, job: str) -> None:
+    """Raise `DirectoryInUseError` where a job other than `job` uses `run_dir`. Takes nothing.
+
+    One that has just ended may still be held by its monitor: so it waits for a moment, where nobody writes there.
+    """
+    until = time.monotonic() + _MONITOR_LEAVES_S
+    while (holder := current_holder(run_dir)) is not None and holder.job != job:
+        if _living(run_dir.writer) is None and time.monotonic() < until:
+            time.sleep(_LOOK_AGAIN_S)
+            continue
+        raise DirectoryInUseError(
+            f"{run_dir.path} is in use by {_writer_of(run_dir.path, holder)}: end that job, name another directory "
+            f"with run_dir= or --run-dir, or wait: the lease of a dead job ends after {STALE_AFTER_S:.0f} s"
+        )
+
+
 def current_holder(run_dir: RunDirectory) -> LeaseHolder | None:
     """Return who holds `run_dir` by a lease that is not provably over, for `status`; None when nobody does.
 
     Only reads, so the age is by this host's clock and a reader without write permission gets an answer.
     """
+    return _living(run_dir.lease)
+
+
+def _writer_of(path: Path, holder: LeaseHolder) -> LeaseHolder:
+    """Return the process of `holder`'s job that trains, where that is known: the lease may be a monitor's."""
+    writer = _living(RunDirectory(path).writer)
+    return writer if writer is not None and writer.job == holder.job else holder
+
+
+def _living(path: Path) -> LeaseHolder | None:
     with contextlib.suppress(OSError):
-        found = _read(run_dir.lease)
+        found = _read(path)
         if found is not None and found.holder is not None and not found.holder.is_gone():
             return found.holder if time.time() - found.written_at < STALE_AFTER_S else None
     return None

@@ -61,6 +61,19 @@ class Outcome:
         return {**data, "verdict": self.verdict.value, "incidents": list(self.incidents)}
 
 
+_TO_RESUME = {
+    Verdict.STOP: "to run it again, once it is repaired",
+    Verdict.HARDWARE: "to resume on another node",
+}
+TO_RESUME = ("to resume", "to run it again")
+"""How the lines begin that end with a command to copy."""
+
+
+def to_resume(verdict: Verdict, command: str) -> str:
+    """Return the line with the command that goes on, and when or where it makes sense."""
+    return f"{_TO_RESUME.get(verdict, 'to resume')}: {command}"
+
+
 def write_outcome(path: Path, outcome: Outcome) -> None:
     """Write `outcome.json`, whole or not at all; a full disk is said and not raised."""
     try:

@@ -7,6 +7,7 @@ RUN_DIR/                     mode 0700 (0750 when the group may read)
   timeouts.json              learned deadlines
   outcome.json               how the last job ended
   lease.json                 which job uses it now (see `lease`)
+  writer.json                which process writes its checkpoints now
   finished                   the flag: training is complete
 """
 
@@ -75,6 +76,11 @@ class RunDirectory:
     def lease(self) -> Path:
         """File that says which job uses the directory."""
         return self.path / "lease.json"
+
+    @property
+    def writer(self) -> Path:
+        """File that says which process writes the checkpoints."""
+        return self.path / "writer.json"
 
     @property
     def preempt(self) -> Path:

@@ -44,6 +44,12 @@ def structure(kind: Any, value: Any) -> Any:
         return _one_of(of, value)
     if origin is tuple:
         return tuple(structure(of[0], item) for item in _checked(value, list))
+    if origin in (collections.abc.Mapping, dict) and of[1] is float:
+        # Scores of 16,384 ranks: most values are floats already.
+        return {
+            _key(of[0], key): item if type(item) is float else structure(float, item)
+            for key, item in _checked(value, dict).items()
+        }
     if origin in (collections.abc.Mapping, dict):
         return {_key(of[0], key): structure(of[1], item) for key, item in _checked(value, dict).items()}
     if attrs.has(kind):

@@ -40,13 +40,13 @@ NEIGHBOURS = {
     ("environ", "errors"), ("settings", "environ"), ("settings", "errors"), ("settings", "console"),
     ("faults", "console"), ("faults", "errors"), ("console", "errors"),
     ("lease", "run_directory"), ("incidents", "journal"),
-    ("heartbeats", "lanes"), ("straggler", "lanes"), ("checkpoint", "straggler"),
+    ("heartbeats", "lanes"), ("straggler", "lanes"), ("checkpoint", "straggler"), ("checkpoint", "lanes"),
     ("preemption", "attribution"),  # only preemption.account, for the place of a cause in the taxonomy
     ("preemption", "lanes"), ("numerics", "lanes"),
     ("session", "monitor"),  # only monitor.spawn: a rank starts the monitor of its node
     ("__main__", "cli"), ("cli", "demo"),
 }  # fmt: skip
-# The package itself wires its floors together: `lanes` asks it how recording starts, `checkpoint` where to journal,
+# The package itself wires its floors together: `lanes` asks it how recording starts, `checkpoint` whose job it is,
 # `monitor` where it lies, and the demo's training script uses it as any user does.
 ROOT_USERS = {"checkpoint", "demo", "lanes", "monitor"}
 

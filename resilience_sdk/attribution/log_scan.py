@@ -2,8 +2,9 @@
 
 Nearly all of a log is the same few lines with other numbers. So a chunk is compared by *shapes*, its lines
 without their digits: a shape that was seen before costs one lookup of a set, and only new shapes are searched
-for the words of trouble. Lines with such a word go to the reader, and after each of them as many as it asks for;
-of the rest the first and last lines of the log and those just before a fault are kept.
+for the words of trouble. Where most lines have shapes of their own, their words alone are looked up. Lines with
+such a word go to the reader, and after each of them as many as it asks for; of the rest the first and last lines
+of the log and those just before a fault are kept.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import BinaryIO, Protocol
 
-from resilience_sdk.attribution.glance import may_mean
+from resilience_sdk.attribution.glance import may_mean, meaningful
+from resilience_sdk.attribution.vocabulary import Vocabulary, words_with
 
 _CHUNK = 1 << 20
 _MOST_SHAPES = 50_000
 _MOST_SHAPE_BYTES = 16 << 20
-_MOST_WORDS = 100_000
 _DIGITS = b"0123456789"
-_LOWER = bytes(range(256)).lower()
 _HEAD = 120
 _TAIL = 200
 # One of these is in a word of every line that means something to `signatures`, in lower case (tested).
@@ -37,12 +37,16 @@ _TROUBLE = (
 # Words that hold one of those and mean nothing.
 _HARMLESS = re.compile(rb".*(?:info|config|inference|note(?:book)?|information)\W*")
 # Where the number is what matters, lines of one shape can differ in meaning.
-_NUMBERED = re.compile(rb"errno|xid|exit|signal|with error")
+_NUMBERED = re.compile(rb"(?i)errno|xid|exit|signal|with error")
 _PATIENCE = 3
-_MOST_READS = 4000  # a line that comes so often is no news any more
+_MOST_READS = 1000  # lines of one kind, by their telling words: what comes so often is no news any more
+_MANY_READS = 5000  # lines read in all, after which `_FEW_READS` of a kind suffice
+_FEW_READS = 20
+_MOST_KINDS = 20_000
+_NO_KIND: frozenset[bytes] = frozenset()
 _MOST_IN_VAIN = 2000  # lines with a word of trouble that meant nothing: from then on a closer look comes first
-_PIECE = 1 << 16
 _MOST_OF_A_SHAPE = 4000
+_LOOK_AGAIN = 16  # chunks after which lines may have begun to repeat themselves
 
 
 class Reader(Protocol):
@@ -75,13 +79,17 @@ def scan(stream: BinaryIO, reader: Reader) -> None:
 class _Scan:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._words = _Words()
+        self._trouble = Vocabulary(_troublesome)
+        self._meaning = Vocabulary(meaningful)
         self._cold: set[bytes] = set()
         self._hot: dict[bytes, int] = {}  # shape -> how often it was read in vain, in a row
-        self._reads: Counter[bytes] = Counter()
+        self._reads: Counter[frozenset[bytes]] = Counter()  # by the telling words of a line
+        self._all_reads = 0
         self._known_bytes = 0
         self._wanted = 0
         self._in_vain = 0
+        self._repeats = True  # whether the lines of the newest chunks had been seen before, but for their numbers
+        self._chunks = 0
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=_TAIL)
 
     def run(self, stream: BinaryIO) -> None:
@@ -90,6 +98,10 @@ class _Scan:
             self._chunk(number, chunk)
             number += chunk.count(b"\n")
         self._reader.tail(list(self._recent))
+
+    @property
+    def _is_vain(self) -> bool:
+        return self._in_vain > _MOST_IN_VAIN
 
     def _chunk(self, first: int, chunk: bytes) -> None:
         numbers: list[int] | range
@@ -104,124 +116,132 @@ class _Scan:
         else:
             lines = body.split(b"\n")
             numbers = range(first, first + len(lines))
-        shapes = body.translate(_LOWER, _DIGITS).split(b"\n")
-        self._learn(set(shapes))
-        self._read(numbers, lines, shapes)
-        self._recent.extend(zip(numbers[-_TAIL:], lines[-_TAIL:], strict=True))
+        shapes = body.translate(None, _DIGITS)
+        self._chunks += 1
+        is_by_shape = self._repeats or self._chunks % _LOOK_AGAIN == 0
+        hits = self._hits_by_shape(shapes.split(b"\n")) if is_by_shape else self._hits_by_word(shapes + b"\n")
+        self._read(numbers, lines, hits)
+        self._recent.extend(zip(numbers[-_TAIL:], map(_ends, lines[-_TAIL:]), strict=True))
 
-    def _learn(self, shapes: set[bytes]) -> None:
-        """Sort the shapes that are new into those with a word of trouble and those without."""
-        new = shapes - self._cold
+    def _hits_by_shape(self, shapes: list[bytes]) -> dict[int, bytes]:
+        """Return the lines worth a look with their shapes, after sorting the shapes that are new."""
+        distinct = set(shapes)
+        new = distinct - self._cold
         new.difference_update(self._hot)
-        if not new:
-            return
-        joined = b"\n".join(new) + b"\n"
-        self._known_bytes += len(joined)
-        if len(self._cold) + len(self._hot) > _MOST_SHAPES or self._known_bytes > _MOST_SHAPE_BYTES:
+        self._repeats = len(new) < len(shapes) / 2
+        if new:
+            self._known_bytes += sum(map(len, new))
+            if self._forget_if_many():
+                new, self._known_bytes = distinct, sum(map(len, distinct))
+            joined = b"\n".join(new) + b"\n"
+            hot = {joined[start:end] for start, end in self._words().lines(joined)}
+            self._hot.update(dict.fromkeys(hot, 0))
+            self._cold.update(new - hot)
+        hot_ones = self._hot
+        return {index: shape for index, shape in enumerate(shapes) if shape in hot_ones} if hot_ones else {}
+
+    def _hits_by_word(self, text: bytes) -> dict[int, bytes]:
+        """Return the same where no line is like another, so that there is nothing to be gained by comparing them."""
+        hits, index, counted = {}, 0, 0
+        self._forget_if_many()
+        for start, end in self._words().lines(text):
+            index += text.count(b"\n", counted, start)
+            counted = start
+            shape = text[start:end]
+            if shape not in self._cold:
+                hits[index] = shape
+                if shape not in self._hot:
+                    self._hot[shape] = 0
+                    self._known_bytes += len(shape)
+        return hits
+
+    def _words(self) -> Vocabulary:
+        return self._meaning if self._is_vain else self._trouble
+
+    def _forget_if_many(self) -> bool:
+        is_many = len(self._cold) + len(self._hot) > _MOST_SHAPES or self._known_bytes > _MOST_SHAPE_BYTES
+        if is_many:
             self._cold.clear()
             self._hot.clear()
-            self._reads.clear()
-            joined = b"\n".join(shapes) + b"\n"
-            new, self._known_bytes = shapes, len(joined)
-        hot = self._words.lines_with_trouble(joined)
-        self._hot.update(dict.fromkeys(hot, 0))
-        self._cold.update(new - hot)
+            self._known_bytes = 0
+        return is_many
 
-    def _read(self, numbers: list[int] | range, lines: list[bytes], shapes: list[bytes]) -> None:
+    def _read(self, numbers: list[int] | range, lines: list[bytes], hits: dict[int, bytes]) -> None:
         reader = self._reader
         if numbers[0] <= _HEAD:
             for number, line in zip(numbers, lines, strict=True):
                 if number > _HEAD:
                     break
                 reader.head(number, line)
-        hot = self._hot
-        hits = [index for index, shape in enumerate(shapes) if shape in hot] if hot else []
+        order = list(hits)
         next_hit = index = 0
         while index < len(lines):
             if self._wanted <= 0:
-                next_hit = bisect_left(hits, index, next_hit)
-                if next_hit == len(hits):
+                next_hit = bisect_left(order, index, next_hit)
+                if next_hit == len(order):
                     return
-                index = hits[next_hit]
-            trouble = shapes[index] in hot
-            if trouble and self._wanted <= 0 and self._in_vain > _MOST_IN_VAIN and not may_mean(lines[index]):
+                index = order[next_hit]
+            shape = hits.get(index)
+            kind = self._kind(shape) if shape is not None and shape in self._hot else _NO_KIND
+            is_news = bool(kind) and self._is_news(kind)
+            if self._wanted <= 0 and not (is_news and shape is not None and self._is_worth(shape, lines[index])):
                 index += 1
                 continue
-            wanted = reader.feed(numbers[index], lines[index], trouble=trouble)
-            if trouble:
-                self._judge(shapes[index], wanted)
+            wanted = reader.feed(numbers[index], lines[index], trouble=is_news)
+            if shape is not None and is_news:
+                self._judge(shape, kind, wanted)
             if reader.wants_before():
                 reader.before(self._before(index, numbers, lines))
             self._wanted = max(self._wanted - 1, wanted)
             index += 1
+
+    def _kind(self, shape: bytes) -> frozenset[bytes]:
+        """Return the telling words of a line; none where it means nothing."""
+        return frozenset(self._words().telling(shape[:_MOST_OF_A_SHAPE]))
+
+    def _is_worth(self, shape: bytes, line: bytes) -> bool:
+        """Take a closer look, once many lines with a word of trouble have been read for nothing."""
+        return not self._is_vain or (may_mean(line) and bool(self._trouble.telling(shape)))
+
+    def _is_news(self, kind: frozenset[bytes]) -> bool:
+        """Tell whether lines of that kind have not been read so often that one more tells nothing."""
+        return self._reads[kind] < (_MOST_READS if self._all_reads < _MANY_READS else _FEW_READS)
 
     def _before(self, index: int, numbers: list[int] | range, lines: list[bytes]) -> list[tuple[int, bytes]]:
         start = max(0, index - _TAIL)
         near = list(zip(numbers[start:index], lines[start:index], strict=True))
         return [*list(self._recent)[len(near) :], *near] if len(near) < _TAIL else near
 
-    def _judge(self, shape: bytes, wanted: int) -> None:
-        """Stop reading a shape that comes too often, or that never meant anything, unless its numbers may."""
-        self._reads[shape] += 1
+    def _judge(self, shape: bytes, kind: frozenset[bytes], wanted: int) -> None:
+        """Count what was read, and stop reading a shape that never meant anything, unless its numbers may."""
+        self._all_reads += 1
+        if kind in self._reads or len(self._reads) < _MOST_KINDS:
+            self._reads[kind] += 1
         self._in_vain += wanted < 0
         is_numbered = _NUMBERED.search(shape, 0, _MOST_OF_A_SHAPE)
         self._hot[shape] = 0 if wanted >= 0 or is_numbered else self._hot[shape] + 1
-        if self._hot[shape] >= _PATIENCE or self._reads[shape] >= _MOST_READS:
+        if self._hot[shape] >= _PATIENCE:
             del self._hot[shape]
-            del self._reads[shape]
             self._cold.add(shape)
 
 
-class _Words:
-    """The words of a log, known by now to be dull or to tell of trouble: a language has fewer words than lines."""
-
-    def __init__(self) -> None:
-        self._dull: set[bytes] = set()
-        self._telling: set[bytes] = set()
-
-    def lines_with_trouble(self, joined: bytes) -> set[bytes]:
-        """Return the lines with a word of trouble; each line of `joined` is in lower case and ends with a newline."""
-        found: set[bytes] = set()
-        start = 0
-        while start < len(joined):
-            end = joined.find(b"\n", start + _PIECE) + 1 or len(joined)
-            piece = joined[start:end]
-            words = piece.split()
-            # Nearly always true, and faster than to make a set of them.
-            if not self._dull.issuperset(words):
-                self._find(piece, set(words), found)
-            start = end
-        return found
-
-    def _find(self, piece: bytes, words: set[bytes], found: set[bytes]) -> None:
-        if len(self._dull) + len(self._telling) > _MOST_WORDS:
-            self._dull.clear()
-            self._telling.clear()
-        self._learn(words - self._dull - self._telling)
-        for word in words & self._telling:
-            at = piece.find(word)
-            while at >= 0:
-                start, end = piece.rfind(b"\n", 0, at) + 1, piece.find(b"\n", at)
-                found.add(piece[start:end])
-                at = piece.find(word, end)
-
-    def _learn(self, new: set[bytes]) -> None:
-        text = b"\n" + b"\n".join(new) + b"\n"
-        telling: set[bytes] = set()
-        for part in _TROUBLE:
-            at = text.find(part)
-            while at >= 0:
-                end = text.find(b"\n", at)
-                telling.add(text[text.rfind(b"\n", 0, at) + 1 : end])
-                at = text.find(part, end)
-        telling = {word for word in telling if not _HARMLESS.fullmatch(word)}
-        self._telling |= telling
-        self._dull |= new - telling
+def _troublesome(words: set[bytes]) -> set[bytes]:
+    """Return those of the words that tell of trouble, whatever their case."""
+    lowered: dict[bytes, list[bytes]] = {}
+    for word in words:
+        lowered.setdefault(word.lower(), []).append(word)
+    telling = [word for word in words_with(_TROUBLE, lowered) if not _HARMLESS.fullmatch(word)]
+    return {word for lower in telling for word in lowered[lower]}
 
 
 def has_trouble(text: str) -> bool:
     """Tell whether a line would be read at all."""
-    return bool(_Words().lines_with_trouble(text.encode().translate(_LOWER, _DIGITS) + b"\n"))
+    return bool(Vocabulary(_troublesome).telling(text.encode().translate(None, _DIGITS)))
+
+
+def _ends(line: bytes) -> bytes:
+    """Return what is looked at of a line: of a very long one its ends."""
+    return line if len(line) <= 2 * _MOST_OF_A_SHAPE else line[:_MOST_OF_A_SHAPE] + b" ... " + line[-_MOST_OF_A_SHAPE:]
 
 
 def _chunks(stream: BinaryIO) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -37,12 +37,12 @@ class Rule:
     source: str
     example: Mapping[str, Any]
 
-    def matches(self, exception: ExceptionRecord) -> bool:
+    def matches(self, kind: str, message: str, frames: Sequence[str]) -> bool:
         """Tell whether type, message and some frame all fit."""
         return (
-            (self.type is None or bool(self.type.search(type_of(exception))))
-            and (self.message is None or bool(self.message.search(message_of(exception))))
-            and (self.frame is None or any(self.frame.search(frame) for frame in frames_of(exception)))
+            (self.type is None or self.type.search(kind) is not None)
+            and (self.message is None or self.message.search(message) is not None)
+            and (self.frame is None or any(self.frame.search(frame) for frame in frames))
         )
 
 
@@ -55,7 +55,8 @@ def exception_rules() -> tuple[Rule, ...]:
 
 def match_exception(exception: ExceptionRecord) -> Rule | None:
     """Return the first rule that fits, or None: then it is an ordinary exception of the program."""
-    return next((rule for rule in exception_rules() if rule.matches(exception)), None)
+    kind, message, frames = type_of(exception), message_of(exception), tuple(frames_of(exception))
+    return next((rule for rule in exception_rules() if rule.matches(kind, message, frames)), None)
 
 
 def is_peer_symptom(exception: ExceptionRecord | None) -> bool:

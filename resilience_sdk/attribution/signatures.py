@@ -111,6 +111,11 @@ def may_say(text: str) -> bool:
     return False
 
 
+def sign_patterns() -> list[str]:
+    """Return the patterns that `may_say` tries."""
+    return [pattern.pattern for pattern, sign in _tests()[1] if sign is not None]
+
+
 @cache
 def _unanchored(pattern: re.Pattern[str]) -> re.Pattern[str]:
     """Return the pattern as it fits behind prefixes."""

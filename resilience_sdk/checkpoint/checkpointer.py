@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+from resilience_sdk.checkpoint import joining
 from resilience_sdk.checkpoint.choosing import choose, look
 from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s, newest_save_s
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
@@ -47,6 +49,9 @@ class Checkpointer:
     A save that fails (disk full, permission, I/O error) is reported and survived, and the last good
     checkpoint stays as it was.
 
+    One process writes the checkpoints of a run directory, rank 0 of one job: from the first `resume`, `save` or
+    `maybe_save` on another one is refused there. All checkpointers of that process share the directory.
+
     Example:
         checkpointer = Checkpointer({"model": model, "optimizer": optimizer}, run_dir="runs/a", every="10min")
         for step in range(checkpointer.resume(), 1000):
@@ -58,11 +63,12 @@ class Checkpointer:
         self,
         state: Mapping[str, Any],
         *,
-        run_dir: str | os.PathLike[str] | RunDirectory,
+        run_dir: str | os.PathLike[str] | RunDirectory | None = None,
         every: str | int = "auto",
         keep: int = 2,
         in_background: bool = False,
         mttf_s: float | None = None,
+        read_only: bool = False,
         group_readable: bool = False,
         journal: Journal | None = None,
         clock: Clock | None = None,
@@ -72,7 +78,10 @@ class Checkpointer:
 
         Args:
             state: What is saved, by name.
-            run_dir: The run directory; checkpoints go to `checkpoints/` in it.
+            run_dir: The run directory; checkpoints go to `checkpoints/` in it. None = that of the job: of `start_run`,
+                of `resilience run`, of `RESILIENCE_RUN_DIR`, or of the Slurm job. One that is named here is the job's
+                if that has named no other, and uses nothing of the SDK before the first `resume`, `save` or
+                `maybe_save`.
             every: A number of steps, a duration such as `"10min"`, or `"auto"`: as often as pays off, given
                 the measured time of a save (of the stall, in the background) and `mttf_s`.
             keep: How many good checkpoints stay, never fewer than two.
@@ -80,6 +89,7 @@ class Checkpointer:
                 takes as much memory of the host as the state has, for good.
             mttf_s: Expected time between two failures of the job in seconds; None = by the failures that the
                 journal of the run directory has seen, beginning with 3 hours.
+            read_only: Only `resume`, beside whoever writes there: for an evaluation of a run that trains.
             group_readable: Let the group read the files (nobody but the owner may ever write them).
             journal: Where saves and resumes are recorded; None = in the journal of this rank, in `run_dir`.
             clock: For tests.
@@ -89,15 +99,17 @@ class Checkpointer:
 
         Raises:
             ConfigError: `state` or `every` cannot be used; the message names the entry and the cure.
-            RunDirectoryError: The run directory cannot be used.
+            RunDirectoryError: The run directory cannot be used, or none is named.
         """
         # Not at the top: importing the SDK must not import torch.
         from resilience_sdk.checkpoint.state import StateMap
 
         if not isinstance(keep, int) or keep < 1:
             raise ConfigError(f"keep={keep!r}: expected a whole number, 1 or more (2 are always kept)")
+        if run_dir is None:
+            run_dir = joining.directory_of_job()
         if not isinstance(run_dir, RunDirectory):
-            run_dir = RunDirectory.create(run_dir, group_readable=group_readable)
+            run_dir = joining.open_directory(run_dir, read_only=read_only, group_readable=group_readable)
         self.values: dict[str, Any] = {}
         self.position: DataPosition | None = None
         self.skipped_steps: frozenset[int] = frozenset()
@@ -107,8 +119,10 @@ class Checkpointer:
         self._state = StateMap(state)
         self._mttf_s = mttf_s
         self._policy = SavePolicy(parse_every(every), mttf_s=PRIOR_MTTF_S if mttf_s is None else mttf_s)
-        self._store = CheckpointStore(run_dir.checkpoints, keep=keep, group_readable=group_readable)
-        self._record = Record(run_dir, journal)
+        self._store = CheckpointStore(
+            run_dir.checkpoints, keep=keep, group_readable=group_readable, read_only=read_only
+        )
+        self._record = Record(run_dir, journal, joining.nowhere if read_only else None)
         self._clock = clock or SystemClock()
         self._in_background = in_background and writer is None
         self._saver = Saver(
@@ -122,6 +136,10 @@ class Checkpointer:
             writer,
         )
         self._found: dict[str, Any] | None = None
+        self._run_dir = run_dir
+        self._has_journal = journal is not None
+        self._is_read_only = read_only
+        self._is_joined = read_only
         self._is_started = False
         self._resumed_rng: Mapping[str, Any] | None = None
         self._pending: dict[str, Any] = {}
@@ -174,11 +192,15 @@ class Checkpointer:
 
         Raises:
             CheckpointError: The checkpoint does not fit `state`; or none may be trusted (then starting over
-                would be the wrong thing to do); the message has the cure.
+                would be the wrong thing to do); the message has the cure. On ranks other than 0 also where
+                the directory is in use.
             ConfigError: Several ranks, but torch.distributed is not initialised.
+            DirectoryInUseError: Another process writes there, or another job uses the directory.
         """
         ranks = find_ranks()
-        with section("resume", kind="io"):
+        self._join(ranks)
+        # A reader is no part of a job, so it starts no recording.
+        with nullcontext() if self._is_read_only else section("resume", kind="io"):
             self._saver.settle(None)  # a run that goes back may still be writing
             # What could not be saved is found before hours of work depend on it.
             raise_together(ranks, self._state.check)
@@ -248,9 +270,11 @@ class Checkpointer:
     # -- save
 
     def maybe_save(self, step: int) -> bool:
-        """Save if it is time to after `step` completed steps; tell whether one was committed (or begun). Collective."""
-        if not self._is_started:
-            self._start(step)
+        """Save if it is time to after `step` completed steps; tell whether one was committed (or begun). Collective.
+
+        Raises as `save`.
+        """
+        self._begin(step)
         due = self._policy.due(step)
         if due == "ask":
             ranks = find_ranks()
@@ -276,7 +300,9 @@ class Checkpointer:
         is written when the last good one is of this very step and `values` are as they were.
 
         Raises:
-            ConfigError: `step` is no whole number, or several ranks without torch.distributed initialised.
+            ConfigError: `step` is no whole number, the checkpointer is read-only, or several ranks without
+                torch.distributed initialised.
+            DirectoryInUseError: At the first use only: another process writes there, or another job uses it.
         """
         return self._checked_save(step, in_background=False)
 
@@ -290,13 +316,36 @@ class Checkpointer:
     def _checked_save(self, step: int, *, in_background: bool, left_s: float | None = None) -> bool:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise ConfigError(f"save(step={step!r}): expected the number of completed steps, a whole number")
+        self._begin(step)
         ranks = find_ranks()
-        if not self._is_started:
-            self._start(step)
         with section("checkpoint", kind="io"):
             return self._saver.save(step, ranks, in_background=in_background, left_s=left_s)
 
     # -- common
+
+    def _join(self, ranks: Ranks) -> None:
+        """Have the directory for this job, once. Collective; raises on all ranks where another process has it."""
+        if self._is_joined:
+            return
+
+        def become_writer() -> None:
+            if ranks.rank == 0:
+                self._store.hold = joining.become_writer(self._run_dir, self._record)
+
+        raise_together(ranks, become_writer)
+        # Not before: who is refused leaves no trace in the job that has it. Who gives a journal has a session.
+        if not self._has_journal:
+            joining.start_recording(self._run_dir)
+        self._is_joined = True
+
+    def _begin(self, step: int) -> None:
+        """Before a save: join, and count from `step` where nothing was resumed. Collective the first time."""
+        if self._is_read_only:
+            raise ConfigError("this Checkpointer is read_only=True: it resumes and saves nothing")
+        if not self._is_joined:
+            self._join(find_ranks())
+        if not self._is_started:
+            self._start(step)
 
     def _start(self, step: int) -> None:
         """Begin to count time at `step`; equal on all ranks but for the guess of the size."""

@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, encode_manifest
@@ -154,14 +154,17 @@ def discard(unfinished: Path) -> None:
     remove_tree(unfinished)  # where it could not be renamed
 
 
-def clean_leftovers(checkpoints: Path) -> tuple[str, ...]:
+def clean_leftovers(checkpoints: Path, in_flight: Collection[str] = ()) -> tuple[str, ...]:
     """Remove what killed writers left, put back what a killed replacement had set aside; return the names.
 
-    Only while nobody saves into this directory (rank 0, before its first save of an attempt). What cannot
-    be removed stays: it is never taken for a checkpoint. Raises `OSError` if the directory cannot be listed.
+    Only while no other process saves into this directory (rank 0, before its first save of an attempt); `in_flight`
+    are the tokens of the saves of this one. What cannot be removed stays: it is never taken for a checkpoint. Raises
+    `OSError` if the directory cannot be listed.
     """
     cleaned = []
     for path in sorted(checkpoints.iterdir()):
+        if path.name.rpartition("-")[2] in in_flight:
+            continue
         if path.name.startswith(_REPLACED):
             _put_back(path)
         if path.name.startswith((_UNFINISHED, _REPLACED, _DOOMED)):

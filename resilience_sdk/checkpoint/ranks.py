@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError
 from resilience_sdk.environ import environment, rank_identity
-from resilience_sdk.errors import CheckpointError, ConfigError
+from resilience_sdk.errors import CheckpointError, ConfigError, ResilienceError
 
 # One rank may write for long while the others wait for its word.
 _PATIENCE = datetime.timedelta(hours=2)
@@ -136,7 +136,7 @@ def find_ranks() -> Ranks:
 def raise_together(ranks: Ranks, action: Callable[[], object]) -> None:
     """Run `action` on all ranks; what fails on one is raised on all, so that none waits for it. Collective.
 
-    Raises `ConfigError` or `CheckpointError` as `action` did, else `CheckpointError` naming the first rank.
+    Raises a `ResilienceError` as `action` did, else `CheckpointError` naming the first rank.
     """
     mine: Exception | None = None
     try:
@@ -144,7 +144,7 @@ def raise_together(ranks: Ranks, action: Callable[[], object]) -> None:
     except Exception as error:  # noqa: BLE001 - raised below, on every rank
         mine = error
     reasons = ranks.gather(None if mine is None else describe(mine))
-    if isinstance(mine, (CheckpointError, ConfigError)):
+    if isinstance(mine, ResilienceError):
         raise mine
     for rank, reason in enumerate(reasons):
         if reason is not None:
@@ -159,7 +159,7 @@ def describe(error: BaseException) -> str:
         return f"rank {rank}: {describe(cause)}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    if isinstance(error, (CheckpointError, ConfigError, InvalidCheckpointError)):
+    if isinstance(error, (ResilienceError, InvalidCheckpointError)):
         return str(error)
     return f"{type(error).__name__}: {error}"
 

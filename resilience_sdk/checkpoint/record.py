@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -42,7 +42,7 @@ class Record:
     ) -> None:
         """Record in `journal`; without one, where `find` says: by default what the session of this process says."""
         self._run_dir = run_dir
-        self._find = find or resilience_sdk._find_journal
+        self._find = find or _find_place
         self._given = None if journal is None else Place(journal)
         self._found: Place | None = None
         self._found_by: int | None = None
@@ -52,6 +52,12 @@ class Record:
         place = self._place()
         if place is not None:
             place.journal.emit(event, step=step, **fields)
+
+    def degraded(self, what: str, why: str) -> None:
+        """Journal what the SDK could not do, if there is a journal. Never raises."""
+        place = self._place()
+        if place is not None:
+            place.journal.emit(Event.DEGRADED, what=what, why=why)
 
     def events(self) -> tuple[Mapping[str, Any], ...]:
         """Return all events of the run directory by time, with those of this job where its journal is elsewhere."""
@@ -69,3 +75,8 @@ class Record:
             if self._found is not None and self._found.is_own:  # a sweep makes many checkpointers, each with a file
                 weakref.finalize(self, self._found.journal.close).atexit = False
         return self._found
+
+
+def _find_place(run_dir: RunDirectory) -> Place | None:
+    own = resilience_sdk._own_checkpoints()
+    return None if own is None else cast("Place | None", own.find_place(run_dir))

@@ -14,6 +14,7 @@ from resilience_sdk.checkpoint.rollbacks import Rollback
 from resilience_sdk.checkpoint.select import Selection, select_newest, step_name
 from resilience_sdk.checkpoint.trust import check_directory
 from resilience_sdk.checkpoint.verify import verify_checkpoint
+from resilience_sdk.checkpoint.writer import WriterHold
 
 
 class CheckpointStore:
@@ -22,11 +23,14 @@ class CheckpointStore:
     Every method may raise `OSError` unless it says otherwise.
     """
 
-    def __init__(self, directory: Path, *, keep: int, group_readable: bool) -> None:
+    def __init__(self, directory: Path, *, keep: int, group_readable: bool, read_only: bool = False) -> None:
         self.directory = directory
+        self.hold: WriterHold | None = None
+        """What keeps other processes from writing here; None where nothing does."""
         self.directory_mode, self.file_mode = (0o750, 0o640) if group_readable else (0o700, 0o600)
         self._keep = keep
-        self._is_clean = False
+        self._is_clean = read_only
+        self._unshared: set[str] = set()
         # Names of those whose every byte this process has written or read and found right.
         self._known_good: set[str] = set()
 
@@ -34,8 +38,11 @@ class CheckpointStore:
         """Remove what killed writers left; once, before the first own save."""
         if not self._is_clean:
             self.directory.mkdir(mode=self.directory_mode, exist_ok=True)
-            clean_leftovers(self.directory)
+            clean_leftovers(self.directory, self._in_flight())
             self._is_clean = True
+
+    def _in_flight(self) -> set[str]:
+        return self._unshared if self.hold is None else self.hold.in_flight
 
     def find_newest(
         self,
@@ -73,13 +80,17 @@ class CheckpointStore:
         return verify_checkpoint(self.directory / name)
 
     def begin(self, step: int, token: str) -> Path:
-        """Make and return the unfinished directory of a save."""
+        """Make and return the unfinished directory of a save; raises `CheckpointError` if another process took over."""
+        if self.hold is not None:
+            self.hold.check()
         self.clean()
+        self._in_flight().add(token)
         return begin(self.directory, step, token, mode=self.directory_mode)
 
     def commit(self, unfinished: Path, manifest: Manifest, token: str) -> Path:
         """Give an unfinished checkpoint its name; return its path."""
         path = commit(unfinished, manifest, token, mode=self.file_mode)
+        self._in_flight().discard(token)
         self._known_good.add(path.name)
         return path
 

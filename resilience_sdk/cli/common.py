@@ -7,22 +7,48 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from resilience_sdk.console import printable
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.run_directory import RunDirectory, newest_run_dir
+from resilience_sdk.settings.fields import nearest
 
-RESUME = "resume with"
+_RESUME_NAMES = {"stop": "after a repair", "hardware": "elsewhere"}  # by verdict: when or where that makes sense
+_RESUME = "resume with"
+_UNCUT = frozenset((_RESUME, *_RESUME_NAMES.values()))
 _MOST_CHARACTERS = 400
 # One JSON file of ours is a few kilobytes; a larger one is not ours.
 _MOST_BYTES = 1 << 22
 
 
-def reading_parser(command: str, description: str) -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command: a mistake is a ConfigError, so one line, and a misspelt option has its nearest."""
+
+    def __init__(self, command: str, description: str) -> None:
+        """Parse the words after `resilience COMMAND`."""
+        super().__init__(prog=f"resilience {command}", description=description, allow_abbrev=False)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is not known by its name, before argparse misses or doubts what stands beside it."""
+        words = list(sys.argv[1:] if args is None else args)
+        known = {name: action.help for action in self._actions for name in action.option_strings}
+        for word in words[: words.index("--")] if "--" in words else words:
+            spelt = word.partition("=")[0]
+            if spelt.startswith("--") and spelt not in known:
+                shown = [name for name, help_text in known.items() if help_text != argparse.SUPPRESS]
+                raise ConfigError(f"unknown option {spelt}{nearest(spelt, shown) or f'; see {self.prog} --help'}")
+        return super().parse_known_args(words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print below its usage."""
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def reading_parser(command: str, description: str) -> CommandParser:
     """Return the parser of a command that reads one run directory."""
-    parser = argparse.ArgumentParser(prog=f"resilience {command}", description=description, allow_abbrev=False)
+    parser = CommandParser(command, description)
     parser.add_argument(
         "run_dir",
         nargs="?",
@@ -57,10 +83,15 @@ def one_line(text: object) -> str:
     return flat if len(flat) <= _MOST_CHARACTERS else flat[:_MOST_CHARACTERS] + " ... (cut)"
 
 
+def resume_row(outcome: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Return the row with the command that goes on after an outcome, for `aligned`; none where there is none."""
+    return [(_RESUME_NAMES.get(outcome["verdict"], _RESUME), outcome["resume"])] if outcome["resume"] else []
+
+
 def aligned(rows: Sequence[tuple[str, object]]) -> list[str]:
     """Return `name value` lines; a command to copy is never cut or changed but for control characters."""
     return [
-        f"{name:<14} {printable(str(value)) if name == RESUME else one_line(value)}".rstrip() for name, value in rows
+        f"{name:<14} {printable(str(value)) if name in _UNCUT else one_line(value)}".rstrip() for name, value in rows
     ]
 
 

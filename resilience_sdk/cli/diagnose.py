@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from resilience_sdk.attribution.diagnosis import (
     logs_below,
 )
 from resilience_sdk.attribution.verdict import Suspect, Verdict
-from resilience_sdk.cli.common import one_line, print_lines
+from resilience_sdk.cli.common import CommandParser, one_line, print_lines
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.incidents import compact_ranks
 
@@ -30,10 +29,8 @@ _MOST_CULPRITS = 8
 
 def main(argv: Sequence[str]) -> int:
     """Print one verdict per log and return 0; a log that cannot be read is a ConfigError."""
-    parser = argparse.ArgumentParser(
-        prog="resilience diagnose",
-        description="Say what went wrong in a job from its logs: cause, culprit, evidence and what to do next.",
-        allow_abbrev=False,
+    parser = CommandParser(
+        "diagnose", "Say what went wrong in a job from its logs: cause, culprit, evidence and what to do next."
     )
     parser.add_argument(
         "logs",

@@ -9,17 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.cli.common import (
-    RESUME,
     aligned,
     open_run_dir,
     print_json,
     print_lines,
     read_json_object,
     reading_parser,
+    resume_row,
     when,
 )
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.events import Event
+from resilience_sdk.incidents import count_words
 from resilience_sdk.journal import read_journal
 from resilience_sdk.lease import current_holder
 from resilience_sdk.run_directory import RunDirectory
@@ -81,17 +82,17 @@ def render(outcome: dict[str, Any]) -> list[str]:
     """Return the outcome as lines for a person."""
     code = "unknown" if outcome["exit_code"] is None else outcome["exit_code"]
     ended = "" if outcome["ended_at"] is None else f", ended {when(outcome['ended_at'])}"
-    rows = [("outcome", f"{outcome['verdict'] or 'unknown'}, exit code {code}{ended}")]
+    rows: list[tuple[str, object]] = [("outcome", f"{outcome['verdict'] or 'unknown'}, exit code {code}{ended}")]
     for name, key in (
         ("reason", "reason"),
         ("last fault", "what"),
         ("attempts", "attempts"),
         ("checkpoint", "checkpoint"),
         ("run directory", "run_dir"),
-        (RESUME, "resume"),
     ):
         if outcome[key] is not None:
-            rows.append((name, f"{'step ' if key == 'checkpoint' else ''}{outcome[key]}"))
+            rows.append((name, f"after {count_words(outcome[key])}" if key == "checkpoint" else outcome[key]))
+    rows += resume_row(outcome)
     if outcome["incidents"]:
         rows.append(("incidents", ", ".join(outcome["incidents"])))
     return aligned(rows)

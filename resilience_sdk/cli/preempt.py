@@ -9,19 +9,23 @@ import getpass
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
+from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import host_name
+from resilience_sdk.journal import read_journal
 from resilience_sdk.lease import current_holder
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.whole_file import write_whole
 
 VERSION = 1
-KEYS = ("run_dir", "job", "host", "pid", "file", "t", "reason", "by", "exit_code")
+KEYS = ("run_dir", "job", "host", "pid", "file", "t", "reason", "by", "exit_code", "launcher")
 _REASON = "resilience preempt"
+OURS, TORCHRUN = "resilience run", "torchrun"
+"""What `launcher` may be."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = reading_parser(
         "preempt",
-        "Ask the job that runs in a directory to save and stop: all ranks stop at the same step, and the job ends "
-        f"with exit code {EXIT_PREEMPTED}.",
+        "Ask the job that runs in a directory to save and stop: all ranks stop at the same step, and leave with "
+        f"exit code {EXIT_PREEMPTED}, as resilience run then does. Other launchers have exit codes of their own.",
     )
     parser.add_argument("--reason", default=_REASON, metavar="TEXT", help="what the journal and the incident say")
     options = parser.parse_args(argv)
@@ -70,6 +74,7 @@ def ask(run_dir: RunDirectory, reason: str) -> dict[str, Any]:
         "reason": reason,
         "by": request["by"],
         "exit_code": EXIT_PREEMPTED,
+        "launcher": _launcher(run_dir, holder.job),
     }
 
 
@@ -77,10 +82,29 @@ def render(asked: dict[str, Any]) -> list[str]:
     """Return for a person what was asked, and what will happen."""
     return [
         f"asked job {asked['job']} on {asked['host']} to save and stop ({asked['reason']})",
-        f"all its ranks stop at one step that they agree on, and it ends with exit code {asked['exit_code']}; under "
-        "resilience supervise it is then run again",
-        f"what it saved and how to resume: resilience outcome {asked['run_dir']}",
+        f"all its ranks stop at one step that they agree on; {_told_end(asked)}",
+        "under resilience supervise it is then run again; what it saved and how to resume: "
+        f"resilience outcome {asked['run_dir']}",
     ]
+
+
+def _told_end(asked: Mapping[str, Any]) -> str:
+    """Say with which code the job ends: only a launcher of ours leaves with the ranks' own."""
+    code, launcher = asked["exit_code"], asked["launcher"]
+    if launcher == OURS:
+        return f"{OURS} ends with exit code {code}"
+    told = f"resilience outcome --exit-code {asked['run_dir']} leaves with {code}"
+    if launcher == TORCHRUN:
+        return f"the ranks leave with {code}, upon which torchrun ends with its own exit code 1: {told}"
+    return f"the ranks leave with {code}; where a launcher hides that, {told}"
+
+
+def _launcher(run_dir: RunDirectory, job: str) -> str | None:
+    """Return what started the ranks of a job, as far as its journal and its key tell."""
+    events = read_journal(run_dir.journal).events
+    if any(event["event"] == Event.RUN_START.value and event.get("job") == job for event in events):
+        return OURS
+    return TORCHRUN if job.startswith("elastic-") else None
 
 
 def _who() -> str:

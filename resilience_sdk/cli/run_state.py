@@ -13,6 +13,9 @@ import attrs
 from resilience_sdk.events import Event
 
 _BEGINNINGS = frozenset({Event.RUN_START.value, Event.ATTEMPT_START.value, Event.RANK_START.value})
+_OF_CHECKPOINTS = frozenset(
+    {Event.CKPT_COMMIT.value, Event.RESUME.value, Event.CKPT_SKIP.value, Event.CKPT_QUARANTINE.value}
+)
 _MOST_DEGRADED = 20
 
 
@@ -46,6 +49,8 @@ class RunState:
     ranks: dict[int, RankState] = attrs.field(factory=dict)
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
+    passed_over: dict[int, dict[str, Any]] = attrs.field(factory=dict)
+    """By step: the checkpoints newer than that one which the last resume did not take, and why."""
     degraded: list[dict[str, Any]] = attrs.field(factory=list)
     launched_on: set[str] = attrs.field(factory=set)  # hosts whose launcher has announced this job
 
@@ -58,7 +63,11 @@ def state_of(events: Iterable[Mapping[str, Any]]) -> RunState:
     state = RunState()
     for event in events:
         if _is_new_job(state, event):
-            state = RunState(checkpoint_step=state.checkpoint_step, checkpoint_at=state.checkpoint_at)
+            state = RunState(
+                checkpoint_step=state.checkpoint_step,
+                checkpoint_at=state.checkpoint_at,
+                passed_over=state.passed_over,
+            )
         _apply(state, event, str(event["event"]))
     return state
 
@@ -98,14 +107,33 @@ def _apply(state: RunState, event: Mapping[str, Any], name: str) -> None:
         state.launched_on |= {host} if (host := _text(event.get("host"))) else set()
     elif name == Event.ATTEMPT_END.value and attempt == state.attempt:
         state.attempt_ended = True
-    elif name == Event.CKPT_COMMIT.value:
-        state.checkpoint_step, state.checkpoint_at = _integer(event.get("step")), at
+    elif name in _OF_CHECKPOINTS:
+        _apply_to_checkpoints(state, event, name, at)
     elif name == Event.DEGRADED.value:
         words = [text for key in ("what", "why", "message") if (text := _text(event.get(key)))]
         found = {"at": at, "rank": rank, "message": ": ".join(words) or "no details"}
         state.degraded = [*state.degraded, found][-_MOST_DEGRADED:]
     if rank is not None and rank >= 0 and attempt == state.attempt:
         _apply_to_rank(state.ranks.setdefault(rank, RankState(rank)), event, name, at)
+
+
+def _apply_to_checkpoints(state: RunState, event: Mapping[str, Any], name: str, at: float) -> None:
+    """Keep the newest checkpoint that is good, as far as the journal knows: files are not examined here.
+
+    A resume tells first what it passes over, from the newest down, and then what it takes. If it takes none, none is
+    good.
+    """
+    step = _integer(event.get("step"))
+    if name == Event.CKPT_COMMIT.value or name == Event.RESUME.value:
+        created_at = event.get("created_at")  # of one that was resumed
+        state.checkpoint_step = step
+        state.checkpoint_at = float(created_at) if isinstance(created_at, (int, float)) else at
+        state.passed_over = {n: item for n, item in state.passed_over.items() if step is not None and n > step}
+    elif step is not None and "checkpoint" in event:  # else a save that was left out
+        if state.checkpoint_step is not None and state.checkpoint_step <= step:
+            state.checkpoint_step = state.checkpoint_at = None
+        why = _text(event.get("why")) or "no reason given"
+        state.passed_over[step] = {"step": step, "at": at, "why": why}
 
 
 def _rank_of(event: Mapping[str, Any]) -> int | None:

@@ -21,6 +21,7 @@ from resilience_sdk.cli.common import print_json
 from resilience_sdk.cli.slurm_script import BatchScript
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.settings import Settings
+from resilience_sdk.settings.options import plain_switches
 
 # Options of sbatch that are taken over; true: they have a value.
 SBATCH_OPTIONS = {
@@ -110,7 +111,8 @@ def sort_words(argv: list[str], run_options: Mapping[str, bool]) -> _Words:
         ConfigError: An option is unknown, decided by the script, or lacks its value.
     """
     words = _Words()
-    rest = iter(argv)
+    ours = {**SBATCH_OPTIONS, **_OURS}
+    rest = iter(plain_switches(argv, lambda spelt: ours.get(_name(spelt), run_options.get(spelt, False))))
     for word in rest:
         if word == "--":
             words.script = list(rest)
@@ -121,9 +123,13 @@ def sort_words(argv: list[str], run_options: Mapping[str, bool]) -> _Words:
     return words
 
 
+def _name(spelt: str) -> str:
+    return {**_SHORT, "-h": "help"}.get(spelt, spelt.removeprefix("--").replace("_", "-"))
+
+
 def _sort_option(words: _Words, word: str, rest: Iterator[str], run_options: Mapping[str, bool]) -> None:
     spelt, equals, given = word.partition("=")
-    name = {**_SHORT, "-h": "help"}.get(spelt, spelt.removeprefix("--").replace("_", "-"))
+    name = _name(spelt)
     if name in _DECIDED and spelt.startswith("--"):
         raise ConfigError(f"{spelt}: {_DECIDED[name]}")
     if spelt in _SHORT or spelt == "-h" or (spelt.startswith("--") and name in {**SBATCH_OPTIONS, **_OURS}):

@@ -10,13 +10,13 @@ from typing import Any
 import attrs
 
 from resilience_sdk.cli.common import (
-    RESUME,
     ago,
     aligned,
     open_run_dir,
     print_json,
     print_lines,
     reading_parser,
+    resume_row,
     when,
 )
 from resilience_sdk.cli.live import live_ranks
@@ -24,7 +24,7 @@ from resilience_sdk.cli.outcome import read_outcome, supervised_end
 from resilience_sdk.cli.run_state import RunState, state_of
 from resilience_sdk.cli.slow_now import standing_now
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.incidents import IncidentStore, step_words
+from resilience_sdk.incidents import IncidentStore, count_words, step_words
 from resilience_sdk.incidents.report import compact_ranks, headline
 from resilience_sdk.journal import JournalContents, read_journal
 from resilience_sdk.lease import LeaseHolder, current_holder
@@ -75,6 +75,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "checkpoint": None
         if state.checkpoint_at is None
         else {"step": state.checkpoint_step, "at": state.checkpoint_at},
+        "passed_over": [state.passed_over[step] for step in sorted(state.passed_over, reverse=True)],
         "stragglers": _stragglers(run_dir, problems, state, is_running=bool(holder or live)),
         "incidents": _incidents(run_dir, problems),
         "degraded": state.degraded,
@@ -162,7 +163,7 @@ def render(status: dict[str, Any], now: float) -> list[str]:
         reason = f", {outcome['reason']}" if outcome["reason"] else ""
         code = "unknown" if outcome["exit_code"] is None else outcome["exit_code"]
         rows.append(("outcome", f"{outcome['verdict'] or 'unknown'}, exit code {code}{reason}"))
-        rows += [(RESUME, outcome["resume"])] if outcome["resume"] else []
+        rows += resume_row(outcome)
     if holder := status["in_use_by"]:
         rows.append(("in use by", f"job {holder['job']}, host {holder['host']}, pid {holder['pid']}"))
     if status["job"] is not None:
@@ -173,8 +174,12 @@ def render(status: dict[str, Any], now: float) -> list[str]:
         rows.append(("last event", f"{status['last_event']}, {ago(status['last_event_at'], now)}"))
     rows += _ranks(status)
     if checkpoint := status["checkpoint"]:
-        step = "unknown" if checkpoint["step"] is None else checkpoint["step"]
-        rows.append(("checkpoint", f"step {step}, {ago(checkpoint['at'], now)}"))
+        done = "an unknown step" if checkpoint["step"] is None else count_words(checkpoint["step"])
+        rows.append(("checkpoint", f"after {done}, {ago(checkpoint['at'], now)}"))
+    elif status["passed_over"]:
+        rows.append(("checkpoint", "none that is good"))
+    for item in status["passed_over"]:
+        rows.append(("", f"that after {count_words(item['step'])} was passed over: {item['why']}"))
     rows += [("slow", verdict["text"]) for verdict in (status["stragglers"] or [])[:_MOST_VERDICTS]]
     rows += _incident_rows(status, now)
     rows += [("degraded", item["message"]) for item in status["degraded"][-3:]]
@@ -207,7 +212,8 @@ def _rank(known: dict[str, Any] | None, live: dict[str, Any] | None) -> str:
         code, signal = known["exit_code"], known["signal"]
         ended = f"ended by {signal}" if signal else "exited" if code is None else f"exited with {code}"
         words.append(ended if known["state"] == "exited" else known["state"])
-        words += [step_words(known["step"], known["step_is_global"])] if known["step"] is not None else []
+        last = "last " if known["state"] == "exited" else ""
+        words += [last + step_words(known["step"], known["step_is_global"])] if known["step"] is not None else []
         words += [f"last event {known['last_event']}"] if known["last_event"] else []
     if known is not None and known["host"]:
         words.append(f"host {known['host']}")

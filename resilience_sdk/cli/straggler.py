@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from resilience_sdk.lease import current_holder
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.settings import Settings
 from resilience_sdk.settings.fields import FIELDS as SETTINGS
+from resilience_sdk.settings.options import add_switch, plain_switches
 from resilience_sdk.straggler import control
 from resilience_sdk.straggler.published import (
     read_report,
@@ -42,10 +44,9 @@ def main(argv: Sequence[str]) -> int:
         "Print who is slow in a run, and change its settings while it runs: the monitor sees it in a second.",
     )
     for name in control.FIELDS:
-        option = "--" + name.replace("_", "-")
-        parser.add_argument(option, metavar="VALUE", help=SETTINGS[name].metadata["doc"])
+        _add_option(parser, name)
     parser.add_argument("--reset", action="store_true", help="go back to what the job was started with")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(plain_switches(argv, lambda _: False, to_the_end=True))
     run_dir = open_run_dir(options.run_dir)
     given = {name: getattr(options, name) for name in control.FIELDS if getattr(options, name) is not None}
     try:
@@ -58,6 +59,14 @@ def main(argv: Sequence[str]) -> int:
     else:
         print_lines(render(found, time.time()))
     return 0
+
+
+def _add_option(parser: argparse.ArgumentParser, name: str) -> None:
+    option, field = "--" + name.replace("_", "-"), SETTINGS[name]
+    if isinstance(field.default, bool):
+        add_switch(parser, [option], dest=name, help_text=f"{field.metadata['doc']} Also {option}=false.")
+    else:
+        parser.add_argument(option, metavar=field.metadata["metavar"], help=field.metadata["doc"])
 
 
 def _change(run_dir: RunDirectory, given: dict[str, Any], *, reset: bool) -> dict[str, Any]:
@@ -99,7 +108,7 @@ def _verdict(verdict: Any) -> dict[str, Any]:
 
 def render(found: dict[str, Any], now: float) -> list[str]:
     """Return it as lines for a person; `now` is Unix time in seconds."""
-    lines = [f"{name} = {value}, set while the job runs" for name, value in found["settings"].items()]
+    lines = [f"{name} = {control.shown(value)}, set while the job runs" for name, value in found["settings"].items()]
     if not found["running"]:
         lines.append("no job runs here, so nobody is slow now")
     elif found["at"] is None:

@@ -13,6 +13,7 @@ from resilience_sdk.launcher.supervise import Supervision, supervise
 from resilience_sdk.launcher.supervise_command import find_program
 from resilience_sdk.run_directory import RunDirectory, choose_run_dir
 from resilience_sdk.settings import Settings, load_settings
+from resilience_sdk.settings.options import plain_switches
 from resilience_sdk.settings.parse import duration_or_zero
 
 _DESCRIPTION = (
@@ -92,18 +93,28 @@ def _run_options(command: Sequence[str]) -> dict[str, str]:
     if at is None:
         return {}
     given: dict[str, str] = {}
-    words = iter(command[at + 2 if tuple(command[at + 1 : at + 2]) == ("run",) else at + 1 :])
+    rest = command[at + 2 if tuple(command[at + 1 : at + 2]) == ("run",) else at + 1 :]
+    words = iter(plain_switches(rest, _takes_next))
     for word in words:
         spelt, equals, value = word.partition("=")
         name = spelt.replace("_", "-")
         if not word.startswith("-") or word == "--":
             break
-        if word[:2] != "--" and len(word) > 2:  # -r3
+        if _is_attached(word):
             continue
         following = "" if name in FLAGS else value if equals else next(words, None)
         if following is not None:
             given[name.removeprefix("--").replace("-", "_")] = following
     return given
+
+
+def _is_attached(word: str) -> bool:
+    """Tell whether a word is an option with its value, such as -r3."""
+    return word[:2] != "--" and len(word) > 2
+
+
+def _takes_next(word: str) -> bool:
+    return not _is_attached(word) and word.replace("_", "-") not in FLAGS
 
 
 def script_of(command: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from resilience_sdk.cli.checkpoint_notes import find_notes, render_notes
 from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser, when
 from resilience_sdk.errors import ConfigError, RunDirectoryError
-from resilience_sdk.incidents import Culprit, Incident, IncidentStore
+from resilience_sdk.incidents import Culprit, Incident, IncidentStore, count_words
 from resilience_sdk.incidents.report import compact_ranks, headline
 from resilience_sdk.journal import read_journal
 from resilience_sdk.run_directory import RunDirectory
@@ -74,9 +74,11 @@ def render(incident: Incident, directory: str) -> list[str]:
     for culprit in incident.culprits[:_MOST_CULPRITS]:
         lines += _culprit(culprit)
     if rest := incident.culprits[_MOST_CULPRITS:]:
-        lines.append(f"  culprits    also ranks {compact_ranks(c.rank for c in rest)}")
+        several = "s" if len({c.rank for c in rest}) > 1 else ""
+        lines.append(f"  culprits    also rank{several} {compact_ranks(c.rank for c in rest)}")
     if incident.victims:
-        lines.append(f"  victims     ranks {compact_ranks(incident.victims)}")
+        several = "s" if len(set(incident.victims)) > 1 else ""
+        lines.append(f"  victims     rank{several} {compact_ranks(incident.victims)}")
     confidence = "" if incident.confidence is None else f", confidence {incident.confidence:.2f}"
     cause = f"{one_line(incident.cause or 'unknown')} ({one_line(incident.category or 'unknown')})"
     lines.append(f"  cause       {cause}{confidence}")
@@ -105,7 +107,7 @@ def _culprit(culprit: Culprit) -> list[str]:
 
 
 def _recovery(incident: Incident) -> str:
-    steps = "" if incident.lost_steps is None else f"; {incident.lost_steps} steps to be repeated"
+    steps = "" if incident.lost_steps is None else f"; {count_words(incident.lost_steps)} to be repeated"
     if incident.recovered_at is None:
         if incident.kind == "slow":
             return "not while the attempt ran"

@@ -8,7 +8,8 @@ import attrs
 
 from resilience_sdk.hang.flight import FlightRecord
 from resilience_sdk.hang.states import RankState
-from resilience_sdk.incidents.record import Evidence, step_words
+from resilience_sdk.incidents.record import Evidence
+from resilience_sdk.incidents.steps import step_words
 
 BUSY_SHARE = 0.5  # of a core
 

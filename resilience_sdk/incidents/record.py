@@ -14,6 +14,8 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.incidents.steps import step_words
+
 KINDS = ("crash", "hang", "slow", "preemption", "numerics")
 CURE = "cure"
 """The source of evidence that tells what to change."""
@@ -67,11 +69,6 @@ class Culprit:
     def told_step(self) -> str:
         """The step in words, nothing where it is not known."""
         return "" if self.step is None else step_words(self.step, self.step_is_global)
-
-
-def step_words(step: int, is_global: bool | None) -> str:
-    """Return a step as a person is to read it: one that begins anew with each attempt is no place in the training."""
-    return f"step {step} of this attempt" if is_global is False else f"step {step}"
 
 
 @attrs.frozen(kw_only=True)

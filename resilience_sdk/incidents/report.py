@@ -16,6 +16,7 @@ from resilience_sdk.incidents.record import Culprit, Evidence, Incident
 _MOST_FRAMES = 12
 _MOST_CULPRITS = 8
 _MOST_CHARACTERS = 2000
+_MOST_IN_SHORT = 160
 _HAPPENED = {
     "crash": "died",
     "hang": "made no progress",
@@ -58,7 +59,36 @@ def headline(incident: Incident) -> str:
     place = f" in section {_code(first.section)}" if first.section else ""
     step = f" at {first.told_step}" if first.told_step else ""
     node = f" on {_code(first.node)}" if first.node else ""
-    return f"{who}{node} {happened}{place}{step}: {cause}."
+    return f"{who}{node} {happened}{place}{step}{_raised(incident)}: {cause}."
+
+
+def one_line(incident: Incident) -> str:
+    """Return the headline as part of a sentence: without Markdown and full stop, with how a rank ended by itself."""
+    told = headline(incident).replace("`", "").rstrip(".")
+    ends = [e.text for e in incident.evidence if e.source == "exit"]
+    is_open = incident.kind == "crash" and ends and not _raised(incident)
+    return told[:1].lower() + told[1:] + (f"; it {in_short(ends[0])}" if is_open else "")
+
+
+def in_short(message: str) -> str:
+    """Return what an exception said for a line among others: its first line, with the next one where it leads to that.
+
+    Cut behind a word, at about 160 characters.
+    """
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    told = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    if len(told) <= _MOST_IN_SHORT:
+        return told
+    cut = told[:_MOST_IN_SHORT]
+    at_word = cut.rfind(" ", _MOST_IN_SHORT // 2)
+    return f"{cut[:at_word] if at_word > 0 else cut} ..."
+
+
+def _raised(incident: Incident) -> str:
+    if incident.kind != "crash":
+        return ""
+    told = next((in_short(e.text) for e in incident.evidence if e.source == "exception"), "")
+    return f" with {_code(told)}" if told else ""
 
 
 def _stop_headline(incident: Incident) -> str:
@@ -149,6 +179,8 @@ def _lost(incident: Incident) -> list[str]:
 
 def _next(incident: Incident) -> list[str]:
     lines = [f"{_plain(incident.advice)}.", ""] if incident.advice else []
+    if lines and incident.action == "none":
+        return lines
     return [*lines, _NEXT.get(incident.action or "", "The action is not known to this version.")]
 
 

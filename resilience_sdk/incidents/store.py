@@ -110,6 +110,24 @@ class IncidentStore:
         """Return every incident by number; one whose report is unreadable is there too and says so."""
         return [self._read(path) for _, path in sorted(self._directories())]
 
+    def of_attempt(self, attempt: int, since: float, *kinds: str) -> list[Incident]:
+        """Return those of these kinds of an attempt, oldest first; `since` (Unix seconds) leaves out earlier jobs."""
+        return [
+            known
+            for known in self.all()
+            if known.kind in kinds and known.attempt == attempt and (known.detected_at or 0.0) >= since
+        ]
+
+    def bad_numbers(self, attempt: int, since: float, raised: str) -> Incident | None:
+        """Return the incident that ranks have written of the numbers that they left over; `raised` is the type.
+
+        Their end is no crash beside it. None where that was not why, or where the training went on.
+        """
+        if not raised.endswith("NumericsError"):
+            return None
+        found = [known for known in self.of_attempt(attempt, since, "numerics") if known.action != "none"]
+        return found[-1] if found else None
+
     def get(self, incident_id: str) -> Incident:
         """Return one incident; raise KeyError when there is none of that id."""
         return self._read(self._directory(incident_id))

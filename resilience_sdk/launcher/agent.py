@@ -19,12 +19,14 @@ from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from resilience_sdk.console import say, say_once
 from resilience_sdk.hostinfo import host_name
 from resilience_sdk.launcher.bounded import Asked, within
 from resilience_sdk.launcher.env import RankLogs
+from resilience_sdk.launcher.linux import listens_on
 from resilience_sdk.launcher.local_rendezvous import LocalRendezvous, free_port
 from resilience_sdk.launcher.meeting import MeetingPlace, StoreLostError, first_line
 from resilience_sdk.launcher.peers import NodeMissingError, Peer, introduce
@@ -63,11 +65,13 @@ class Agent(LocalElasticAgent):
         *,
         local: bool = False,
         note_lost: Callable[[str], None] = lambda _: None,
+        job_is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the agent for torch's `LaunchConfig`; no rank is started yet.
 
         `local`: one node and no rendezvous given, so none is held. Otherwise the first `meet` connects to it.
-        `note_lost` is told why the store of the rendezvous does not answer, when that is said.
+        `note_lost` is told why the store of the rendezvous does not answer, when that is said; it is not waited for
+        once `job_is_over`: it may have been with the node that ended the job.
         """
         self._place = None if local else MeetingPlace(config, note_lost)
         self._connected = local
@@ -78,6 +82,7 @@ class Agent(LocalElasticAgent):
             log_line_prefix_template=config.log_line_prefix_template,
         )
         self._config = config
+        self._job_is_over = job_is_over
         self._logs = logs
         self._starter = starter
         self._quiet_events = getattr(config, "event_log_handler", "null") == "null"
@@ -110,6 +115,18 @@ class Agent(LocalElasticAgent):
     def elastic(self) -> bool:
         """Whether nodes may come and go."""
         return int(self._config.max_nodes) > 1
+
+    @property
+    def spare_nodes(self) -> int:
+        """How many nodes fewer could go on."""
+        return max(0, self.nodes - int(self._config.min_nodes)) if self.elastic else 0
+
+    @property
+    def holds_store(self) -> bool:
+        """Whether the store of the rendezvous is in this process, so that it ends with it."""
+        if self._place is None:
+            return False
+        return listens_on(parse_rendezvous_endpoint(self._place.endpoint, default_port=DEFAULT_PORT)[1])
 
     @property
     def store(self) -> Any:
@@ -147,7 +164,7 @@ class Agent(LocalElasticAgent):
                     self._connect(place, deadline)
                 return self._meet_once(place, attempt)
             except (RendezvousConnectionError, NodeMissingError) as error:
-                if time.monotonic() > deadline or not place.may_come_again:
+                if time.monotonic() > deadline or not place.may_come_again or self._job_is_over():
                     raise
                 if isinstance(error, NodeMissingError):
                     say(f"{error}; meeting again")
@@ -156,7 +173,7 @@ class Agent(LocalElasticAgent):
                 self._connected = False
 
     def _connect(self, place: MeetingPlace, deadline: float) -> None:
-        self._worker_group.spec.rdzv_handler = self._rdzv_handler = place.reach(deadline)
+        self._worker_group.spec.rdzv_handler = self._rdzv_handler = place.reach(deadline, self._job_is_over)
         self._waiting = Asked(self._ask_nodes_waiting)
         self._connected = True
 

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk.attribution.taxonomy import UNKNOWN, meaning
+from resilience_sdk.attribution.taxonomy import UNKNOWN
+from resilience_sdk.incidents import count_words
 from resilience_sdk.launcher.decision import Decision
-from resilience_sdk.outcome import Outcome, Verdict
+from resilience_sdk.outcome import TO_RESUME, Outcome, Verdict, to_resume
 
 _HINTS = {
     Verdict.STOP: "fix the program, then run it again",
     Verdict.GIVE_UP: "find the cause before you run it again",
-    Verdict.HARDWARE: "requeue it without this node",
+    Verdict.HARDWARE: "requeue it without that node",
     Verdict.PREEMPTED: "requeue it",
 }
 _NAMES = {
@@ -42,7 +43,8 @@ def read_exit_code(path: Path, job: str) -> int | None:
 def closing_lines(outcome: Outcome) -> list[str]:
     """Return what a person reads last: what happened, what was lost, what to do, how to resume."""
     name = _NAMES.get(outcome.verdict, outcome.verdict.value)
-    lines = [f"{name}: {outcome.reason} (exit code {outcome.exit_code})"]
+    told = outcome.reason if outcome.reason.startswith(name) else f"{name}: {outcome.reason}"
+    lines = [f"{told} (exit code {outcome.exit_code})"]
     if outcome.verdict is Verdict.FINISHED:
         return [*lines, f"run directory: {outcome.run_dir}"]
     if outcome.what:
@@ -50,19 +52,37 @@ def closing_lines(outcome: Outcome) -> list[str]:
     if outcome.incidents:
         report = os.path.join(outcome.run_dir, "incidents", outcome.incidents[-1], "report.md")
         lines.append(f"report: {report} (all: resilience why {outcome.run_dir})")
-    lines.append(state_line(outcome.checkpoint, outcome.run_dir))
+    told_lost = outcome.verdict in (Verdict.PREEMPTED, Verdict.INTERRUPTED)
+    if outcome.checkpoint is not None or not told_lost:
+        lines.append(state_line(outcome.checkpoint, outcome.run_dir, told_lost=told_lost))
     if hint := _HINTS.get(outcome.verdict):
         lines.append(f"what to do: {hint}")
     if outcome.resume:
-        lines.append(f"to resume: {outcome.resume}")
+        lines.append(to_resume(outcome.verdict, outcome.resume))
     return lines
 
 
-def state_line(checkpoint: int | None, run_dir: str) -> str:
-    """Say what of the work is kept."""
+def leaving_lines(outcome: Outcome) -> list[str]:
+    """Return what a person reads last of a node that leaves a job which goes on without it."""
+    report = [f"report: resilience why {outcome.run_dir}"] if outcome.incidents else []
+    return [
+        f"this node leaves the job: {outcome.reason} (exit code {outcome.exit_code})",
+        *report,
+        "what to do: have this node checked; the others go on without it, from the newest checkpoint",
+    ]
+
+
+def may_wrap(line: str) -> bool:
+    """Tell whether a terminal's lines may break this one: not a path or a command that is to be copied."""
+    return not line.startswith((*TO_RESUME, "report:"))
+
+
+def state_line(checkpoint: int | None, run_dir: str, *, told_lost: bool = False) -> str:
+    """Say what of the work is kept; `told_lost`: another line says how much is lost."""
     if checkpoint is None:
         return f"nothing saved by the SDK in {run_dir}: what the script did not save itself is lost"
-    return f"saved: the checkpoint after step {checkpoint} in {run_dir}; whatever came after it is to be done again"
+    rest = "" if told_lost else "; whatever came after it is to be done again"
+    return f"saved: the checkpoint after {count_words(checkpoint)} in {run_dir}{rest}"
 
 
 def restart_line(decision: Decision, checkpoint: int | None) -> str:
@@ -71,7 +91,7 @@ def restart_line(decision: Decision, checkpoint: int | None) -> str:
     if decision.waits_for is not None:
         wait += f" and after waiting for {decision.waits_for}"
     found = (
-        f"there is a checkpoint after step {checkpoint} to resume from"
+        f"there is a checkpoint after {count_words(checkpoint)} to resume from"
         if checkpoint is not None
         else "nothing saved by the SDK to resume from, so the script starts over unless it loads its own"
     )
@@ -79,5 +99,5 @@ def restart_line(decision: Decision, checkpoint: int | None) -> str:
 
 
 def fault_line(headline: str, cause: str) -> str:
-    """Return what happened and, in the words of the taxonomy, what that was."""
-    return headline if cause == UNKNOWN or cause in headline else f"{headline}: {cause}, {meaning(cause)}"
+    """Return what happened and the name of its cause; what that means stands in the report."""
+    return headline if cause == UNKNOWN or cause in headline else f"{headline}: {cause}"

@@ -74,6 +74,9 @@ class AttemptEnd:
     checkpoint_after: int | None = None  # and when it ended
     stop_agreed: bool = False
     straggler: str | None = None  # who was so slow that the job asked itself to stop
+    straggler_is_here: bool = True  # on this node, as the others decide by themselves
+    spare_nodes: int = 0  # how many the job can do without
+    holds_store: bool = False  # this node has the store of the rendezvous, without which no other can go on
     leaving: str | None = None  # who asked the job to leave, and what came of it, in one sentence
     all_done: bool = False  # every rank said that its training is over
     resource: Resource | None = None  # what has to work again before another attempt makes sense
@@ -92,7 +95,8 @@ class Decision:
 
     `reason` is one plain sentence for people, without a full stop; `exit_code` holds where it ends; `restarts_left` are
     those of the budget that was asked; `delay_s` is the pause before the next one, in seconds; `waits_for` is what
-    then has to work.
+    then has to work. `others_go_on`: it ends here alone, the job goes on without this node;
+    `elsewhere`: another node has ended the job, and has written why.
     """
 
     verdict: Verdict
@@ -101,23 +105,36 @@ class Decision:
     restarts_left: int
     delay_s: float = 0.0
     waits_for: Resource | None = None
+    others_go_on: bool = False
+    elsewhere: bool = False
 
     @property
     def restarts(self) -> bool:
         """Tell whether another attempt, or run, is made."""
         return self.verdict is Verdict.RESTART
 
+    @property
+    def ends_the_job(self) -> bool:
+        """Tell whether the other nodes have to end because of it: not where all finish, and not where they go on."""
+        return self.verdict is not Verdict.FINISHED and not self.others_go_on
+
 
 def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
     """Decide after the last attempt of `history` (oldest first, at least one) ended."""
     last = history[-1]
     left = max(0, max_restarts - failures_since_progress(history))
+    if _stopped_for_straggler(last) and not last.straggler_is_here and last.spare_nodes:
+        # No fault of ours, and there are no more such restarts than nodes: it costs nothing of the budget.
+        return Decision(Verdict.RESTART, EXIT_FAILED, "going on without the slow node", left)
     ending = _wanted_ending(last) or _good_ending(last)
     if ending is None:
         ending = _hopeless(history)
     if ending is not None:
         verdict, code, reason = ending
-        return Decision(verdict, code, reason, left)
+        alone = verdict is Verdict.HARDWARE and last.spare_nodes > 0
+        if alone and last.holds_store:
+            reason += "; the others cannot go on, because it has the store of the rendezvous"
+        return Decision(verdict, code, reason, left, others_go_on=alone and not last.holds_store)
     failures = failures_since_progress(history)
     if failures > max_restarts:
         spent = f"all {max_restarts} restarts are spent without a new checkpoint"
@@ -144,9 +161,17 @@ def _since_progress(history: Sequence[AttemptEnd]) -> Sequence[AttemptEnd]:
     return history[newest:]
 
 
+def _stopped_for_straggler(last: AttemptEnd) -> bool:
+    """Tell whether the job asked itself to stop, and did; nobody else had asked."""
+    if last.straggler is None or last.ended_by in (EndedBy.INTERRUPT, EndedBy.PREEMPTION):
+        return False
+    codes = last.exit_codes.values()
+    return EXIT_PREEMPTED in codes or (last.stop_agreed and bool(codes) and not any(codes))
+
+
 def _wanted_ending(last: AttemptEnd) -> tuple[Verdict, int, str] | None:
     if last.ended_by is EndedBy.INTERRUPT:
-        return Verdict.INTERRUPTED, EXIT_INTERRUPTED, "interrupted by the user"
+        return Verdict.INTERRUPTED, EXIT_INTERRUPTED, last.leaving or "interrupted by the user"
     all_zero = bool(last.exit_codes) and all(code == 0 for code in last.exit_codes.values())
     if last.ended_by is EndedBy.PREEMPTION:
         # A script that saves and exits 0 on SIGTERM has not finished its training; one that said so has.
@@ -154,8 +179,8 @@ def _wanted_ending(last: AttemptEnd) -> tuple[Verdict, int, str] | None:
             return Verdict.FINISHED, EXIT_FINISHED, "all ranks finished while the job was asked to leave"
         return Verdict.PREEMPTED, EXIT_PREEMPTED, last.leaving or "the job was asked to leave"
     leaving = sorted(rank for rank, code in last.exit_codes.items() if code == EXIT_PREEMPTED)
-    if last.straggler is not None and (leaving or (all_zero and last.stop_agreed)):
-        return Verdict.HARDWARE, EXIT_HARDWARE, f"stopped for a straggler: {last.straggler}"
+    if _stopped_for_straggler(last):
+        return Verdict.HARDWARE, EXIT_HARDWARE, f"a straggler, {last.straggler}"
     if leaving:
         reason = f"{_ranks(leaving)} left with {EXIT_PREEMPTED} (asked to be requeued)"
         return Verdict.PREEMPTED, EXIT_PREEMPTED, last.leaving or reason
@@ -175,7 +200,7 @@ def _hopeless(history: Sequence[AttemptEnd]) -> tuple[Verdict, int, str] | None:
     if last.action == "requeue" and last.category == "scheduler" and last.confidence >= SURE:
         return Verdict.PREEMPTED, EXIT_PREEMPTED, f"the scheduler ends this job ({last.cause})"
     if last.action == "exclude_node" and last.category == "hardware" and last.confidence >= SURE:
-        return Verdict.HARDWARE, EXIT_HARDWARE, f"hardware ({last.cause}): this node should be left out"
+        return Verdict.HARDWARE, EXIT_HARDWARE, f"{last.cause}, so this node should be left out"
     if len(history) >= 2 and _same_user_error(history[-2], last):
         reason = "the same error ended two attempts in a row, so another one would end alike"
         return Verdict.STOP, EXIT_STOP, reason

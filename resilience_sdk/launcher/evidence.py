@@ -20,6 +20,7 @@ from resilience_sdk.attribution.resource import failed_resource
 from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.hang.stacks import main_frames, parse_faulthandler
 from resilience_sdk.incidents import Culprit, Evidence, Incident, step_words
+from resilience_sdk.incidents.report import in_short
 from resilience_sdk.launcher.attempt_files import RankTrace
 from resilience_sdk.launcher.decision import AttemptEnd, EndedBy, KnownError
 from resilience_sdk.launcher.peers import Peer
@@ -27,6 +28,7 @@ from resilience_sdk.launcher.ranks import RankExit
 from resilience_sdk.rank_page import RankSnapshot
 
 _MOST_FRAMES = 50
+_MOST_ENDS = 16
 _SURELY_BEGUN_S = 60.0  # a script without a sign of progress may have been training after so long
 
 
@@ -138,7 +140,7 @@ def crash_incident(facts: Facts, first: FirstDeath, detected_at: float, latency_
         cause=known.cause,
         action=known.action,
         confidence=known.confidence,
-        evidence=(*known.evidence, *_order_evidence(facts)),
+        evidence=(*known.evidence, *_order_evidence(facts, first)),
     )
 
 
@@ -196,11 +198,20 @@ def _culprit(rank: int, facts: Facts) -> Culprit:
     return Culprit(rank, node, step, section, stack, is_global)
 
 
-def _order_evidence(facts: Facts) -> list[Evidence]:
+def _order_evidence(facts: Facts, first: FirstDeath) -> list[Evidence]:
+    """Return what of the order the classification has not told, in one account with it.
+
+    Processes are not gone in the order in which they failed: one that raised first may take longest to end.
+    """
     told = []
-    if len(facts.exits) > 1:
-        order = ", ".join(map(_told_exit, list(facts.exits)[:16]))
-        told.append(Evidence("order", f"seen in this order: {order}"))
+    others = [end for end in facts.exits if end.rank not in first.culprits]
+    ends = ", ".join(map(_told_exit, others[:_MOST_ENDS])) + (", ..." if len(others) > _MOST_ENDS else "")
+    if others and not first.culprits and len(others) > 1:
+        told.append(Evidence("order", f"seen in this order: {ends}"))
+    elif others and first.culprits:
+        was_early = facts.exits[0].rank not in first.culprits
+        late = " (some of these were gone before it: its process took longer to end)" if was_early else ""
+        told.append(Evidence("order", f"the others after it: {ends}{late}"))
     if facts.unkillable:
         pids = ", ".join(map(str, facts.unkillable))
         text = f"processes {pids} outlived SIGKILL: they sit in the kernel (driver or storage)"
@@ -222,9 +233,8 @@ def _where(page: RankSnapshot | None) -> str:
 
 
 def _quoted(exception: Mapping[str, Any]) -> str:
-    message = str(exception.get("message", "")).splitlines()
-    first_line = message[0][:200] if message else ""
+    message = in_short(str(exception.get("message", "")))
     place = exception.get("user_frame")
     at = f" at {place}" if isinstance(place, str) else ""
     kind = exception.get("type", "an exception")
-    return f"{kind}: {first_line}{at}" if first_line else f"{kind}{at}"
+    return f"{kind}: {message}{at}" if message else f"{kind}{at}"

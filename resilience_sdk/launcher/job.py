@@ -114,7 +114,9 @@ class Job:
                 return self._ended(finding)
             if finding.incident is not None:
                 self._incidents.append(finding.incident)
-            self._history.append(finding.end)
+            self._history.append(
+                attrs.evolve(finding.end, spare_nodes=self._agent.spare_nodes, holds_store=self._agent.holds_store)
+            )
             decision = self._decide(finding)
             if finding.end.ended_by in (EndedBy.RANKS, EndedBy.HANG) and decision.exit_code not in _NO_FAULT:
                 self._last_fault = fault_line(finding.headline, finding.end.cause)
@@ -287,6 +289,7 @@ class Job:
             confidence=end.confidence,
             delay_s=decision.delay_s,
             waits_for=None if decision.waits_for is None else str(decision.waits_for),
+            others_go_on=decision.others_go_on,
         )
         if decision.restarts and finding.incident is not None:
             self._reporter.note_restart(finding.incident)
@@ -313,7 +316,7 @@ class Job:
         code = read_exit_code(self._run_dir.outcome, self._key)
         if code is not None:
             verdict = next((v for v, c in _CODES.items() if c == code), Verdict.GIVE_UP)
-            return Decision(verdict, code, "another node ended the job", 0)
+            return Decision(verdict, code, "another node ended the job", 0, elsewhere=True)
         return Decision(Verdict.GIVE_UP, EXIT_FAILED, f"the nodes did not meet ({first_line(error)})", 0)
 
 

@@ -6,11 +6,13 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from resilience_sdk.hostinfo import stat_fields
 
 _PR_SET_PDEATHSIG = 1
+_LISTEN = "0A"  # a state of TCP sockets
 
 
 def die_with_parent(signum: int) -> bool:
@@ -35,8 +37,8 @@ def thread_count() -> int | None:
         return None
 
 
-def opened_devices(prefix: str) -> list[str]:
-    """Return the paths beginning with `prefix` that this process has open (for instance `/dev/nvidia`)."""
+def opened(prefix: str) -> list[str]:
+    """Return what this process has open whose name begins with `prefix`, for instance `/dev/nvidia`."""
     found = []
     with contextlib.suppress(OSError):
         for fd in os.listdir("/proc/self/fd"):
@@ -44,6 +46,22 @@ def opened_devices(prefix: str) -> list[str]:
                 if (path := os.readlink(f"/proc/self/fd/{fd}")).startswith(prefix):
                     found.append(path)
     return found
+
+
+def listens_on(port: int) -> bool:
+    """Tell whether this process has a TCP socket that listens on `port`; True where that cannot be known."""
+    tables = [path for path in (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")) if path.exists()]
+    if not tables:
+        return True
+    listening = {inode for table in tables for inode in _listening(table.read_text().splitlines(), port)}
+    return not listening.isdisjoint(name[len("socket:[") : -1] for name in opened("socket:["))
+
+
+def _listening(table: Iterable[str], port: int) -> set[str]:
+    """Return the inodes of a table of sockets as proc(5) has it that listen on `port`."""
+    rows = (line.split() for line in table)
+    ends_with = f":{port:04X}"
+    return {row[9] for row in rows if len(row) > 9 and row[3] == _LISTEN and row[1].endswith(ends_with)}
 
 
 def show_command_line(command: Sequence[str]) -> bool:

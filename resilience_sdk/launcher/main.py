@@ -21,6 +21,7 @@ from resilience_sdk.hostinfo import boot_id, host_name, process_is_gone, process
 from resilience_sdk.job_config import JobConfig, agree
 from resilience_sdk.journal import Journal, redact_argv
 from resilience_sdk.launcher.chores import Chores
+from resilience_sdk.launcher.closing import closing_lines, leaving_lines, may_wrap, read_exit_code
 from resilience_sdk.launcher.decision import Decision
 from resilience_sdk.launcher.early import leaving_at_once
 from resilience_sdk.launcher.init_process import below_init
@@ -197,6 +198,7 @@ class _Launch:
             starter,
             local=options.local,
             note_lost=lambda why: self.journal.emit(Event.DEGRADED, what="rendezvous", why=why),
+            job_is_over=lambda: read_exit_code(self.run_dir.outcome, self.key) is not None,
         )
         chores = Chores(self.lease, self.journal, files.directory)
         job = Job(
@@ -216,12 +218,13 @@ class _Launch:
             end = job.run()
             if end.decision.verdict is Verdict.FINISHED and not agent.all_nodes_finished():
                 end = attrs.evolve(end, decision=_UNSURE)
-            self._write_outcome(end, first_node=agent.node == 0)
+            if not end.decision.others_go_on and not end.decision.elsewhere:
+                self._write_outcome(end, first_node=agent.node == 0)
             return end
         finally:
             chores.close()
             # Other nodes learn from the closed rendezvous that the job is over, and read the outcome.
-            agent.leave(closed=end is not None and end.decision.verdict is not Verdict.FINISHED)
+            agent.leave(closed=end is not None and end.decision.ends_the_job)
 
     def _pages(self) -> Path | None:
         from resilience_sdk.launcher import env
@@ -276,8 +279,6 @@ class _Launch:
 
     def _write_outcome(self, end: JobEnd, *, first_node: bool) -> None:
         """Write how the job ended: the first node if it finished, else whichever node ended it."""
-        from resilience_sdk.launcher.closing import read_exit_code
-
         finished = end.decision.verdict is Verdict.FINISHED
         if not first_node and (finished or read_exit_code(self.run_dir.outcome, self.key) is not None):
             return
@@ -287,10 +288,9 @@ class _Launch:
         write_outcome(self.run_dir.outcome, self._outcome(end))
 
     def _finish(self, end: JobEnd) -> int:
-        from resilience_sdk.launcher import closing
-
-        for line in closing.closing_lines(self._outcome(end)):
-            say(line)
+        lines = leaving_lines if end.decision.others_go_on else closing_lines
+        for line in lines(self._outcome(end)):
+            say(line, wrap=may_wrap(line))
         return end.decision.exit_code
 
     def _outcome(self, end: JobEnd) -> Outcome:

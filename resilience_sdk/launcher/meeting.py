@@ -82,8 +82,8 @@ class MeetingPlace:
         """Whether a new connection may find the same rendezvous again."""
         return str(self._parameters.backend) == "c10d"
 
-    def reach(self, deadline: float) -> RendezvousHandler:
-        """Return a new handler, trying until the deadline (monotonic); that it takes long is said.
+    def reach(self, deadline: float, give_up: Callable[[], bool] = lambda: False) -> RendezvousHandler:
+        """Return a new handler, trying until the deadline (monotonic) or `give_up()`; that it takes long is said.
 
         Main thread. Raises what `connect` raises.
         """
@@ -91,7 +91,7 @@ class MeetingPlace:
             try:
                 return within(2 * self._slow_s + _MARGIN_S, self.connect)
             except (RendezvousConnectionError, TimeoutError) as error:
-                if time.monotonic() > deadline or not self.may_come_again:
+                if time.monotonic() > deadline or not self.may_come_again or give_up():
                     raise
                 self.say_lost(error, deadline)
                 time.sleep(_AGAIN_S)

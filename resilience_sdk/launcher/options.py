@@ -82,7 +82,9 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
     """
     env = environ.environment() if env is None else env
     parser = _parser()
-    namespace, unknown = parser.parse_known_args(list(argv))
+    has_value = _has_value(parser)
+    words = setting_options.plain_switches(argv, lambda name: has_value.get(name, False))
+    namespace, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse_unknown(unknown[0], parser)
     script = Script.parse(
@@ -157,7 +159,11 @@ def most_nodes(args: argparse.Namespace) -> int:
 
 def known_options() -> dict[str, bool]:
     """Return every spelling of every option of `resilience run`, and whether a value follows it."""
-    return {name: action.nargs != 0 for action in _parser()._actions for name in action.option_strings}
+    return _has_value(_parser())
+
+
+def _has_value(parser: argparse.ArgumentParser) -> dict[str, bool]:
+    return {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -25,9 +25,9 @@ from resilience_sdk.launcher.evidence import Facts
 from resilience_sdk.launcher.node_ends import NodeEnd, read_end
 from resilience_sdk.launcher.peers import Peer
 from resilience_sdk.launcher.relay import NodeRelay
-from resilience_sdk.monitor.recovery import RecoveryWatch
+from resilience_sdk.monitor.recovery import RecoveryWatch, close_warnings
 from resilience_sdk.monitor.straggler_response import SOURCE as STRAGGLER
-from resilience_sdk.preemption.account import Account, account
+from resilience_sdk.preemption.account import Account, account, completed_steps, lost_words
 from resilience_sdk.rank_page import snapshot_to_json
 from resilience_sdk.run_directory import RunDirectory
 
@@ -57,6 +57,7 @@ class _Slow:
     """Why a job stopped itself."""
 
     straggler: str
+    is_here: bool
     incident: str | None
 
 
@@ -90,18 +91,24 @@ class Reporter:
         first = evidence.first_death(facts)
         end = evidence.attempt_end(facts, first)
         if facts.ended_by is EndedBy.INTERRUPT:
-            return Finding(end, "interrupted by the user")
+            pages = (trace.snapshot for trace in facts.traces.values() if trace.snapshot is not None)
+            told = f"interrupted by the user; {lost_words(completed_steps(pages), end.checkpoint_after)}"
+            return Finding(attrs.evolve(end, leaving=told), told)
         left = end.stop_agreed or EXIT_PREEMPTED in end.exit_codes.values()
         if facts.ended_by is EndedBy.PREEMPTION or (left and not first.culprits):
             slow = self._straggler(facts)
             if slow is not None:
-                end = attrs.evolve(end, straggler=slow.straggler, category="slow", cause="straggler_persistent")
-                told = f"the job stopped itself: {slow.straggler}"
+                end = attrs.evolve(end, straggler=slow.straggler, straggler_is_here=slow.is_here)
+                end = attrs.evolve(end, category="slow", cause="straggler_persistent")
+                told = f"the job stopped itself for {slow.straggler.partition(': ')[0]}"  # the reason says the rest
                 return Finding(end, told, self._after_stop(facts, end, first, slow))
             recorded = self._after_stop(facts, end, first)
             story = self._story(facts, end, first)  # only now all nodes have told theirs
+            if story.is_agreed:
+                close_warnings(self._store, self._journal)
             return Finding(attrs.evolve(end, leaving=story.reason()), story.reason(), recorded)
         if not any(end.exit_codes.values()):
+            close_warnings(self._store, self._journal)
             return Finding(end, "all ranks exited with 0")
         now = time.time()
         latency = None if first_ns is None else max(0.0, (time.monotonic_ns() - first_ns) / 1e9)
@@ -116,7 +123,7 @@ class Reporter:
         if other is not None and other.joins:
             return Finding(attrs.evolve(end, ended_by=EndedBy.MEMBERSHIP), other.headline)
         if other is not None:
-            return Finding(end, other.headline or headline, other.incident)
+            return Finding(self._as_known(end, other.incident), other.headline or headline, other.incident)
         if self._relay.store_is_lost and not own_fault:
             # The others cannot be asked who reports, but all see the run directory: by turns, the first does.
             self._await_record("crash", facts, facts.node_number * _TURN_S)
@@ -136,14 +143,18 @@ class Reporter:
 
     def _bad_numbers(self, facts: Facts, end: AttemptEnd) -> Incident | None:
         """Return the incident that the ranks have written of the bad numbers that they left over."""
-        if end.error is None or not end.error.type.endswith("NumericsError"):
-            return None
         with contextlib.suppress(OSError):
-            for known in reversed(self._store.all()):
-                is_ours = known.attempt == facts.attempt and (known.detected_at or 0.0) >= facts.began_at
-                if known.kind == "numerics" and known.action != "none" and is_ours:
-                    return known
+            return self._store.bad_numbers(facts.attempt, facts.began_at, "" if end.error is None else end.error.type)
         return None
+
+    def _as_known(self, end: AttemptEnd, incident_id: str | None) -> AttemptEnd:
+        """Put the cause that another node has found in the place of our symptoms; what it does of it is its own."""
+        with contextlib.suppress(KeyError, OSError):
+            known = self._store.get(incident_id or "")
+            if known.cause:
+                category, confidence = known.category or end.category, known.confidence or 0.0
+                return attrs.evolve(end, cause=known.cause, category=category, confidence=confidence)
+        return end
 
     def _told_by_other_nodes(
         self, facts: Facts, first: FirstDeath, headline: str
@@ -250,8 +261,9 @@ class Reporter:
         if any(notice.get("source") != STRAGGLER for notice in notices):
             return None
         node, incident = notices[0].get("node"), notices[0].get("incident")
-        where = f"node {node}; leave it out: " if isinstance(node, str) and node else ""
-        return _Slow(f"{where}{notices[0].get('reason')}", incident if isinstance(incident, str) else None)
+        cure = f"; leave out node {node}" if isinstance(node, str) and node else ""
+        is_here = not cure or node == facts.node
+        return _Slow(f"{notices[0].get('reason')}{cure}", is_here, incident if isinstance(incident, str) else None)
 
     def _after_stop(self, facts: Facts, end: AttemptEnd, first: FirstDeath, slow: _Slow | None = None) -> str | None:
         """Record that the job left, once for all nodes, when all of them have; `slow` has its incident already."""
@@ -272,10 +284,8 @@ class Reporter:
     def _recorded(self, kind: str, facts: Facts) -> str | None:
         """Return the incident of that kind of this attempt, should the ranks or another node have recorded it."""
         with contextlib.suppress(OSError):
-            for known in self._store.all():
-                is_ours = known.attempt == facts.attempt and (known.detected_at or 0.0) >= facts.began_at
-                if known.kind == kind and is_ours:
-                    return known.id
+            for known in self._store.of_attempt(facts.attempt, facts.began_at, kind):
+                return known.id
         return None
 
     def _story(self, facts: Facts, end: AttemptEnd, first: FirstDeath) -> Account:

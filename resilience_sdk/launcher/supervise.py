@@ -23,13 +23,14 @@ from resilience_sdk.console import say
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
 from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import boot_id, host_name, process_start_ticks
+from resilience_sdk.incidents import count_words
 from resilience_sdk.journal import Journal, read_journal, redact_argv
 from resilience_sdk.launcher.decision import Decision
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.launcher.supervise_command import SupervisedCommand
 from resilience_sdk.launcher.supervise_rules import EXIT_USAGE, IDLE_BELOW_S, RunEnd, decide_next
 from resilience_sdk.lease import STALE_AFTER_S, current_holder
-from resilience_sdk.outcome import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, Verdict
+from resilience_sdk.outcome import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, Verdict, to_resume
 from resilience_sdk.run_directory import RunDirectory
 
 _OUTCOME_S = 2.0  # under a foreign launcher the monitor writes it, a moment after the launcher's end
@@ -207,13 +208,16 @@ class _Loop:
             say(f"supervise: {run}: {step.reason}; running it again{wait} ({_kept(self.best)})")
             return
         say(f"supervise: {run}: {step.reason} (exit code {step.exit_code})")
-        if step.exit_code in (EXIT_PREEMPTED, EXIT_FAILED, EXIT_INTERRUPTED):
+        if step.exit_code not in (EXIT_FINISHED, EXIT_USAGE):
             words = shlex.join(redact_argv(self.job.command))
-            say(f"supervise: to resume: resilience supervise --run-dir {self.job.run_dir.path} -- {words}")
+            again = f"resilience supervise --run-dir {self.job.run_dir.path} -- {words}"
+            say(f"supervise: {to_resume(step.verdict, again)}", wrap=False)
 
 
 def _kept(step: int | None) -> str:
-    return "no checkpoint of the SDK to resume from" if step is None else f"from the checkpoint after step {step}"
+    if step is None:
+        return "no checkpoint of the SDK to resume from"
+    return f"from the checkpoint after {count_words(step)}"
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -21,11 +21,12 @@ import socket
 import sys
 import time
 import warnings
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from resilience_sdk.launcher import worker
 from resilience_sdk.launcher.gloo_teardown import let_threads_finish
-from resilience_sdk.launcher.linux import die_with_parent, opened_devices, thread_count
+from resilience_sdk.launcher.linux import die_with_parent, opened, thread_count
 from resilience_sdk.launcher.protocol import Channel, Order, Readiness
 
 # torch._dynamo, torch.optim and torch.nn.parallel: DDP and optimizers import them on first use, 1.5 s in
@@ -75,16 +76,23 @@ def main(*, channel_fd: int, launcher_pid: int, mode: str, mask: set[int]) -> No
 def _preload() -> Readiness:
     """Import what workers need, and find out whether forking from here is safe."""
     began = time.monotonic()
-    missing = []
-    for name in PRELOAD:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - a worker that needs it will say so itself
-            missing.append(f"{name}: {type(error).__name__}: {error}")
+    missing = import_all(PRELOAD)
     # What lives now is never collected: the first full collection of a rank would copy all of its pages.
     gc.collect()
     gc.freeze()
-    return Readiness(_problem(), tuple(missing), time.monotonic() - began)
+    return Readiness(_problem(), missing, time.monotonic() - began)
+
+
+def import_all(names: Iterable[str]) -> tuple[str, ...]:
+    """Import what is installed of these modules; return `module: reason` of those that are and cannot be imported."""
+    failed = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - a worker that needs it will say so itself
+            if not (isinstance(error, ModuleNotFoundError) and error.name == name):
+                failed.append(f"{name}: {type(error).__name__}: {error}")
+    return tuple(failed)
 
 
 def _problem() -> str | None:
@@ -102,7 +110,7 @@ def _problem() -> str | None:
     _, status = os.waitpid(pid, 0)
     if status:
         return "a preloaded module touched CUDA, which forked ranks could not use"
-    if devices := opened_devices("/dev/nvidia"):
+    if devices := opened("/dev/nvidia"):
         return f"a preloaded module opened {devices[0]}"
     threads = thread_count()
     if threads is not None and threads != 1:

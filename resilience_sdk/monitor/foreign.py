@@ -16,12 +16,14 @@ from resilience_sdk.attribution.first_death import Death, FirstDeath, find_first
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.events import Event
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore, event_fields
+from resilience_sdk.incidents.report import one_line
 from resilience_sdk.job_config import JobConfig
 from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.monitor.exits import exit_code, is_clean, signal_name
 from resilience_sdk.monitor.foreign_outcome import resume_command, saved_step, verdict_of
 from resilience_sdk.monitor.raised import read_exception
 from resilience_sdk.monitor.ranks import WatchedRank
+from resilience_sdk.monitor.recovery import close_warnings
 from resilience_sdk.outcome import Outcome, Verdict, write_outcome
 from resilience_sdk.preemption.account import Account, account
 from resilience_sdk.rank_page import snapshot_to_json
@@ -92,6 +94,11 @@ class DeathWatch:
             self._write_preemption(attempt, deaths, ranks)
         elif first.exit_code not in _TEARDOWN_SIGNALS:  # else the launcher, the scheduler or a person ended the job
             culprits = verdict.culprits or ((first.rank,) if first.exception is None else ())
+            raised = [
+                str(death.exception.get("type")) for death in deaths if death.exception and death.rank in culprits
+            ]
+            if raised and self._store.bad_numbers(attempt, self._began_at(), raised[0]):
+                return  # the ranks have told of it
             self._write_crash(attempt, verdict, culprits, ranks)
 
     def _was_asked_in_vain(self, attempt: int, first: Death) -> bool:
@@ -108,10 +115,7 @@ class DeathWatch:
             died_at = time.time() - (time.monotonic_ns() - first.t_ns) / 1e9
             notices = [e for e in notices if e["t"] <= died_at and died_at > _end_of(e) - _KILLED_EARLY_S]
         began = self._began_at()
-        return bool(notices) and not any(
-            known.kind in ("crash", "hang") and known.attempt == attempt and (known.detected_at or 0.0) >= began
-            for known in self._store.all()
-        )
+        return bool(notices) and not self._store.of_attempt(attempt, began, "crash", "hang")
 
     def _story(self, attempt: int, ranks: Sequence[WatchedRank]) -> Account:
         """Return what is known of a stop of this attempt: who asked, what came of it, who hindered it."""
@@ -138,16 +142,14 @@ class DeathWatch:
         self, attempt: int, verdict: FirstDeath, culprits: tuple[int, ...], ranks: Sequence[WatchedRank]
     ) -> None:
         incident = self._incident(attempt, verdict, culprits, ranks)
-        asked = self._story(attempt, ranks).asked
+        asked = self._story(attempt, ranks).askers.asked
         if asked and verdict.classification.cause == "unknown":
             told = (
                 f"{asked[0]} at about that time: was the job asked to leave? A rank without check() ends by the signal"
             )
             incident = attrs.evolve(incident, evidence=(*incident.evidence, Evidence("notice", told)))
         incident = self._write("crash", incident, ranks)
-        who = ", ".join(f"rank {rank}" for rank in culprits) or "no rank of its own"
-        why = incident.evidence[0].text if incident.evidence else incident.cause
-        console.say(f"CRASH: {who} on {self._node} ended first ({incident.cause}): {why}")
+        console.say(f"CRASH: {one_line(incident)}")
         self._say_report(incident)
 
     def _write(self, kind: str, incident: Incident, ranks: Sequence[WatchedRank]) -> Incident:
@@ -188,7 +190,16 @@ class DeathWatch:
         began = self._began_at()
         attempt = max(watched.snapshot.attempt for watched in ranks)
         final = [watched for watched in ranks if watched.snapshot.attempt == attempt]
-        verdict, code, reason = verdict_of(final, self._story(attempt, final), left=attempt in self._left)
+        story = self._story(attempt, final)
+        incidents = [known for known in self._store.all() if known.id and (known.detected_at or 0.0) >= began]
+        faults = [
+            one_line(known) for known in incidents if known.kind in ("crash", "hang") and known.attempt == attempt
+        ]
+        verdict, code, reason = verdict_of(
+            final, story, left=attempt in self._left, fault=faults[-1] if faults else None
+        )
+        if verdict is Verdict.FINISHED or story.is_agreed:
+            close_warnings(self._store, self._journal)
         write_outcome(
             Path(self._config.run_dir) / "outcome.json",
             Outcome(
@@ -201,7 +212,7 @@ class DeathWatch:
                 started_at=began,
                 ended_at=time.time(),
                 attempts=attempt + 1,
-                incidents=tuple(i.id for i in self._store.all() if i.id and (i.detected_at or 0.0) >= began),
+                incidents=tuple(str(known.id) for known in incidents),
                 checkpoint=saved_step(self._config),
                 resume=None if verdict is Verdict.FINISHED else self._resume,
             ),

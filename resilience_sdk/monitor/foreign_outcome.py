@@ -14,17 +14,20 @@ from resilience_sdk.journal import redact_argv
 from resilience_sdk.monitor.exits import exit_code, is_clean
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.outcome import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, Verdict
-from resilience_sdk.preemption.account import Account
+from resilience_sdk.preemption.account import Account, completed_steps, lost_words
 from resilience_sdk.run_directory import RunDirectory
 
 _MOST_CHARACTERS = 4096
 _THE_SAME = "<the same command>"
 
 
-def verdict_of(final: Sequence[WatchedRank], stop: Account, *, left: bool) -> tuple[Verdict, int, str]:
+def verdict_of(
+    final: Sequence[WatchedRank], stop: Account, *, left: bool, fault: str | None
+) -> tuple[Verdict, int, str]:
     """Return verdict, exit code and reason of a job from the ranks of its last attempt.
 
-    `stop` is what is known of a stop of that attempt; `left`: it was found to have ended by one.
+    `stop` is what is known of a stop of that attempt; `left`: it was found to have ended by one; `fault`: what was
+    found to have ended it otherwise, in words.
     """
     codes = [code for watched in final if (code := exit_code(watched)) is not None]
     clean = all(is_clean(watched) for watched in final)
@@ -33,8 +36,9 @@ def verdict_of(final: Sequence[WatchedRank], stop: Account, *, left: bool) -> tu
     if clean:
         return Verdict.FINISHED, EXIT_FINISHED, "all ranks ended well"
     if any(code == -2 for code in codes):
-        return Verdict.INTERRUPTED, EXIT_INTERRUPTED, "interrupted by the user"
-    return Verdict.GIVE_UP, EXIT_FAILED, "a rank did not end well"
+        lost = lost_words(completed_steps(watched.snapshot for watched in final), stop.saved)
+        return Verdict.INTERRUPTED, EXIT_INTERRUPTED, f"interrupted by the user; {lost}"
+    return Verdict.GIVE_UP, EXIT_FAILED, fault or "a rank did not end well"
 
 
 def saved_step(config: JobConfig) -> int | None:

@@ -76,12 +76,7 @@ class Notices:
 
     def look(self, noticed: Iterable[tuple[int, int]]) -> Asked | None:
         """Return who asks, None = nobody; `noticed`: ranks and the notices on their pages, 0 where there is none."""
-        for rank, number in noticed:
-            if number:
-                # The scheduler's end is told in time for a save, however long that takes: a grace would cut it short.
-                end_unix = math.inf if number == at.NOTICE_END else None
-                return Asked(f"rank {rank}: {notice_name(number)}", asker(number), rank, end_unix=end_unix)
-        if (asked := self._in_file()) is not None:
+        if (asked := on_page(noticed) or self._in_file()) is not None:
             return asked
         notice = self._cloud()
         if notice is None:
@@ -103,6 +98,16 @@ class Notices:
         if told is None:
             return None
         return Asked(self._file.name, Asker.FILE, reason=_short(told.get("reason")), by=_short(told.get("by")))
+
+
+def on_page(noticed: Iterable[tuple[int, int]], kind: Asker | None = None) -> Asked | None:
+    """Return whom the page of a rank says to have asked, of that kind if one is given: see `Notices.look`."""
+    for rank, number in noticed:
+        if number and kind in (None, asker(number)):
+            # The scheduler's end is told in time for a save, however long that takes: a grace would cut it short.
+            end_unix = math.inf if number == at.NOTICE_END else None
+            return Asked(f"rank {rank}: {notice_name(number)}", asker(number), rank, end_unix=end_unix)
+    return None
 
 
 def watch_cloud(settings: Settings, journal: Path) -> Callable[[], Notice | None]:

@@ -17,11 +17,12 @@ from resilience_sdk import console
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.hindrances import Hindrances
-from resilience_sdk.monitor.notices import Notices
+from resilience_sdk.monitor.notices import Notices, on_page
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.monitor.stop_nodes import StopNodes
 from resilience_sdk.preemption import cell
 from resilience_sdk.preemption import protocol as agreement
+from resilience_sdk.preemption.asking import IN_VAIN, Asker
 from resilience_sdk.preemption.protocol import CoordinatorMove, Decision, Proposal, RankView
 from resilience_sdk.preemption.side import MONITOR, RANKS, coordinator_word
 from resilience_sdk.rank_page import ControlWords
@@ -59,6 +60,7 @@ class StopCoordinator:
         self._hindrances = Hindrances(self._journal, self._nodes)
         self._rate = _CheckRate()
         self._asked: str | None = None  # by whom, in words
+        self._knows_signal = False
         self._asked_s = 0.0
         self._deadline_ns = 0
         self._proposal: Proposal | None = None
@@ -114,19 +116,26 @@ class StopCoordinator:
     # -- notices
 
     def _hear(self, pages: Mapping[int, ControlWords]) -> None:
-        """Take a notice of this node or of another: either counts for all."""
+        """Take a notice of this node or of another: either counts for all.
+
+        A request ends nobody, so a signal that comes after one is told too.
+        """
         for node in self._nodes.others:
             if self._asked is None:
                 console.say(f"another node was asked to leave ({node.asked}): all nodes stop at one check")
             self._note(node.asked, node.left_s, pages)
-        if self._asked is not None:
+        if self._knows_signal or (self._asked is not None and self._nodes.count > 1):
+            return  # between nodes our launcher tells of a later signal itself, and each look has to be quick
+        noticed = ((rank, words.notice) for rank, words in pages.items())
+        asked = self._notices.look(noticed) if self._asked is None else on_page(noticed, Asker.SIGNAL)
+        is_signal = asked is not None and asked.kind is Asker.SIGNAL
+        if asked is None or self._is_being_ended():
             return
-        asked = self._notices.look((rank, words.notice) for rank, words in pages.items())
-        if asked is not None and not self._is_being_ended():
-            left_s = self._grace_s if asked.end_unix is None else max(0.0, asked.end_unix - time.time())
-            self._note(f"{self._nodes.name}: {asked.source}", left_s, pages)
-            known: dict[str, Any] = {"time_left_s": self._left_s} if self._deadline_ns else {}
-            self._journal.emit(Event.PREEMPT_NOTICE, **asked.facts(), **known)
+        left_s = self._grace_s if asked.end_unix is None else max(0.0, asked.end_unix - time.time())
+        self._knows_signal = is_signal
+        self._note(f"{self._nodes.name}: {asked.source}", left_s, pages)
+        known: dict[str, Any] = {"time_left_s": self._left_s} if self._deadline_ns else {}
+        self._journal.emit(Event.PREEMPT_NOTICE, **asked.facts(), **known)
 
     @property
     def _left_s(self) -> float:
@@ -172,9 +181,9 @@ class StopCoordinator:
             return
         decided = None if self._proposal is None else self._cell.decision(self._round)
         if decided is not Decision.COMMIT and console.say_once(
-            "in vain", f"no stop was agreed in time ({self._asked}); ranks that no signal ends go on"
+            "in vain", f"{IN_VAIN} ({self._asked}); ranks that no signal ends go on"
         ):
-            self._journal.emit(Event.DEGRADED, what="preemption", why="no stop was agreed in time")
+            self._journal.emit(Event.DEGRADED, what="preemption", why=IN_VAIN)
 
     def _is_for_monitors(self) -> bool:
         """Tell whether the ranks leave the agreement to monitors, and not to themselves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -85,21 +86,9 @@ class RecoveryWatch:
         return time.monotonic() - self._complete[1] > _LEAVE_IT_S
 
     def _close(self, incident: Incident, at: float, resumed_at: int | None) -> None:
-        assert incident.id is not None
-        reached = self._reached(incident.id) if resumed_at is not None else None
+        reached = self._reached(str(incident.id)) if resumed_at is not None else None
         lost = None if reached is None or resumed_at is None else max(0, reached - resumed_at)
-        try:
-            closed = self._store.mark_recovered(incident.id, at, lost_steps=lost)
-        except (OSError, KeyError) as error:
-            say_once("recovery", f"cannot note the recovery in incident {incident.id}: {error}")
-            return
-        self._journal.emit(
-            Event.RECOVERED,
-            id=incident.id,
-            recovery_s=closed.recovery_s,
-            lost_steps=lost,
-            resumed_at=resumed_at,
-        )
+        _mark(self._store, self._journal, incident, at, lost, resumed_at)
 
     def _reached(self, incident_id: str) -> int | None:
         """Return how many steps were complete when the incident happened, if they were global."""
@@ -118,6 +107,25 @@ class RecoveryWatch:
                 continue
         # A step is complete when every rank has completed it; a heartbeat that an exception ended counts on its own.
         return min(reached, default=None)
+
+
+def close_warnings(store: IncidentStore, journal: Journal) -> None:
+    """Close the incidents of bad numbers after which the training went on: it has ended well, so they are over."""
+    with contextlib.suppress(OSError):
+        for incident in store.all():
+            if (incident.kind, incident.action, incident.recovered_at) == ("numerics", "none", None):
+                _mark(store, journal, incident, time.time(), None, None)
+
+
+def _mark(
+    store: IncidentStore, journal: Journal, incident: Incident, at: float, lost: int | None, resumed_at: int | None
+) -> None:
+    try:
+        closed = store.mark_recovered(str(incident.id), at, lost_steps=lost)
+    except (OSError, KeyError) as error:
+        say_once("recovery", f"cannot note the recovery in incident {incident.id}: {error}")
+        return
+    journal.emit(Event.RECOVERED, id=incident.id, recovery_s=closed.recovery_s, lost_steps=lost, resumed_at=resumed_at)
 
 
 def first_step(page: RankSnapshot) -> int:

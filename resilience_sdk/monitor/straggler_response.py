@@ -13,13 +13,21 @@ import attrs
 
 from resilience_sdk import console
 from resilience_sdk.events import Event
-from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore, event_fields
+from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, IncidentStore, event_fields
 from resilience_sdk.journal import Journal
 from resilience_sdk.monitor.notices import Asked
 from resilience_sdk.preemption.asking import Asker
+from resilience_sdk.straggler.advice import advice
 from resilience_sdk.straggler.control import Control
-from resilience_sdk.straggler.published import CHANGES_KEPT, Numbered, Standing, write_report, write_standing
-from resilience_sdk.straggler.reports import Report
+from resilience_sdk.straggler.published import (
+    CHANGES_KEPT,
+    Numbered,
+    Standing,
+    remove_standing,
+    write_report,
+    write_standing,
+)
+from resilience_sdk.straggler.reports import Named, Report
 from resilience_sdk.straggler.verdicts import OVER, TRANSIENT, Change, Verdict
 
 SOURCE = "straggler"
@@ -67,6 +75,7 @@ class StragglerResponse:
         self._changes: deque[Numbered] = deque(maxlen=CHANGES_KEPT)
         self._incidents: dict[object, str | None] = {}
         self._has_asked = False
+        self._shown: frozenset[Named] = frozenset()
 
     def tell(self, changes: Sequence[Change], verdicts: tuple[Verdict, ...], *, stop: bool) -> None:
         """Act on what has changed, and on `verdicts`, which stand; `stop`: on request of who runs the job, all stop."""
@@ -85,11 +94,8 @@ class StragglerResponse:
             self._publish(verdicts, enabled=True)
 
     def report(self, report: Report, scores_to_print: int) -> None:
-        """Print a report, in a line where nobody is slow, journal what it comes to, and publish it."""
-        if report.names_somebody:
-            console.say(report.text(scores_to_print))
-        elif scores_to_print:
-            console.say(f"straggler report: {report.line()} (the scores: resilience straggler {self._run_dir})")
+        """Print a report, journal what it comes to, and publish it."""
+        self._print(report, scores_to_print)
         self._journal.emit(
             Event.STRAGGLER,
             step=report.last_step,
@@ -103,9 +109,25 @@ class StragglerResponse:
         )
         self._write(lambda: write_report(self._run_dir, report))
 
+    def _print(self, report: Report, scores_to_print: int) -> None:
+        """Print the scores where somebody is named who was not before, else the line of the report and who is slow.
+
+        Who comes and goes has been named: until nobody is slow any more the scores are printed once for each.
+        """
+        named, news = report.named, report.named - self._shown
+        self._shown = self._shown | named if named else frozenset()
+        if scores_to_print and not news:
+            console.say(f"straggler report: {report.line()} (the scores: resilience straggler {self._run_dir})")
+        if text := report.text(scores_to_print if news else 0):
+            console.say(text)
+
     def note_control(self, said: str, control: Control) -> None:
         """Note that somebody has changed the settings, or tried to."""
         self._journal.emit(Event.STRAGGLER, what="settings", text=said, settings=attrs.asdict(control))
+
+    def withdraw(self) -> None:
+        """Take back what stands in the run directory: a job that was requeued has the key of the one before it."""
+        self._write(lambda: remove_standing(self._run_dir))
 
     def switched_off(self) -> None:
         """Publish that nobody is compared."""
@@ -190,7 +212,7 @@ def slow_incident(verdict: Verdict, *, attempt: int, stop: bool, now: float) -> 
         cause="unknown" if verdict.is_global else "straggler_persistent",
         action="exclude_node" if stop else "none",
         confidence=verdict.confidence,
-        evidence=(Evidence(SOURCE, verdict.text()),),
+        evidence=(Evidence(SOURCE, verdict.text()), Evidence(CURE, advice(verdict, stop=stop))),
     )
 
 

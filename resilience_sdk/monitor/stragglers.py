@@ -57,10 +57,15 @@ class StragglerWatch:
         self._control = ControlFile(run_dir, settings)
         self._response = StragglerResponse(run_dir, journal, store, ask_stop, job=job, began=began or 0.0)
         self._looked_at = float("-inf")
-        self.begin(0, {})
+        self._prepare(0, {})
 
     def begin(self, attempt: int, announcement: Mapping[str, Any]) -> None:
         """Begin an attempt; `announcement` is our launcher's, empty where nobody has made one."""
+        self._prepare(attempt, announcement)
+        if self._nodes.gathers:
+            self._response.withdraw()
+
+    def _prepare(self, attempt: int, announcement: Mapping[str, Any]) -> None:
         self._nodes = StragglerNodes(self._pages, attempt, announcement, self._host, self._clock)
         self._attempt = attempt
         self._start()

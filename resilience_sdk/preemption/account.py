@@ -11,24 +11,19 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.attribution.exits import describe_exit
 from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.events import Event
-from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, compact_ranks
-from resilience_sdk.preemption.asking import Asker, Hindrance
+from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, compact_ranks, count_words
+from resilience_sdk.preemption.askers import Askers, who_asked, whole
+from resilience_sdk.preemption.asking import Hindrance
 from resilience_sdk.rank_page import RankSnapshot
 
-_CAUSES = {
-    Asker.SIGNAL: "preemption_sigterm",
-    Asker.FILE: "preemption_requested",
-    Asker.REQUEST: "preemption_requested",
-    Asker.END: "slurm_time_limit",
-    Asker.CLOUD: "preemption_notice",
-    Asker.STRAGGLER: "straggler_persistent",
-}
 _TOLD, _UNTOLD = 0.9, 0.5  # confidence in the cause: somebody asked, or only the exit code 75 says so
 _MOST_EXITS = 16
 _MOST_GROUPS = 4
 _NEVER = "no rank has called preemption.check(), so nothing was saved at the end"
+_NOTHING_SAVED = "the SDK saved nothing: what is kept is what the script saved itself"
 _ADD_CHECK = "call preemption.check() once per step on every rank, or train by run.steps(), which saves and stops"
 
 
@@ -49,17 +44,15 @@ class Hindered:
 class Account:
     """The story of one attempt that was asked to leave."""
 
-    asked: tuple[str, ...]
-    """Who asked, in words, in the order of time; empty: nobody is known to have asked."""
-    cause: str
+    askers: Askers
     is_agreed: bool
     """All ranks stopped at one check."""
     stopped_after: int | None
-    """After which step, where the ranks told."""
+    """How many steps were complete at the stop, where that is known and counts over attempts."""
     reached: int | None
-    """The step that a rank had reached in the end, where steps count over attempts."""
+    """How many steps all ranks of this node had completed in the end, where steps count over attempts."""
     saved: int | None
-    """The newest checkpoint."""
+    """After how many steps the newest checkpoint of the SDK was saved."""
     saved_here: bool
     """It was completed in this attempt."""
     skipped: str | None
@@ -85,9 +78,10 @@ class Account:
 
     def reason(self) -> str:
         """Return it in one sentence without a full stop, for the screen and the outcome."""
-        told = "the job was asked to leave" + (f" by {self.asked[0]}" if self.asked else "")
+        told = "the job was asked to leave" + (f" by {self.askers.asked[0]}" if self.askers.asked else "")
+        told += f" (and before that, in vain, by {self.askers.in_vain[-1]})" if self.askers.in_vain else ""
         if self.is_agreed:
-            at = "" if self.stopped_after is None else f" after step {self.stopped_after}"
+            at = "" if self.stopped_after is None else f" after {count_words(self.stopped_after)}"
             told += f"; all ranks stopped{at}, {self._told_lost()}"
         elif self._shown:
             told += f"; no stop was agreed, {self._told_lost()}"
@@ -95,14 +89,15 @@ class Account:
         return f"{told}: {shown} ({self.advice})" if shown else told
 
     def _told_lost(self) -> str:
-        if self.lost_steps is None:
-            return "how many steps are lost is not known"
-        return f"{self.lost_steps} step{'' if self.lost_steps == 1 else 's'} lost"
+        if self.saved is None:
+            return _NOTHING_SAVED  # how many steps there were, is said beside it
+        return lost_words(self.stopped_after if self.is_agreed else self.reached, self.saved)
 
     def incident(self, attempt: int, now: float, exit_codes: Mapping[int, int | None]) -> Incident:
         """Return the incident of the stop, which is not written yet. `now` is Unix time in seconds."""
-        entry = lookup(self.cause)
-        codes = ", ".join(f"rank {rank}: {code}" for rank, code in sorted(exit_codes.items())[:_MOST_EXITS])
+        entry = lookup(self.askers.cause)
+        ends = [f"rank {rank} {describe_exit(code)}" for rank, code in sorted(exit_codes.items())]
+        told_ends = ", ".join(ends[:_MOST_EXITS]) + (", ..." if len(ends) > _MOST_EXITS else "")
         return Incident(
             kind="preemption",
             attempt=attempt,
@@ -111,27 +106,52 @@ class Account:
             category=entry.category,
             cause=entry.cause,
             action=entry.action,
-            confidence=_TOLD if self.asked else _UNTOLD,
+            confidence=_TOLD if self.askers.asked else _UNTOLD,
             lost_steps=self.lost_steps,
             evidence=(
-                Evidence("notice", "; ".join(self.asked) or "by whom is not known"),
+                Evidence("notice", "; ".join(self.askers.asked) or "by whom is not known"),
+                *(Evidence("notice", f"before that, in vain: {one}") for one in self.askers.in_vain),
                 *(Evidence("hindrance", str(one)) for one in self._shown),
                 Evidence("checkpoint", self._told_checkpoint()),
-                Evidence("exit", f"exit codes: {codes or 'none'}"),
+                Evidence("exit", told_ends or "no exit code is known"),
                 *([Evidence(CURE, self.advice)] if self.advice else []),
             ),
         )
 
     def _told_checkpoint(self) -> str:
-        told = "there is none" if self.saved is None else f"the newest is after step {self.saved}"
-        if self.saved_here:
-            told = f"saved: the checkpoint after step {self.saved}"
+        if self.saved is None:
+            told = "the SDK saved none"
+        else:
+            told = f"{'saved' if self.saved_here else 'the newest was saved'} after {count_words(self.saved)}"
         if self.is_agreed and self.stopped_after is not None:
-            told += f"; all ranks stopped after step {self.stopped_after}"
+            told += f"; all ranks stopped after {count_words(self.stopped_after)}"
         elif not self.is_agreed and self.reached is not None:
-            told += f"; step {self.reached} was reached"
-        told += "" if self.lost_steps is None else f", {self.lost_steps} steps lost"
+            told += f"; {count_words(self.reached)} done"
+        told += "" if self.lost_steps is None else f", {count_words(self.lost_steps)} lost"
         return told + (f"; {self.skipped}" if self.skipped else "")
+
+
+def lost_words(done: int | None, saved: int | None) -> str:
+    """Say how many steps have to be done again, of those that were `done`; `saved` is the newest checkpoint's."""
+    if saved is None:
+        return _NOTHING_SAVED if done is None else f"{count_words(done)} done, {_NOTHING_SAVED}"
+    if done is None:
+        kept = f"the newest checkpoint is after {count_words(saved)}"
+        return f"{kept}; what came after it is lost (give heartbeat() or check() the step to have it counted)"
+    return f"{count_words(max(0, done - saved))} lost"
+
+
+def completed_steps(pages: Iterable[RankSnapshot]) -> int | None:
+    """Return how many steps every one of these ranks has completed; None where steps do not count over attempts.
+
+    A step that a rank is still in, or that an exception has ended, is none.
+    """
+    done = []
+    for page in pages:
+        if page.step is not None and page.step_is_global:
+            is_inside = any(section.kind in ("heartbeat", "pulse") for section in page.main_lane.stack)
+            done.append(page.step + (not is_inside))
+    return min(done, default=None)
 
 
 def account(
@@ -148,26 +168,42 @@ def account(
     `told` are its events, by time; `pages` the last readings of this node's ranks. `saved` is the newest checkpoint,
     `saved_here` whether this attempt made it. `died`: which ranks of this node ended of their own, and how, in words.
     """
-    notices = [event for event in told if event["event"] == Event.PREEMPT_NOTICE.value]
     stops = [event for event in told if event["event"] == Event.STOP_AGREED.value]
-    steps = [step for event in stops if (step := _whole(event.get("step"))) is not None]
-    reached = [page.step for page in pages.values() if page.step is not None and page.step_is_global]
+    reached = completed_steps(pages.values())
     hindered = [
         Hindered(how, f"find out why rank {rank} ended", (_culprit(rank, pages, node),)) for rank, how in died.items()
     ]
     hindered += _silent(pages, node)
     hindered += _hindered(told, {culprit.rank for one in hindered for culprit in one.culprits})
     return Account(
-        asked=tuple(dict.fromkeys(_asked(notices))),
-        cause=_CAUSES[_asker(notices[0])] if notices else _CAUSES[Asker.SIGNAL],
+        askers=who_asked(told),
         is_agreed=bool(stops),
-        stopped_after=max(steps, default=None),
-        reached=max(reached, default=None),
+        stopped_after=_stopped_after(told, stops, saved, reached) if stops else None,
+        reached=reached,
         saved=saved,
         saved_here=saved_here,
         skipped=next((_skip(event) for event in told if _is_last_save(event)), None),
         hindered=tuple(hindered),
     )
+
+
+def _stopped_after(
+    told: Sequence[Mapping[str, Any]], stops: Sequence[Mapping[str, Any]], saved: int | None, reached: int | None
+) -> int | None:
+    """Return how many steps were complete at the agreed stop.
+
+    What was saved there tells it best: a loop of the user's own may give `check()` no step, or that of its index.
+    """
+    for at, event in enumerate(told):
+        is_newest = saved is not None and event.get("step") == saved
+        if event["event"] == Event.CKPT_BEGIN.value and is_newest and _had_stopped(told[:at], event.get("rank")):
+            return saved
+    return max((step for stop in stops if (step := whole(stop.get("step"))) is not None), default=reached)
+
+
+def _had_stopped(told: Iterable[Mapping[str, Any]], rank: object) -> bool:
+    """Tell whether a rank had come to the agreed stop: events of one rank have the times of one clock."""
+    return any(event["event"] == Event.STOP_AGREED.value and event.get("rank") == rank for event in told)
 
 
 def who(culprits: Iterable[Culprit]) -> str:
@@ -193,41 +229,6 @@ def _grouped(culprits: Iterable[Culprit], by: Callable[[Culprit], str]) -> str:
         groups.setdefault(by(culprit), []).append(culprit.rank)
     told = [f"rank{'s' * (len(ranks) > 1)} {compact_ranks(ranks)}{group}" for group, ranks in groups.items()]
     return ", ".join(told[:_MOST_GROUPS]) + (", ..." if len(told) > _MOST_GROUPS else "")
-
-
-def _asker(notice: Mapping[str, Any]) -> Asker:
-    kind = notice.get("kind")
-    return next((one for one in Asker if one.value == kind), Asker.SIGNAL)  # what else there is, is of another version
-
-
-def _asked(notices: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield who asked, in words, without what only repeats it: a monitor reports what a rank or launcher has told."""
-    to_launcher = any(_asker(notice) is Asker.SIGNAL and notice.get("rank") is None for notice in notices)
-    with_reason = {_whole(notice.get("rank")) for notice in notices if "reason" in notice}
-    for notice in notices:
-        kind, rank = _asker(notice), _whole(notice.get("rank"))
-        if kind is Asker.SIGNAL and rank is not None and to_launcher:
-            continue  # which the launcher has passed on
-        if kind is Asker.REQUEST and "reason" not in notice and rank in with_reason:
-            continue
-        yield _words(kind, notice)
-
-
-def _words(kind: Asker, notice: Mapping[str, Any]) -> str:
-    host, rank, by = notice.get("host"), _whole(notice.get("rank")), notice.get("by")
-    source = str(notice.get("source")).removeprefix(f"rank {rank}: ")
-    reason = f": {notice['reason']}" if notice.get("reason") else ""
-    here = f" on {host}" if host else ""
-    in_rank = f" in rank {rank}{here}" if rank is not None else here
-    if kind is Asker.SIGNAL:
-        return f"{source} to {'the launcher' if rank is None else f'rank {rank}'}{here}"
-    if kind is Asker.REQUEST:
-        return f"preemption.request(){in_rank}{reason}"
-    if kind is Asker.FILE:
-        return f"resilience preempt of {by}{reason}" if by else f"the file preempt in the run directory{reason}"
-    if kind is Asker.END:
-        return "the scheduler, whose time for the job ends"
-    return f"{source}{reason}" if kind is Asker.STRAGGLER else f"the cloud ({source}{reason})"
 
 
 def _silent(pages: Mapping[int, RankSnapshot], node: str) -> Iterator[Hindered]:
@@ -283,7 +284,3 @@ def _skip(event: Mapping[str, Any]) -> str:
 
 def _seconds(value: object) -> str:
     return f"{float(value if isinstance(value, (int, float)) else 0.0):.1f} s"
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

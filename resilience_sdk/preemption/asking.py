@@ -10,6 +10,9 @@ from enum import Enum
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.settings.parse import signal_name
 
+IN_VAIN = "no stop was agreed in time"
+"""`why` of the event `degraded` of a job that goes on, because its time to leave is over and nobody has left."""
+
 
 class Asker(str, Enum):
     """Who asks: `kind` of the event `preempt_notice`."""

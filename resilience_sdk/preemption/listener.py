@@ -8,7 +8,7 @@ from collections.abc import Callable
 from resilience_sdk.console import say_once
 from resilience_sdk.events import Event
 from resilience_sdk.preemption import cell
-from resilience_sdk.preemption.asking import Hindrance
+from resilience_sdk.preemption.asking import Hindrance, notice_name
 from resilience_sdk.preemption.checks import Checks, control_flag
 from resilience_sdk.preemption.protocol import (
     ALONE_S,
@@ -28,6 +28,7 @@ from resilience_sdk.preemption.unmonitored import Unmonitored
 from resilience_sdk.rank_page import layout as at
 
 _POLL_S = 0.001
+_LOOK_S = 1.0  # counts at most for one look: a node that was suspended as a whole has not heard of the others yet
 _IN_VAIN_S = 2.0  # after the time to leave was over, and nobody has left
 
 
@@ -88,8 +89,7 @@ class Listener(Checks):
             self.flag_changed(self)
         if self.unmonitored is not None:
             if self.unmonitored.stops(count, self.time_left):
-                self.stopped_at = count
-                self.journal.emit(Event.STOP_AGREED, check=count, step=step)
+                self._stop(count, step)
             return self.stopped_at is not None
         proposal = unpack(control)
         if proposal is None:
@@ -102,17 +102,24 @@ class Listener(Checks):
             return False
         if self._decided(proposal) is not Decision.COMMIT:
             return False
-        self.stopped_at = count
-        self.journal.emit(Event.STOP_AGREED, check=count, step=step, round=proposal.round)
+        self._stop(count, step, round=proposal.round)
         return True
 
+    def _stop(self, count: int, step: int | None, **facts: int) -> None:
+        """Note that this rank stops here; that it has heard a signal tells who may have sent that."""
+        self.stopped_at = count
+        heard = None if self.handlers.heard is None else notice_name(self.handlers.heard)
+        self.journal.emit(Event.STOP_AGREED, check=count, step=step, heard=heard, **facts)
+        self.side.stopping(step, heard)
+
     def _decided(self, proposal: Proposal) -> Decision:
-        began, round_ = time.monotonic(), proposal.round
+        looked_at, waited_s, round_ = time.monotonic(), 0.0, proposal.round
         try:
             words = cell.Words(self.pages, self.attempt)
             patience_s = PATIENCE_BETWEEN_NODES_S if words.shared else PATIENCE_S
             while (decision := words.decision(round_)) is None:
-                waited_s = time.monotonic() - began
+                now = time.monotonic()
+                waited_s, looked_at = waited_s + min(now - looked_at, _LOOK_S), now
                 if waited_s > ALONE_S:
                     if words.decide_alone(round_):
                         self._say_alone(waited_s)

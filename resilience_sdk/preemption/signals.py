@@ -102,6 +102,11 @@ class Handlers:
             self._words[at.W_NOTICE] = number
 
     @property
+    def heard(self) -> int | None:
+        """The number of the first signal."""
+        return None if self._heard is None else self._heard[0]
+
+    @property
     def heard_at(self) -> float | None:
         """Monotonic seconds of the first signal."""
         return None if self._heard is None else self._heard[1]

@@ -8,7 +8,7 @@ they are set as they were at the save, since augmentation in this process and th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.console import say, say_once
@@ -90,12 +90,11 @@ class Walk:
         return batches
 
     def _fast_forward(self, batches: Iterator[Any], *, is_speaker: bool) -> None:
-        if is_speaker:
+        if is_speaker and not isinstance(self._loader, Sequence):  # a list is read again in no time
             say_once(
                 "fast-forward",
                 f"the data loader has no state_dict(): reading its first {self.batches} batches of epoch "
-                f"{self.epoch} again, to go on behind them; torchdata's StatefulDataLoader "
-                "(pip install 'resilience-sdk[data]') remembers its place",
+                f"{self.epoch} again, to go on behind them{_better(self._loader)}",
             )
         for count in range(self.batches):
             if next_batch(batches) is END:
@@ -108,6 +107,14 @@ def next_batch(batches: Iterator[Any]) -> Any:
     """Return the next batch or `END`; the wait is section `data`."""
     with section("data", kind="io"):
         return next(batches, END)
+
+
+def _better(loader: Any) -> str:
+    from torch.utils.data import DataLoader
+
+    if not isinstance(loader, DataLoader):
+        return ""
+    return "; torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]') remembers its place"
 
 
 def _quiet_length(loader: Any) -> int | None:

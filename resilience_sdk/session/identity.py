@@ -84,6 +84,11 @@ def is_alone(env: Mapping[str, str]) -> bool:
     return environ.rank_identity(env) is None and multiprocessing.parent_process() is None
 
 
+def shares_key(job: str, env: Mapping[str, str]) -> bool:
+    """Tell whether all ranks of this job have its key: not on several nodes, where each launcher made up its own."""
+    return job != fallback_job_key(env) or not environ.has_several_nodes(env)
+
+
 def fallback_job_key(env: Mapping[str, str]) -> str:
     """Return the key of a job whose launcher sets no variable: its launching process.
 

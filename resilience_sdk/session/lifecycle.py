@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk import console, environ, faults, lanes
-from resilience_sdk.errors import ResilienceError, RunDirectoryError
+from resilience_sdk.errors import DirectoryInUseError, ResilienceError, RunDirectoryError
 from resilience_sdk.lanes import Recorder
 from resilience_sdk.session import stopping
 from resilience_sdk.session.identity import find_identity, is_dataloader_worker
@@ -44,14 +44,19 @@ def has_failed_to_start() -> bool:
 
 
 def ensure_started(
-    run_dir: str | None = None, settings: Settings | None = None, arguments: Mapping[str, Any] | None = None
+    run_dir: str | None = None,
+    settings: Settings | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    resumes: bool = False,
 ) -> Session | None:
     """Return the session of this process, starting it at the first call; None where nothing is recorded.
 
     Nothing is recorded with `RESILIENCE_DISABLE=1`, in a DataLoader worker, in a child forked by a rank, and
     when the start failed, which is said once. Raises ConfigError for bad explicit arguments only, and
     RunDirectoryError where `run_dir`, which the code names, cannot be used: training without the saves that it asks
-    for would cost more than an error before the first step.
+    for would cost more than an error before the first step. What `resumes` also raises DirectoryInUseError where the
+    user has named the directory in another way: in a sibling of it, it would start over.
     """
     global _session, _failed, _lacks_page, _has_failed_to_start
     if _session is not None or _failed:
@@ -78,7 +83,7 @@ def ensure_started(
         if _session is None and not _failed:
             session = None
             try:
-                session = Session(settings, find_identity(env), env, run_dir)
+                session = Session(settings, find_identity(env), env, run_dir, resumes=resumes)
                 session.load_faults(env)
                 session.start()
             except Exception as error:
@@ -86,7 +91,8 @@ def ensure_started(
                 lanes.disable()
                 if session is not None:
                     session.withdraw()
-                if run_dir is not None and isinstance(error, RunDirectoryError):
+                is_codes = run_dir is not None and isinstance(error, RunDirectoryError)
+                if is_codes or (resumes and isinstance(error, DirectoryInUseError)):
                     raise
                 why = str(error) if isinstance(error, (OSError, ResilienceError)) else repr(error)
                 console.say_once("start", f"cannot start, this process is not watched: {why}")

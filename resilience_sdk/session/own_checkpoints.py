@@ -1,4 +1,4 @@
-"""The journal of a `Checkpointer` that was made without a `Run`."""
+"""What a `Checkpointer` that was made without a `Run` gets from the job: run directory, name and journal."""
 
 from __future__ import annotations
 
@@ -6,11 +6,65 @@ from pathlib import Path
 
 from resilience_sdk import environ
 from resilience_sdk.checkpoint.record import Place
+from resilience_sdk.checkpoint.writer import Claim
 from resilience_sdk.console import say_once
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.session.identity import fallback_job_key, find_identity
-from resilience_sdk.session.lifecycle import current, lacks_page
+from resilience_sdk.lease import current_holder, refuse_other_jobs
+from resilience_sdk.run_directory import RunDirectory, choose_run_dir
+from resilience_sdk.session.identity import fallback_job_key, find_identity, parent_process, shares_key
+from resilience_sdk.session.job import refuse_fresh_start
+from resilience_sdk.session.lifecycle import current, ensure_started, lacks_page
 from resilience_sdk.session.rank_journal import rank_journal
+from resilience_sdk.settings import load_settings
+
+
+def directory_of_job() -> Path | None:
+    """Return the run directory of this process's job, or None where none is named. Starts nothing.
+
+    Raises DirectoryInUseError where the job was to have another one than it has.
+    """
+    session = current()
+    if session is not None:
+        refuse_fresh_start(session.config)
+        return session.run_dir.path
+    path, is_named = _chosen()
+    return path if is_named else None
+
+
+def claim(run_dir: RunDirectory) -> Claim | None:
+    """Return in whose name this process writes checkpoints to `run_dir`; None where the SDK is switched off.
+
+    Raises DirectoryInUseError where another job uses `run_dir`.
+    """
+    env = environ.environment()
+    if environ.is_disabled(env):
+        return None
+    session = current()
+    job = environ.job_key(env, fallback_job_key(env)) if session is None else session.config.job
+    if shares_key(job, env):  # else the other job may be this one's ranks on another node
+        refuse_other_jobs(run_dir, job)
+    # Our launcher sees to it that an attempt has ended before the next begins, even if a process cannot be ended.
+    is_ours = environ.INTERNAL_JOB in env
+    return Claim(job, alone=not is_ours, kin=frozenset({parent_process()[0]}))
+
+
+def start_in(run_dir: RunDirectory) -> None:
+    """Begin to record, if that has not begun: in `run_dir`, unless the job has named another directory."""
+    env = environ.environment()
+    # Ranks of several nodes may not know that they are one job; rank 0 has made sure that it is nobody else's.
+    holder = current_holder(run_dir)
+    is_free = holder is None or holder.job == environ.job_key(env, fallback_job_key(env))
+    # Not as a directory that the code insists on: where it cannot be recorded in, the training goes on.
+    ensure_started(arguments={"run_dir": str(run_dir.path)} if is_free and not _is_named_elsewhere() else None)
+
+
+def _chosen() -> tuple[Path, bool]:
+    env = environ.environment()
+    return choose_run_dir("", env, load_settings(env=env, strict_env=False).run_dir)
+
+
+def _is_named_elsewhere() -> bool:
+    env = environ.environment()
+    return bool(env.get(environ.RUN_DIR) or load_settings(env=env, strict_env=False).run_dir)
 
 
 def find_place(run_dir: RunDirectory) -> Place | None:

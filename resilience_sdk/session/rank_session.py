@@ -43,7 +43,13 @@ class Session:
     """One rank's side of a job, from its first use to the end of the process."""
 
     def __init__(
-        self, settings: Settings, identity: Identity, env: Mapping[str, str], explicit_run_dir: str | None
+        self,
+        settings: Settings,
+        identity: Identity,
+        env: Mapping[str, str],
+        explicit_run_dir: str | None,
+        *,
+        resumes: bool = False,
     ) -> None:
         """Open everything that a rank owns. Raises OSError or ResilienceError; `ensure_started` handles both."""
         self.pid = os.getpid()
@@ -56,7 +62,7 @@ class Session:
         self.pages = Path(internal) if internal else _page_directory(job, env)
         if not identity.provisional and (other := process_of_rank(self.pages, self.attempt, identity.rank)):
             raise ResilienceError(f"rank {identity.rank} is process {other} already, whose environment this one has")
-        self.config = join_job(self.pages, job, self._script, settings, env, explicit_run_dir)
+        self.config = join_job(self.pages, job, self._script, settings, env, explicit_run_dir, resumes=resumes)
         self.settings = settings_from_json(self.config.settings)
         self.run_dir = RunDirectory.create(self.config.run_dir, group_readable=self.settings.group_readable)
         self.may_resume = self.config.run_named or self.attempt > 0
@@ -121,6 +127,7 @@ class Session:
             is_alone=stopping.has_no_peers(self.identity.world_size, self.identity.provisional, env),
             has_coordinator=coordination.by_monitor,
             first_check=coordination.first_check,
+            stopping=stopping.StopTeller(self.run_dir.journal, self.attempt, env, lambda: self.identity.rank == 0),
         )
 
     def _numerics_side(self) -> numerics.Side:

@@ -18,6 +18,7 @@ from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import ConfigError, Preempted, ResilienceError
 from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.incidents import count_words
 from resilience_sdk.preemption import rank as listening
 from resilience_sdk.session.data import END, Walk, next_batch
 from resilience_sdk.session.ending import finish, has_peers
@@ -126,7 +127,7 @@ class Run:
             is_clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             if is_clean and not self.preempted:
                 self._end()
-            elif error is not None:
+            else:
                 self._say_how_to_resume()
         finally:
             _current = self._previous
@@ -139,7 +140,8 @@ class Run:
         good = self.checkpointer.last_good
         if good is not None:
             place = session.run_dir.path
-            say(f"stopped; to resume after step {good.step}: {environ.RUN_DIR}={place} and the same command")
+            kept = f"the newest checkpoint is after {count_words(good.step)}"
+            say(f"stopped; {kept}; to resume: {environ.RUN_DIR}={place} and the same command")
 
     def _end(self) -> None:
         if not self._is_done:

@@ -11,6 +11,7 @@ import attrs
 
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.session.job import refuse_fresh_start
 from resilience_sdk.session.lifecycle import ensure_started
 from resilience_sdk.session.rank_session import Session
 from resilience_sdk.session.run import Run
@@ -39,6 +40,8 @@ def start_run(
     Raises:
         ConfigError: An option or an entry of `state` is wrong; the message names it and the cure.
         RunDirectoryError: `run_dir` cannot be used.
+        DirectoryInUseError: Another job uses it; with `state`, also where a setting or `RESILIENCE_RUN_DIR` names it.
+            Not under a foreign launcher, where `<name>.2` is used and that is said.
 
     Example:
         with start_run("runs/a", state={"model": model, "optimizer": optimizer}) as run:
@@ -49,7 +52,8 @@ def start_run(
         raise ConfigError(
             f"start_run({name}={overrides[name]!r}): {name} is an option of the loop: run.steps({name}=...)"
         )
-    return Run(begin_session("start_run", run_dir, settings, overrides), state)
+    session = begin_session("start_run", run_dir, settings, overrides, resumes=state is not None)
+    return Run(session, state)
 
 
 def begin_session(
@@ -57,10 +61,13 @@ def begin_session(
     run_dir: str | os.PathLike[str] | None = None,
     settings: Settings | None = None,
     overrides: Mapping[str, Any] | None = None,
+    *,
+    resumes: bool = True,
 ) -> Session | None:
     """Return the session of this process with these options, as far as they still count; None: nothing is recorded.
 
-    `caller` is what the user has called, for what is said. Raises as `start_run`.
+    `caller` is what the user has called, for what is said; `resumes`: a directory beside one in use will not do. Raises
+    as `start_run`.
     """
     overrides = overrides or {}
     if settings is not None and overrides:
@@ -68,7 +75,10 @@ def begin_session(
     elif overrides:
         # Checked even where a session is already running and cannot take them any more.
         load_settings(arguments=overrides, strict_env=False)
-    session = ensure_started(None if run_dir is None else os.fspath(run_dir), settings, overrides or None)
+    named = None if run_dir is None else os.fspath(run_dir)
+    session = ensure_started(named, settings, overrides or None, resumes=resumes)
+    if session is not None and (resumes or named is not None):
+        refuse_fresh_start(session.config)
     if session is not None and run_dir is not None and session.run_dir.path != Path(os.path.abspath(run_dir)):
         say_once("run_dir", f"{caller}({os.fspath(run_dir)!r}): this job writes to {session.run_dir.path} already")
     if session is not None:

@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from resilience_sdk import environ, hostinfo
+from resilience_sdk import console, environ, hostinfo
 from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.incidents import count_words
+from resilience_sdk.journal import journal_sizes, read_journal
 from resilience_sdk.lease import current_holder
 from resilience_sdk.preemption import rank as preemption
+from resilience_sdk.preemption.askers import who_asked
 from resilience_sdk.preemption.cell import make_link, read_link
 from resilience_sdk.preemption.side import MONITOR, NO_PAGES, RANKS, Emitter, NoJournal, Side, coordinator_word
 from resilience_sdk.rank_page import ControlWords, parse_stem
@@ -26,6 +29,7 @@ from resilience_sdk.settings.parse import signal_number
 
 _ELASTIC_GRACE_S = 30.0  # torchrun ends its ranks by SIGKILL so long after it has passed a signal on
 _MONITOR_COMES_S = 10.0
+_MOST_JOURNAL_BYTES = 16 << 20  # more than that a rank does not read in its grace
 
 
 def signal_numbers(settings: Settings) -> tuple[int, ...]:
@@ -108,6 +112,36 @@ def knows_no_monitor(pages: Path, attempt: int) -> bool:
         return read_link(coordinator_word(pages, attempt)) == RANKS
     except OSError:
         return False
+
+
+class StopTeller:
+    """Says at the agreed stop who has asked for it, where no launcher of ours does.
+
+    The monitor's account comes when the ranks are gone, and by then a script around them may have printed its log.
+    """
+
+    def __init__(self, journal: Path, attempt: int, env: Mapping[str, str], is_speaker: Callable[[], bool]) -> None:
+        """Read `journal`, the run directory's, from here on; `is_speaker` tells whether this rank speaks for all."""
+        self._journal = journal
+        self._attempt = attempt
+        self._is_ours = environ.INTERNAL_JOB in env
+        self._is_speaker = is_speaker
+        self._read_to = {} if self._is_ours else journal_sizes(journal)
+
+    def __call__(self, step: int | None, heard: str | None) -> None:
+        """Say it; `step` is that of the check, `heard` the signal that this rank has got. Never raises."""
+        if self._is_ours or not self._is_speaker():
+            return
+        who = heard
+        with contextlib.suppress(Exception):  # told or not, the stop goes on
+            new = journal_sizes(self._journal)
+            if sum(size - self._read_to.get(name, 0) for name, size in new.items()) < _MOST_JOURNAL_BYTES:
+                told = read_journal(self._journal, since=self._read_to).events
+                asked = who_asked([event for event in told if event.get("attempt") == self._attempt]).asked
+                who = asked[0] if asked else heard
+        by = f" by {who}" if who else ""
+        after = f" after {count_words(step)}" if isinstance(step, int) else ""
+        console.say(f"the job is asked to leave{by}: all ranks stop{after}")
 
 
 def listen_without_page(settings: Settings, env: Mapping[str, str]) -> None:

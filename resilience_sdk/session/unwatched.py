@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def remove_unwatched(pages: Path, stem: Path) -> None:
             return
         with all_locks(pages) as mine:
             if mine and {page.with_suffix("") for page in pages.glob("*.page")} <= {stem}:
-                for path in pages.iterdir():
+                # Moved away first: then nobody can make a lock in it meanwhile, which would keep it for ever.
+                doomed = pages.rename(pages.with_name(f".{pages.name}.{os.getpid()}"))
+                for path in doomed.iterdir():
                     path.unlink()
-                pages.rmdir()
+                doomed.rmdir()

@@ -7,14 +7,15 @@ torchrun has it), `--config`, and the options that NVIDIA's launcher has for the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from resilience_sdk.settings import nvrx
-from resilience_sdk.settings.fields import FIELDS, Settings, shown_default
+from resilience_sdk.settings.fields import FIELDS, Settings, read_value, shown_default
 from resilience_sdk.settings.load import load_settings
+from resilience_sdk.settings.parse import SWITCH_WORDS
 
 _SETTING = "setting:"
 _NVRX = "nvrx:"
@@ -60,14 +61,53 @@ def add_setting_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_field(group: argparse._ArgumentGroup, name: str, field: attrs.Attribute[Any]) -> None:
     dashed = name.replace("_", "-")
-    names = dict.fromkeys((f"--{dashed}", f"--{name}"))
+    names = list(dict.fromkeys((f"--{dashed}", f"--{name}")))
     text = f"{field.metadata['doc']} Default: {shown_default(field)}.".replace("%", "%%").replace("`", "")
     dest = f"{_SETTING}{name}"
     if isinstance(field.default, bool):
-        group.add_argument(*names, dest=dest, default=None, action="store_true", help=text)
-        group.add_argument(f"--no-{dashed}", dest=dest, default=None, action="store_false", help=argparse.SUPPRESS)
+        add_switch(group, names, dest=dest, help_text=text)
     else:
         group.add_argument(*names, dest=dest, default=None, metavar=field.metadata["metavar"] or None, help=text)
+
+
+def plain_switches(words: Sequence[str], takes_value: Callable[[str], bool], *, to_the_end: bool = False) -> list[str]:
+    """Return the words of a command line with its switches as argparse wants them: `--name` or `--no-name`.
+
+    `--name=true` and `--name true` become `--name`, with `false` `--no-name`; a word that is no truth value is the
+    script, or whatever comes next. What follows the first word that is no option is the script's own, unless
+    `to_the_end`; `takes_value(option)` tells of other options whether the next word is theirs.
+
+    Raises:
+        ConfigError: What stands behind `=` is no truth value.
+    """
+    plain: list[str] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        spelt, equals, value = word.partition("=")
+        if word == "--" or not (word.startswith("-") or to_the_end):
+            break
+        at += 1
+        following = words[at] if at < len(words) and not equals else None
+        name = spelt.removeprefix("--").replace("-", "_")
+        if not (spelt.startswith("--") and name in FIELDS and isinstance(FIELDS[name].default, bool)):
+            plain.append(word)
+            if following is not None and word.startswith("-") and takes_value(spelt):
+                plain.append(following)
+                at += 1
+            continue
+        if following is not None and following.lower() in SWITCH_WORDS:
+            equals, value, at = "=", following, at + 1
+        is_on = not equals or read_value(name, value, source=spelt)
+        plain.append(spelt if is_on else f"--no-{name.replace('_', '-')}")
+    return [*plain, *words[at:]]
+
+
+def add_switch(parser: argparse._ActionsContainer, names: Sequence[str], *, dest: str, help_text: str) -> None:
+    """Add an option that is on or off, with its `--no-`; `plain_switches` has to read the words before."""
+    parser.add_argument(*names, dest=dest, default=None, action="store_true", help=help_text)
+    no = f"--no-{names[0].removeprefix('--')}"
+    parser.add_argument(no, dest=dest, default=None, action="store_false", help=argparse.SUPPRESS)
 
 
 def settings_arguments(namespace: argparse.Namespace) -> dict[str, Any]:

@@ -37,6 +37,7 @@ _PART = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[a-z]+)", re.
 _NOTHING = frozenset({"", "none", "null", "~", "learned"})
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
+SWITCH_WORDS = _YES | _NO
 _REALTIME = re.compile(r"(?:SIG)?(?P<base>RTMIN|RTMAX)(?P<offset>[+-]\d+)?", re.IGNORECASE)
 _BASE_URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?", re.IGNORECASE)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)

@@ -100,6 +100,7 @@ class Aggregate:
         self._kernels: dict[int, tuple[KernelTime, ...]] = {}
         self._kernel_windows: dict[int, int] = {}
         self._span: tuple[int, int] | None = None
+        self._step_s = 0.0
 
     def set_thresholds(self, *, relative: float, individual: float) -> None:
         """Change what is below a threshold, from the next report on."""
@@ -159,8 +160,13 @@ class Aggregate:
             name: {rank: median(values) for rank, values in of_ranks.items()}
             for name, of_ranks in self._medians.items()
         }
+        rules = self._judge_of_all.rules
+        least = {
+            _scored_as(name, kind): rules.least_excess_of_pass_s(self._step_s, often)
+            for (name, kind), often in self._group_of.items()
+        }
         first, last = self._span or (None, None)
-        found = self._maker.make(Medians(sections, dict(self._kernels)), self.verdicts, first, last)
+        found = self._maker.make(Medians(sections, dict(self._kernels), least), self.verdicts, first, last)
         self._medians.clear()
         self._kernels.clear()
         self._span = None
@@ -187,6 +193,8 @@ class Aggregate:
             end = max(piece.last_step for piece in of_nodes.values())
             self._ends.setdefault(section, deque(maxlen=2)).append(end)
         told_s = [piece.step_s for piece in pieces if piece.step_s is not None]
+        if told_s:
+            self._step_s = median(told_s)
         if told_s and median(told_s) < _LEAST_STEP_S:
             step_s = None
         else:
@@ -229,7 +237,7 @@ class Aggregate:
     def _remember(self, name: str, kind: str, rows: Mapping[int, Sequence[float | None]]) -> None:
         if kind not in COMPARED:
             return
-        of_ranks = self._medians.setdefault(name if kind in _SCORED else f"{name} ({kind})", {})
+        of_ranks = self._medians.setdefault(_scored_as(name, kind), {})
         for rank, row in rows.items():
             if present := recorded(row):
                 values = of_ranks.setdefault(rank, [])
@@ -251,6 +259,11 @@ class Aggregate:
             until_step=None if until is None else group.step_at(until // WINDOW_STEPS, 1),
             excess_s=verdict.excess_s * often,
         )
+
+
+def _scored_as(name: str, kind: str) -> str:
+    """Return the name under which a section stands in reports."""
+    return name if kind in _SCORED else f"{name} ({kind})"
 
 
 def _estimated_s(bundle: _Bundle) -> float:

@@ -65,6 +65,13 @@ def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     return {name: read_value(name, value, source=f"{source}, {name}") for name, value in values.items()}
 
 
+def shown(value: object) -> str:
+    """Return a value as a person would write it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 class ControlFile:
     """The file of one run directory, and what holds because of it."""
 
@@ -89,6 +96,8 @@ class ControlFile:
         except (ConfigError, PermissionError) as error:
             return f"straggler settings stay as they are: {error}"
         news = [
-            f"{name} = {getattr(self.now, name)}" for name in FIELDS if getattr(self.now, name) != getattr(before, name)
+            f"{name} = {shown(getattr(self.now, name))}"
+            for name in FIELDS
+            if getattr(self.now, name) != getattr(before, name)
         ]
         return f"straggler settings changed: {', '.join(news)}" if news else None

@@ -56,6 +56,11 @@ class Hook:
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
             guard.fail(error)
 
+    def runs(self, function: Callable[..., None]) -> bool:
+        """Tell whether it is `function` that it runs, perhaps with arguments bound."""
+        run = self._run
+        return (run.func if isinstance(run, functools.partial) else run) == function
+
     # A copied or pickled model takes its hooks along. Ours time one model in one process, and know neither a
     # copy nor another process: there they do nothing.
 

@@ -170,7 +170,7 @@ def report() -> Report | None:
     """Return the newest straggler report, the same on all ranks; None before the first one (`report_interval`).
 
     Reads a file that the monitor has written, when it is new; otherwise the same object comes back. Never a
-    collective; of 16,384 ranks, reading a new report takes a second or so. Any thread.
+    collective; of 16,384 ranks, reading a new report takes half a second. Any thread.
     """
     return _listening.report()
 

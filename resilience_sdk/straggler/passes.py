@@ -97,7 +97,13 @@ class Passes:
             return
         on_gradient = self._guard(partial(self.gradient_comes, self.forwards))
         for tensor in islice(tensors_of(output), _MOST_OUTPUTS):
-            hook_gradient(tensor, on_gradient)
+            if not self._is_watched(tensor):
+                hook_gradient(tensor, on_gradient)
+
+    def _is_watched(self, tensor: Any) -> bool:
+        """Tell whether a tensor was an output before: one that is kept would collect a hook of every forward."""
+        hooks = tensor._backward_hooks
+        return bool(hooks) and any(isinstance(h, Hook) and h.runs(self.gradient_comes) for h in hooks.values())
 
     def forward_ends(self) -> None:
         """End `fwd`; one that has given nothing was left by an exception."""

@@ -71,6 +71,11 @@ def write_standing(run_dir: Path, standing: Standing) -> None:
     write_whole(_made(run_dir) / VERDICTS, to_text(standing) + "\n")
 
 
+def remove_standing(run_dir: Path) -> None:
+    """Withdraw what an earlier start of the job has published; raises OSError."""
+    (run_dir / DIRECTORY / VERDICTS).unlink(missing_ok=True)
+
+
 def write_report(run_dir: Path, report: Report) -> None:
     """Publish a report; raises OSError."""
     write_whole(_made(run_dir) / REPORT, report.to_json() + "\n")

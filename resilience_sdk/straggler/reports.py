@@ -24,6 +24,11 @@ GPU_RELATIVE, GPU_INDIVIDUAL = "gpu_relative", "gpu_individual"
 SECTION_RELATIVE, SECTION_INDIVIDUAL = "section_relative", "section_individual"
 RULES = (GPU_RELATIVE, GPU_INDIVIDUAL, SECTION_RELATIVE, SECTION_INDIVIDUAL)
 
+Named = tuple["int | None", "str | None"]
+"""A rank (None: everybody), and a section (None: its GPU)."""
+
+_SHOWN = 8
+
 
 @attrs.frozen
 class Straggler:
@@ -66,6 +71,13 @@ class Report:
         """Whether a rank is below a threshold, or a verdict stands."""
         return bool(self.stragglers or self.verdicts)
 
+    @property
+    def named(self) -> frozenset[Named]:
+        """Who is named in what, by scores or verdicts."""
+        by_scores = {(straggler.rank, straggler.section) for straggler in self.stragglers}
+        by_verdicts = {(rank, verdict.section) for verdict in self.verdicts for rank in (verdict.ranks or (None,))}
+        return frozenset(by_scores | by_verdicts)
+
     def text(self, scores_to_print: int = 5) -> str:
         """Return the report in the printed form: the worst and the best of each score, then who is slow.
 
@@ -78,14 +90,18 @@ class Report:
         elif not self.names_somebody:
             return ""
         lines += [self._below(rule) for rule in RULES if any(s.rule == rule for s in self.stragglers)]
-        lines += [f"Straggler: {verdict.text()}" for verdict in self.verdicts]
+        lines += [f"Straggler: {verdict.text()}" for verdict in self.verdicts[:_SHOWN]]
+        if len(self.verdicts) > _SHOWN:
+            lines += [f"Stragglers: and {len(self.verdicts) - _SHOWN} more verdicts"]
         lines += [f"Straggler report processing time: {self.processing_s:.3f} sec."]
         return "\n".join(lines)
 
     def line(self) -> str:
-        """Return all that a person needs to read of a report that names nobody."""
+        """Return what a person needs to read of a report that names nobody, or nobody who was not named before."""
         steps = f" in steps {self.first_step} to {self.last_step}" if self.first_step is not None else ""
-        return f"none of {self.ranks} ranks was slow{steps}"
+        if self.names_somebody:
+            return f"nobody new{steps}"
+        return f"{'nobody' if self.ranks == 1 else f'none of {self.ranks} ranks'} was slow{steps}"
 
     def summary(self) -> dict[str, float]:
         """Return the minimum, median and maximum of each score, for plots: `gpu_relative_perf/min` and so on."""
@@ -138,9 +154,10 @@ class Report:
     def _below(self, rule: str) -> str:
         threshold = self.relative_threshold if rule in (GPU_RELATIVE, SECTION_RELATIVE) else self.individual_threshold
         shown = sorted((s for s in self.stragglers if s.rule == rule), key=lambda s: s.score)
-        names = ", ".join(map(_named, shown[:8]))
-        more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
-        return f"Below {threshold:g} in {rule.replace('_', ' ')} performance: {names}{more}"
+        names = ", ".join(map(_named, shown[:_SHOWN]))
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        scores = rule.replace("_", " ").replace("gpu", "GPU")
+        return f"Below {threshold:g} in {scores} performance: {names}{more}"
 
 
 class ReportMaker:
@@ -226,7 +243,7 @@ def _below(report: Report, medians: Medians) -> tuple[Straggler, ...]:
         Straggler(rule, rank, report.nodes.get(rank, ""), section, score)
         for rule, threshold, section, scores in tables
         for rank, score in scores.items()
-        if score < threshold and (section is None or _loses(medians.sections[section][rank], score))
+        if score < threshold and (section is None or _loses(medians, section, rank, score))
     )
 
 
@@ -236,9 +253,10 @@ def _named(straggler: Straggler) -> str:
     return f"rank {straggler.rank}{node}{section} {_shown(straggler.score)}"
 
 
-def _loses(median_s: float, score: float) -> bool:
+def _loses(medians: Medians, section: str, rank: int, score: float) -> bool:
     """Tell whether what a rank takes longer than the reference of its score would be noticed."""
-    return median_s * (1.0 - score) >= LEAST_EXCESS_S
+    excess_s = medians.sections[section][rank] * (1.0 - score)
+    return excess_s >= medians.least_excess_s.get(section, LEAST_EXCESS_S)
 
 
 def _shown(score: float) -> str:

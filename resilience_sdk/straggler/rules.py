@@ -52,6 +52,13 @@ class Rules:
     lone_stall_ranks: int = 8
     """In larger fleets somebody stalls once all the time: there it takes two stalls of a rank in `stall_windows`."""
 
+    def least_excess_of_pass_s(self, step_s: float, passes_per_step: float) -> float:
+        """Return from which excess on somebody would notice it: seconds per pass of a section.
+
+        `step_s` is the time of a step in seconds, 0.0 where it is not known.
+        """
+        return max(self.share_of_step * step_s, self.least_excess_s) / passes_per_step
+
     def needed_z(self, units: int) -> float:
         """Return the distance from the middle that is enough among so many ranks (or nodes).
 

@@ -42,6 +42,8 @@ class Medians:
     """Section -> rank -> median duration in seconds, of sections whose time is the rank's own (no collectives)."""
     kernels: Mapping[int, Sequence[KernelTime]] = {}
     """Rank -> its kernels, without those that communicate."""
+    least_excess_s: Mapping[str, float] = {}
+    """Section -> from how many seconds per pass on it is a loss at all; where none is given, 0.5 ms."""
 
 
 def reference(medians: Iterable[float]) -> float:
@@ -84,7 +86,8 @@ def relative_gpu_scores(kernels: Mapping[int, Sequence[KernelTime]]) -> dict[int
                 times.setdefault(kernel.name, []).append(kernel.median_s)
     least = min(len(kernels), max(2, (len(kernels) + 1) // 2))
     best = {name: reference(values) for name, values in times.items() if len(values) >= least}
-    return _weighted(kernels, best)
+    scores = {rank: _weighted(rows, best) for rank, rows in kernels.items()}
+    return {rank: score for rank, score in scores.items() if score is not None}
 
 
 class OwnHistory:
@@ -113,13 +116,19 @@ class OwnHistory:
         """Remember one report of all ranks' kernels and return rank -> score of its GPU; a new kernel has 1.0."""
         found: dict[int, float] = {}
         for rank, rows in kernels.items():
-            history = self._kernels.setdefault(rank, {})
-            best = {
-                kernel.name: self._best(history.setdefault(kernel.name, array("d")), kernel.median_s)
-                for kernel in rows
-                if kernel.median_s > 0.0
-            }
-            found |= _weighted({rank: rows}, best)
+            history = self._kernels.get(rank)
+            if history is None:
+                history = self._kernels[rank] = {}
+            best = {}
+            for kernel in rows:
+                if kernel.median_s > 0.0:
+                    past = history.get(kernel.name)
+                    if past is None:
+                        past = history[kernel.name] = array("d")
+                    best[kernel.name] = self._best(past, kernel.median_s)
+            score = _weighted(rows, best)
+            if score is not None:
+                found[rank] = score
         return found
 
     def forget(self, rank: int) -> None:
@@ -141,13 +150,12 @@ class OwnHistory:
         return min(past)
 
 
-def _weighted(kernels: Mapping[int, Sequence[KernelTime]], best: Mapping[str, float]) -> dict[int, float]:
-    found = {}
-    for rank, rows in kernels.items():
-        known = [kernel for kernel in rows if kernel.name in best and kernel.median_s > 0.0]
-        weight = sum(kernel.total_s for kernel in known)
-        if weight > 0.0:
-            found[rank] = (
-                sum(kernel.total_s * min(1.0, best[kernel.name] / kernel.median_s) for kernel in known) / weight
-            )
-    return found
+def _weighted(kernels: Sequence[KernelTime], best: Mapping[str, float]) -> float | None:
+    """Return the mean of the kernels' scores, weighted by their time; None where no kernel has a reference."""
+    weight = whole = 0.0
+    for kernel in kernels:
+        reference_s, own_s = best.get(kernel.name), kernel.median_s
+        if reference_s is not None and own_s > 0.0:
+            weight += kernel.total_s
+            whole += kernel.total_s if own_s <= reference_s else kernel.total_s * reference_s / own_s
+    return whole / weight if weight > 0.0 else None

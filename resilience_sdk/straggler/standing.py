@@ -94,7 +94,7 @@ class Moment:
 
     def least_excess_s(self, rules: Rules) -> float:
         """Return from which excess on somebody would notice it: seconds per pass."""
-        return max(rules.share_of_step * self.step_s, rules.least_excess_s / self.passes_per_step)
+        return rules.least_excess_of_pass_s(self.step_s * self.passes_per_step, self.passes_per_step)
 
     @property
     def steps(self) -> int:

@@ -55,22 +55,27 @@ class Verdict:
         """What was measured, in words: the section, and whether on the device."""
         return f"section {self.section}{' on the GPU' if self.section_kind in ('gpu', 'gpu_comm') else ''}"
 
+    @property
+    def who(self) -> str:
+        """Who is slow, in words."""
+        if self.is_global:
+            return "all ranks" + (f" of role {self.role}" if self.role else "") + " together"
+        if self.whole_node:
+            return f"node {self.nodes[0]} ({_ranks(self.ranks)})"
+        nodes = [node for node in dict.fromkeys(self.nodes) if node]
+        return _ranks(self.ranks) + (f" (node{'s' if len(nodes) > 1 else ''} {', '.join(nodes)})" if nodes else "")
+
     def text(self) -> str:
         """Return the verdict as one line."""
-        if self.is_global:
-            who = "all ranks" + (f" of role {self.role}" if self.role else "") + " together"
-        elif self.whole_node:
-            who = f"node {self.nodes[0]} ({_ranks(self.ranks)})"
-        else:
-            who = _ranks(self.ranks) + (f" (node {', '.join(self.nodes)})" if any(self.nodes) else "")
         others = "before" if self.is_global else "the others"
-        slower = f"is {100 * (self.ratio - 1):.0f} % slower than {others}"
+        is_over = self.until_step is not None
+        slower = f"{'was' if is_over else 'is'} {100 * (self.ratio - 1):.0f} % slower than {others}"
         if self.ratio >= 2.0:
-            slower = f"takes {self.ratio:.1f} times as long as {others}"
-        end = f" to {self.until_step}" if self.until_step is not None else ""
+            slower = f"{'took' if is_over else 'takes'} {self.ratio:.1f} times as long as {others}"
+        when = f"from step {self.since_step} to {self.until_step}" if is_over else f"since step {self.since_step}"
         waits = {True: ", the others wait for it", False: ", but it waits as long as the others", None: ""}
         return (
-            f"{who}: {self.where} {slower} since step {self.since_step}{end} "
+            f"{self.who}: {self.where} {slower} {when} "
             f"({1000 * self.excess_s:.3g} ms a step, {100 * self.share:.0f} % of it{waits[self.waits_least]}); "
             f"{self.kind}, confidence {self.confidence:.2f}"
         )

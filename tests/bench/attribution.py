@@ -142,6 +142,23 @@ def troubled_log(megabytes: float) -> bytes:
     return b"".join(b"ERROR " + " ".join(dice.choices(words, k=11)).encode() + b" failed\n" for _ in range(lines))
 
 
+def raising_log(megabytes: float) -> bytes:
+    """Text in which every line is an exception and no line resembles another."""
+    dice = random.Random(4)
+    words = _words(dice)
+    lines = int(megabytes * 1e6 / 85)
+    return b"".join(
+        b"RuntimeError: CUDA error " + " ".join(dice.choices(words, k=10)).encode() + b"\n" for _ in range(lines)
+    )
+
+
+def identified_log(megabytes: float) -> bytes:
+    """Text in which every line has a word of trouble and an identifier of its own."""
+    dice = random.Random(5)
+    lines = int(megabytes * 1e6 / 65)
+    return b"".join(b"request %032x took 7 ms, not cached\n" % dice.getrandbits(128) for _ in range(lines))
+
+
 def one_line(megabytes: float) -> bytes:
     """A single line with words of trouble all over it."""
     return b"error in step, " * int(megabytes * 1e6 / 15)
@@ -151,7 +168,9 @@ def one_line(megabytes: float) -> bytes:
 SPEED: dict[str, tuple[Callable[[float], bytes], float, bool]] = {
     "training log": (training_log, 1.0, True),
     "every line different": (diverse_log, 0.1, False),
-    "every line an error": (troubled_log, 0.01, False),
+    "every line an error": (troubled_log, 0.04, False),
+    "every line an exception": (raising_log, 0.02, False),
+    "an identifier in every line": (identified_log, 0.02, False),
     "one line": (one_line, 0.2, False),
 }
 

@@ -21,6 +21,25 @@ def enough(run):
     assert run.finish() == 0, run.screen
 
 
-def named(run, **facts):
-    """Return who was found to be slow in what."""
-    return {(tuple(event["ranks"]), event["section"]) for event in run.events("straggler", what="found", **facts)}
+def least_of(injected_s):
+    """Return from which excess on (seconds a step) somebody is the one who was made slower by that much."""
+    return injected_s / 4
+
+
+def found_events(run, *, least):
+    """Return what was found, where it costs at least so many seconds in each step.
+
+    On a busy machine another rank may lack a processor for some milliseconds in all of its steps, which is no mistake
+    of ours; what was injected is far more.
+    """
+    return [event for event in run.events("straggler", what="found") if event["excess_s"] >= least]
+
+
+def named(run, *, least):
+    """Return who was found to be slow in what, by at least so many seconds a step; see `found_events`."""
+    return {(tuple(event["ranks"]), event["section"]) for event in found_events(run, least=least)}
+
+
+def named_by_incidents(run):
+    """Return who is named by the incidents in what: everybody for whom something was done."""
+    return {(culprit["rank"], culprit["section"]) for incident in run.incidents() for culprit in incident["culprits"]}

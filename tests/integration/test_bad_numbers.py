@@ -1,10 +1,15 @@
 """NaN in the loss of one rank, in a real training of two."""
 
+import contextlib
 import json
+import socket
+import sys
 
 import pytest
+from harness import job
 from launcher_runs import launch
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2")
 TWO = ("--nproc-per-node", "2")
 
 
@@ -33,3 +38,48 @@ def test_who_asks_for_an_exception_gets_one_and_the_same_one_twice_is_the_end(tm
     assert run.finish(timeout=120) == 77, run.err
     assert [incident["evidence"][0]["text"] for incident in run.incidents()] == ["loss is nan at step 12 on rank 1"] * 2
     assert "not to be retried" in run.err
+
+
+def assert_rolled_back(incidents, folder):
+    """Rank 1 is named; both ranks trained on behind the bad step, with sound weights, and ended."""
+    (incident,) = incidents
+    assert (incident["kind"], incident["cause"], incident["action"]) == ("numerics", "nan_loss", "rollback")
+    assert [(culprit["rank"], culprit["step"]) for culprit in incident["culprits"]] == [(1, 12)]
+    assert incident["recovered_at"] is not None
+    for rank in (0, 1):
+        assert json.loads((folder / f"end-{rank}").read_text()) == [list(range(13, 40)), True]
+
+
+@pytest.mark.slow
+def test_under_torchrun_its_restart_is_the_way_back(tmp_path):
+    """Nobody of ours starts the ranks again: torchrun does, and they go back before the bad step."""
+    # A restart of plain torchrun reads the dead attempt's addresses from a store that outlives it.
+    env = {"BAD": "12", "POLICY": "rollback", "PROBE_OUT": str(tmp_path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with job(tmp_path, "bad_numbers.py", command=TORCHRUN, env=env) as run:
+        assert run.finish() == 0, run.screen
+        assert_rolled_back(run.incidents(), tmp_path)
+        assert "the batch of step 12 is left out" in run.screen
+
+
+@pytest.mark.slow
+def test_two_nodes_go_back_together(tmp_path):
+    """The node of the sound rank has no say of its own: one incident, one way back, both launchers end with 0."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for node in (0, 1):
+            own = tmp_path / f"node{node}"
+            own.mkdir()
+            meeting = ("--rdzv-backend", "c10d", "--rdzv-id", "two", "--rdzv-endpoint", f"localhost:{port}")
+            started = job(
+                own,
+                *("--run-dir", str(tmp_path / "run"), "--nnodes", "2", "--node-rank", str(node)),
+                *("--nproc-per-node", "1", *meeting, "bad_numbers.py"),
+                env={"BAD": "12", "POLICY": "rollback", "PROBE_OUT": str(tmp_path)},
+            )
+            nodes.append(stack.enter_context(started))
+            nodes[-1].run_dir = tmp_path / "run"
+        assert [node.finish() for node in nodes] == [0, 0], "\n".join(node.screen for node in nodes)
+        assert_rolled_back(nodes[0].incidents(), tmp_path)

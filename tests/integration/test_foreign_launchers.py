@@ -211,6 +211,9 @@ def test_the_first_death_is_named(crashed, name, cause, ranks):
         assert "light.py" in culprit["stack"][0]
         assert culprit["stack"][0].endswith(" work")
     assert (job_.outcome["verdict"], job_.outcome["exit_code"]) == ("give_up", 1)
+    told = "ValueError: the loss is not a number" if cause == "user_code_error" else cause
+    assert told in job_.outcome["reason"]
+    assert told in next(line for line in job_.run.screen.splitlines() if "CRASH: " in line)
     assert job_.outcome["resume"].startswith("RESILIENCE_RUN_DIR=")
     assert str(job_.run.run_dir) in job_.outcome["resume"]
     assert job_.outcome["incidents"] == ["0001-crash"]

@@ -152,13 +152,21 @@ def test_the_flag_of_nvidia_s_auto_resume_ends_the_loop(tmp_path):
         assert "is finished" in job.screen
 
 
-@pytest.mark.parametrize(("code", "word"), [(77, "stop"), (76, "hardware"), (130, "interrupted")])
-def test_verdicts_that_another_run_cannot_change(tmp_path, code, word):
-    """One run, and the command's own code."""
+@pytest.mark.parametrize(
+    ("code", "word", "goes_on"),
+    [
+        (77, "stop", "to run it again, once it is repaired"),
+        (76, "hardware", "to resume on another node"),
+        (130, "interrupted", "to resume"),
+    ],
+)
+def test_verdicts_that_another_run_cannot_change(tmp_path, code, word, goes_on):
+    """One run, the command's own code, and last the line that goes on: when or where that makes sense."""
     with supervised(tmp_path, *shell(f"exit {code}")) as job:
         assert job.finish() == code
         assert job.runs() == 1
         assert job.decisions()[0]["verdict"] == word
+        assert f"supervise: {goes_on}: resilience supervise --run-dir {job.run_dir} -- sh -c" in job.screen
 
 
 @pytest.mark.parametrize("code", [75, 76, 77])
@@ -190,7 +198,7 @@ def test_a_preempted_run_that_saved_goes_on(tmp_path):
     with supervised(tmp_path, *shell(f'[ "$n" = 7 ] && exit 0; {text}'), options=("--max-job-retries", "0")) as job:
         assert job.finish() == 0, job.screen
         assert job.runs() == 7
-        assert "from the checkpoint after step 6" in job.screen
+        assert "from the checkpoint after 6 steps" in job.screen
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ def tell(name: str, value: object) -> None:
     (told / f".{name}").replace(told / name)
 
 
-def is_to_hang() -> bool:
-    """Tell whether the test has asked this rank to stand still."""
-    path = told / "hang"
+def is_meant(name: str) -> bool:
+    """Tell whether the test has asked this rank to do something."""
+    path = told / name
     return path.exists() and path.read_text() == f"{attempt} {rank}"
 
 
@@ -40,8 +40,10 @@ with start_run(state={"model": model, "optimizer": optimizer}, checkpoint_every=
         if not (told / f"first-{attempt}-{rank}").exists():
             tell(f"first-{attempt}-{rank}", step)
             tell(f"pid-{attempt}-{rank}", os.getpid())
-        if is_to_hang():
+        if is_meant("hang"):
             time.sleep(3600)
+        if is_meant("broken"):
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
         optimizer.zero_grad()
         (model(row) - 1).square().mean().backward()
         enough = torch.tensor([float(rank == 0 and (told / "enough").exists())])

@@ -66,7 +66,12 @@ is_mute = rank == args.mute
 if not is_mute:
     straggler.attach(model, optimizer)
 if args.listen:
-    straggler.on_verdict(lambda change: tell(f"verdict-{rank}-{change.what}", change.verdict.text()))
+
+    @straggler.on_verdict
+    def hear(change):
+        """Tell what was heard, and about whom."""
+        about = ".".join(map(str, change.verdict.ranks))
+        tell(f"verdict-{rank}-{change.what}-{about}", change.verdict.text())
 
 
 def section(name, kind="compute"):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.errors import CheckpointError, ConfigError
+from resilience_sdk.errors import CheckpointError, ConfigError, RunDirectoryError
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal, read_journal
 
@@ -67,6 +67,39 @@ def largest_file(size):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_reader_changes_nothing(tmp_path):
+    """It takes the newest checkpoint beside what another one is writing, tells nobody, and cannot save."""
+    _, _, writer = make(tmp_path, in_background=True)
+    writer.save(3)
+    in_flight = tmp_path / "checkpoints" / ".tmp-step-00000004-abcd"
+    in_flight.mkdir()
+    journal = [path.read_bytes() for path in sorted((tmp_path / "journal").iterdir())]
+    before = sorted(tmp_path.rglob("*"))
+    reader = Checkpointer({"model": nn.Linear(8, 8)}, run_dir=tmp_path, read_only=True)
+    assert reader.resume() == 3
+    for save in (reader.save, reader.maybe_save):
+        with pytest.raises(ConfigError, match="read_only=True"):
+            save(4)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert [path.read_bytes() for path in sorted((tmp_path / "journal").iterdir())] == journal
+
+
+def test_a_reader_makes_no_directory(tmp_path):
+    """A path that is wrong is an error, not an empty run that starts over."""
+    with pytest.raises(RunDirectoryError, match="there is no run directory"):
+        Checkpointer({"model": nn.Linear(8, 8)}, run_dir=tmp_path / "typo", read_only=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_the_lease_cannot_be_written_it_is_said_and_the_run_goes_on(tmp_path, capsys):
+    """A full disk at the start: what is there is resumed, and what cannot be guarded is told once."""
+    _, _, checkpointer = make(tmp_path)
+    with largest_file(0):
+        assert checkpointer.resume() == 0
+    assert capsys.readouterr().err.count("nothing keeps another process from writing checkpoints there") == 1
+    assert checkpointer.save(1)
 
 
 def test_a_resumed_training_goes_on_bit_for_bit(tmp_path):

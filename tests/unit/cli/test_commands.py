@@ -187,7 +187,13 @@ def test_outcome(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["outcome", str(run.path)]) == 0
     said = capsys.readouterr().out
     assert "preempted, exit code 75" in said
-    assert resume in said, "a command to copy is never cut"
+    assert f"resume with    {resume}\n" in said, "a command to copy is never cut"
+    for verdict, name in (("stop", "after a repair"), ("hardware", "elsewhere     ")):
+        _outcome(run, exit_code=77, verdict=verdict, resume=resume)
+        for command in ("outcome", "status"):
+            assert main([command, str(run.path)]) == 0
+            assert f"{name} {resume}\n" in capsys.readouterr().out
+    _outcome(run, exit_code=75, verdict="preempted", resume=resume)
     assert main(["outcome", "--exit-code", str(run.path)]) == 75
     capsys.readouterr()
     outcome = _json(capsys, "outcome", str(run.path))

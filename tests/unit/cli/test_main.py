@@ -42,14 +42,30 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == __version__
 
 
-@pytest.mark.parametrize("name", ["status", "why", "outcome"])
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"run", "supervise", "slurm", "demo"}))
 def test_commands_have_help_and_refuse_what_they_do_not_know(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """argparse's own conventions hold: 0 for help, 2 for a mistake."""
-    for words, code in (([name, "--help"], 0), (["help", name], 0), ([name, "--jsn"], 2)):
+    """0 for help; 2 and one line for a mistake, with the option that was probably meant."""
+    for words in ([name, "--help"], ["help", name]):
         with pytest.raises(SystemExit) as left:
             main(words)
-        assert left.value.code == code
+        assert left.value.code == 0
     assert f"resilience {name}" in capsys.readouterr().out
+    for words, hint in (([name, "--jsn"], "did you mean --json?"), ([name, "--bad-luck=7"], f"{name} --help")):
+        assert main(words) == 2
+        said = capsys.readouterr()
+        assert (said.out, len(said.err.splitlines())) == ("", 1)
+        assert f"unknown option {words[1].partition('=')[0]}" in said.err
+        assert hint in said.err
+
+
+def test_what_argparse_refuses_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A value that is missing, a word too many: without the usage above it."""
+    for words, message in ((["why", "--incident"], "expected one argument"), (["status", "a", "b"], "unrecognized")):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert len(said.splitlines()) == 1
+        assert message in said
+        assert f"resilience {words[0]} --help" in said
 
 
 def test_reading_commands_need_no_torch() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from resilience_sdk.cli import preempt
 from resilience_sdk.cli.main import main
+from resilience_sdk.events import Event
+from resilience_sdk.journal import Journal
 from resilience_sdk.lease import Lease
 from resilience_sdk.run_directory import RunDirectory
 
@@ -37,8 +39,32 @@ def test_the_request_is_whole_and_private(run: RunDirectory, capsys: pytest.Capt
     assert stat.S_IMODE(run.preempt.stat().st_mode) == 0o600
     said = capsys.readouterr().out
     assert "job job-a" in said
-    assert "exit code 75" in said
+    assert "75" in said
     assert not list(run.path.glob(".preempt*"))
+
+
+@pytest.mark.parametrize(
+    ("job", "is_ours", "launcher", "told"),
+    [
+        ("launcher-1-2-h", True, "resilience run", "resilience run ends with exit code 75\n"),
+        ("elastic-x-h:1", False, "torchrun", "upon which torchrun ends with its own exit code 1: resilience outcome"),
+        ("elastic-x-h:1", True, "resilience run", "resilience run ends with exit code 75\n"),
+        ("slurm-7.0", False, None, "the ranks leave with 75; where a launcher hides that, resilience outcome"),
+    ],
+)
+def test_what_is_promised_is_true_for_the_launcher_in_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], job: str, is_ours: bool, launcher: str | None, told: str
+) -> None:
+    """Only ours leaves with 75; another job's launch in the same directory tells nothing."""
+    run = RunDirectory.create(tmp_path / "run")
+    Lease.acquire(run, job)
+    journal = Journal(run.journal, writer="launcher", host="h", boot_id="", job=job if is_ours else "another")
+    journal.emit(Event.RUN_START)
+    journal.close()
+    assert main(["preempt", str(run.path)]) == 0
+    assert told in capsys.readouterr().out
+    assert main(["preempt", str(run.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["launcher"] == launcher
 
 
 def test_json_has_its_documented_keys(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,33 @@ def test_ranks_of_the_newest_attempt() -> None:
     assert not state.attempt_ended
 
 
+def test_a_checkpoint_that_was_found_damaged_is_not_the_newest() -> None:
+    """What the last resume passed over is told beside what it took, until there is a newer one."""
+    saved = [{"event": "ckpt_commit", "step": 10}, {"event": "ckpt_commit", "step": 20}]
+    left_out = {"event": "ckpt_skip", "step": 21, "why": "no time", "time_left_s": 3.0}
+    damaged = {"event": "ckpt_skip", "step": 20, "checkpoint": "step-00000020", "why": "state.pt is cut"}
+    resumed = {"event": "resume", "step": 10, "checkpoint": "step-00000010", "created_at": 0.5}
+    state = state_of(_events(*saved, left_out))
+    assert (state.checkpoint_step, state.passed_over) == (20, {})
+    state = state_of(_events(*saved, damaged, resumed, {"event": "run_start"}))
+    assert (state.checkpoint_step, state.checkpoint_at) == (10, 0.5)
+    assert state.passed_over == {20: {"step": 20, "at": 2.0, "why": "state.pt is cut"}}
+    state = state_of(_events(*saved, damaged, resumed, {"event": "ckpt_commit", "step": 20}))
+    assert (state.checkpoint_step, state.checkpoint_at, state.passed_over) == (20, 4.0, {})
+
+
+def test_where_all_checkpoints_are_damaged_none_is_good() -> None:
+    """A resume that takes none has passed over all that are there; older ones in the journal are deleted."""
+    saved = [{"event": "ckpt_commit", "step": step} for step in (1, 2, 3)]
+    damaged = [
+        {"event": "ckpt_skip", "step": 3, "checkpoint": "step-00000003", "why": "cut"},
+        {"event": "ckpt_quarantine", "step": 2, "checkpoint": "step-00000002", "why": "it kills"},
+    ]
+    state = state_of(_events(*saved, *damaged))
+    assert (state.checkpoint_step, state.checkpoint_at) == (None, None)
+    assert list(state.passed_over) == [3, 2]
+
+
 def test_late_events_of_an_old_attempt_do_not_mix() -> None:
     """A monitor may write about attempt 0 after attempt 1 began."""
     state = state_of(

@@ -26,6 +26,7 @@ def rank_row(**facts):
         "state": "running",
         "live": [live | facts],
         "ranks": [],
+        "passed_over": [],
         "incidents": {"count": 0},
         "degraded": [],
         "problems": [],

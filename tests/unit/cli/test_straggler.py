@@ -79,7 +79,8 @@ def test_settings_add_up_until_they_are_reset(run: RunDirectory, capsys: pytest.
     """In their canonical form, in a file that only we may write."""
     said(capsys, str(run.path), "--report-interval", "1min", "--straggler-detection", "off")
     shown = said(capsys, str(run.path), "--relative-threshold", "0.8")
-    assert "report_interval = 60.0, set while the job runs" in shown
+    assert "report_interval = 60, set while the job runs" in shown
+    assert "straggler_detection = false, set while the job runs" in shown
     path = run.path / "stragglers" / "settings.json"
     assert json.loads(path.read_text()) == {
         "report_interval": 60.0,
@@ -101,6 +102,41 @@ def test_a_bad_value_is_one_line_and_writes_nothing(
     """Exit code 2."""
     assert main(["straggler", str(run.path), *words]) == 2
     assert message in capsys.readouterr().err
+    assert not (run.path / "stragglers").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["--stop-if-detected"], True),
+        (["--stop-if-detected", "true"], True),
+        (["--stop-if-detected=off"], False),
+        (["--no-stop-if-detected"], False),
+        (["--stop-if-detected", "--relative-threshold", "0.7"], True),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_switch_is_given_as_to_run(
+    run: RunDirectory, words: list[str], value: bool, first: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone, with a value, or as its `--no-`; the run directory is never taken for the value."""
+    said(capsys, *([*words, str(run.path)] if first else [str(run.path), *words]))
+    settings = json.loads((run.path / "stragglers" / "settings.json").read_text())
+    assert settings["stop_if_detected"] is value
+
+
+def test_a_misspelt_option_is_one_line_and_writes_nothing(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the option that was meant; a switch with something that is no truth value likewise."""
+    for words, message in (
+        (["--relativ-threshold", "0.5"], "did you mean --relative-threshold?"),
+        (["--stop-if-detected=perhaps"], "--stop-if-detected: expected true or false, not 'perhaps'"),
+    ):
+        assert main(["straggler", str(run.path), *words]) == 2
+        said_ = capsys.readouterr().err
+        assert message in said_
+        assert len(said_.splitlines()) == 1
     assert not (run.path / "stragglers").exists()
 
 

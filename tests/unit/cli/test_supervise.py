@@ -81,6 +81,12 @@ def test_options_without_a_value_are_known() -> None:
     assert {name for name, has_value in known_options().items() if not has_value and "_" not in name} == FLAGS
 
 
+def test_a_switch_with_its_value_hides_nothing_behind_it() -> None:
+    """`--stop-if-detected true` is no script; what follows is still for `resilience run`."""
+    words = ["resilience", "run", "-r3", "--stop-if-detected", "true", "--run-dir", "D", "train.py", "--run-dir", "E"]
+    assert shared_options(words) == ({"run_dir": "D"}, None)
+
+
 def test_the_run_is_called_by_its_script() -> None:
     """Where nobody names a directory, it gets the script's name, else the program's."""
     assert script_of(["torchrun", "--nproc-per-node", "2", "train.py"]) == "train.py"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.incidents import ACTIONS, Culprit, Evidence, Incident
-from resilience_sdk.incidents.report import compact_ranks, headline, render_markdown
+from resilience_sdk.incidents.report import compact_ranks, headline, in_short, render_markdown
 
 HUNG = Incident(
     id="0001-hang",
@@ -43,6 +43,33 @@ def test_cannot_tell_is_said():
     assert "no rank can be named" in page
     assert "cannot tell" in page
     assert headline(Incident()) == "The job failed: unknown (unknown); no rank can be named."
+
+
+def test_the_title_of_a_crash_says_what_was_raised():
+    """Exception and message beside the name of the cause, whose meaning stands below."""
+    raised = Evidence("exception", "ValueError: negative sequence length `-3` in batch\nof worker 2")
+    incident = Incident(
+        kind="crash", culprits=(Culprit(1, step=40),), cause="user_code_error", category="user", evidence=(raised,)
+    )
+    title = "Rank 1 died at step 40 with `ValueError: negative sequence length '-3' in batch`: user_code_error (user)."
+    assert headline(incident) == title
+    page = render_markdown(incident, meaning="an exception of the program")
+    assert page.index(title) < page.index("an exception of the program")
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("", ""),
+        ("\n  bad input\nsecond line", "bad input"),
+        ("Error(s) in loading:\n\tMissing key(s): w\n\tmore", "Error(s) in loading: Missing key(s): w"),
+        ("word " * 100, "word " * 32 + "..."),
+        ("x" * 500, "x" * 160 + " ..."),
+    ],
+)
+def test_a_message_is_cut_where_it_reads_well(message, shown):
+    """First line; the second where the first one leads to it; never far into a long one."""
+    assert in_short(message) == shown
 
 
 @pytest.mark.parametrize("action", ACTIONS)

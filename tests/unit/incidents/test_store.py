@@ -239,3 +239,16 @@ def test_records_are_values():
     """Nobody can change an incident behind the store's back."""
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         an_incident().cause = "x"
+
+
+def test_what_the_ranks_told_of_bad_numbers_stands_for_their_end(tmp_path):
+    """Of this attempt and job only, and not where the training went on (action `none`)."""
+    store = IncidentStore(tmp_path)
+    at = {"detected_at": 100.0, "category": "numerics", "cause": "nan_loss"}
+    ended = store.create("numerics", Incident(attempt=1, action="rollback", **at))
+    store.create("numerics", Incident(attempt=1, action="none", **at))
+    store.create("crash", Incident(attempt=1, action="restart", **at))
+    assert store.bad_numbers(1, 99.0, "resilience_sdk.errors.NumericsError") == ended
+    assert store.bad_numbers(1, 99.0, "ValueError") is None
+    assert store.bad_numbers(1, 101.0, "NumericsError") is None
+    assert store.bad_numbers(0, 99.0, "NumericsError") is None

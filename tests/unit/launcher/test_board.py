@@ -26,6 +26,11 @@ def store(server):
     return PrefixStore(uuid.uuid4().hex, server)
 
 
+def arrived(store):
+    """Return when all that was sent over this connection is in the store: `append` waits for no answer."""
+    store.check(["anything"])
+
+
 class Node:
     """One node's words, and what carries them."""
 
@@ -36,7 +41,9 @@ class Node:
         self.words, self.board = Words(folder, 0), Board(folder, 0, "resilience/0")
 
     def publish(self):
-        return self.board.publish(self.store)
+        published = self.board.publish(self.store)
+        arrived(self.store)
+        return published
 
     def fetch(self):
         self.board.fetch(self.store)
@@ -93,6 +100,7 @@ def test_strange_words_in_the_store_make_no_files(tmp_path, store):
     """What another process wrote there is distrusted."""
     node = Node(tmp_path / "a", store)
     store.append("resilience/0/words", "../../evil=commit\nstop-1=../x\nstop-2\n\nstop-3=commit\n\xff")
+    arrived(store)
     before = set(os.listdir(node.folder))
     node.fetch()
     assert set(os.listdir(node.folder)) - before == {"word-a0-stop-3"}

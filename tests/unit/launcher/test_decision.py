@@ -13,6 +13,7 @@ from resilience_sdk.outcome import Verdict
 CRASH = AttemptEnd(0, EndedBy.RANKS, {0: -15, 1: -9}, cause="rank_killed_sigkill", category="process")
 ERROR = KnownError("ValueError", "bad", "train.py:3 main")
 USER_ERROR = attrs.evolve(CRASH, error=ERROR, category="user", cause="user_code_error", action="stop")
+WITHOUT = "going on without the slow node"
 FINISHED = AttemptEnd(0, EndedBy.RANKS, {0: 0, 1: 0})
 
 
@@ -38,6 +39,10 @@ ends = st.builds(
     checkpoint_after=st.none() | st.integers(0, 3),
     stop_agreed=st.booleans(),
     all_done=st.booleans(),
+    straggler=st.none() | st.just("rank 3 is slow"),
+    straggler_is_here=st.booleans(),
+    spare_nodes=st.integers(0, 2),
+    holds_store=st.booleans(),
 )
 
 
@@ -56,10 +61,15 @@ def test_every_history_has_a_decision_whose_parts_agree(history, budget):
     assert 0 <= decision.restarts_left <= budget
     assert decision.reason
     assert decision.delay_s >= 0
-    if decision.restarts:
+    if decision.restarts and decision.reason != WITHOUT:
         assert budget > 0
         assert 75 not in history[-1].exit_codes.values()
+    if decision.restarts:
         assert history[-1].ended_by in (EndedBy.RANKS, EndedBy.HANG)
+    if decision.others_go_on:
+        assert decision.verdict is Verdict.HARDWARE
+        assert history[-1].spare_nodes
+        assert not decision.ends_the_job
 
 
 @given(st.lists(ends, min_size=1, max_size=6), st.integers(0, 4))
@@ -132,11 +142,11 @@ def test_what_the_user_or_the_scheduler_asked_for_comes_first():
 
 def test_a_stop_for_a_straggler_is_requeued_elsewhere_unless_somebody_else_asked():
     """76 where the job stopped itself for it; a signal at the same time is 75, an end without a stop what it is."""
-    slow = attrs.evolve(FINISHED, straggler="node n7; leave it out: rank 3 is slow")
+    slow = attrs.evolve(FINISHED, straggler="rank 3 is slow; leave out node n7")
     for stopped in (attrs.evolve(slow, exit_codes={0: 75, 1: 75}), attrs.evolve(slow, stop_agreed=True)):
         decision = decide([stopped], 3)
         assert (decision.verdict, decision.exit_code) == (Verdict.HARDWARE, 76)
-        assert "node n7" in decision.reason
+        assert decision.reason == "a straggler, rank 3 is slow; leave out node n7"
         assert decide([attrs.evolve(stopped, ended_by=EndedBy.PREEMPTION)], 3).exit_code == 75
     assert decide([slow], 3).verdict is Verdict.FINISHED
 
@@ -148,7 +158,30 @@ def test_only_a_sure_hardware_verdict_leaves_the_node():
     assert decide([attrs.evolve(broken, confidence=0.5)], 3).restarts
 
 
-@given(st.lists(ends, min_size=1, max_size=4), ends, st.integers(0, 4))
+def test_where_there_are_nodes_to_spare_only_the_broken_one_leaves():
+    """It alone ends with 76; one that has the store of the rendezvous cannot leave the others, and says so."""
+    broken = attrs.evolve(
+        CRASH, category="hardware", cause="gpu_fell_off_bus", action="exclude_node", confidence=0.9, spare_nodes=1
+    )
+    decision = decide([broken], 3)
+    assert (decision.exit_code, decision.others_go_on, decision.ends_the_job) == (76, True, False)
+    decision = decide([attrs.evolve(broken, holds_store=True)], 3)
+    assert (decision.exit_code, decision.others_go_on, decision.ends_the_job) == (76, False, True)
+    assert "store" in decision.reason
+
+
+def test_where_there_are_nodes_to_spare_the_others_go_on_without_the_slow_one():
+    """It costs them no restart, and an end for another reason stays what it is."""
+    slow = attrs.evolve(FINISHED, stop_agreed=True, straggler="rank 3 is slow", straggler_is_here=False)
+    assert decide([slow], 0).exit_code == 76
+    spared = attrs.evolve(slow, spare_nodes=1)
+    assert (decide([spared], 0).restarts, decide([spared], 0).reason) == (True, WITHOUT)
+    assert decide([attrs.evolve(spared, straggler_is_here=True)], 0).others_go_on
+    assert decide([attrs.evolve(spared, stop_agreed=False)], 0).verdict is Verdict.FINISHED
+    assert decide([attrs.evolve(spared, ended_by=EndedBy.PREEMPTION)], 0).exit_code == 75
+
+
+@given(st.lists(ends, min_size=1, max_size=4), ends.filter(lambda end: end.straggler is None), st.integers(0, 4))
 def test_a_run_that_fails_for_ever_comes_to_an_end(history, failure, budget):
     """However it began, without a new checkpoint there are no more restarts than the budget has."""
     failure = attrs.evolve(failure, checkpoint_before=3, checkpoint_after=3)

@@ -8,7 +8,7 @@ from resilience_sdk.attribution.exits import classification
 from resilience_sdk.attribution.log_tail import LogFindings
 from resilience_sdk.launcher.attempt_files import RankTrace
 from resilience_sdk.launcher.decision import EndedBy
-from resilience_sdk.launcher.evidence import Facts, completed_a_step, first_death, first_traceback
+from resilience_sdk.launcher.evidence import Facts, completed_a_step, crash_incident, first_death, first_traceback
 from resilience_sdk.launcher.ranks import RankExit
 
 
@@ -38,6 +38,27 @@ def page(beats=0, declared=False, source="none"):
 def test_silence_is_told_from_a_start_that_failed(pages, lasted_s, told):
     """Without any sign of progress, the time that the attempt lasted decides whether that means anything."""
     assert completed_a_step(pages, lasted_s) is told
+
+
+def ended(*codes, raised=None):
+    """The ends of ranks in the order in which they were seen; one of them had raised before all."""
+    exits = [RankExit(rank, rank, 100 + rank, code, at, 10 + at, False) for at, (rank, code) in enumerate(codes)]
+    traces = {rank: RankTrace(rank, 100 + rank, None, None, None, None) for rank, _ in codes}
+    if raised is not None:
+        error = {"type": "ValueError", "message": "bad", "frames": ["u.py:1 f"], "user_frame": "u.py:1 f"}
+        traces[raised] = RankTrace(raised, 100 + raised, None, error, 5, None)
+    facts = Facts(attempt=0, node="n", exits=exits, traces=traces, ended_by=EndedBy.RANKS)
+    found = crash_incident(facts, first_death(facts), 1.0, None)
+    return [item.text for item in found.evidence if item.source == "order"]
+
+
+def test_the_order_of_the_deaths_is_one_account():
+    """Who was first, and the others after it: never again from the start, in the order of the launcher's looks."""
+    first = "rank 1 was the first to die of its own: it exited with code 1"
+    assert ended((1, 1), (0, -6), raised=1) == [first, "the others after it: rank 0 died by SIGABRT"]
+    late = " (some of these were gone before it: its process took longer to end)"
+    assert ended((0, -6), (1, 1), raised=1) == [first, f"the others after it: rank 0 died by SIGABRT{late}"]
+    assert ended((1, 1), raised=1) == [first]
 
 
 def died(told, *ranks):

@@ -15,6 +15,7 @@ from resilience_sdk.launcher.protocol import Order
 from resilience_sdk.launcher.script import Script
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.launcher.starter import WorkerStarter
+from resilience_sdk.launcher.zygote import import_all
 
 SCRIPT = Script("file", "train.py")
 READ_AT_LOAD = [
@@ -43,6 +44,18 @@ READ_LATER = [
     "HOME",
     "PATH",
 ]
+
+
+def test_what_is_not_installed_is_not_missed(tmp_path, monkeypatch):
+    """A rank that wants it says so itself; what is there and cannot be imported is told at once."""
+    (tmp_path / "cannot_be_imported.py").write_text("import is_not_installed_either")
+    (tmp_path / "fails_at_import.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    failed = import_all(["is_not_installed", "cannot_be_imported", "fails_at_import", "json"])
+    assert failed == (
+        "cannot_be_imported: ModuleNotFoundError: No module named 'is_not_installed_either'",
+        "fails_at_import: ZeroDivisionError: division by zero",
+    )
 
 
 @pytest.mark.parametrize("name", READ_AT_LOAD)

@@ -142,7 +142,42 @@ def test_the_last_lines_say_what_happened_what_is_lost_and_what_to_do():
     assert "nothing saved" in text
     assert "to resume: again" in text
     assert len(closing.closing_lines(Outcome(Verdict.FINISHED, 0, "done", "j", "/r", "n", 1.0, 2.0, 1))) == 2
-    assert "step 120" in closing.state_line(120, "/r")
+    assert "after 120 steps in /r; whatever came after it" in closing.state_line(120, "/r")
+    assert "after 1 step in /r" in closing.state_line(1, "/r")
+
+
+def test_a_command_is_offered_where_it_helps():
+    """After a stop for good the same command is wrong until somebody has repaired it, after bad hardware on this node.
+
+    What the reason has told (how it was interrupted, what was lost) is not told again.
+    """
+    ends = {
+        verdict: closing.closing_lines(
+            Outcome(verdict, 1, reason, "j", "/r", "n", 1.0, 2.0, 1, checkpoint=4, resume="x")
+        )
+        for verdict, reason in (
+            (Verdict.STOP, "the same error"),
+            (Verdict.HARDWARE, "a bad GPU"),
+            (Verdict.PREEMPTED, "by a signal, 0 steps lost"),
+            (Verdict.INTERRUPTED, "interrupted by the user; 2 steps lost"),
+        )
+    }
+    assert ends[Verdict.STOP][-1] == "to run it again, once it is repaired: x"
+    assert ends[Verdict.HARDWARE][-1] == "to resume on another node: x"
+    assert ends[Verdict.PREEMPTED][-1] == "to resume: x"
+    assert ends[Verdict.INTERRUPTED][0] == "interrupted by the user; 2 steps lost (exit code 1)"
+    assert "saved: the checkpoint after 4 steps in /r" in ends[Verdict.INTERRUPTED]
+    assert not any(closing.may_wrap(lines[-1]) for lines in ends.values())
+    assert all(closing.may_wrap(lines[0]) for lines in ends.values())
+
+
+def test_the_line_of_a_fault_names_its_cause_once():
+    """Without the sentence of the taxonomy, which stands in the report."""
+    raised = "rank 1 on n raised ValueError: bad"
+    assert closing.fault_line(raised, "user_code_error") == f"{raised}: user_code_error"
+    assert closing.fault_line(raised, "unknown") == raised
+    hung = "the job hung (rank 1: hang_rank_stopped)"
+    assert closing.fault_line(hung, "hang_rank_stopped") == hung
 
 
 def test_only_this_jobs_outcome_is_taken_over(tmp_path):

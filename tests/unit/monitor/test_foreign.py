@@ -123,7 +123,7 @@ def test_ranks_that_leave_as_they_were_asked_are_a_preemption(watch, dead_rank, 
     (incident,) = IncidentStore(tmp_path).all()
     assert (incident.kind, incident.culprits, incident.victims) == ("preemption", (), ())
     assert (incident.cause, incident.action, incident.lost_steps) == ("preemption_sigterm", "requeue", 2)
-    newest = "the newest is after step 8; all ranks stopped after step 10, 2 steps lost"
+    newest = "the newest was saved after 8 steps; all ranks stopped after 10 steps, 2 steps lost"
     assert [item.text for item in incident.evidence[:2]] == ["SIGTERM to the launcher on h", newest]
     said = capfd.readouterr().err
     assert "CRASH" not in said

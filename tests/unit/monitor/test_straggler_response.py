@@ -6,14 +6,25 @@ import attrs
 import pytest
 
 from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.journal import Journal
+from resilience_sdk.incidents.report import render_markdown
+from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.monitor.straggler_response import StragglerResponse
+from resilience_sdk.straggler.reports import ReportMaker
+from resilience_sdk.straggler.scores import Medians
 from resilience_sdk.straggler.verdicts import Change, Verdict
+from resilience_sdk.straggler.window import Place
 
 SLOW = Verdict(
     "persistent", "fwd", "compute", "", (2,), ("n0",), False, 1, 200, 1.5, 0.02, 0.2, confidence=0.8, windows=20
 )
 ON_GPU = attrs.evolve(SLOW, section_kind="gpu", ratio=2.5)
+
+
+def report_on(*slow, step=0):
+    """Return a report in which these ranks of four are slow in `fwd` by their scores."""
+    medians = {rank: 2.0 if rank in slow else 1.0 for rank in range(4)}
+    maker = ReportMaker({rank: Place("n0") for rank in range(4)})
+    return maker.make(Medians({"fwd": medians}), first_step=step, last_step=step + 7)
 
 
 class Case:
@@ -87,3 +98,65 @@ def test_a_job_is_stopped_as_soon_as_the_contradiction_is_gone(case):
     case.tell(SLOW, stop=True)
     (asked,) = case.asked
     assert (asked.node, asked.incident) == ("n0", case.store.all()[0].id)
+
+
+def printed(case, capsys, report, scores=5):
+    """Return the lines that a report prints."""
+    case.response.report(report, scores)
+    return [line.removeprefix("resilience: ") for line in capsys.readouterr().err.splitlines()]
+
+
+def test_the_scores_are_printed_once_for_each_who_is_slow(case, capsys):
+    """Then a few lines a report while nobody is new, in full again when somebody is; all reports are journalled."""
+    first = printed(case, capsys, report_on(2))
+    assert "Section fwd relative performance:" in first
+    again = printed(case, capsys, report_on(2, step=8))
+    assert again[0].startswith("straggler report: nobody new in steps 8 to 15 (the scores: resilience straggler ")
+    assert again[1] == "Below 0.7 in section relative performance: rank 2 (n0) in fwd 0.50"
+    assert len(again) == 3
+    assert "Section fwd relative performance:" in printed(case, capsys, report_on(2, 3))
+    assert len(printed(case, capsys, report_on(2))) == 3, "rank 3 has gone, nobody has come"
+    assert len(printed(case, capsys, report_on(2, 3))) == 3, "and comes again"
+    assert printed(case, capsys, report_on())[0].startswith("straggler report: none of 4 ranks was slow")
+    assert "Section fwd relative performance:" in printed(case, capsys, report_on(2))
+    case.response.begin(1)
+    assert "Section fwd relative performance:" in printed(case, capsys, report_on(2))
+    events = [event for event in read_journal(case.run_dir / "journal").events if event.get("what") == "report"]
+    assert [len(event["stragglers"]) for event in events] == [1, 1, 2, 1, 2, 0, 1, 1]
+
+
+def test_with_no_scores_to_print_only_who_is_slow_is_told(case, capsys):
+    """`scores_to_print` 0: the same lines each time, and silence where nobody is."""
+    for _ in range(2):
+        assert printed(case, capsys, report_on(1), scores=0)[0].startswith("Below 0.7 in section relative")
+    assert printed(case, capsys, report_on(), scores=0) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ["rank 2 (node n0) in section fwd: look at who else uses the processors", "to leave n0 out"]),
+        ({"section": "data"}, ["rank 2 (node n0) in section data: look at the storage"]),
+        ({"section_kind": "gpu"}, ["in section fwd on the GPU: look at the GPU there"]),
+        ({"ranks": (2, 3), "nodes": ("n0", "n1")}, ["ranks 2, 3 (nodes n0, n1)", "to leave the node out"]),
+        ({"kind": "global", "ranks": (), "nodes": ()}, ["all ranks together in section fwd: look at what all ranks"]),
+        ({"kind": "global", "ranks": (), "section_kind": "comm"}, ["look at the network"]),
+    ],
+)
+def test_a_slow_rank_has_something_to_be_done(case, change, words):
+    """Where to look, and how to go on without its node; `report.md` does not say beside it that there is nothing."""
+    case.tell(attrs.evolve(SLOW, **change))
+    (incident,) = case.store.all()
+    for word in words:
+        assert word in incident.advice
+    assert ("--stop-if-detected" in incident.advice) is (change.get("kind") != "global")
+    following = render_markdown(incident).partition("## What to do next")[2]
+    assert incident.advice in following
+    assert "Nothing" not in following
+
+
+def test_where_the_job_stops_by_itself_it_is_told_where_to_look_only(case):
+    """What to do about the node is the action of the incident."""
+    case.tell(SLOW, stop=True)
+    (incident,) = case.store.all()
+    assert (incident.action, "--stop-if-detected" in incident.advice) == ("exclude_node", False)

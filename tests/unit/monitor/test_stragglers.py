@@ -205,6 +205,16 @@ def test_switching_the_comparison_off_ends_what_stands(node):
     assert [incident.recovered_at is None for incident in node.store.all()] == [False, True]
 
 
+def test_what_an_earlier_start_published_is_withdrawn(node):
+    """A requeued job has the same key and begins with attempt 0 again: its first seconds know nobody that is slow."""
+    node.train(40, slow=2, seconds=0.02)
+    assert [v.ranks for v in read_standing(node.run_dir).verdicts] == [(2,)]
+    node.start_monitor()
+    assert read_standing(node.run_dir) is None
+    node.train(40, slow=2, seconds=0.02)
+    assert [v.ranks for v in read_standing(node.run_dir).verdicts] == [(2,)]
+
+
 def test_a_slow_rank_of_a_section_that_is_gone_is_slow_no_more(node):
     """Another phase of the program has begun: the incident is closed."""
     node.train(100, slow=2, seconds=0.02)
@@ -315,7 +325,9 @@ def test_of_two_nodes_the_one_that_judges_says_that_nobody_does(tmp_path):
     """The file is one for all nodes."""
     nodes = [Node(tmp_path / str(n), Settings(), run_dir=tmp_path / "run", node=n) for n in range(2)]
     nodes[0].train(40, slow=2, seconds=0.02)
+    nodes[1].start_monitor()
     before = read_standing(nodes[0].run_dir)
+    assert before.verdicts, "what is published is another node's"
     set_while_it_runs(nodes[0], '{"straggler_detection": false}')
     nodes[1].train(16)
     assert read_standing(nodes[0].run_dir) == before

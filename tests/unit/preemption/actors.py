@@ -34,7 +34,6 @@ class Actor:
         self.result: object = None
         self.error: BaseException | None = None
         self.is_done = self.waits = False
-        self.waits_since = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -88,10 +87,7 @@ class Hands:
         )
 
     def _sleep(self, _):
-        actor = _local.actor
-        if not actor.waits_since:
-            actor.waits_since = self.now
-        actor.waits = True
+        _local.actor.waits = True
         pause()
 
 

@@ -68,8 +68,7 @@ def story(*told, pages=(), saved=None, saved_here=False, died=()):
 def test_the_cause_is_who_asked_and_what_only_repeats_it_is_left_out(told, cause, asked):
     """What a launcher or a rank has told itself is not told again by the monitor that saw it on a page."""
     found = story(*told)
-    assert found.asked == (asked,)
-    assert found.cause == cause
+    assert (found.askers.asked, found.askers.cause) == ((asked,), cause)
     incident = found.incident(0, 1.0, {})
     assert (incident.cause, incident.category, incident.action) == (cause, "scheduler", "requeue")
     assert asked in headline(incident).replace("`", "")
@@ -80,10 +79,53 @@ def test_an_agreed_stop_names_nobody_and_says_what_is_lost():
     """Also where a rank was late for a while: it has stopped with the others."""
     late = {"event": "degraded", "hindrance": "late", "culprits": [{"rank": 1, "node": "n0"}]}
     found = story(LAUNCHER, late, {"event": "stop_agreed", "step": 40}, saved=40, saved_here=True)
-    assert found.reason().endswith("; all ranks stopped after step 40, 0 steps lost")
+    assert found.reason().endswith("; all ranks stopped after 40 steps, 0 steps lost")
     incident = found.incident(0, 1.0, {0: 75})
     assert (incident.culprits, incident.lost_steps, incident.advice) == ((), 0, None)
     assert "no rank" not in render_markdown(incident)
+
+
+def stop(rank, step=None):
+    return {"event": "stop_agreed", "rank": rank, "step": step}
+
+
+def save(rank, step):
+    return {"event": "ckpt_begin", "rank": rank, "step": step}
+
+
+@pytest.mark.parametrize("told", [stop(0), stop(0, 39)], ids=["check()", "check(index)"])
+def test_a_loop_that_saves_by_itself_at_the_agreed_stop_has_lost_nothing(told):
+    """What it saved there tells how far it was, whatever it had given to `check()`."""
+    found = story(LAUNCHER, save(0, 30), stop(1), told, save(0, 40), saved=40, saved_here=True)
+    assert (found.stopped_after, found.lost_steps) == (40, 0)
+    assert found.reason().endswith("; all ranks stopped after 40 steps, 0 steps lost")
+
+
+def test_a_save_before_the_stop_or_one_that_failed_tells_nothing_of_it():
+    """What a rank began before it stopped is older, and what is not the newest checkpoint was not completed."""
+    before = story(LAUNCHER, save(0, 40), stop(1), stop(0), saved=40)
+    failed = story(LAUNCHER, stop(0), save(0, 40), saved=30)
+    for found, newest in ((before, 40), (failed, 30)):
+        assert found.lost_steps is None
+        assert f"the newest checkpoint is after {newest} steps; what came after it is lost" in found.reason()
+
+
+def test_where_the_loop_counts_its_steps_the_pages_tell_how_many_were_done_at_the_stop():
+    """A step is complete when all ranks have completed it, and one that a rank is in is not."""
+    done = page(0, 9, 41)
+    done.main_lane.stack = ()
+    found = story(LAUNCHER, stop(0), pages=(done, page(1, 9, 41)), saved=40)
+    assert (found.stopped_after, found.lost_steps) == (41, 1)
+    assert found.reason().endswith("; all ranks stopped after 41 steps, 1 step lost")
+
+
+def test_a_loop_that_saves_without_the_sdk_reads_that_and_no_puzzle():
+    """Nobody can tell what it has saved."""
+    found = story(LAUNCHER, stop(0))
+    assert found.reason().endswith(
+        "; all ranks stopped, the SDK saved nothing: what is kept is what the script saved itself"
+    )
+    assert "the SDK saved none" in str(found.incident(0, 1.0, {}).evidence)
 
 
 def test_a_stop_that_came_too_late_for_its_save_names_who_was_late():

@@ -432,6 +432,28 @@ print("stopped")
     assert ended.stdout == "True stopped\n", ended.stderr
 
 
+def test_the_first_rank_says_at_the_stop_who_has_asked(tmp_path):
+    """Before it saves and leaves: the monitor tells it when it is gone. Its journal has what it had heard."""
+    program = """
+import os, signal, time
+from resilience_sdk import preemption
+from resilience_sdk.journal import read_journal
+from resilience_sdk.session import current, stopping
+assert not preemption.check()
+os.kill(os.getpid(), signal.SIGTERM)
+began = time.monotonic()
+while not preemption.check(49):
+    time.sleep(0.001)
+    assert time.monotonic() < began + 30
+(stop,) = [event for event in read_journal(current().run_dir.journal).events if event["event"] == "stop_agreed"]
+print(stop["step"], stop["heard"])
+"""
+    ended = run(tmp_path, program)
+    assert ended.stdout == "49 SIGTERM\n", ended.stderr
+    assert ended.stderr.count("the job is asked to leave by SIGTERM to rank 0 on ") == 1
+    assert ended.stderr.count(": all ranks stop after 49 steps") == 1
+
+
 def test_a_monitor_that_was_asked_is_heard_where_ranks_agree_by_themselves(tmp_path):
     """It hears the cloud, and tells the ranks their time; it has journalled that, so they do not."""
     program = """

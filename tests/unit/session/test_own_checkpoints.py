@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from resilience_sdk.journal import read_journal
+from resilience_sdk.lease import Lease
+from resilience_sdk.run_directory import RunDirectory
 
 RANK = {"RANK": "1", "WORLD_SIZE": "2", "RESILIENCE_JOB_ID": "job"}
 BEGIN = """
@@ -69,6 +71,64 @@ def test_a_rank_that_can_have_no_page_journals_its_saves(tmp_path):
     """Nobody watches it, and its checkpoints are as good as those of others."""
     run_script(tmp_path, "run", SAVES, **RANK | {"RESILIENCE_PAGE_DIR": "/dev/null/nowhere"})
     assert commits(tmp_path / "run") == [(7, 1, "job")]
+
+
+ASKS = """
+import sys
+from resilience_sdk import heartbeat
+from resilience_sdk.checkpoint.joining import directory_of_job
+from resilience_sdk.errors import ResilienceError
+
+if sys.argv[1] == "beats":
+    with heartbeat():
+        pass
+try:
+    print(directory_of_job())
+except ResilienceError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def ask(folder: Path, *args: str, **env: str) -> str:
+    """Return what a process without a `run_dir` of its own is told."""
+    places = {"RESILIENCE_PAGE_DIR": str(folder / "pages"), "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
+    (folder / "pages").mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ASKS, *args, "."],
+        env=places | env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_without_a_run_dir_it_is_the_one_of_the_job(tmp_path):
+    """Of the environment, the scheduler's job, or the recording that has begun; starting none."""
+    assert ask(tmp_path, RESILIENCE_RUN_DIR="mine") == str(tmp_path / "mine")
+    assert ask(tmp_path, SLURM_JOB_ID="8") == str(tmp_path / "resilience-runs" / "slurm-8")
+    assert [path.name for path in tmp_path.iterdir()] == ["pages"]
+    recorded = ask(tmp_path, "beats")
+    assert Path(recorded, "journal").is_dir()
+    assert Path(recorded).parent == tmp_path / "resilience-runs"
+
+
+def test_without_any_it_says_what_to_give(tmp_path):
+    """Nothing could be resumed from a directory that is new in each start."""
+    told = ask(tmp_path)
+    assert told.startswith("RunDirectoryError Checkpointer(run_dir=...) is missing")
+    assert "run_dir='runs/a'" in told
+    assert "RESILIENCE_RUN_DIR" in told
+
+
+def test_not_one_that_the_job_has_instead_of_another(tmp_path):
+    """The job records beside a directory that is in use: what is saved there would not go on from it."""
+    lease = Lease.acquire(RunDirectory.create(tmp_path / "mine"), "another")
+    told = ask(tmp_path, "beats", RESILIENCE_RUN_DIR="mine")
+    lease.release()
+    assert told.startswith(f"DirectoryInUseError {tmp_path}/mine was in use by another job")
 
 
 @pytest.mark.parametrize(

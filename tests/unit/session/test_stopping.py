@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk import environ
-from resilience_sdk.journal import read_journal
+from resilience_sdk.events import Event
+from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.lease import Lease
 from resilience_sdk.rank_page import RankPage, layout, page_stem
 from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.session.stopping import Coordination, has_no_peers, signal_grace_s, signal_numbers
+from resilience_sdk.session.stopping import Coordination, StopTeller, has_no_peers, signal_grace_s, signal_numbers
 from resilience_sdk.settings import Settings
 
 PROJECT = Path(__file__).parent.parent.parent.parent
@@ -43,6 +44,39 @@ def test_a_monitor_that_is_about_to_come_is_not_waited_for_in_a_check(tmp_path):
     found[0] = True
     assert ranks[1].by_monitor() is False
     assert Coordination(tmp_path, 1, {}, lambda: found[0]).by_monitor() is True
+
+
+@pytest.mark.parametrize(
+    ("heard", "asks", "said"),
+    [
+        ("SIGTERM", False, "the job is asked to leave by SIGTERM: all ranks stop after 1 step"),
+        (None, True, "the job is asked to leave by resilience preempt of ann@head: all ranks stop after 1 step"),
+        (None, False, "the job is asked to leave: all ranks stop after 1 step"),
+    ],
+)
+def test_what_is_said_at_a_stop_is_of_this_attempt(tmp_path, capfd, heard, asks, said):
+    """Who asked stands in the journal; without it, the signal that the rank has heard. Earlier notices are no news."""
+    run_dir = RunDirectory.create(tmp_path / "run")
+
+    def ask(attempt, by):
+        monitor = Journal(run_dir.journal, writer="monitor", host="h", boot_id="", job="job", attempt=attempt)
+        monitor.emit(Event.PREEMPT_NOTICE, source="preempt", kind="file", by=by)
+        monitor.close()
+
+    ask(0, "earlier@head")
+    tell = StopTeller(run_dir.journal, 0, {}, lambda: True)
+    ask(7, "elsewhere@head")
+    if asks:
+        ask(0, "ann@head")
+    tell(1, heard)
+    assert capfd.readouterr().err == f"resilience: {said}\n"
+
+
+@pytest.mark.parametrize(("env", "speaks"), [({environ.INTERNAL_JOB: "job"}, True), ({}, False)])
+def test_at_a_stop_one_speaks(tmp_path, capfd, env, speaks):
+    """Our launcher where there is one, else the rank that speaks for all."""
+    StopTeller(tmp_path, 0, env, lambda: speaks)(1, "SIGTERM")
+    assert capfd.readouterr().err == ""
 
 
 @given(turns=st.lists(st.integers(0, 2), max_size=60), alone=st.integers(0, 40))

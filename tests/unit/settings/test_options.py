@@ -14,6 +14,7 @@ from resilience_sdk.settings.fields import FIELDS
 from resilience_sdk.settings.options import (
     add_setting_options,
     config_option,
+    plain_switches,
     settings_arguments,
     settings_from_options,
 )
@@ -48,6 +49,31 @@ def test_every_field_is_an_option() -> None:
             assert list(settings_arguments(namespace)) == [name]
             assert namespace.script == "train.py"
     assert settings_arguments(_parse("--no-stop-if-detected")) == {"stop_if_detected": False}
+
+
+@pytest.mark.parametrize(
+    ("words", "plain"),
+    [
+        ("--stop-if-detected true train.py --stop-if-detected no", "--stop-if-detected train.py --stop-if-detected no"),
+        ("--stop_if_detected=Off train.py", "--no-stop-if-detected train.py"),
+        ("--run-dir D --stop-if-detected 0 train.py x", "--run-dir D --no-stop-if-detected train.py x"),
+        ("--run-dir=D --stop-if-detected train.py x", "--run-dir=D --stop-if-detected train.py x"),
+        ("--stop-if-detected --group-readable on -- true", "--stop-if-detected --group-readable -- true"),
+        ("--no-stop-if-detected true", "--no-stop-if-detected true"),
+        ("train.py --stop-if-detected=no", "train.py --stop-if-detected=no"),
+        ("--run-dir", "--run-dir"),
+        ("--stop-if-detected", "--stop-if-detected"),
+    ],
+)
+def test_a_switch_may_have_its_value(words: str, plain: str) -> None:
+    """As `--name=off` or `--name off`; words of the script are left as they are."""
+    assert plain_switches(words.split(), lambda option: option == "--run-dir") == plain.split()
+
+
+def test_a_switch_with_another_value_is_refused() -> None:
+    """Only behind `=`: a word behind it is the script."""
+    with pytest.raises(ConfigError, match="--stop-if-detected: expected true or false, not 'maybe'"):
+        plain_switches(["--stop-if-detected=maybe"], lambda _: False)
 
 
 def test_options_over_environment_over_file(tmp_path: Path) -> None:

@@ -280,3 +280,20 @@ def test_a_report_is_over_what_came_since_the_last_one():
     assert (report.ranks, report.first_step) == (4, 1)
     assert set(report.section_relative) == {"fwd", "bwd"}  # waiting and the step itself score nobody
     assert cluster.aggregate.report() is None
+
+
+def test_what_a_step_would_not_notice_is_not_listed():
+    """4.7 ms of a step of 250 ms are less than 2 %; in each of four micro-batches they are more. By each score."""
+
+    def slow(rank, section, step):
+        return 0.0047 if rank == 1 and section != "step" and step >= 64 else 0.0
+
+    cluster = Cluster(sections={"fwd": ("compute", 1), "micro": ("compute", 4)}, slow=slow)
+    cluster.run(64)
+    cluster.aggregate.report()
+    cluster.run(64)
+    report = cluster.aggregate.report()
+    assert report.section_relative["fwd"][1] < 0.7
+    assert report.section_individual["fwd"][1] < 0.7
+    listed = {(s.rule, s.rank, s.section) for s in report.stragglers}
+    assert listed == {("section_relative", 1, "micro"), ("section_individual", 1, "micro")}

@@ -237,3 +237,29 @@ def test_what_a_model_returns_of_its_own_collects_no_hooks(recording, net):
     assert not data._backward_hooks
     assert counts(recording)["bwd"] == 5
     handle.detach()
+
+
+def test_a_tensor_that_is_kept_over_steps_has_one_hook(recording, attached, net):
+    """It was computed once (a table of positions, say) and is returned each time; each backward is seen."""
+    table = nn.Parameter(torch.ones(4))
+    kept = table * 2
+    net.wrap = lambda output: (output, kept)
+    for _ in range(5):
+        output, positions = net(batch())
+        (output.sum() + positions.sum()).backward(retain_graph=True)
+    assert len(kept._backward_hooks) == 1
+    assert counts(recording)["bwd"] == 5
+
+
+def test_a_tensor_that_is_kept_has_a_hook_of_each_attached_model(recording, net):
+    """Whose backward begins is told to both, as where nothing is kept."""
+    kept = nn.Parameter(torch.ones(4)) * 2
+    other = nn.Sequential(nn.Identity())
+    net.wrap = lambda output: (output, kept)
+    handles = [straggler.attach(net), straggler.attach(other, prefix="other.")]
+    for _ in range(3):
+        net(batch())
+        other(kept)
+    assert len(kept._backward_hooks) == 2
+    for handle in handles:
+        handle.detach()

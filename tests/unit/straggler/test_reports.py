@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from resilience_sdk.straggler.reports import Report, ReportMaker
@@ -91,9 +92,35 @@ def test_a_report_that_names_nobody_fits_into_a_line():
     assert not report.names_somebody
     assert report.section_relative["zero_grad"] == {0: 1.0, 1: 0.25}
     assert report.line() == "none of 2 ranks was slow in steps 9 to 480"
-    assert maker(1).make(Medians({})).line() == "none of 1 ranks was slow"
+    assert maker(1).make(Medians({})).line() == "nobody was slow"
     assert maker(2).make(Medians({"fwd": {0: 1.0, 1: 3.0}})).names_somebody
     assert maker(2).make(medians, (VERDICT,)).names_somebody
+
+
+def test_what_is_lost_must_be_noticed_in_a_step_by_each_rule():
+    """The individual scores too: who loses 1 ms of a step of 100 ms is healthy, whatever it is compared with."""
+    reports = maker(3)
+    least = {"zero_grad": 0.002}
+    reports.make(Medians({"zero_grad": {0: 1e-3, 1: 1e-3, 2: 1e-3}}, least_excess_s=least))
+    report = reports.make(Medians({"zero_grad": {0: 1e-3, 1: 2e-3, 2: 4e-3}}, least_excess_s=least))
+    assert report.section_individual["zero_grad"] == {0: 1.0, 1: 0.5, 2: 0.25}
+    assert {(s.rule, s.rank) for s in report.stragglers} == {("section_relative", 2), ("section_individual", 2)}
+
+
+def test_who_is_named_in_what():
+    """By scores and by verdicts alike; everybody together, and a GPU, have no name of rank and section."""
+    together = attrs.evolve(VERDICT, kind="global", ranks=(), section="fwd")
+    medians = Medians({"fwd": {0: 1.0, 1: 3.0}}, {0: kernels(a=1.0), 1: kernels(a=4.0)})
+    report = maker(2).make(medians, (VERDICT, together))
+    assert report.named == {(1, "fwd"), (1, None), (2, "bwd"), (None, "fwd")}
+    assert maker(2).make(Medians({"fwd": {0: 1.0, 1: 1.0}})).named == frozenset()
+
+
+def test_many_verdicts_are_cut():
+    """The printed form stays readable when a fleet falls apart."""
+    text = maker(2).make(Medians({"fwd": {0: 1.0, 1: 1.0}}), (VERDICT,) * 20).text(0)
+    assert text.count("Straggler: ") == 8
+    assert "Stragglers: and 12 more verdicts" in text
 
 
 def test_a_score_is_never_shown_as_nothing():
@@ -151,6 +178,13 @@ def test_what_is_no_report_is_none(text: str):
     assert Report.from_json(text) is None
 
 
+@pytest.mark.parametrize(("score", "read"), [("1", 1.0), ("0.5", 0.5), ("true", None), ('"1"', None), ("null", None)])
+def test_a_score_is_a_number(score: str, read: float | None):
+    """A whole one too; anything else makes the report unreadable."""
+    found = Report.from_json(f'{{"nodes": {{"0": "n"}}, "gpu_relative": {{"0": {score}}}}}')
+    assert (None if found is None else found.gpu_relative[0]) == read
+
+
 def test_the_summary_has_what_is_plotted():
     """Minimum, median and maximum of each score that there is."""
     summary = maker(3).make(Medians({"fwd": {0: 1.0, 1: 2.0, 2: 4.0}})).summary()
@@ -172,3 +206,10 @@ def test_a_verdict_in_words():
         "rank 2 (node n1): section bwd is 10 % slower than the others since step 40 "
         "(10 ms a step, 5 % of it, the others wait for it); persistent, confidence 0.80"
     )
+
+
+def test_a_verdict_that_is_over_is_told_in_the_past():
+    """From when to when, however much slower it was."""
+    over = attrs.evolve(VERDICT, until_step=87)
+    assert "section bwd was 10 % slower than the others from step 40 to 87 (" in over.text()
+    assert "section bwd took 3.0 times as long as the others from step" in attrs.evolve(over, ratio=3.0).text()

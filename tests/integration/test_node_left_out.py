@@ -1,0 +1,101 @@
+"""A node with broken hardware leaves a job that can do without it; the others go on from the newest checkpoint."""
+
+import contextlib
+import socket
+
+import pytest
+from harness import job
+from straggler_runs import RANKS
+
+pytestmark = pytest.mark.slow  # two launchers, started twice
+
+
+@contextlib.contextmanager
+def two_nodes(folder, *training, ranks=1, nnodes="1:2", store_on=0, options=(), **env):
+    """Start a training with `ranks` ranks on each of two nodes; node `store_on` has the store."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    told, run_dir = folder / "told", folder / "run"
+    told.mkdir()
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for node in range(2):
+            own = folder / f"node{node}"
+            own.mkdir()
+            words = (
+                *("--run-dir", str(run_dir), "--nnodes", nnodes, "--nproc-per-node", str(ranks)),
+                *("--rdzv-backend", "c10d", "--rdzv-id", "left-out", "--rdzv-endpoint", f"localhost:{port}"),
+                *("--rdzv-conf", f"is_host={int(node == store_on)},last_call_timeout=4", *options),
+                *(training or ("nodes_training.py",)),
+            )
+            nodes.append(stack.enter_context(job(own, *words, env={"TOLD": str(told), **env})))
+            nodes[-1].run_dir = run_dir
+        yield nodes
+
+
+def break_rank(nodes, told, on):
+    """Break the memory of the rank that runs on node `on`, once a checkpoint is there; return the rank."""
+    run = nodes[on]
+    run.wait(lambda: all((told / f"step-0-{rank}").exists() for rank in range(2)), "steps of both ranks")
+    run.wait(lambda: int((told / "step-0-0").read_text()) > 6, "a checkpoint")
+    (rank,) = (rank for rank in range(2) if int((told / f"pid-0-{rank}").read_text()) in run.processes())
+    (told / "broken").write_text(f"0 {rank}")
+    return rank
+
+
+def test_the_others_go_on_without_the_node_whose_hardware_is_broken(tmp_path):
+    """That node's launcher ends with 76 and says why; the other one resumes alone, and its outcome is the job's."""
+    told = tmp_path / "told"
+    with two_nodes(tmp_path) as nodes:
+        stays, leaves = nodes
+        rank = break_rank(nodes, told, on=1)
+        assert leaves.finish() == 76, leaves.screen
+        stays.wait(lambda: (told / "step-1-0").exists(), "a step of the one that is left")
+        (told / "enough").touch()
+        assert stays.finish() == 0, stays.screen
+        assert not [left for run in nodes for left in run.left_behind()]
+    assert "this node leaves the job: gpu_ecc_uncorrectable" in leaves.screen
+    assert int((told / "first-1-0").read_text()) > 0  # resumed
+    (incident,) = stays.incidents()
+    assert (incident["cause"], incident["action"]) == ("gpu_ecc_uncorrectable", "exclude_node")
+    assert [culprit["rank"] for culprit in incident["culprits"]] == [rank]
+    assert incident["recovered_at"] is not None
+    outcome = stays.outcome()
+    assert (outcome["verdict"], outcome["exit_code"], outcome["incidents"]) == ("finished", 0, [incident["id"]])
+
+
+@pytest.mark.parametrize(("nnodes", "store_on"), [("2", 0), ("1:2", 1)], ids=["no-node-to-spare", "has-the-store"])
+def test_a_job_that_cannot_do_without_the_node_ends_on_all(tmp_path, nnodes, store_on):
+    """Too few nodes would be left, or the store goes with that node: all end with 76, at once."""
+    with two_nodes(tmp_path, nnodes=nnodes, store_on=store_on) as nodes:
+        break_rank(nodes, tmp_path / "told", on=1)
+        assert [run.finish() for run in nodes] == [76, 76], "\n".join(run.screen for run in nodes)
+    outcome = nodes[0].outcome()
+    assert (outcome["verdict"], outcome["exit_code"]) == ("hardware", 76)
+    assert ("store of the rendezvous" in outcome["reason"]) == (store_on == 1)
+
+
+def test_the_others_go_on_without_the_node_that_is_slow(tmp_path):
+    """`--stop-if-detected`: all stop at one step, the slow node leaves with 76, the other one starts again without."""
+    fault = "slow:section=bwd,seconds=0.2"  # two ranks on one node, in the first attempt only
+    with two_nodes(
+        tmp_path,
+        *("straggling.py", "--check"),
+        ranks=2,
+        options=("--stop-if-detected",),
+        RESILIENCE_FAULT=";".join(f"{fault},rank={rank}" for rank in (2, 3)),
+    ) as nodes:
+        first = nodes[0]
+        first.wait(lambda: all((tmp_path / "told" / f"rank-{rank}").exists() for rank in range(RANKS)), "all ranks")
+        slow_pid = int((tmp_path / "told" / "rank-3").read_text())
+        (leaves,) = (run for run in nodes if slow_pid in run.processes())
+        (stays,) = (run for run in nodes if run is not leaves)
+        assert leaves.finish() == 76, leaves.screen
+        stays.wait_event("attempt_start", attempt=1)
+        (tmp_path / "told" / "enough").touch()
+        assert stays.finish() == 0, stays.screen
+    assert "this node leaves the job" in leaves.screen
+    assert "going on without the slow node" in stays.screen
+    assert stays.outcome()["verdict"] == "finished"
+    assert {tuple(event["ranks"]) for event in stays.events("attempt_start", attempt=1)} == {(0, 1)}
