@@ -36,7 +36,7 @@ def test_a_thread_in_the_server_means_exec(starter, tmp_path, capsys):
 def test_a_failed_preload_is_shown_and_not_fatal(starter, tmp_path, capsys):
     """A module that cannot be imported is named; the server forks all the same."""
     assert starter._server_for([environment(tmp_path)]).mode == "fork"
-    assert "preload of torch: ModuleNotFoundError" in capsys.readouterr().err
+    assert "preload of torch.nn.parallel: ModuleNotFoundError" in capsys.readouterr().err
 
 
 def test_the_server_is_replaced_when_what_it_loaded_with_changes(starter, tmp_path):

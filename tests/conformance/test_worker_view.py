@@ -6,6 +6,8 @@ What differs for a reason is listed here, and in docs/launcher.md.
 import pytest
 from launches import LAUNCHERS, differences
 
+pytestmark = pytest.mark.slow  # each way to start, under torchrun and under ours
+
 OURS = [*((name, "forkserver") for name in ("guarded", "unguarded", "module")), ("guarded", "exec")]
 # Per launch: the store's port, the run's name and what is derived from it, and the probe's own folders.
 PER_LAUNCH = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PROBE_OUT", "RESILIENCE_PAGE_DIR")
@@ -49,7 +51,6 @@ def test_a_forking_dataloader_works_alike(launched):
     assert isinstance(theirs["fork"], list)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("probe", ["guarded-loaders", "unguarded-loaders"])
 def test_dataloader_workers_succeed_and_fail_alike(launched, probe):
     """Loaders of every start method, guarded or not, with and without a lambda, end as under torchrun."""

@@ -57,6 +57,7 @@ def test_plain_loop(tmp_path: Path) -> None:
     assert IncidentStore(run_dir).all() == []
 
 
+@pytest.mark.slow
 def test_full_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     """Tier 2: killed at step 70, it resumes at 60 (it saves every 20)."""
     output = launched(tmp_path, "full_run.py", "kill:rank=1,step=70")
@@ -68,6 +69,7 @@ def test_full_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert [exit["step"] for exit in exits(tmp_path / "run")][-2:] == [79, 79]
 
 
+@pytest.mark.slow
 def test_unchanged_script_is_restarted(tmp_path: Path) -> None:
     """Tier 3: a script that knows nothing of the SDK is killed, the rank is named, and it starts over."""
     output = launched(tmp_path, "unchanged_ddp.py", "kill:rank=1,step=30")

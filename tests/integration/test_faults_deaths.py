@@ -7,6 +7,8 @@ import signal
 import pytest
 from harness import job
 
+pytestmark = pytest.mark.slow  # jobs of four ranks, started again and again
+
 TWO = ("--nproc-per-node", "2")
 # What happens in which attempt; the exception comes again, and the second time in a row is once too often.
 WAYS = ("one", "other", "all", "exit", "raise", "again")
@@ -83,7 +85,6 @@ def test_an_exception_leaves_its_stack(died):
     assert "training.py" in died[0].incident_file(incident, "stacks/rank-1.txt")
 
 
-@pytest.mark.slow
 def test_twenty_kills_in_a_row_are_recovered_from_one_by_one(tmp_path):
     """As many restarts as kills; every incident is closed by the first beats of the next attempt."""
     faults = ";".join(f"kill:rank={number % 2},step=3,attempt={number}" for number in range(20))

@@ -4,6 +4,8 @@ import network
 import pytest
 from harness import job
 
+pytestmark = pytest.mark.slow  # a link is cut, and given up
+
 
 @pytest.fixture
 def hosts():

@@ -12,6 +12,8 @@ from harness import is_running, job
 from resilience_sdk.hostinfo import process_start_ticks, process_state
 from resilience_sdk.rank_page import layout as at
 
+pytestmark = pytest.mark.slow  # the watchers are killed, frozen and starved
+
 TWO = ("--nproc-per-node", "2")
 LIGHT = ("--start-method", "exec", "beating.py")  # starts in no time: it needs no torch
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from harness import job
 
+pytestmark = pytest.mark.slow  # several jobs under each launcher, at their own pace
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 # A restart of plain torchrun reads the dead attempt's addresses from a store that outlives it.
 RESTARTING = (*TORCHRUN, "--max-restarts", "2")

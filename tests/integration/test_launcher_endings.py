@@ -72,6 +72,7 @@ def test_a_rank_that_leaves_with_75_is_not_restarted(tmp_path):
     assert [incident["kind"] for incident in run.incidents()] == ["preemption"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "exec"])
 def test_modules_and_redirected_streams_work_as_under_torchrun(tmp_path, method):
     """-m, --redirects and --tee: files per rank under the log directory, teed lines on the console."""
@@ -101,6 +102,7 @@ def test_mistakes_end_with_2_before_any_rank_starts(tmp_path):
     assert not list(tmp_path.glob("pid-*"))
 
 
+@pytest.mark.slow
 def test_forked_ranks_end_though_gloo_still_holds_the_work_of_a_backward_pass(tmp_path):
     """torch's reducer joins gloo's thread with the GIL held; without our pause most runs of this script never end."""
     run = launch(tmp_path, *TWO, "ddp_ends.py")

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from harness import PATIENCE_S, job
 
+pytestmark = pytest.mark.slow  # legitimate slowness takes its time
+
 FLOOR_S, SLOW_S = 0.6, 1.8
 UNNAMED_FLOOR_S, LONG_S = 0.2, 4.5  # time that nobody named has ten floors
 PHASES = ("first", "eval-0", "compile-0", "save-0", "eval", "compile", "save", "upload-done")

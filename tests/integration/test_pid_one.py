@@ -35,7 +35,10 @@ def _why_not() -> str | None:
 
 
 _REASON = _why_not()
-pytestmark = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
+pytestmark = [
+    pytest.mark.slow,  # containers are made for them
+    pytest.mark.skipif(_REASON is not None, reason=str(_REASON)),
+]
 
 
 @attrs.define
@@ -97,7 +100,7 @@ def test_orphans_are_reaped(container: Container) -> None:
     "container",
     [
         pytest.param((*_RUN, "wait"), id="run"),
-        pytest.param((*_SUPERVISE, *_RUN, "wait"), id="supervise", marks=pytest.mark.slow),
+        pytest.param((*_SUPERVISE, *_RUN, "wait"), id="supervise"),
     ],
     indirect=True,
 )
@@ -109,7 +112,6 @@ def test_sigterm_reaches_the_ranks(container: Container) -> None:
     assert (container.told / "heard").exists()
 
 
-@pytest.mark.slow
 def test_ctrl_c_at_a_terminal_comes_once(tmp_path: Path) -> None:
     """With a terminal the foreground is the launcher's, so that one Ctrl-C is one request and not two."""
     counter = 'trap "echo heard >> heard; sleep 0.3; exit 130" INT; touch up; while :; do sleep 0.05; done'
