@@ -21,14 +21,23 @@ _END = object()
 class TimedLoader:
     """Puts the subclass on a loader; `restore()` takes it off. Iterators that exist then go on, untimed."""
 
-    def __init__(self, loader: Any, before_batch: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        before_batch: Callable[[], None],
+        through: Callable[[Iterator[Any]], Iterator[Any]] | None = None,
+    ) -> None:
         """Time the iterators of `loader` from now on, and call `before_batch()` before each batch is fetched.
+
+        `through(batches)`, if given, returns what is iterated in the place of each new iterator: it may count, and
+        leave out.
 
         Raises:
             ConfigError: The loader's class cannot be exchanged, or it is no iterable.
         """
         self._loader = loader
         self._before_batch = before_batch
+        self._through = through
         self._plain = type(loader)
         self._is_on = True
         if not hasattr(self._plain, "__iter__") or hasattr(self._plain, "__next__"):
@@ -37,7 +46,7 @@ class TimedLoader:
                 "of an iterator write `for batch in straggler.iterate(batches)` instead"
             )
         try:
-            loader.__class__ = _timed_class(self._plain, self._watch)
+            _set_class(loader, _timed_class(self._plain, self._watch))
         except TypeError:
             raise ConfigError(
                 f"attach(loader=<{self._plain.__qualname__}>): objects of this class cannot be watched; leave it out, "
@@ -48,9 +57,11 @@ class TimedLoader:
         """Give the loader its own class back. May be repeated."""
         if self._is_on:
             self._is_on = False
-            self._loader.__class__ = self._plain
+            _set_class(self._loader, self._plain)
 
     def _watch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if self._through is not None and self._is_on:
+            batches = self._through(batches)
         return _TimedBatches(batches, self)
 
     def next_of(self, batches: Iterator[Any]) -> Any:
@@ -92,6 +103,11 @@ class _TimedBatches:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
+
+
+def _set_class(loader: Any, kind: type) -> None:
+    """Exchange the class of an object, also where it shows another one as its `__class__`."""
+    object.__dict__["__class__"].__set__(loader, kind)
 
 
 def _timed_class(plain: Any, watch: Callable[[Iterator[Any]], Iterator[Any]]) -> type:

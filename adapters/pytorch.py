@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -72,12 +73,27 @@ def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | 
 class Attached:
     """The hooks on one loop, and its steps so far; a context manager that detaches. The thread that trains."""
 
-    def __init__(self, model: Any, optimizer: Any, loader: Any, first_step: int | None) -> None:
-        """Put the hooks on; use `attach`."""
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        loader: Any,
+        first_step: int | None,
+        *,
+        between_steps: Callable[[bool], None] | None = None,
+        through: Callable[[Iterator[Any]], Iterator[Any]] | None = None,
+    ) -> None:
+        """Put the hooks on; use `attach`.
+
+        For adapters built on this one: `between_steps(is_leaving)` is called where a step has ended and the next one
+        begins, `through(batches)` for each iterator of the loader (see `TimedLoader`).
+        """
         self.step = first_step or 0
         """Completed optimizer steps, over all attempts where `first_step` says so; the number of the next one."""
         self._is_global = first_step is not None
+        self._is_between = False
         self._is_leaving = False
+        self._between_steps = between_steps
         self._is_attached = True
         self._model = weakref.ref(model)
         self._beat = StepBeat()
@@ -90,9 +106,11 @@ class Attached:
             self._guard.is_on = False
             lanes.recorder()  # says so
             self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
+            if through is not None and loader is not None:
+                self._loader = TimedLoader(loader, _nothing, through)
             return
         if loader is not None:
-            self._loader = TimedLoader(loader, self._leave_if_asked)
+            self._loader = TimedLoader(loader, self._leave_if_asked, through)
             preemption.time_left()  # before the loader forks workers, which would take the signals as theirs
         # Around the hooks of the sections: torch calls hooks in the order in which they were put on.
         self._handles.append(optimizer.register_step_pre_hook(self._guard(self._step_begins)))
@@ -155,8 +173,13 @@ class Attached:
         if not is_stepping() and preemption.check(self.step):
             # Not here: a scheduler and a scaler still have their part of this step to do.
             self._is_leaving = True
+        self._is_between = True
 
     def _leave_if_asked(self) -> None:
+        if self._is_between:
+            self._is_between = False
+            if self._between_steps is not None:
+                self._between_steps(self._is_leaving)
         if self._is_leaving:
             self._is_leaving = False
             heartbeat.done()  # saving may take any time
@@ -169,6 +192,10 @@ class Attached:
             f"attach: a hook failed, heartbeats and preemption are switched off and training goes on: "
             f"{type(error).__name__}: {error}",
         )
+
+
+def _nothing() -> None:
+    """Do nothing before a batch: switched off."""
 
 
 def _ignore(_error: Exception) -> None:

@@ -96,16 +96,16 @@ def foreign_entries(directory: Path, known: set[str], store: CheckpointStore) ->
 
     A framework writes by its own rules: with the modes of the user's umask, and without a sync.
     """
+    folders = sorted(path for path in directory.iterdir() if path.is_dir())
     found = []
-    for place in (directory, directory / SHARDED):
-        names = sorted(os.listdir(place)) if place.is_dir() else []
-        for name in names:
-            relative = name if place == directory else f"{SHARDED}/{name}"
-            if relative in known or relative == MANIFEST_NAME or (place / name).is_dir():
+    for place in (directory, *folders):
+        for path in sorted(place.iterdir()):
+            relative = path.relative_to(directory).as_posix()
+            if relative in known or relative == MANIFEST_NAME or path.is_dir():
                 continue
             found.append(sharded.entry_of(directory, relative, mode=store.file_mode))
-    if (directory / SHARDED).is_dir():
-        os.chmod(directory / SHARDED, store.directory_mode)
+    for folder in folders:
+        os.chmod(folder, store.directory_mode)
     return tuple(found)
 
 

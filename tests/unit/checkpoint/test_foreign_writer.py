@@ -18,6 +18,8 @@ def writer(directory):
         (directory / SHARDED).mkdir()
         (directory / SHARDED / "__0_0.distcp").write_bytes(b"part")
         (directory / SHARDED / "meta.pt").write_bytes(b"more")
+        (directory / "optimizer_0").mkdir()
+        (directory / "optimizer_0" / ".metadata").write_bytes(b"map")
     finally:
         os.umask(before)
 
@@ -31,9 +33,10 @@ def test_what_it_writes_is_a_part_of_the_checkpoint(tmp_path):
     assert checkpointer(tmp_path).save(3)
     place = tmp_path / "checkpoints" / "step-00000003"
     names = verify_checkpoint(place).names()
-    assert {"model.bin", f"{SHARDED}/__0_0.distcp", f"{SHARDED}/meta.pt", "rank-00000.json"} <= names
+    assert {"model.bin", f"{SHARDED}/__0_0.distcp", f"{SHARDED}/meta.pt", "optimizer_0/.metadata", "rank-00000.json"} <= names
     assert place.joinpath("model.bin").stat().st_mode & 0o077 == 0
-    assert place.joinpath(SHARDED).stat().st_mode & 0o077 == 0
+    for name in (SHARDED, "optimizer_0"):
+        assert place.joinpath(name).stat().st_mode & 0o077 == 0
 
 
 def test_a_writer_that_fails_leaves_no_checkpoint(tmp_path, capsys):
