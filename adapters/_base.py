@@ -1,14 +1,18 @@
-"""What adapters share: the heartbeat of a step that hooks begin and end, and how a missing framework is said."""
+"""What adapters share: steps and sections that hooks begin and end, a session, what a missing framework is told."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from time import monotonic_ns
 from types import ModuleType
 
 from resilience_sdk import lanes
+from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready, raise_together
+from resilience_sdk.console import say_once
 from resilience_sdk.errors import MissingExtraError
-from resilience_sdk.lanes import Beat
+from resilience_sdk.lanes import Beat, Block
+from resilience_sdk.session import Session
 
 
 class StepBeat:
@@ -47,6 +51,52 @@ class StepBeat:
         beat, self._beat = self._beat, None
         if beat is not None:
             beat.drop(monotonic_ns())
+
+
+class HookedSection:
+    """A section that one hook begins and another one ends; for the thread that trains."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        self._name, self._kind = name, kind
+        self._block: Block | None = None
+
+    def begin(self) -> None:
+        """Open it, unless it is open."""
+        block = lanes.find_own_block(self._name, self._kind)
+        if block is not None and block.begin(monotonic_ns()):
+            self._block = block
+
+    def end(self) -> None:
+        """Close it, and count it."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.end(monotonic_ns())
+
+    def drop(self) -> None:
+        """Close it without counting, after an exception."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.drop(monotonic_ns())
+
+
+def session_on_all_ranks(begin: Callable[[], Session | None]) -> Session | None:
+    """Return what `begin()` gives if every rank has a session: what follows is collective, and so is this.
+
+    None on all ranks where one cannot be recorded, which is said. Raises on all ranks what `begin` raises on one.
+    """
+    if not group_is_ready():
+        return begin()
+    found: list[Session | None] = []
+    ranks = find_ranks()
+    raise_together(ranks, lambda: found.append(begin()))
+    [session] = found
+    if all(ranks.gather(session is not None)):
+        return session
+    if session is not None and session.identity.rank == 0:
+        say_once(
+            "ranks", "a rank cannot be recorded, for the reason above: this training is not watched, and saves nothing"
+        )
+    return None
 
 
 def framework(module: str, package: str) -> ModuleType:

@@ -6,11 +6,10 @@ import logging
 import os
 from typing import Any
 
+from resilience_sdk.adapters._base import session_on_all_ranks
 from resilience_sdk.adapters.lightning import roles, surroundings
 from resilience_sdk.adapters.lightning.fit import Fit
 from resilience_sdk.adapters.lightning.framework import LateCallback
-from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready, raise_together
-from resilience_sdk.console import say_once
 from resilience_sdk.session import Session
 from resilience_sdk.session.run_start import begin_session
 from resilience_sdk.settings import Settings, load_settings
@@ -62,22 +61,6 @@ class SdkCallback(LateCallback):
     def _session(self) -> Session | None:
         return begin_session(_shown_name(self), self._run_dir, self._settings, self._overrides)
 
-    def _session_on_all_ranks(self) -> Session | None:
-        """Return the session if every rank has one: what follows is collective. Raises on all ranks what one raises."""
-        found: list[Session | None] = []
-        if not group_is_ready():
-            return self._session()
-        ranks = find_ranks()
-        raise_together(ranks, lambda: found.append(self._session()))
-        [session] = found
-        if all(ranks.gather(session is not None)):
-            return session
-        if session is not None and session.identity.rank == 0:
-            say_once(
-                "ranks", "a rank cannot be recorded, for the reason above: this fit is not watched, and saves nothing"
-            )
-        return None
-
     # -- hooks of Lightning
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -85,7 +68,7 @@ class SdkCallback(LateCallback):
         if stage != _FITTING:
             return
         role = roles.role_of(self, trainer.callbacks)
-        session = self._session_on_all_ranks() if role else None
+        session = session_on_all_ranks(self._session) if role else None
         if session is None:
             return
         session.settle()

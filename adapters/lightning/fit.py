@@ -25,8 +25,6 @@ from resilience_sdk.session.last_save import save_at_stop
 
 _TRAINED: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
 """Sessions in which a fit has been, and how many steps the furthest had completed."""
-_FINISHED: weakref.WeakSet[Session] = weakref.WeakSet()
-"""Sessions whose finished flag was set by this process."""
 
 
 class Saves(Protocol):
@@ -55,8 +53,7 @@ class Fit:
         recorder = lanes.recorder()
         if recorder is not None and roles.BEAT in role:
             recorder.begin()  # an earlier fit has ended all deadlines
-        if session in _FINISHED and roles.FINISH in role and not self._is_trial:
-            _FINISHED.discard(session)
+        if roles.FINISH in role and not self._is_trial:
             reopen(session)
         self.sections = FitSections(trainer) if roles.SECTIONS in role else None
         self._checkpointer: Checkpointer | None = None
@@ -172,8 +169,8 @@ class Fit:
         """Set the finished flag, and leave the trainer as it was. Collective."""
         self._release()
         is_over = roles.FINISH in self._role and not self._is_trial and is_complete(self.trainer)
-        if is_over and finish(self._session, int(self.trainer.global_step)):
-            _FINISHED.add(self._session)
+        if is_over:
+            finish(self._session, int(self.trainer.global_step))
 
     def fails(self, error: BaseException) -> None:
         """Leave the trainer as it was, after an exception. No collective: the other ranks may be elsewhere."""

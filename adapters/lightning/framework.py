@@ -6,42 +6,23 @@ of ours is one of both, as far as they are there.
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import Any, TypeVar
+from typing import Any
 
 from resilience_sdk.adapters._base import framework
+from resilience_sdk.adapters._late import Late
 from resilience_sdk.errors import MissingExtraError
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
-C = TypeVar("C", bound="LateCallback")
 
-
-class LateCallback:
+class LateCallback(Late):
     """A class that becomes a `Callback` of the framework when its first object is made."""
 
-    def __new__(cls, *_args: Any, **_options: Any) -> Any:
-        """Make an object of this class that is a `Callback` too; raises MissingExtraError without Lightning."""
-        if any(base.__name__ == "Callback" for base in cls.__mro__):
-            return object.__new__(cls)
-        made: Any = _with_bases
-        return object.__new__(made(cls, _callback_classes()))
-
-    def __reduce__(self) -> Any:
-        """Pickle as the class that stands in its module: launchers send trainers to other processes."""
-        cls = type(self)
-        return _make, (getattr(cls, "_late", cls),), dict(vars(self))
-
-
-@functools.cache
-def _with_bases(cls: Any, bases: tuple[type, ...]) -> Any:
-    named = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__")}
-    return type(cls.__name__, (cls, *bases), {**named, "_late": cls})
-
-
-def _make(cls: type[C]) -> C:
-    return cls.__new__(cls)  # type: ignore[no-any-return]
+    @classmethod
+    def framework_bases(cls) -> tuple[type, ...]:
+        """Return the `Callback` of each package that is there; raises MissingExtraError without Lightning."""
+        return _callback_classes()
 
 
 def _callback_classes() -> tuple[type, ...]:

@@ -8,41 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from time import monotonic_ns
 from typing import Any
 
-from resilience_sdk import lanes, straggler
+from resilience_sdk import straggler
+from resilience_sdk.adapters._base import HookedSection
 from resilience_sdk.console import say_once
-from resilience_sdk.lanes import Block
 
 FETCH = "[_TrainingEpochLoop].train_dataloader_next"
 SAVE = "save_checkpoint"
-
-
-class HookedSection:
-    """A section that one hook begins and another one ends; for the thread that trains."""
-
-    def __init__(self, name: str, kind: str) -> None:
-        self._name, self._kind = name, kind
-        self._block: Block | None = None
-
-    def begin(self) -> None:
-        """Open it, unless it is open."""
-        block = lanes.find_own_block(self._name, self._kind)
-        if block is not None and block.begin(monotonic_ns()):
-            self._block = block
-
-    def end(self) -> None:
-        """Close it, and count it."""
-        block, self._block = self._block, None
-        if block is not None:
-            block.end(monotonic_ns())
-
-    def drop(self) -> None:
-        """Close it without counting, after an exception."""
-        block, self._block = self._block, None
-        if block is not None:
-            block.drop(monotonic_ns())
 
 
 class HearingProfiler:

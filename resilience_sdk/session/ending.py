@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 
 from resilience_sdk import environ
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
@@ -10,6 +11,8 @@ from resilience_sdk.console import say
 from resilience_sdk.errors import ResilienceError
 from resilience_sdk.events import Event
 from resilience_sdk.session.rank_session import Session
+
+_finished_here: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def finish(session: Session, step: int) -> bool:
@@ -25,11 +28,15 @@ def finish(session: Session, step: int) -> bool:
         say(str(failure))
         return False
     session.journal.emit(Event.FINISHED, step=step)
+    _finished_here.add(session)
     return True
 
 
 def reopen(session: Session) -> None:
-    """Take back the flag that `finish` has set: this process trains on. Never raises."""
+    """Take back the flag, if `finish` has set it in this process: it trains on. Never raises."""
+    if session not in _finished_here:
+        return
+    _finished_here.discard(session)
     flags = [session.run_dir.finished]
     if named := environ.environment().get(environ.FINISHED_FLAG_FILE):
         flags.append(type(session.run_dir.path)(named))

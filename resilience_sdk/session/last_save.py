@@ -19,16 +19,21 @@ class _Saves(Protocol):
 
 def save_at_stop(checkpointer: _Saves, step: int, session: Session | None) -> bool:
     """Save after `step` steps and tell whether that worked. Collective: rank 0 decides for all whether it fits."""
+    return fits(checkpointer, step, session) and checkpointer.save(step)
+
+
+def fits(checkpointer: object, step: int, session: Session | None) -> bool:
+    """Tell whether a save after `step` steps fits into the time that is left; if not, say so. Collective."""
     wait = getattr(checkpointer, "wait", None)
     # The save would wait for one in the background, without an end.
     is_free = wait is None or wait(preemption.time_left())
     expected_s = float(getattr(checkpointer, "expected_save_s", 0.0) or 0.0)
     left_s = preemption.time_left()
-    fits = is_free and (left_s is None or expected_s <= left_s)
+    is_time = is_free and (left_s is None or expected_s <= left_s)
     if group_is_ready():
-        fits = bool(find_ranks().broadcast(fits))
-    if fits:
-        return checkpointer.save(step)
+        is_time = bool(find_ranks().broadcast(is_time))
+    if is_time:
+        return True
     if session is not None:
         session.journal.emit(Event.CKPT_SKIP, step=step, why="no time", time_left_s=left_s, expected_s=expected_s)
         if session.identity.rank == 0:
