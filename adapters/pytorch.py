@@ -63,10 +63,15 @@ def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | 
             save()
             raise
     """
-    global _current
     _check(model, optimizer, first_step)
-    _refuse_second()
-    _current = Attached(model, optimizer, loader, first_step)
+    return watch(lambda: Attached(model, optimizer, loader, first_step))
+
+
+def watch(make: Callable[[], Attached]) -> Attached:
+    """Make the one thing that is attached in this process; raises ConfigError where there is one. For adapters."""
+    global _current
+    refuse_second()
+    _current = make()
     return _current
 
 
@@ -224,7 +229,8 @@ def _check(model: Any, optimizer: Any, first_step: Any) -> None:
         )
 
 
-def _refuse_second() -> None:
+def refuse_second() -> None:
+    """Raise ConfigError where a loop is attached."""
     if _current is None or not _current.is_attached:
         return
     gc.collect()  # the model of an earlier cell of a notebook may only look alive

@@ -94,7 +94,7 @@ class Checkpointer:
             journal: Where saves and resumes are recorded; None = in the journal of this rank, in `run_dir`.
             clock: For tests.
             writer: For a framework that saves by itself: `writer(directory)` writes more files there, on all ranks at
-                once, in the thread that trains. Files with plain names, and in directories, become a part of the checkpoint;
+                once, in the thread that trains. Plain names, and these in directories, become a part of the checkpoint;
                 the framework reads them from `last_good.path`. It ends on all ranks, also where one of them fails.
 
         Raises:

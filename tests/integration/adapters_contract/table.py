@@ -25,4 +25,5 @@ class Adapter:
 ADAPTERS = (
     Adapter("pytorch", "torch", "torch"),
     Adapter("lightning", "lightning.pytorch", "lightning torchdata"),
+    Adapter("accelerate", "accelerate", "accelerate"),
 )

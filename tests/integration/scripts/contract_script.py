@@ -90,9 +90,9 @@ class Steps:
         self.step = first
         tell("start", step=first, pid=os.getpid())
 
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count the steps of the innermost torch optimizer."""
-        optimizer.register_step_post_hook(self._stepped)
+    def watch(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Count the steps of the innermost torch optimizer; return the handle of the hook."""
+        return optimizer.register_step_post_hook(self._stepped)
 
     def _stepped(self, *_: Any) -> None:
         self.step += 1

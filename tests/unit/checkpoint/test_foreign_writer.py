@@ -33,7 +33,13 @@ def test_what_it_writes_is_a_part_of_the_checkpoint(tmp_path):
     assert checkpointer(tmp_path).save(3)
     place = tmp_path / "checkpoints" / "step-00000003"
     names = verify_checkpoint(place).names()
-    assert {"model.bin", f"{SHARDED}/__0_0.distcp", f"{SHARDED}/meta.pt", "optimizer_0/.metadata", "rank-00000.json"} <= names
+    assert {
+        "model.bin",
+        f"{SHARDED}/__0_0.distcp",
+        f"{SHARDED}/meta.pt",
+        "optimizer_0/.metadata",
+        "rank-00000.json",
+    } <= names
     assert place.joinpath("model.bin").stat().st_mode & 0o077 == 0
     for name in (SHARDED, "optimizer_0"):
         assert place.joinpath(name).stat().st_mode & 0o077 == 0
