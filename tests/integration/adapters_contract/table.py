@@ -26,4 +26,6 @@ ADAPTERS = (
     Adapter("pytorch", "torch", "torch"),
     Adapter("lightning", "lightning.pytorch", "lightning torchdata"),
     Adapter("accelerate", "accelerate", "accelerate"),
+    Adapter("transformers", "transformers", "transformers accelerate"),
+    Adapter("megatron", "megatron.core", "megatron-core==0.16.1"),
 )
