@@ -85,7 +85,7 @@ class LogReader:
     def feed(self, number: int, raw: bytes, *, trouble: bool) -> int:
         """Read one line; return how many more are wanted after it, -1 when it meant nothing."""
         line = self._parse(number, raw)
-        if self._tracebacks.take(line, self._progress):
+        if self._tracebacks.take(line, self._progress, may_begin=trouble):
             self._take_finished()
             self._event(number)
             if "Traceback" in line.text and self._previous is not None and len(self._announced) < _MOST_CHAINS:

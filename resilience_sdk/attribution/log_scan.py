@@ -2,9 +2,9 @@
 
 Nearly all of a log is the same few lines with other numbers. So a chunk is compared by *shapes*, its lines
 without their digits: a shape that was seen before costs one lookup of a set, and only new shapes are searched
-for the words of trouble. Where most lines have shapes of their own, their words alone are looked up. Lines with
-such a word go to the reader, and after each of them as many as it asks for; of the rest the first and last lines
-of the log and those just before a fault are kept.
+for the words of trouble. Where most lines have shapes of their own, hexadecimal identifiers are left out too, and
+where that does not help their words alone are looked up. Lines with such a word go to the reader, and after each of
+them as many as it asks for; of the rest the first and last lines of the log and those just before a fault are kept.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _CHUNK = 1 << 20
 _MOST_SHAPES = 50_000
 _MOST_SHAPE_BYTES = 16 << 20
 _DIGITS = b"0123456789"
+_IDENTIFIER = re.compile(rb"\b[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b")
 _HEAD = 120
 _TAIL = 200
 # One of these is in a word of every line that means something to `signatures`, in lower case (tested).
@@ -89,6 +90,7 @@ class _Scan:
         self._wanted = 0
         self._in_vain = 0
         self._repeats = True  # whether the lines of the newest chunks had been seen before, but for their numbers
+        self._leaves_out_identifiers = False
         self._chunks = 0
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=_TAIL)
 
@@ -116,19 +118,27 @@ class _Scan:
         else:
             lines = body.split(b"\n")
             numbers = range(first, first + len(lines))
-        shapes = body.translate(None, _DIGITS)
         self._chunks += 1
-        is_by_shape = self._repeats or self._chunks % _LOOK_AGAIN == 0
-        hits = self._hits_by_shape(shapes.split(b"\n")) if is_by_shape else self._hits_by_word(shapes + b"\n")
+        looks = self._repeats or self._chunks % _LOOK_AGAIN == 0
+        shapes = self._shapes_that_repeat(body) if looks else None
+        self._repeats = shapes is not None
+        hits = self._hits_by_shape(shapes) if shapes is not None else self._hits_by_word(_shapes(body) + b"\n")
         self._read(numbers, lines, hits)
         self._recent.extend(zip(numbers[-_TAIL:], map(_ends, lines[-_TAIL:]), strict=True))
+
+    def _shapes_that_repeat(self, body: bytes) -> list[bytes] | None:
+        """Return the shapes of the lines, made in the way by which most of them were seen before; None if none is."""
+        for leave_out in (self._leaves_out_identifiers, not self._leaves_out_identifiers):
+            shapes = _shapes(_IDENTIFIER.sub(b"", body) if leave_out else body).split(b"\n")
+            if len(set(shapes).difference(self._cold, self._hot)) < len(shapes) / 2:
+                self._leaves_out_identifiers = leave_out
+                return shapes
+        return None
 
     def _hits_by_shape(self, shapes: list[bytes]) -> dict[int, bytes]:
         """Return the lines worth a look with their shapes, after sorting the shapes that are new."""
         distinct = set(shapes)
-        new = distinct - self._cold
-        new.difference_update(self._hot)
-        self._repeats = len(new) < len(shapes) / 2
+        new = distinct.difference(self._cold, self._hot)
         if new:
             self._known_bytes += sum(map(len, new))
             if self._forget_if_many():
@@ -184,6 +194,8 @@ class _Scan:
             shape = hits.get(index)
             kind = self._kind(shape) if shape is not None and shape in self._hot else _NO_KIND
             is_news = bool(kind) and self._is_news(kind)
+            if kind and not is_news and shape is not None:
+                self._leave_out(shape)
             if self._wanted <= 0 and not (is_news and shape is not None and self._is_worth(shape, lines[index])):
                 index += 1
                 continue
@@ -221,8 +233,12 @@ class _Scan:
         is_numbered = _NUMBERED.search(shape, 0, _MOST_OF_A_SHAPE)
         self._hot[shape] = 0 if wanted >= 0 or is_numbered else self._hot[shape] + 1
         if self._hot[shape] >= _PATIENCE:
-            del self._hot[shape]
-            self._cold.add(shape)
+            self._leave_out(shape)
+
+    def _leave_out(self, shape: bytes) -> None:
+        """Read no line of that shape any more."""
+        del self._hot[shape]
+        self._cold.add(shape)
 
 
 def _troublesome(words: set[bytes]) -> set[bytes]:
@@ -237,6 +253,10 @@ def _troublesome(words: set[bytes]) -> set[bytes]:
 def has_trouble(text: str) -> bool:
     """Tell whether a line would be read at all."""
     return bool(Vocabulary(_troublesome).telling(text.encode().translate(None, _DIGITS)))
+
+
+def _shapes(text: bytes) -> bytes:
+    return text.translate(None, _DIGITS)
 
 
 def _ends(line: bytes) -> bytes:

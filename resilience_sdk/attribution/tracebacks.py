@@ -91,16 +91,19 @@ class Tracebacks:
             stream.stack or stream.ending for stream in self._streams.values()
         )
 
-    def take(self, line: LogLine, mark: int = 0) -> bool:
-        """Use a line if it belongs to a traceback, and tell whether it does."""
-        taken = self._take(line, mark)
+    def take(self, line: LogLine, mark: int = 0, *, may_begin: bool = True) -> bool:
+        """Use a line if it belongs to a traceback, and tell whether it does; without `may_begin` none begins here."""
+        taken = self._take(line, mark, may_begin)
         if taken:
             self._last_taken = line.number
         return taken
 
-    def _take(self, line: LogLine, mark: int) -> bool:
+    def _take(self, line: LogLine, mark: int, may_begin: bool) -> bool:
         stream = self._streams.get(line.rank)
         header = _HEADER.match(line.text) if "Traceback" in line.text else None
+        if header is not None and not may_begin:
+            self._leave(stream)
+            return False
         if stream is None:
             if header is None and not _DROPPED.search(line.text):
                 return False
@@ -131,6 +134,12 @@ class Tracebacks:
             cut += [_raised(open_) for open_ in stream.stack if open_.frames and not open_.dropped]
             stream.stack.clear()
         return cut
+
+    def _leave(self, stream: _Stream | None) -> None:
+        """Forget what is open: the frames that come now are another traceback's."""
+        if stream is not None:
+            self._end_message(stream)
+            stream.stack.clear()
 
     def _begin(self, stream: _Stream, line: LogLine, mark: int) -> None:
         if len(stream.stack) >= _MOST_OPEN:

@@ -20,16 +20,12 @@ class Vocabulary:
         self._find_telling = find_telling
         self._dull: set[bytes] = set()
         self._telling: set[bytes] = set()
+        self._known: set[bytes] = set()  # both
 
     def telling(self, line: bytes) -> set[bytes]:
         """Return the telling words of one line."""
         words = line.split()
-        if self._dull.issuperset(words):
-            return set()
-        telling = self._telling.intersection(words)
-        return (
-            telling if self._dull.issuperset(word for word in words if word not in telling) else self._sort(set(words))
-        )
+        return self._telling.intersection(words) if self._known.issuperset(words) else self._sort(set(words))
 
     def lines(self, text: bytes) -> list[tuple[int, int]]:
         """Return where the lines with a telling word begin and end, in their order; every line ends with a newline."""
@@ -48,13 +44,16 @@ class Vocabulary:
 
     def _sort(self, words: set[bytes]) -> set[bytes]:
         """Return the telling ones, and remember which ones these were."""
-        if len(self._dull) + len(self._telling) > _MOST_WORDS:
+        if len(self._known) > _MOST_WORDS:
             self._dull.clear()
             self._telling.clear()
-        new = words - self._dull - self._telling
-        telling = self._find_telling({word for word in new if len(word) <= _LONGEST_WORD}) if new else set()
+            self._known.clear()
+        new = words - self._known
+        kept = {word for word in new if len(word) <= _LONGEST_WORD}
+        telling = self._find_telling(kept) if kept else set()
         self._telling |= telling
-        self._dull.update(word for word in new - telling if len(word) <= _LONGEST_WORD)
+        self._dull |= kept - telling
+        self._known |= kept
         # Of a blob without a space only the ends are looked at, as of a line, and it is not kept.
         ends = {word[:_END] + word[-_END:]: word for word in new if len(word) > _LONGEST_WORD}
         long = {ends[end] for end in self._find_telling(set(ends))} if ends else set()

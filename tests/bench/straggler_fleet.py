@@ -27,8 +27,10 @@ SIZES = (8, 64, 512, 4096, 16384)
 SLOWER = (0.03, 0.05, 0.10, 0.20, 0.50)
 SCOPES = ("rank", "node", "all")
 RANKS_PER_NODE = 8
-_BASELINE = 20  # windows before somebody becomes slow
-_WITHIN = 100  # steps in which it is to be found
+BASELINE_STEPS = 20 * WINDOW_STEPS  # before somebody becomes slow
+WITHIN = 100  # steps in which it is to be found
+COMMON = 0.04  # standard deviation of what a step has in common, in logarithms
+LENGTHS = 4.0  # the longest sequences, in those of the shortest
 _RUN = 200  # clean windows of one run
 _STEP_S = 0.1
 
@@ -79,16 +81,16 @@ def jitter(model: str, steps: int, ranks: int, rng: np.random.Generator) -> Arra
     times = np.exp(0.03 * own)
     spikes = rng.random(shape) < 0.01
     times[spikes] *= 1.0 + rng.exponential(0.5, int(spikes.sum()))
-    times *= np.exp(0.04 * rng.standard_normal((steps, 1)))
+    times *= np.exp(COMMON * rng.standard_normal((steps, 1)))
     if model == "lengths":
-        times *= np.exp(rng.uniform(0.0, np.log(4.0), (steps, 1)))
+        times *= np.exp(rng.uniform(0.0, np.log(LENGTHS), (steps, 1)))
     return _STEP_S * times
 
 
 def trial(model: str, ranks: int, slower: dict[int, float], rng: np.random.Generator) -> Trial:
     """Return a trace in which `slower` (rank -> share) sets in somewhere in a window, with 100 steps after it."""
-    onset = _BASELINE * WINDOW_STEPS + int(rng.integers(WINDOW_STEPS))
-    steps = (onset + _WITHIN) // WINDOW_STEPS * WINDOW_STEPS
+    onset = BASELINE_STEPS + int(rng.integers(WINDOW_STEPS))
+    steps = (onset + WITHIN) // WINDOW_STEPS * WINDOW_STEPS
     durations = jitter(model, steps, ranks, rng)
     for rank, by in slower.items():
         durations[onset:, rank] *= 1.0 + by

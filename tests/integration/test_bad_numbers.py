@@ -1,13 +1,12 @@
 """NaN in the loss of one rank, in a real training of two."""
 
-import contextlib
 import json
-import socket
 import sys
 
 import pytest
 from harness import job
 from launcher_runs import launch
+from two_launchers import two_launchers
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2")
 TWO = ("--nproc-per-node", "2")
@@ -64,22 +63,7 @@ def test_under_torchrun_its_restart_is_the_way_back(tmp_path):
 @pytest.mark.slow
 def test_two_nodes_go_back_together(tmp_path):
     """The node of the sound rank has no say of its own: one incident, one way back, both launchers end with 0."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    with contextlib.ExitStack() as stack:
-        nodes = []
-        for node in (0, 1):
-            own = tmp_path / f"node{node}"
-            own.mkdir()
-            meeting = ("--rdzv-backend", "c10d", "--rdzv-id", "two", "--rdzv-endpoint", f"localhost:{port}")
-            started = job(
-                own,
-                *("--run-dir", str(tmp_path / "run"), "--nnodes", "2", "--node-rank", str(node)),
-                *("--nproc-per-node", "1", *meeting, "bad_numbers.py"),
-                env={"BAD": "12", "POLICY": "rollback", "PROBE_OUT": str(tmp_path)},
-            )
-            nodes.append(stack.enter_context(started))
-            nodes[-1].run_dir = tmp_path / "run"
+    bad = {"BAD": "12", "POLICY": "rollback", "PROBE_OUT": str(tmp_path)}
+    with two_launchers(tmp_path, "bad_numbers.py", **bad) as nodes:
         assert [node.finish() for node in nodes] == [0, 0], "\n".join(node.screen for node in nodes)
         assert_rolled_back(nodes[0].incidents(), tmp_path)

@@ -1,37 +1,16 @@
 """A node with broken hardware leaves a job that can do without it; the others go on from the newest checkpoint."""
 
-import contextlib
-import socket
-
 import pytest
-from harness import job
 from straggler_runs import RANKS
+from two_launchers import two_launchers
 
 pytestmark = pytest.mark.slow  # two launchers, started twice
 
 
-@contextlib.contextmanager
-def two_nodes(folder, *training, ranks=1, nnodes="1:2", store_on=0, options=(), **env):
-    """Start a training with `ranks` ranks on each of two nodes; node `store_on` has the store."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    told, run_dir = folder / "told", folder / "run"
-    told.mkdir()
-    with contextlib.ExitStack() as stack:
-        nodes = []
-        for node in range(2):
-            own = folder / f"node{node}"
-            own.mkdir()
-            words = (
-                *("--run-dir", str(run_dir), "--nnodes", nnodes, "--nproc-per-node", str(ranks)),
-                *("--rdzv-backend", "c10d", "--rdzv-id", "left-out", "--rdzv-endpoint", f"localhost:{port}"),
-                *("--rdzv-conf", f"is_host={int(node == store_on)},last_call_timeout=4", *options),
-                *(training or ("nodes_training.py",)),
-            )
-            nodes.append(stack.enter_context(job(own, *words, env={"TOLD": str(told), **env})))
-            nodes[-1].run_dir = run_dir
-        yield nodes
+def two_nodes(folder, *words, store_on=0, **options):
+    """Start a training on two nodes, of which one may go on without the other unless `nnodes` says otherwise."""
+    options = {"nnodes": "1:2"} | options
+    return two_launchers(folder, *words, store_on=store_on, conf=("last_call_timeout=4",), **options)
 
 
 def break_rank(nodes, told, on):
@@ -47,7 +26,7 @@ def break_rank(nodes, told, on):
 def test_the_others_go_on_without_the_node_whose_hardware_is_broken(tmp_path):
     """That node's launcher ends with 76 and says why; the other one resumes alone, and its outcome is the job's."""
     told = tmp_path / "told"
-    with two_nodes(tmp_path) as nodes:
+    with two_nodes(tmp_path, "nodes_training.py") as nodes:
         stays, leaves = nodes
         rank = break_rank(nodes, told, on=1)
         assert leaves.finish() == 76, leaves.screen
@@ -68,7 +47,7 @@ def test_the_others_go_on_without_the_node_whose_hardware_is_broken(tmp_path):
 @pytest.mark.parametrize(("nnodes", "store_on"), [("2", 0), ("1:2", 1)], ids=["no-node-to-spare", "has-the-store"])
 def test_a_job_that_cannot_do_without_the_node_ends_on_all(tmp_path, nnodes, store_on):
     """Too few nodes would be left, or the store goes with that node: all end with 76, at once."""
-    with two_nodes(tmp_path, nnodes=nnodes, store_on=store_on) as nodes:
+    with two_nodes(tmp_path, "nodes_training.py", nnodes=nnodes, store_on=store_on) as nodes:
         break_rank(nodes, tmp_path / "told", on=1)
         assert [run.finish() for run in nodes] == [76, 76], "\n".join(run.screen for run in nodes)
     outcome = nodes[0].outcome()
@@ -81,9 +60,8 @@ def test_the_others_go_on_without_the_node_that_is_slow(tmp_path):
     fault = "slow:section=bwd,seconds=0.2"  # two ranks on one node, in the first attempt only
     with two_nodes(
         tmp_path,
-        *("straggling.py", "--check"),
+        *("--stop-if-detected", "straggling.py", "--check"),
         ranks=2,
-        options=("--stop-if-detected",),
         RESILIENCE_FAULT=";".join(f"{fault},rank={rank}" for rank in (2, 3)),
     ) as nodes:
         first = nodes[0]

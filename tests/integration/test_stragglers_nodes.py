@@ -1,47 +1,24 @@
 """Slow ranks in a job of two nodes: named on both, left out on request, found where the node that judges is frozen."""
 
-import contextlib
 import os
 import signal
-import socket
 
 import pytest
-from straggler_runs import RANKS, found_events, least_of, named, named_by_incidents, training
+from straggler_runs import RANKS, found_events, least_of, named, named_by_incidents
+from two_launchers import two_launchers
 
 pytestmark = pytest.mark.slow  # two launchers with two ranks each
 
 
-@contextlib.contextmanager
-def two_nodes(folder, *args, fault, options=(), store_on=0):
-    """Start two launchers with two ranks each; node `store_on` has the store of the rendezvous."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    told, run_dir = folder / "told", folder / "run"
-    told.mkdir()
-    with contextlib.ExitStack() as stack:
-        nodes = []
-        for node in range(2):
-            own = folder / f"node{node}"
-            own.mkdir()
-            rendezvous = (
-                *("--run-dir", str(run_dir), "--nnodes", "2", "--node-rank", str(node), "--rdzv-backend", "c10d"),
-                *("--rdzv-id", "slow", "--rdzv-endpoint", f"localhost:{port}"),
-                *("--rdzv-conf", f"is_host={int(node == store_on)}"),
-            )
-            nodes.append(
-                stack.enter_context(
-                    training(own, *args, fault=fault, options=(*rendezvous, *options), ranks=2, TOLD=str(told))
-                )
-            )
-            nodes[-1].run_dir = run_dir
-        yield nodes
+def two_nodes(folder, *words, fault, store_on=0):
+    """Start `words` with two ranks on each of two nodes."""
+    return two_launchers(folder, *words, ranks=2, store_on=store_on, RESILIENCE_FAULT=fault)
 
 
 def test_a_stop_that_leaves_the_slow_node_out(tmp_path):
     """The slow rank is on the other node: that node is named on both, all ranks stop at one step, exit code 76."""
     fault = "slow:rank=3,section=bwd,seconds=0.1"
-    with two_nodes(tmp_path, "--check", fault=fault, options=("--stop-if-detected",)) as nodes:
+    with two_nodes(tmp_path, "--stop-if-detected", "straggling.py", "--check", fault=fault) as nodes:
         codes = [run.finish() for run in nodes]
         screens = "\n".join(run.screen for run in nodes)
         assert codes == [76, 76], screens
@@ -64,7 +41,8 @@ def test_the_other_node_judges_while_the_one_that_does_is_frozen(tmp_path):
 
     The ranks of node 0 have another monitor by then; its launcher, which carries the words, goes on later.
     """
-    with two_nodes(tmp_path, fault="slow:rank=3,section=bwd,seconds=0.1,step=80", store_on=1) as nodes:
+    fault = "slow:rank=3,section=bwd,seconds=0.1,step=80"
+    with two_nodes(tmp_path, "straggling.py", fault=fault, store_on=1) as nodes:
         first, second = nodes
         told = tmp_path / "told"
         second.wait(lambda: all((told / f"step-{rank}").exists() for rank in range(RANKS)), "a step")

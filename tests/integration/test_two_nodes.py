@@ -3,13 +3,13 @@
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 import pytest
-from harness import Job, is_running, job
+from harness import Job, is_running
+from two_launchers import two_launchers
 
 pytestmark = pytest.mark.slow  # two launchers with ranks of their own, three times
 
@@ -45,26 +45,9 @@ def two_nodes(
     folder: Path, *args: str, per_node: int = 1, options: tuple[str, ...] = (), fault: str = ""
 ) -> Iterator[TwoNodes]:
     """Start `training.py` with these arguments on two nodes of `per_node` ranks each."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    told, run_dir = folder / "told", folder / "run"
-    told.mkdir()
-    with contextlib.ExitStack() as stack:
-        jobs = []
-        for node in (0, 1):
-            own = folder / f"node{node}"
-            own.mkdir()
-            started = job(
-                own,
-                *("--run-dir", str(run_dir), "--nnodes", "2", "--node-rank", str(node)),
-                *("--nproc-per-node", str(per_node), "--rdzv-backend", "c10d", "--rdzv-id", "two"),
-                *("--rdzv-endpoint", f"localhost:{port}", "--heartbeat-timeout", str(DEADLINE_S), *options),
-                *("training.py", *args),
-                env={"TOLD": str(told)} | ({"RESILIENCE_FAULT": fault} if fault else {}),
-            )
-            jobs.append(stack.enter_context(started))
-            jobs[-1].run_dir = run_dir
+    options = ("--heartbeat-timeout", str(DEADLINE_S), *options)
+    faults = {"RESILIENCE_FAULT": fault} if fault else {}
+    with two_launchers(folder, *options, "training.py", *args, ranks=per_node, **faults) as jobs:
         yield TwoNodes(*jobs)
 
 

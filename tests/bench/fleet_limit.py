@@ -1,0 +1,67 @@
+"""How often anything at all could find that everybody has become slower, where lengths vary fourfold from step to step.
+
+Then nothing that ranks have in common tells a slower step from a longer one. What is left is the test of Neyman and
+Pearson: the ratio of the likelihoods of the same trace with and without the change. Here it is told the distribution
+of the steps, when the change came and how large it is; a detector knows none of the three. It is asked once, after
+100 steps, with one false flag in 1,000. `python -m tests.bench.fleet_limit` prints the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.bench.straggler_fleet import BASELINE_STEPS, COMMON, LENGTHS, SLOWER, WITHIN
+
+_LEVELS = np.linspace(-0.2, 0.2, 81)  # of the healthy steps, in logarithms: nobody is told how long they are
+_FALSE = 1e-3
+
+Array = Any
+
+
+def log_density(values: Array) -> Array:
+    """Return the logarithm of the density of a step's logarithm: uniform lengths and what is common to a step."""
+    width = np.log(LENGTHS)
+    below, above = (torch.special.ndtr(torch.from_numpy(edge / COMMON)).numpy() for edge in (values, values - width))
+    return np.log(np.maximum((below - above) / width, 1e-300))
+
+
+def ratios(traces: int, by: float, assumed: float, rng: np.random.Generator) -> Array:
+    """Return the logarithm of the likelihood ratio of each of so many traces that are slower `by`, (traces,)."""
+
+    def steps(count: int) -> Array:
+        return rng.uniform(0.0, np.log(LENGTHS), (traces, count)) + COMMON * rng.standard_normal((traces, count))
+
+    before, after = steps(BASELINE_STEPS), steps(WITHIN) + np.log1p(by)
+    same = changed = np.full(traces, -np.inf)
+    for level in _LEVELS:
+        base = log_density(before - level).sum(axis=1)
+        same = np.maximum(same, base + log_density(after - level).sum(axis=1))
+        changed = np.maximum(changed, base + log_density(after - level - np.log1p(assumed)).sum(axis=1))
+    return changed - same
+
+
+def recall(by: float, traces: int, rng: np.random.Generator) -> float:
+    """Return the share of the slower traces that the best test finds."""
+    threshold = np.quantile(ratios(traces, 0.0, by, rng), 1.0 - _FALSE)
+    return float((ratios(traces, by, by, rng) > threshold).mean())
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.fleet_limit", description=__doc__)
+    parser.add_argument("--traces", type=int, default=10_000)
+    traces = parser.parse_args().traces
+    rng = np.random.default_rng(7)
+    print("| all slower by | the best test finds |")
+    print("|---|---|")
+    for by in SLOWER:
+        print(f"| {by:.0%} | {recall(by, traces, rng):.1%} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
