@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -130,6 +131,16 @@ class Attached:
     def is_attached(self) -> bool:
         """Whether it was not detached yet, and the model is still there."""
         return self._is_attached and self._model() is not None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no step for one meanwhile: loading the state of an optimizer may make some. For adapters."""
+        step, was_on, self._guard.is_on = self.step, self._guard.is_on, False
+        self._beat.drop()
+        try:
+            yield
+        finally:
+            self.step, self._guard.is_on = step, was_on and self._is_attached
 
     def detach(self) -> None:
         """Take all hooks off and give the loader its class back; ends the deadlines of this rank. May be repeated."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from resilience_sdk import environ, preemption
+from resilience_sdk import environ, lanes, preemption
 from resilience_sdk.adapters import pytorch
-from resilience_sdk.adapters._base import framework
+from resilience_sdk.adapters._base import framework, session_on_all_ranks
 from resilience_sdk.adapters.accelerate.own_saves import OwnSaves
 from resilience_sdk.adapters.accelerate.position import Position
 from resilience_sdk.adapters.accelerate.prepared import Prepared, find_prepared
@@ -75,7 +75,7 @@ def attach(
     """
     pytorch.refuse_second()
     prepared = find_prepared(accelerator, model, optimizer, loader, env=environ.environment())
-    session = begin_session("attach", run_dir, settings, overrides, resumes=save)
+    session = session_on_all_ranks(lambda: begin_session("attach", run_dir, settings, overrides, resumes=save))
     if session is not None:
         session.settle()
     return Attached(accelerator, prepared, session, saves=save, resumes=resume)
@@ -105,25 +105,24 @@ class Attached:
             self._checkpointer = self._make_checkpointer(session)
         elif saves and has_failed_to_start():
             say_once("nothing saved", "attach: NOTHING IS SAVED or resumed in this run, for the reason above")
+        # Before the hooks: what loads the state of a sharded optimizer makes a step of its own, which is none of ours.
+        recorder = lanes.recorder() if session is not None else None
+        if recorder is not None:
+            recorder.user_beats()
+        first = self._resume() if session is not None and resumes and session.may_resume else 0
         self._loop = pytorch.watch(
             lambda: pytorch.Attached(
                 prepared.model,
                 prepared.optimizer,
                 prepared.loader,
-                0,
+                first,
                 between_steps=self._between_steps,
                 through=None if self._position is None else self._position.walk,
             )
         )
         if session is None:
             return
-        try:
-            self._own = OwnSaves(accelerator, self._states, self._loaded)
-            if self._checkpointer is not None and resumes and session.may_resume:
-                self._resume(self._checkpointer)
-        except BaseException:
-            self.detach()
-            raise
+        self._own = OwnSaves(accelerator, self._states, self._load)
         listening.begin(self._expected_save_s)
         connect(accelerator, session)
 
@@ -198,23 +197,27 @@ class Attached:
         checkpointer.time_left = preemption.time_left
         return checkpointer
 
-    def _resume(self, checkpointer: Checkpointer) -> None:
-        step = checkpointer.resume()
+    def _resume(self) -> int:
+        """Load the newest checkpoint, if there is one; return how many steps are complete. Collective."""
+        checkpointer = self._checkpointer
+        if checkpointer is None or not checkpointer.resume() or checkpointer.last_good is None:
+            return 0
         good = checkpointer.last_good
-        if not step or good is None:
-            return
         saved = self._states.read(good.path)
         if saved is None:
             raise CheckpointError(
                 f"{good.path} was not saved by this adapter: give attach(..., run_dir=...) a directory of its own"
             )
-        self._take(saved)
-        checkpointer.restore_rng()
+        self._go_to(saved)
+        return int(saved["step"])
 
-    def _loaded(self, saved: Mapping[str, Any] | None, directory: Path) -> None:
-        """Take note of what the script has loaded by itself."""
+    def _load(self, directory: Path, *args: Any, **options: Any) -> None:
+        """Load what the script wants, and go where that was saved."""
+        with self._loop.paused():
+            saved = self._states.read(directory, *args, **options)
         if saved is not None:
-            self._take(saved)
+            self._loop.step = int(saved["step"])
+            self._go_to(saved)
         elif self._accelerator.is_main_process:
             say_once(
                 "old state",
@@ -222,8 +225,8 @@ class Attached:
                 "is not known",
             )
 
-    def _take(self, saved: Mapping[str, Any]) -> None:
-        self._loop.step = int(saved["step"])
+    def _go_to(self, saved: Mapping[str, Any]) -> None:
+        """Go on in the data where that was saved, with random numbers as they are now: loaded."""
         if self._position is not None and saved.get("position") is not None:
             from resilience_sdk.checkpoint.rng import capture_rng, restore_rng  # imports torch
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,11 @@ UNFINISHED = ".resilience-unfinished"
 class OwnSaves:
     """Stands in for the two methods of one accelerator, as attributes of the object; `restore()` ends that."""
 
-    def __init__(
-        self, accelerator: Any, states: States, loaded: Callable[[Mapping[str, Any] | None, Path], None]
-    ) -> None:
-        """`loaded(what our file told, directory)` is called behind each load."""
+    def __init__(self, accelerator: Any, states: States, load: Callable[..., None]) -> None:
+        """`load(directory, ...)` loads, with the other arguments of `load_state`."""
         self._accelerator = accelerator
         self._states = states
-        self._loaded = loaded
+        self._load = load
         accelerator.save_state = self.save_state
         accelerator.load_state = self.load_state
 
@@ -77,10 +75,9 @@ class OwnSaves:
             raise CheckpointError(f"load_state: {wanted} has no checkpoint to load; give load_state() its directory")
         if (source / UNFINISHED).exists():
             raise CheckpointError(f"load_state: {source} is half written, since a save was killed: load an older one")
-        saved = self._states.read(source, *args, **options)
+        self._load(source, *args, **options)
         if (number := number_of(source.name)) is not None:
             configuration.iteration = number + 1
-        self._loaded(saved, source)
 
     def _directory(self) -> Path:
         return Path(self._accelerator.project_dir or ".", "checkpoints")
