@@ -29,7 +29,7 @@ class Position:
         self._ranks = ranks
         self._iteration = 0
         self._rng: Any = None
-        self._is_resumed = False
+        self._is_resumed = self._is_over = False
         self._restore_rng: Callable[[], None] | None = None
 
     # -- what a checkpoint holds of it
@@ -41,6 +41,7 @@ class Position:
             "samples": self.samples,
             "total": self.total,
             "iteration": self._iteration,
+            "is_over": bool(self.samples and getattr(self._loader, "end_of_dataloader", False)),
             "ranks": self._ranks,
             "rng": self._rng,
         }
@@ -49,6 +50,7 @@ class Position:
         """Take a saved one; `restore_rng()` sets the generators as they were at the save."""
         self.epoch, self.samples, self.total = (int(saved[name]) for name in ("epoch", "samples", "total"))
         self._iteration = int(saved["iteration"])
+        self._is_over = bool(saved["is_over"])
         self._rng = saved["rng"]
         self._is_resumed = True
         self._restore_rng = restore_rng
@@ -77,6 +79,9 @@ class Position:
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self._iteration)  # which Accelerate does not save
         if getattr(loader, "use_stateful_dataloader", False):
+            if self._is_over:  # it would begin anew
+                loader.iteration = self._iteration + 1
+                return
             yield from batches
             return
         # The order of an epoch is drawn when its first batch is asked for, as of then; what comes later is drawn as of

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk import environ
 from resilience_sdk.errors import ConfigError, MissingExtraError
 
 _OPTION = "--accelerate-config"
@@ -70,6 +71,7 @@ def read(path: str) -> Launch:
         if error.name != "accelerate":
             raise ConfigError(f"{_OPTION}: this version of accelerate cannot be used: {error}") from None
         raise MissingExtraError(f"{_OPTION} needs accelerate: pip install accelerate") from None
+    standing = environ.environment()
     with _as_a_launcher():
         try:
             given = command.launch_command_parser().parse_args(["--config_file", path, "script.py"])
@@ -84,7 +86,7 @@ def read(path: str) -> Launch:
     made["ACCELERATE_USE_CPU"] = str(bool(args.use_cpu)).lower()
     nodes = max(int(args.num_machines or 1), 1)
     return Launch(
-        variables={name: text for name, text in sorted(made.items()) if os.environ.get(name) != text},
+        variables={name: text for name, text in sorted(made.items()) if standing.get(name) != text},
         nproc_per_node=max(int(args.num_processes or 1) // nodes, 1),
         nnodes=nodes,
         node_rank=int(args.machine_rank or 0),
@@ -104,11 +106,13 @@ def _refuse(path: str, args: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _as_a_launcher() -> Iterator[None]:
     """Keep what the functions of another launcher print and change away from this one."""
-    before = dict(os.environ)
+    env = environ.environment()
+    before = dict(env)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name in set(env) - set(before):
+            del env[name]
+        env.update(before)
