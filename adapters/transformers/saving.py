@@ -1,18 +1,13 @@
-"""How a save of a `Trainer` becomes one that is there as a whole or not at all, and that the run directory knows of.
-
-The trainer writes its `checkpoint-<step>` where it always does. Beside that the run directory gets a checkpoint whose
-one file names that place, so that launcher, reports and resume find it as they find any other.
-"""
+"""How a save of a `Trainer` becomes one that is there as a whole or not at all, and that the run directory knows of."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk.adapters.transformers import marks
+from resilience_sdk.adapters.transformers import marks, pointers
 from resilience_sdk.adapters.transformers.rotation import rotate
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.commit import remove_tree
@@ -21,18 +16,19 @@ from resilience_sdk.console import say
 from resilience_sdk.errors import ResilienceError
 from resilience_sdk.session import Session
 
-POINTER = "trainer.json"
-
 
 class Saves:
-    """The saves of one training; of the thread that trains, on all ranks. `plain` is the trainer's own way to save."""
+    """The saves of one training; of the thread that trains, on all ranks. `is_known`: to the run directory."""
 
-    def __init__(self, trainer: Any, session: Session) -> None:
+    def __init__(self, trainer: Any, session: Session, *, is_known: bool) -> None:
         settings = session.settings
         self._trainer = trainer
         self._plain: Callable[[], object] = _nothing
         self._count = 0
-        self._checkpointer: Checkpointer | None = Checkpointer(
+        self._checkpointer: Checkpointer | None = None
+        if not is_known:
+            return
+        self._checkpointer = Checkpointer(
             {},
             run_dir=session.run_dir,
             keep=settings.checkpoint_keep,
@@ -112,7 +108,7 @@ class Saves:
         if self._trainer.args.should_save:
             marks.seal(self._directory, self._step, ranks)
         if directory is not None:
-            (directory / POINTER).write_text(json.dumps({"path": str(self._directory.absolute())}))
+            pointers.put(directory, self._directory)
 
     @property
     def _step(self) -> int:

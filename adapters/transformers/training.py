@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import Any
 
 from resilience_sdk import lanes, preemption
 from resilience_sdk.adapters._base import StepBeat
 from resilience_sdk.adapters.transformers import resuming, surroundings
+from resilience_sdk.adapters.transformers.pointers import checkpoint_of_run
 from resilience_sdk.adapters.transformers.saving import Saves
 from resilience_sdk.adapters.transformers.seams import Seams
 from resilience_sdk.console import say, say_once
@@ -19,8 +21,8 @@ from resilience_sdk.session.ending import finish, reopen
 from resilience_sdk.session.last_save import fits
 from resilience_sdk.straggler.hooks import Guard
 
-_TRAINED: weakref.WeakSet[Session] = weakref.WeakSet()
-"""Sessions in which a training has been: another one in this process resumes only what it is told to."""
+_TRAINED: weakref.WeakKeyDictionary[Session, str] = weakref.WeakKeyDictionary()
+"""Sessions in which a training has been, and where the first one saves: the run directory knows of its checkpoints."""
 
 
 class Training:
@@ -47,10 +49,10 @@ class Training:
 
     def resume_from(self, asked: str | bool | None, *, by_itself: bool) -> str | None:
         """Return what `train(resume_from_checkpoint=asked)` loads. Collective; raises CheckpointError."""
-        found = None
+        found, output_dir = None, str(self._trainer.args.output_dir)
         if by_itself and asked is None and not self._is_trial and self._session not in _TRAINED:
-            found = resuming.checkpoint_of_run(self._session) if self._session.may_resume else None
-        return resuming.checked(asked, self._trainer.args.output_dir, found)
+            found = checkpoint_of_run(self._session, output_dir) if self._session.may_resume else None
+        return resuming.checked(asked, output_dir, found)
 
     def begins(self) -> None:
         """Take the signals over, time the model, which is wrapped by now, and see to what is saved."""
@@ -59,12 +61,23 @@ class Training:
         surroundings.warn(trainer)
         self._seams = Seams(trainer)
         if not self._is_trial:
-            self._saves = Saves(trainer, self._session)
+            self._saves = Saves(trainer, self._session, is_known=self._is_known())
             plain = trainer._save_checkpoint
             self._seams.put("_save_checkpoint", lambda *args, **options: self._save(lambda: plain(*args, **options)))
         if behind := surroundings.handlers_before(trainer):
             listening.take_over(behind)
         listening.begin(self._expected_save_s)
+
+    def _is_known(self) -> bool:
+        place = os.path.abspath(self._trainer.args.output_dir)
+        first = _TRAINED.setdefault(self._session, place)
+        if first != place:
+            say_once(
+                "another training",
+                f"{place}: these checkpoints are resumed only by train(resume_from_checkpoint=last_checkpoint(...)), "
+                f"the run directory knows those of {first}; give each training a process and a run directory",
+            )
+        return bool(first == place)
 
     def _save(self, plain: Any) -> None:
         if self._saves is not None:
@@ -125,7 +138,6 @@ class Training:
         if self._seams is not None:
             self._seams.detach()
             self._seams = None
-            _TRAINED.add(self._session)
 
     def _failed(self, error: Exception) -> None:
         self._beat.drop()
