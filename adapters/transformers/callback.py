@@ -74,6 +74,9 @@ class ResilienceCallback(Late):
             ConfigError: `trainer` is no `Trainer`, has another callback of ours, or this one is in another trainer.
         """
         trainers.check(trainer)
+        if environ.is_disabled(environ.environment()):
+            lanes.recorder()  # says so
+            return
         self._refuse_second(trainer)
         if self._trainer is not None and self._trainer is not trainer:
             raise ConfigError(
@@ -102,9 +105,6 @@ class ResilienceCallback(Late):
 
     def watch(self, plain: Callable[[Any], Any], asked: Any, *, is_trial: bool) -> Any:
         """Train, by the trainer's own `train`, which takes what is resumed."""
-        if environ.is_disabled(environ.environment()):
-            lanes.recorder()  # says so
-            return plain(asked)
         session = session_on_all_ranks(self._session)
         if session is None:
             return plain(asked)
@@ -122,6 +122,9 @@ class ResilienceCallback(Late):
         training.ends()
         return result
 
+    def _is_unknown(self) -> bool:
+        return self._trainer is None and not environ.is_disabled(environ.environment())
+
     def _session(self) -> Session | None:
         return begin_session("ResilienceCallback", self._run_dir, self._settings, self._overrides)
 
@@ -135,7 +138,7 @@ class ResilienceCallback(Late):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin: model, optimizer and what was resumed are there."""
-        if self._trainer is None:
+        if self._is_unknown():
             self._refuse_second(trainers.calling_trainer(self))
             raise ConfigError(
                 "ResilienceCallback was added to a Trainer that was made before, and does not know it: call "
@@ -148,7 +151,7 @@ class ResilienceCallback(Late):
         """Begin a step."""
         if self._training is not None:
             self._training.step_begins(state)
-        elif self._trainer is None:
+        elif self._is_unknown():
             raise ConfigError(
                 "ResilienceCallback was added to a Trainer that trains already: add it before train(), as "
                 "Trainer(callbacks=[...]) or by callback.attach(trainer)"
