@@ -52,18 +52,21 @@ class Model(MegatronModule):
 
 
 class Training:
-    """What Megatron's `train_step` does, for one stage."""
+    """What Megatron's `train_step` does."""
 
-    def __init__(self, micro_batches: int, net: nn.Module) -> None:
-        timers = Timers(log_level=0, log_option="minmax")
+    def __init__(
+        self, micro_batches: int, make: Callable[[TransformerConfig], MegatronModule], stages: int = 1
+    ) -> None:
         self.config = TransformerConfig(
-            num_layers=1,
+            num_layers=stages,
             hidden_size=contract.WIDTH,
             num_attention_heads=1,
-            timers=timers,
+            pipeline_model_parallel_size=stages,
+            pipeline_dtype=torch.float32,
+            timers=Timers(log_level=0, log_option="minmax"),
             finalize_model_grads_func=finalize_model_grads,
         )
-        self.model = DistributedDataParallel(self.config, DistributedDataParallelConfig(), Model(self.config, net))
+        self.model = DistributedDataParallel(self.config, DistributedDataParallelConfig(), make(self.config))
         self.optimizer = get_megatron_optimizer(OptimizerConfig(optimizer="adam", lr=0.01, clip_grad=0.0), [self.model])
         self._micro_batches = micro_batches
         self._forward_backward = get_forward_backward_func()
@@ -81,12 +84,12 @@ class Training:
 
         return model(inputs), loss_of
 
-    def step(self, batches: Iterator[Any]) -> None:
+    def step(self, batches: Iterator[Any], forward_step: Callable[..., Any] | None = None) -> None:
         """Make one step."""
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         self._forward_backward(
-            forward_step_func=self.forward_step,
+            forward_step_func=forward_step or self.forward_step,
             data_iterator=batches,
             model=[self.model],
             num_microbatches=self._micro_batches,
@@ -107,18 +110,31 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def main() -> None:
-    """Train."""
-    args = contract.arguments()
+def own_batches(first: int, accumulate: int) -> Iterator[Any]:
+    """Return the batches of this rank behind so many steps."""
+    ranks = parallel_state.get_data_parallel_world_size()
+    done = first * accumulate * BATCH * ranks
+    own = range(done + parallel_state.get_data_parallel_rank(), contract.SAMPLES, ranks)
+    return iter(DataLoader(Subset(contract.Numbers(), own), batch_size=BATCH))
+
+
+def start(stages: int = 1) -> None:
+    """Do what Megatron's initialisation does."""
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     cpu_megatron.install()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    parallel_state.initialize_model_parallel()
+    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=stages)
+
+
+def main() -> None:
+    """Train."""
+    args = contract.arguments()
+    start()
     net = contract.Net(args)
-    training = Training(args.accumulate, net)
+    training = Training(args.accumulate, lambda config: Model(config, net))
     saver = None
     if args.save:
         run_dir = os.environ["RESILIENCE_RUN_DIR"]
@@ -127,9 +143,7 @@ def main() -> None:
     steps = contract.Steps(first)
     [inner] = training.optimizer.chained_optimizers
     steps.watch(inner.optimizer)
-    done = first * args.accumulate * BATCH * dist.get_world_size()
-    own = range(done + dist.get_rank(), contract.SAMPLES, dist.get_world_size())
-    batches = iter(DataLoader(Subset(contract.Numbers(), own), batch_size=BATCH))
+    batches = own_batches(first, args.accumulate)
 
     hung = (training.config, training.optimizer, training.model)
     before = contract.traces(*hung)
