@@ -147,6 +147,11 @@ class ResilienceCallback(Late):
         if self._training is not None:
             self._training.begins()
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """End at once, where nothing is left to do."""
+        if self._training is not None:
+            self._training.epoch_begins(control)
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin a step."""
         if self._training is not None:

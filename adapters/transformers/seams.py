@@ -44,7 +44,7 @@ class Seams:
     def put(self, name: str, call: Callable[..., Any]) -> None:
         """Put `call` in the place of a method of the trainer."""
         own = vars(self._trainer)
-        self._before[name] = own.get(name)
+        self._before.setdefault(name, own.get(name))
         own[name] = call
 
     def detach(self) -> None:

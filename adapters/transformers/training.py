@@ -32,7 +32,7 @@ class Training:
         self._trainer = trainer
         self._session = session
         self._is_trial = is_trial
-        self._is_stopping = False
+        self._is_stopping = self._is_over = False
         self._beat = StepBeat()
         self._guard = Guard(self._failed)
         self._saves: Saves | None = None
@@ -60,6 +60,10 @@ class Training:
         trainer = self._trainer
         surroundings.warn(trainer)
         self._seams = Seams(trainer)
+        self._is_over = 0 < trainer.state.max_steps <= trainer.state.global_step
+        if self._is_over:
+            # The trainer looks at its limit behind a step: what was complete would be trained one step further.
+            self._seams.put("get_batch_samples", lambda *_, **__: ([], None))
         if not self._is_trial:
             self._saves = Saves(trainer, self._session, is_known=self._is_known())
             plain = trainer._save_checkpoint
@@ -87,6 +91,11 @@ class Training:
         return 0.0 if self._saves is None else self._saves.expected_save_s
 
     # -- steps
+
+    def epoch_begins(self, control: Any) -> None:
+        """Tell the trainer to stop where what was resumed is complete."""
+        if self._is_over:
+            control.should_training_stop = True
 
     def _begin_step(self, state: Any) -> None:
         if self._is_stopping:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import attrs
 import pytest
 from adapter_frameworks import require
-from harness import job
+from harness import PROJECT, job
 
 pytestmark = pytest.mark.slow
 
+EXAMPLE = PROJECT / "examples" / "trainer_fit.py"
 STEPS, SAVE, EVAL = 300, 75, 150
 
 
@@ -96,3 +98,50 @@ def test_asked_to_leave_beside_transformers_own_handler(straight, tmp_path):
     assert resumed.code == 0, resumed.screen
     assert [each["step"] for each in resumed.told("start")] == [step, step]
     assert resumed.digest() == straight.digest()
+
+
+def test_one_process_trains_again_and_again(tmp_path):
+    """What is complete is trained no further; an exception leaves nothing behind, nor do many trainings."""
+    with job(tmp_path, "transformers_alone.py", command=(sys.executable,)) as run:
+        assert run.finish(90.0) == 0, run.screen
+        seen = json.loads(run.out.splitlines()[-1])
+        assert run.incidents() == []
+    assert seen["first"] == {"steps": 10, "finished": True}
+    assert seen["complete"] == {"steps": 0, "step": 10}
+    assert seen["raised"] == {"error": "this step is bad", "open": [], "hidden": ["train"]}
+    assert "the same command resumes it" not in run.screen  # it had saved nothing yet
+    assert seen["other"]["step"] == 5
+    assert seen["other"]["open"] == []
+    assert "the run directory knows those of" in run.screen
+    assert seen["after"] == seen["before"]
+
+
+def test_the_example_resumes_under_our_launcher(tmp_path):
+    """Killed behind its second save, it goes on from there."""
+    with job(
+        tmp_path, "--nproc-per-node", "2", EXAMPLE, "--steps", "110", env={"RESILIENCE_FAULT": "kill:rank=1,step=105"}
+    ) as run:
+        assert run.finish(90.0) == 0, run.screen
+        assert "step 100 is next" in run.screen
+        assert "finished after step 110" in run.out
+        [incident] = run.incidents()
+        assert (incident["kind"], incident["lost_steps"]) == ("crash", 5)
+
+
+def test_the_example_runs_under_torchrun(tmp_path):
+    """It finishes, and rank 0 sets the flag."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    with job(tmp_path, EXAMPLE, "--steps", "20", command=torchrun) as run:
+        assert run.finish(90.0) == 0, run.screen
+        assert "finished after step 20" in run.out
+        assert (run.run_dir / "finished").exists()
+
+
+def test_the_example_runs_under_python(tmp_path):
+    """It finishes, and started again it has nothing left to do."""
+    for _ in range(2):
+        with job(tmp_path, EXAMPLE, "--steps", "20", command=(sys.executable,)) as run:
+            assert run.finish(90.0) == 0, run.screen
+            assert "finished after step 20" in run.out
+            assert (run.run_dir / "finished").exists()
+    assert "step 20 is next" in run.screen
