@@ -26,7 +26,11 @@ class Adapter:
     target_us: float
 
 
-ADAPTERS = (Adapter("pytorch", "torch", 10.0), Adapter("lightning", "lightning.pytorch", 30.0))
+ADAPTERS = (
+    Adapter("pytorch", "torch", 10.0),
+    Adapter("lightning", "lightning.pytorch", 30.0),
+    Adapter("transformers", "transformers", 30.0),
+)
 
 
 def measure(context: Context) -> list[Figure]:
