@@ -20,8 +20,8 @@ def megatron():
 
 
 def test_stages_are_not_compared_but_a_slow_rank_of_a_stage_is_named(tmp_path):
-    """The second stage takes longer, which is its work; rank 1 takes longer than rank 0 of the same stage."""
-    fault = {"RESILIENCE_FAULT": "slow:rank=1,section=fwd,seconds=0.03"}
+    """The second stage takes longer, which is its work; of its two ranks, 3 takes longer than 2."""
+    fault = {"RESILIENCE_FAULT": "slow:rank=3,section=fwd,seconds=0.03"}
     least = least_of(0.02)  # a step of the second stage takes that much longer than one of the first
     with job(tmp_path, "--nproc-per-node", "4", "megatron_stages.py", env=fault) as run:
         run.wait(lambda: bool(found_events(run, least=least)), "a verdict")
@@ -29,8 +29,8 @@ def test_stages_are_not_compared_but_a_slow_rank_of_a_stage_is_named(tmp_path):
         run.wait(lambda: json.loads(run.told("step-0-0")[0].read_text())["step"] > first + 24, "more steps")
         enough(run)
     found = found_events(run, least=least)
-    assert {(tuple(event["ranks"]), event["section"]) for event in found} == {((1,), "fwd")}
-    assert {event["role"] for event in found} == {"stage-0"}
+    assert {(tuple(event["ranks"]), event["section"]) for event in found} == {((3,), "fwd")}
+    assert {event["role"] for event in found} == {"stage-1"}
 
 
 # -- as Megatron-LM runs it
