@@ -77,14 +77,15 @@ def read(path: str) -> Launch:
             given = command.launch_command_parser().parse_args(["--config_file", path, "script.py"])
             args = command._validate_launch_command(given)[0]
             _refuse(path, args)
-            args.main_process_port = args.main_process_port or 0  # any free one: ours has its own
+            nodes = max(int(args.num_machines or 1), 1)
+            if nodes == 1:
+                args.main_process_port = 0  # any free one: our launcher finds its own
             made = prepare_multi_gpu_env(args)
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever another project's code finds wrong in a file
             raise ConfigError(f"{_OPTION} {path}: accelerate does not take it: {error}") from None
     made["ACCELERATE_USE_CPU"] = str(bool(args.use_cpu)).lower()
-    nodes = max(int(args.num_machines or 1), 1)
     return Launch(
         variables={name: text for name, text in sorted(made.items()) if standing.get(name) != text},
         nproc_per_node=max(int(args.num_processes or 1) // nodes, 1),

@@ -69,6 +69,7 @@ def _main(argv: Sequence[str]) -> int:
         run_dir, named = _open_run_dir(chosen)
         if named and run_dir.is_finished() and not chosen.fresh:
             say(f"{run_dir.path} is finished: training is complete, nothing to do (--fresh starts over)")
+            tell_finished()  # a script that waits for its own flag file starts us again and again
             return 0
         names = [*chosen.elastic_signals.split(","), *chosen.settings.preempt_signals]
         with SignalInbox(names) as inbox:

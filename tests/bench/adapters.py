@@ -29,6 +29,7 @@ class Adapter:
 ADAPTERS = (
     Adapter("pytorch", "torch", 10.0),
     Adapter("lightning", "lightning.pytorch", 30.0),
+    Adapter("accelerate", "accelerate", 10.0),
     Adapter("transformers", "transformers", 30.0),
 )
 
