@@ -52,7 +52,7 @@ class SdkCallback(LateCallback):
     def begins(self, fit: Fit, session: Session) -> None:
         """Do what is particular to this callback, when a fit begins in which it has a part."""
 
-    def steps(self, fit: Fit, module: Any) -> None:
+    def steps(self, fit: Fit) -> None:
         """Do what is particular to it after a batch."""
 
     def ends(self) -> None:
@@ -67,6 +67,7 @@ class SdkCallback(LateCallback):
         """Begin: the process group is there, the model is not restored yet. Collective where it saves."""
         if stage != _FITTING:
             return
+        surroundings.check(trainer)
         role = roles.role_of(self, trainer.callbacks)
         session = session_on_all_ranks(self._session) if role else None
         if session is None:
@@ -105,7 +106,7 @@ class SdkCallback(LateCallback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End a step; save, or stop. Collective, if it is time."""
         if self._fit is not None:
-            self.steps(self._fit, pl_module)
+            self.steps(self._fit)
             self._fit.batch_ends()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

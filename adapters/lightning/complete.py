@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 
-def is_complete(trainer: Any) -> bool:
+def is_complete(trainer: Any, *, has_ended: bool) -> bool:
     """Tell whether nothing is left to do: a time budget (`max_time`, `Timer`) that is spent leaves something.
 
-    A fit that finds its steps or epochs done already is complete; so is one that an `EarlyStopping` has ended.
+    A fit that finds its steps or epochs done already is complete; so is one that an `EarlyStopping` has ended. One whose training
+    has not come to its end (`has_ended`) was only begun, as `Tuner.lr_find` does.
     """
     if _reached(trainer.global_step, trainer.max_steps) or _reached(trainer.current_epoch, trainer.max_epochs):
         return True
-    return not any(_is_spent(callback) for callback in trainer.callbacks)
+    return has_ended and not any(_is_spent(callback) for callback in trainer.callbacks)
 
 
 def _reached(count: int, most: int | None) -> bool:

@@ -129,10 +129,10 @@ class StragglerDetectionCallback(SdkCallback):
         apply_options(session, self._options)
         self._reports = ReportLog(self._wanted, logging.getLogger(self._logger_name))
 
-    def steps(self, fit: Fit, module: Any) -> None:
+    def steps(self, fit: Fit) -> None:
         """Log a report that is new."""
         if self._reports is not None:
-            self._reports.look(fit.trainer, module)
+            self._reports.look(fit.trainer)
 
     def ends(self) -> None:
         """Look no more."""

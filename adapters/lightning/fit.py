@@ -19,6 +19,7 @@ from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import Preempted
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import rank as listening
+from resilience_sdk.preemption.signals import Handlers
 from resilience_sdk.session import Session
 from resilience_sdk.session.ending import finish, reopen
 from resilience_sdk.session.last_save import save_at_stop
@@ -48,6 +49,7 @@ class Fit:
         self._log = log
         self._step = -1
         self._is_worked = False
+        self._has_ended = False
         self._is_trial = bool(trainer.fast_dev_run)  # saves nothing, completes nothing
         self._beat = StepBeat() if roles.BEAT in role else None
         recorder = lanes.recorder()
@@ -136,7 +138,8 @@ class Fit:
     def _stop(self, step: int) -> None:
         """Save and leave; all ranks are here, behind the same step."""
         if self.trainer.is_global_zero:
-            self._log.warning("Preemption detected, saving checkpoint and exiting")
+            for line in lines_of_stop(listening.handlers()):
+                self._log.warning(line)
         heartbeat.done()  # saving may take any time
         saver = self._saver()
         if saver is not None:
@@ -158,6 +161,7 @@ class Fit:
 
     def train_ends(self) -> None:
         """Save once more: what has run its course can be resumed, or looked at, too. Collective."""
+        self._has_ended = True
         if self._beat is not None:
             self._beat.drop()
         if self._checkpointer is not None and self._is_worked:
@@ -168,7 +172,9 @@ class Fit:
     def ends(self) -> None:
         """Set the finished flag, and leave the trainer as it was. Collective."""
         self._release()
-        is_over = roles.FINISH in self._role and not self._is_trial and is_complete(self.trainer)
+        is_over = (
+            roles.FINISH in self._role and not self._is_trial and is_complete(self.trainer, has_ended=self._has_ended)
+        )
         if is_over:
             finish(self._session, int(self.trainer.global_step))
 
@@ -189,6 +195,13 @@ class Fit:
             heartbeat.done()
         if self._step >= 0:
             _TRAINED[self._session] = max(self._step, _TRAINED.get(self._session, 0))
+
+
+def lines_of_stop(handlers: Handlers | None) -> list[str]:
+    """Return what is logged of a stop, in NeMo's words; of the signal only where this rank has heard one."""
+    heard = None if handlers is None else handlers.heard
+    lines = [] if heard is None else [f"Received signal {heard}, initiating graceful stop"]
+    return [*lines, "Preemption detected, saving checkpoint and exiting"]
 
 
 def path_to_load(checkpointer: Checkpointer) -> Path | None:

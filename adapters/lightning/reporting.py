@@ -40,7 +40,7 @@ class ReportLog:
         self._next_s = 0.0
         self._last: Report | None = straggler.report()
 
-    def look(self, trainer: Any, module: Any) -> None:
+    def look(self, trainer: Any) -> None:
         """Log what is new; costs a reading of the clock, and a stat of a file every second."""
         now = time.monotonic()
         if now < self._next_s:
@@ -51,11 +51,14 @@ class ReportLog:
             return
         self._last = report
         report = without(report, relative=self._wanted.relative, individual=self._wanted.individual)
-        if trainer.is_global_zero:
-            for level, text in lines_of(report, self._wanted.scores_to_print):
-                self._log.log(level, text)
+        if not trainer.is_global_zero:
+            return
+        for level, text in lines_of(report, self._wanted.scores_to_print):
+            self._log.log(level, text)
         if self._wanted.logs_scores:
-            module.log_dict(report.summary(), batch_size=1, rank_zero_only=True)
+            # Not by the module's `log`: that hands on what is logged in every 50th step, and forgets the others.
+            for logger in trainer.loggers:
+                logger.log_metrics(report.summary(), step=trainer.global_step)
 
 
 def without(report: Report, *, relative: bool, individual: bool) -> Report:

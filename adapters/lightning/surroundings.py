@@ -1,4 +1,4 @@
-"""What in the surroundings of a fit does not go together with ours, in one line each. Nothing here changes anything."""
+"""What in the surroundings of a fit does not go together with ours. Nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -7,8 +7,24 @@ from typing import Any
 
 from resilience_sdk import environ
 from resilience_sdk.console import say_once
+from resilience_sdk.errors import ConfigError
 
 _FT_LAUNCHER = "FT_RANK_MONITOR_IPC_SOCKET"
+_SEAMS = ("callbacks", "strategy", "profiler", "fit_loop", "global_step", "save_checkpoint", "fast_dev_run")
+
+
+def check(trainer: Any) -> None:
+    """Raise ConfigError where a trainer lacks what we build on: it is of another framework, or of another time."""
+    missing = [name for name in _SEAMS if not hasattr(trainer, name)]
+    if not missing and not hasattr(trainer.strategy, "restore_checkpoint_after_setup"):
+        missing = ["strategy.restore_checkpoint_after_setup"]
+    if missing:
+        kind = type(trainer)
+        raise ConfigError(
+            f"{kind.__module__}.{kind.__qualname__} has no {', '.join(missing)}: these callbacks are for the "
+            "Trainer of lightning.pytorch or pytorch_lightning, 2.5 or newer; for a loop of your own use "
+            "resilience_sdk.adapters.pytorch.attach"
+        )
 
 
 def warn(trainer: Any) -> None:

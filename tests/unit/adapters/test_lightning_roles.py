@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilience_sdk.adapters.lightning import roles
+from resilience_sdk.adapters.lightning import roles, surroundings
 from resilience_sdk.adapters.lightning.complete import is_complete
-from resilience_sdk.adapters.lightning.surroundings import deadlocking
+from resilience_sdk.adapters.lightning.fit import lines_of_stop
 from resilience_sdk.errors import ConfigError
 
 ALL = frozenset({roles.BEAT, roles.SECTIONS, roles.PREEMPTION, roles.CHECKPOINT, roles.FINISH})
@@ -78,7 +78,29 @@ def trainer(**values):
 )
 def test_a_fit_is_complete_unless_its_time_was_up(values, expected):
     """Steps or epochs that are reached count first."""
-    assert is_complete(trainer(**values)) is expected
+    assert is_complete(trainer(**values), has_ended=True) is expected
+
+
+def test_a_fit_that_was_only_begun_is_not_complete():
+    """`Tuner.lr_find` begins one. Where nothing is left to do, none is begun."""
+    assert not is_complete(trainer(max_epochs=3), has_ended=False)
+    assert is_complete(trainer(max_steps=5), has_ended=False)
+
+
+def test_a_trainer_of_another_kind_is_an_error_with_a_cure():
+    """It names what is missing."""
+    with pytest.raises(ConfigError, match=r"SimpleNamespace has no strategy, .*adapters\.pytorch\.attach"):
+        surroundings.check(trainer())
+    seams = {"profiler": 0, "fit_loop": 0, "save_checkpoint": 0, "fast_dev_run": 0}
+    with pytest.raises(ConfigError, match=r"no strategy\.restore_checkpoint_after_setup"):
+        surroundings.check(trainer(strategy=object(), **seams))
+
+
+def test_the_signal_is_named_where_it_was_heard():
+    """In NeMo's words; a rank that has heard none tells of the stop alone."""
+    stop = "Preemption detected, saving checkpoint and exiting"
+    assert lines_of_stop(SimpleNamespace(heard=15)) == ["Received signal 15, initiating graceful stop", stop]
+    assert lines_of_stop(SimpleNamespace(heard=None)) == lines_of_stop(None) == [stop]
 
 
 def test_what_saves_on_an_exception_is_named():
@@ -87,4 +109,7 @@ def test_what_saves_on_an_exception_is_named():
     own = type("Own", (base,), {})
     saving = type("ModelCheckpoint", (), {"save_on_exception": True})
     plain = type("ModelCheckpoint", (), {"save_on_exception": False})
-    assert deadlocking([own(), plain(), saving(), object()]) == ["Own", "ModelCheckpoint(save_on_exception=True)"]
+    assert surroundings.deadlocking([own(), plain(), saving(), object()]) == [
+        "Own",
+        "ModelCheckpoint(save_on_exception=True)",
+    ]
