@@ -31,7 +31,7 @@ from resilience_sdk.lease import Lease, current_holder
 from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.outcome import EXIT_FAILED, EXIT_INTERRUPTED, Outcome, Verdict, write_outcome
 from resilience_sdk.rank_page import job_page_directory
-from resilience_sdk.run_directory import RunDirectory, choose_run_dir
+from resilience_sdk.run_directory import RunDirectory, choose_run_dir, tell_finished
 
 if TYPE_CHECKING:
     from resilience_sdk.launcher.attempt_files import AttemptFiles
