@@ -17,7 +17,7 @@ from torch import nn
 from resilience_sdk.adapters.transformers import ResilienceCallback
 from resilience_sdk.adapters.transformers.seams import Seams
 
-_TURNS = 3
+_TURN = 10
 DATA = [{"inputs": torch.randn(16)}] * 4096
 
 
@@ -35,27 +35,39 @@ class Model(nn.Module):
         return {"loss": self.layer(inputs).square().mean()}
 
 
-class Sections(transformers.TrainerCallback):
-    """The sections alone, which the callback is built on."""
+class Turns(transformers.TrainerCallback):
+    """Lets a trainer go on without the adapter, with its sections alone, and with all of it, in short turns."""
 
-    trainer: Any
-    seams: Seams
+    def __init__(self, adapter: ResilienceCallback) -> None:
+        self._adapter = adapter
+        self.trainer: Any = None
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Put them on."""
-        self.seams = Seams(self.trainer)
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Change behind the last step of a turn; it is the last callback."""
+        training = self._adapter._training
+        if training is None or state.global_step % _TURN:
+            return
+        turn = state.global_step // _TURN % 3
+        callbacks = [one for one in self.trainer.callback_handler.callbacks if one is not self._adapter]
+        if turn == 0 and training._seams is not None:
+            training._seams.detach()
+        elif turn == 1:
+            training._seams = Seams(self.trainer)
+        elif turn == 2:
+            callbacks.insert(0, self._adapter)
+        self.trainer.callback_handler.callbacks = callbacks
 
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Take them off."""
-        self.seams.detach()
 
-
-def step_ns(steps: int, *callbacks: Any) -> float:
-    """Train once; return the nanoseconds of the middle one of the steps."""
-    model = Model()
+def main(rounds: int, steps: int) -> None:
+    """Train once, and compare neighbours."""
+    transformers.logging.set_verbosity_error()
+    on_one_core()
+    torch.set_num_threads(1)
+    model, adapter = Model(), ResilienceCallback()
+    turns = Turns(adapter)
     args = transformers.TrainingArguments(
         output_dir=tempfile.gettempdir(),
-        max_steps=steps,
+        max_steps=(rounds * steps + 1) * 3 * _TURN // 2,
         save_strategy="no",
         logging_strategy="no",
         report_to="none",
@@ -63,29 +75,17 @@ def step_ns(steps: int, *callbacks: Any) -> float:
         disable_tqdm=True,
         use_cpu=True,
     )
-    trainer = transformers.Trainer(model, args, train_dataset=DATA, callbacks=list(callbacks))
+    trainer = transformers.Trainer(model, args, train_dataset=DATA, callbacks=[adapter])
     trainer.remove_callback(transformers.PrinterCallback)
-    for callback in callbacks:
-        if isinstance(callback, Sections):
-            callback.trainer = trainer
+    trainer.add_callback(turns)
+    turns.trainer = trainer
     trainer.train()
-    return statistics.median(later - earlier for earlier, later in pairwise(model.at_ns))
-
-
-def main(rounds: int, steps: int) -> None:
-    """Measure the three in turns, and compare neighbours."""
-    transformers.logging.set_verbosity_error()
-    on_one_core()
-    torch.set_num_threads(1)
-    found: dict[str, list[float]] = {"step": [], "sections": [], "added": []}
-    for _ in range(rounds * _TURNS):
-        alone = step_ns(steps)
-        sections = step_ns(steps, Sections())
-        whole = step_ns(steps, ResilienceCallback())
-        found["step"].append(alone)
-        found["sections"].append(sections - alone)
-        found["added"].append(whole - sections)
-    tell(found)
+    took = [later - earlier for earlier, later in pairwise(model.at_ns)]
+    # The first step of each turn is left out, as is the first turn, which has all.
+    medians = [statistics.median(took[at + 1 : at + _TURN - 1]) for at in range(3 * _TURN, len(took) - _TURN, _TURN)]
+    rows = [medians[at : at + 3] for at in range(0, len(medians) - 2, 3)]
+    step, sections, added = zip(*((alone, some - alone, whole - some) for alone, some, whole in rows), strict=True)
+    tell({"step": step, "sections": sections, "added": added})
 
 
 if __name__ == "__main__":
