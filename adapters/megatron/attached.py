@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from resilience_sdk import environ, lanes, preemption
+from resilience_sdk import environ, faults, lanes, preemption
 from resilience_sdk.adapters._base import StepBeat
 from resilience_sdk.adapters.megatron import exits, surroundings
 from resilience_sdk.adapters.megatron.sections import DATA, IN_STEP, OPTIMIZER, SECTION_OF, STEP, Span, spans
@@ -16,7 +16,6 @@ from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.session.run import is_stepping
-from resilience_sdk.straggler.hooks import Guard
 
 _current: Attached | None = None
 _STEPS_WITHOUT_OPTIMIZER = 3
@@ -77,12 +76,13 @@ class Attached:
         """Tells the number of the step that begins, None where steps are only counted."""
         self._beat = StepBeat()
         self.spans = spans()
+        self._parts = tuple(self.spans[name] for name in IN_STEP)
+        self._in_step = False
         self._optimizer_depth = 0
         self._unfinished = 0
         self._has_stepped = False
         self._restore: list[Callable[[], None]] = []
-        self.guard = Guard(self._failed)
-        """Makes hooks that never raise, and that end with this."""
+        self._is_guarding = True
         self._begin_step = self.guard(self._step_begins)
         self._begin_optim, self._end_optim = self.guard(self._optim_begins), self.guard(self._optim_ends)
         self._is_attached = True
@@ -176,7 +176,7 @@ class Attached:
     def detach(self) -> None:
         """Leave Megatron as it was; ends the deadlines of this rank. May be repeated."""
         global _current
-        was_attached, self._is_attached, self.guard.is_on = self._is_attached, False, False
+        was_attached, self._is_attached, self._is_guarding = self._is_attached, False, False
         for restore in reversed(self._restore):
             restore()
         self._restore = []
@@ -191,9 +191,25 @@ class Attached:
 
     def drop(self) -> None:
         """Close what is open of this step, after an exception; the step does not count."""
-        for name in IN_STEP:
-            self.spans[name].drop()
+        self._in_step = False
+        for span in self._parts:
+            span.drop()
         self._beat.drop()
+
+    def guard(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Return a hook that never raises, and that does nothing once one has failed, or this is detached."""
+
+        def hook() -> None:
+            # Without a look at the compiler, as other hooks have: what calls this is Megatron's own loop.
+            if self._is_guarding:
+                try:
+                    run()
+                except faults.InjectedError:
+                    raise  # asked for
+                except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
+                    self._failed(error)
+
+        return hook
 
     def __enter__(self) -> Attached:
         return self
@@ -219,19 +235,21 @@ class Attached:
     def _step_begins(self) -> None:
         if not surroundings.trains():
             return  # an evaluation
-        for name in IN_STEP:
-            self.spans[name].drop()  # what an exception has left open, or a step without gradients
+        for span in self._parts:
+            if span.is_open:
+                span.drop()  # an exception has left it so
         if not self._has_stepped:
             self._look_for_optimizer()
         self.begin_step()
 
     def begin_step(self) -> None:
         """Begin the heartbeat of a step, unless it has begun."""
-        if not self.spans["eval"].is_open:
+        if not self._in_step and not self.spans["eval"].is_open:
+            self._in_step = True
             self._beat.begin(self.find_step())
 
     def _part_begins(self, span: Span) -> None:
-        if surroundings.trains():
+        if self._in_step or surroundings.trains():
             self.begin_step()
             span.begin()
 
@@ -256,6 +274,7 @@ class Attached:
     def _optim_ends(self) -> None:
         self._has_stepped = True
         self.spans["optim"].end()
+        self._in_step = False
         self._beat.end()
 
     def _look_for_optimizer(self) -> None:
@@ -268,6 +287,7 @@ class Attached:
             )
 
     def _failed(self, error: Exception) -> None:
+        self._is_guarding = False
         self.drop()
         say_once(
             "megatron failed",

@@ -31,6 +31,7 @@ ADAPTERS = (
     Adapter("lightning", "lightning.pytorch", 30.0),
     Adapter("accelerate", "accelerate", 10.0),
     Adapter("transformers", "transformers", 30.0),
+    Adapter("megatron", "megatron.core", 10.0),
 )
 
 

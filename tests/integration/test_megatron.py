@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from adapter_frameworks import require
-from harness import job
+from harness import PROJECT, SCRIPTS, job
 from straggler_runs import enough, found_events, least_of
+
+EXAMPLE = SCRIPTS / "megatron_example.py"
 
 pytestmark = pytest.mark.slow
 
@@ -107,3 +112,31 @@ def test_exit_code_16_asks_for_another_node(tmp_path):
     [incident] = run.incidents()
     assert (incident["cause"], incident["action"]) == ("gpu_hardware_faulty", "exclude_node")
     assert any("computed on another one" in piece["text"] for piece in incident["evidence"])
+
+
+# -- the example
+
+
+def test_the_example_goes_on_after_a_crash(tmp_path):
+    """Under `resilience run`, on two ranks: killed at step 27, it goes on at 20, and finishes."""
+    fault = {"RESILIENCE_FAULT": "kill:rank=1,step=27"}
+    with job(tmp_path, "--nproc-per-node", "2", "megatron_example.py", "--steps", "40", env=fault) as run:
+        assert run.finish(90.0) == 0, run.screen
+    assert [(each["kind"], each["lost_steps"]) for each in run.incidents()] == [("crash", 7)]
+    assert "rank 1 finished after step 40" in run.out
+    assert (run.run_dir / "finished").exists()
+
+
+def test_the_example_runs_under_torchrun(tmp_path):
+    """And finishes there, too."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "SLURM_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLE, "--steps", "4"],
+        env=own | {"PYTHONPATH": str(PROJECT), "RESILIENCE_RUN_DIR": str(tmp_path / "run"), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 finished after step 4" in done.stdout
