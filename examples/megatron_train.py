@@ -1,9 +1,7 @@
-"""A loop of one's own on megatron.core: one line watches it, one object saves it. megatron.core needs GPUs.
+"""A loop on megatron.core, which needs GPUs, that learns to spell: one line watches it, one object saves it.
 
-    RESILIENCE_RUN_DIR=runs/letters torchrun --nproc-per-node 2 examples/megatron_train.py --steps 100
-    resilience run --nproc-per-node 2 --run-dir runs/letters examples/megatron_train.py
-
-Learns the next letter of the source code of Python's argparse.
+RESILIENCE_RUN_DIR=runs/letters torchrun --nproc-per-node 2 examples/megatron_train.py --steps 100
+resilience run --nproc-per-node 2 --run-dir runs/letters examples/megatron_train.py
 """
 
 import argparse
@@ -26,7 +24,9 @@ from resilience_sdk.adapters import megatron
 CONTEXT, BATCH = 16, 32
 
 
-class Letters(MegatronModule):  # one pipeline stage
+class Letters(MegatronModule):
+    """Scores the next letter of the source code of Python's argparse, in one pipeline stage."""
+
     model_type, share_embeddings_and_output_weights = ModelType.encoder_or_decoder, False
 
     def __init__(self, config):
