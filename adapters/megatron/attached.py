@@ -98,7 +98,10 @@ class Attached:
 
     def should_stop(self) -> bool:
         """Tell whether to save and leave now: True on all ranks behind the same step. Once per step, on all ranks."""
-        return self._is_attached and not is_stepping() and preemption.check(self.step)
+        is_time = self._is_attached and not is_stepping() and preemption.check(self.step)
+        if is_time:
+            heartbeat.done()  # saving may take any time
+        return is_time
 
     def watch(self, forward_step_func: Callable[..., Any]) -> Callable[..., Any]:
         """Return it as section `fwd`, also where no timer is; it leaves nothing open if it raises."""
@@ -280,7 +283,7 @@ class Attached:
     def _look_for_optimizer(self) -> None:
         self._unfinished += 1
         if self._unfinished > _STEPS_WITHOUT_OPTIMIZER:
-            say_once(
+            surroundings.say_first(
                 "megatron optimizer",
                 "megatron: no step of an optimizer was seen, so no step is counted: attach(config, optimizer), or time "
                 "the step of the loop with its timer 'optimizer'",

@@ -11,7 +11,7 @@ from resilience_sdk.adapters.megatron import surroundings
 from resilience_sdk.adapters.megatron.attached import Attached
 from resilience_sdk.adapters.megatron.client import MonitorClient
 from resilience_sdk.adapters.megatron.signals import AgreedSignals
-from resilience_sdk.console import say, say_once
+from resilience_sdk.console import say
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.session.ending import finish
 from resilience_sdk.session.lifecycle import current
@@ -131,7 +131,7 @@ class Pretraining:
         known = surroundings.module("training.global_vars")
         self._args = getattr(known, "_GLOBAL_ARGS", None)
         if known is None or self._args is None or getattr(known, "_GLOBAL_TIMERS", None) is None:
-            say_once(
+            surroundings.say_first(
                 "megatron globals",
                 "megatron: this version has no arguments and timers in megatron.training.global_vars, so steps and "
                 "preemption are not seen, only forwards; attach(config, optimizer) sees a loop on megatron.core",
@@ -148,7 +148,7 @@ class Pretraining:
 
     def _take_signals(self, known: Any) -> None:
         if not hasattr(self._args, "exit_signal_handler") or not hasattr(known, "_GLOBAL_SIGNAL_HANDLER"):
-            say_once(
+            surroundings.say_first(
                 "megatron signals",
                 "megatron: this version has no exit_signal_handler, so nobody saves when the job is asked to leave; "
                 "call should_stop() of megatron.attach(config, optimizer) in the loop",
@@ -156,7 +156,9 @@ class Pretraining:
             return
         args, asked = self._args, self._args.exit_signal_handler
         if not getattr(args, "save", None):
-            say_once("megatron save", "megatron: without --save nothing is saved when the job is asked to leave")
+            surroundings.say_first(
+                "megatron save", "megatron: without --save nothing is saved when the job is asked to leave"
+            )
         plain = known._GLOBAL_SIGNAL_HANDLER
         signals = self._signals = AgreedSignals(plain, self._handle.should_stop)
         known._GLOBAL_SIGNAL_HANDLER, args.exit_signal_handler = signals, True
@@ -172,7 +174,7 @@ class Pretraining:
         if ft is None or not hasattr(ft, "_GLOBAL_RANK_MONITOR_CLIENT"):
             return
         if ft._GLOBAL_RANK_MONITOR_CLIENT is not None:
-            say_once(
+            surroundings.say_first(
                 "megatron client",
                 "megatron: --enable-ft-package has started NVRx's own client, whose sections stay with it; leave the "
                 "option out, the hangs that it looks for are looked for here",

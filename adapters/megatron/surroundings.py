@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from resilience_sdk import environ
 from resilience_sdk.console import say_once
 from resilience_sdk.straggler.roles import set_role
 
@@ -12,6 +13,13 @@ from resilience_sdk.straggler.roles import set_role
 def module(name: str) -> Any:
     """Return `megatron.<name>` if the program has imported it, else None."""
     return sys.modules.get(f"megatron.{name}")
+
+
+def say_first(key: str, text: str) -> None:
+    """Say it once, on one rank of all: it is the same on each."""
+    identity = environ.rank_identity(environ.environment())
+    if identity is None or identity.rank == 0:
+        say_once(key, text)
 
 
 def trains() -> bool:
@@ -28,7 +36,7 @@ def declare() -> None:
     if state.get_pipeline_model_parallel_world_size() > 1:
         set_role(f"stage-{state.get_pipeline_model_parallel_rank()}")
     if state.get_tensor_model_parallel_world_size() > 1:
-        say_once(
+        say_first(
             "megatron tensor parallel",
             "megatron: tensor parallelism waits for its group inside fwd and bwd, so the ranks of one group look "
             "alike: a slow group is found, the slow rank in it is not",
