@@ -49,15 +49,15 @@ class OwnSaves:
         # Not among the numbered ones: Accelerate alone would take it for one.
         beside = target.parent.parent if configuration.automatic_checkpoint_naming else target.parent
         unfinished = beside / f".{target.name}{UNFINISHED}"
-        is_first = ranks.rank == 0
+        is_keeper = self._states.is_keeper
         with section("checkpoint", kind="io"):
-            raise_together(ranks, lambda: _begin(unfinished) if is_first else None)
+            raise_together(ranks, lambda: _begin(unfinished) if is_keeper else None)
             raise_together(
                 ranks, lambda: self._states.write(unfinished, safe_serialization=safe_serialization, **options)
             )
-            raise_together(ranks, lambda: _commit(unfinished, target) if is_first else None)
+            raise_together(ranks, lambda: _commit(unfinished, target) if is_keeper else None)
         configuration.iteration += 1
-        if is_first and configuration.automatic_checkpoint_naming:
+        if is_keeper and configuration.automatic_checkpoint_naming:
             _retire(target.parent, configuration.total_limit)
         return target
 

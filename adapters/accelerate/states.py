@@ -28,11 +28,17 @@ class States:
         self._save = accelerator.save_state
         self._load = accelerator.load_state
 
+    @property
+    def is_keeper(self) -> bool:
+        """Whether this rank makes and names the directories: one of all ranks, or one of each node that saves."""
+        on_each_node = self._accelerator.project_configuration.save_on_each_node
+        return bool(self._accelerator.is_local_main_process if on_each_node else self._accelerator.is_main_process)
+
     def write(self, directory: Path, **options: Any) -> None:
         """Write into a directory that is there; on all ranks, collective where the model is sharded."""
         with self._own_names():
             self._save(output_dir=str(directory), **options)
-        if self._accelerator.is_main_process:
+        if self.is_keeper:
             (directory / FILE).write_text(json.dumps({"v": _VERSION, **self._describe()}))
 
     def read(self, directory: Path, *args: Any, **options: Any) -> Mapping[str, Any] | None:

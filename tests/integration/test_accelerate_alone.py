@@ -13,30 +13,24 @@ from adapter_frameworks import require
 from .harness import PROJECT, SCRIPTS
 
 pytestmark = pytest.mark.slow
-SCENARIOS = {
-    "real_steps": "a step is one of the optimizer, whatever the micro-batches",
-    "resumed_by_indices": "a resume goes on at the next sample of a shuffled epoch, to the same bits",
-    "resumed_by_seed": "the same with Accelerate's own sampler",
-    "resumed_by_loader": "the same with a loader that remembers its place",
-    "own_saves": "the script's own numbered directories are whole and counted on",
-    "old_runs": "runs that were begun without us load, and the other way round",
-    "failed_saves": "a failed save leaves what was there; a half written one is refused",
-    "stopped": "a stop saves there, and is resumed there",
-    "tracked": "what is logged is in the journal",
-}
+TOGETHER = (
+    "real_steps",  # a step is one of the optimizer, whatever the micro-batches
+    "own_saves",  # the script's own numbered directories are whole and counted on
+    "old_runs",  # runs that were begun without us load, and the other way round
+    "failed_saves",  # a failed save leaves what was there; a half written one is refused
+    "tracked",  # what is logged is in the journal
+    "stopped",  # a stop saves there, and is resumed there
+)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
-def test_it_holds(scenario: str, tmp_path: Path) -> None:
-    """See `SCENARIOS`; the assertions are in the script."""
+def run(folder: Path, *scenarios: str) -> None:
+    """Run scenarios, whose assertions are in the script, in one process and one run directory."""
     require("accelerate")
-    if scenario == "resumed_by_loader":
-        require("torchdata")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "ACCELERATE_"))}
     env |= {"PYTHONPATH": str(PROJECT), "RESILIENCE_RUN_DIR": "run", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "accelerate_alone.py"), scenario],
-        cwd=tmp_path,
+        [sys.executable, str(SCRIPTS / "accelerate_alone.py"), *scenarios],
+        cwd=folder,
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -44,4 +38,19 @@ def test_it_holds(scenario: str, tmp_path: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stdout
-    assert "held" in done.stdout
+    assert [line for line in done.stdout.splitlines() if line.endswith(" held")] == [
+        f"{each} held" for each in scenarios
+    ]
+
+
+def test_what_it_counts_and_what_the_script_saves(tmp_path: Path) -> None:
+    """See `TOGETHER`."""
+    run(tmp_path, *TOGETHER)
+
+
+@pytest.mark.parametrize("sampler", ["indices", "seed", "loader"])
+def test_a_resume_goes_on_at_the_next_sample(tmp_path: Path, sampler: str) -> None:
+    """Of a shuffled epoch, to the same bits: with a plain sampler, Accelerate's own, and a loader with a memory."""
+    if sampler == "loader":
+        require("torchdata")
+    run(tmp_path, f"resumed_by_{sampler}")

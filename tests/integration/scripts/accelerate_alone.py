@@ -1,4 +1,4 @@
-"""What the Accelerate adapter counts, saves and loads, in one process: `accelerate_alone.py SCENARIO`.
+"""What the Accelerate adapter counts, saves and loads, in one process: `accelerate_alone.py SCENARIO...`.
 
 Each scenario holds by assertions, so that whole runs and resumed ones can be compared in one process.
 """
@@ -233,5 +233,6 @@ def tracked() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    globals()[sys.argv[1]]()
-    print("held")
+    for scenario in sys.argv[1:]:
+        globals()[scenario]()
+        print(f"{scenario} held")

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience_sdk import straggler
 from resilience_sdk.adapters.accelerate.numbered import in_order, number_of, to_remove
 from resilience_sdk.adapters.accelerate.own_saves import UNFINISHED, newest
 from resilience_sdk.adapters.accelerate.prepared import find_prepared
 from resilience_sdk.adapters.accelerate.states import FILE, read_file
-from resilience_sdk.adapters.accelerate.tracking import plain
+from resilience_sdk.adapters.accelerate.tracking import Tracking, plain
 from resilience_sdk.errors import CheckpointError, ConfigError
+from resilience_sdk.straggler.reports import Report
 
 # -- numbered directories
 
@@ -175,3 +177,64 @@ def test_a_loader_that_was_not_prepared_is_refused():
 def test_numbers_and_texts_are_journalled():
     """A tensor would have to wait for its device, a picture has no place in a journal."""
     assert plain({"loss": 0.5, "step": 1, "run": "a", "image": object()}) == {"loss": 0.5, "step": 1, "run": "a"}
+
+
+class Heard:
+    """A tracker of somebody else's, a journal, and whatever else keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def log(self, values, step=None):
+        self.told.append((values, step))
+
+    def emit(self, event, **facts):
+        self.told.append((event.value, facts))
+
+
+@pytest.fixture
+def tracking():
+    """A tracker of ours, connected as `attach` connects it; `tracking.other`, `tracking.journal`."""
+    found = Tracking()
+    found.other, found.journal = Heard(), Heard()
+
+    class Session:
+        journal = found.journal
+
+    class Accelerator:
+        trackers = (found, found.other)
+
+    found.connect(Accelerator(), Session())
+    return found
+
+
+def test_a_new_report_goes_to_the_other_trackers(tracking, monkeypatch):
+    """Once, with the step of the call that brought it, and not to our own."""
+    report = Report(nodes={0: "a", 1: "a"}, section_relative={"fwd": {0: 1.0, 1: 0.5}})
+    monkeypatch.setattr(straggler, "report", lambda: report)
+    monkeypatch.setattr("resilience_sdk.adapters.accelerate.tracking.PERIOD_S", 0.0)
+    for step in (7, 8):
+        tracking.log({"loss": 0.5}, step=step)
+    [(scores, step)] = tracking.other.told
+    assert step == 7
+    assert min(scores.values()) == 0.5
+    assert all(name.startswith("stragglers/") for name in scores)
+    assert len(tracking.journal.told) == 2
+
+
+def test_it_journals_once_a_second_at_most(tracking):
+    """Whatever a loop logs at each step."""
+    for step in range(100):
+        tracking.log({"loss": 0.5}, step=step)
+    assert tracking.journal.told == [("metrics", {"step": 0, "what": "log", "values": {"loss": 0.5}})]
+
+
+def test_before_and_after_it_does_nothing(tracking):
+    """Unconnected, with the SDK switched off, and when the training has ended; a configuration is kept till then."""
+    tracking.finish()
+    tracking.log({"loss": 0.5})
+    alone = Tracking()
+    alone.store_init_configuration({"lr": 0.1})
+    alone.log({"loss": 0.5})
+    assert tracking.journal.told == []
+    assert alone.tracker is None
