@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from resilience_sdk import environ, lanes
+from resilience_sdk.adapters import pytorch
 from resilience_sdk.adapters._base import framework, session_on_all_ranks
 from resilience_sdk.adapters._late import Late
 from resilience_sdk.adapters.transformers import trainers
@@ -105,6 +106,7 @@ class ResilienceCallback(Late):
 
     def watch(self, plain: Callable[[Any], Any], asked: Any, *, is_trial: bool) -> Any:
         """Train, by the trainer's own `train`, which takes what is resumed."""
+        pytorch.refuse_second()  # by hand, or by the adapter of Accelerate
         session = session_on_all_ranks(self._session)
         if session is None:
             return plain(asked)

@@ -60,7 +60,7 @@ class Saves:
                 state, args = self._trainer.state, self._trainer.args
                 with suppress(OSError):
                     rotate(self._directory.parent, state.best_model_checkpoint, args.save_total_limit)
-            else:
+            elif marks.examine(self._directory).fault is not None:
                 remove_tree(self._directory)  # the disk may be full
         return is_saved
 

@@ -26,12 +26,23 @@ def warn(trainer: Any) -> None:
             "TrainingArguments(save_only_model=True): a resume begins with a fresh optimizer and schedule; leave it "
             "out where a job is to go on as if it had never stopped",
         )
+    if args.fsdp and not (trainer.is_fsdp_enabled and _is_sharded(trainer.model_wrapped)):
+        say_once(
+            "fsdp",
+            f"TrainingArguments(fsdp={args.fsdp!r}): FSDP is asked for, but the model is not sharded, as on a CPU: "
+            "each rank holds and saves all of it; leave it out, or start on accelerators",
+        )
     if getattr(trainer, "is_deepspeed_enabled", False):
         say_once(
             "deepspeed",
             "DeepSpeed steps its optimizer inside of the backward: section `optim` is empty, and `bwd` has it; "
             "heartbeat, stop and checkpoints are as ever",
         )
+
+
+def _is_sharded(model: Any) -> bool:
+    names = {type(part).__name__ for part in (model, *model.parameters())}
+    return bool(names & {"DTensor", "FullyShardedDataParallel"})
 
 
 def handlers_before(trainer: Any) -> dict[int, Any]:

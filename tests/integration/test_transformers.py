@@ -100,6 +100,25 @@ def test_asked_to_leave_beside_transformers_own_handler(straight, tmp_path):
     assert resumed.digest() == straight.digest()
 
 
+def test_a_sharded_model_is_killed_leaves_and_resumes(tmp_path):
+    """FSDP2: every rank saves its parts, and the mark knows of all of them."""
+    options = ("--fsdp", "--shard-on-cpu", "--save", 5)
+    faults = "kill:rank=1,step=7;preempt:rank=1,step=8,attempt=1"
+    left = end_of(tmp_path / "run", *options, "--steps", 100_000, RESILIENCE_FAULT=faults)
+    assert left.code == 75, left.screen
+    assert [each["step"] for each in left.told("start", attempt=1)] == [5, 5]
+    [step] = {each["step"] for each in left.told("step", attempt=1)}
+    assert left.checkpoints() == [f"checkpoint-{step}"]
+    files = json.loads((left.run.run_dir / "trainer" / f"checkpoint-{step}" / "resilience.json").read_text())["files"]
+    assert {
+        f"{part}_0/{name}" for part in ("pytorch_model_fsdp", "optimizer") for name in (".metadata", "__1_0.distcp")
+    } <= {*files}
+    ended = end_of(tmp_path / "run", *options, "--steps", step + 2)
+    assert ended.code == 0, ended.screen
+    assert [each["step"] for each in ended.told("start")] == [step, step]
+    assert [end["kinds"] for end in ended.told("end")] == [["DTensor"], ["DTensor"]]
+
+
 def test_one_process_trains_again_and_again(tmp_path):
     """What is complete is trained no further; an exception leaves nothing behind, nor do many trainings."""
     with job(tmp_path, "transformers_alone.py", command=(sys.executable,)) as run:
@@ -110,6 +129,7 @@ def test_one_process_trains_again_and_again(tmp_path):
     assert seen["complete"] == {"steps": 0, "step": 10}
     assert seen["raised"] == {"error": "this step is bad", "open": [], "hidden": ["train"]}
     assert "the same command resumes it" not in run.screen  # it had saved nothing yet
+    assert "has a loop attached already" in seen["second"]
     assert seen["other"]["step"] == 5
     assert seen["other"]["open"] == []
     assert "the run directory knows those of" in run.screen

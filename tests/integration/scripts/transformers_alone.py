@@ -11,7 +11,9 @@ import torch
 import transformers
 
 from resilience_sdk import lanes
+from resilience_sdk.adapters import pytorch
 from resilience_sdk.adapters.transformers import ResilienceCallback, last_checkpoint
+from resilience_sdk.errors import ConfigError
 from resilience_sdk.rank_page import PageReader
 
 RUN_DIR = os.environ["RESILIENCE_RUN_DIR"]
@@ -104,6 +106,13 @@ except ValueError as error:
 other = trainer("other", 5)
 other.train()
 seen["other"] = {"step": other.state.global_step, "metrics": sorted(other.evaluate()), "open": still_open()}
+
+model = torch.nn.Linear(1, 1)
+with pytorch.attach(model, torch.optim.SGD(model.parameters())):
+    try:
+        trainer("other", 5).train()
+    except ConfigError as error:
+        seen["second"] = str(error)
 
 for number in range(12):
     trainer("other", 5).train()
