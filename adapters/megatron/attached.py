@@ -171,10 +171,9 @@ class Attached:
         self._restore.append(restore)
 
     def starts(self) -> None:
-        """Say what this rank does, and listen for signals to leave: where the process groups are there."""
+        """Say what this rank does, which its process groups tell."""
         if self.is_on:
             self.guard(surroundings.declare)()
-            preemption.time_left()  # before a loader forks workers, which would take the signals as theirs
 
     def detach(self) -> None:
         """Leave Megatron as it was; ends the deadlines of this rank. May be repeated."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from resilience_sdk import preemption
 from resilience_sdk.preemption import rank as listening
 
 
@@ -20,6 +21,7 @@ class AgreedSignals:
         self.has_agreed = False
         """Whether all ranks have agreed to leave, and Megatron was told."""
         self._should_stop = should_stop
+        preemption.time_left()  # before a loader forks workers, which would take the signals as theirs
         number = getattr(plain, "sig", None)
         if number is not None:  # else chained, Megatron's handler would only store the signal
             listening.take_over({int(number): getattr(plain, "original_handler", None)})

@@ -6,6 +6,7 @@ this delegate reads the host's clock and nothing else.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,14 @@ class ObservingTimers:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    # A copy of the configuration, perhaps in another process, has Megatron's own timers.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.plain, memo)
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        return _itself, (self.plain,)
 
 
 class ObservedTimer:
@@ -72,6 +81,10 @@ class _NoTimer:
 
 
 _NO_TIMER = _NoTimer()
+
+
+def _itself(timers: Any) -> Any:
+    return timers
 
 
 def _no_timers(_name: str, _log_level: int | None = None) -> _NoTimer:

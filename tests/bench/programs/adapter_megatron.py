@@ -64,10 +64,19 @@ class Sections:
         found = spans()
         heard = {timer: (found[name].begin, found[name].end) for timer, name in SECTION_OF.items()}
         CONFIG.timers = ObservingTimers(self._plain, heard)
+        optim = found["optim"]
+
+        def step() -> None:
+            optim.begin()
+            Optimizer.step(OPTIMIZER)
+            optim.end()
+
+        OPTIMIZER.step = step
 
     def detach(self) -> None:
         """Be without them again."""
         CONFIG.timers = self._plain
+        del OPTIMIZER.step
 
 
 class Adapter:

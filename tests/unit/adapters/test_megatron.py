@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import types
 
 import pytest
@@ -191,6 +193,15 @@ def test_a_watched_forward_step_is_a_section_without_timers(recording, config, o
     forward_backward(types.SimpleNamespace(timers=None), forward=forward_step)
     forward_backward(config, forward=forward_step)
     assert counts(recording)["fwd"] == 4
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_of_the_configuration_has_megatrons_own_timers(config, optimizer, copied):
+    """Megatron copies configurations for parts of a model, and sends them to processes that save."""
+    plain = config.timers
+    megatron.attach(config, optimizer)
+    assert type(copied(config).timers) is type(plain)
+    assert type(config.timers) is not type(plain)
 
 
 # -- when it goes wrong
