@@ -8,8 +8,8 @@ from typing import Any
 def is_complete(trainer: Any, *, has_ended: bool) -> bool:
     """Tell whether nothing is left to do: a time budget (`max_time`, `Timer`) that is spent leaves something.
 
-    A fit that finds its steps or epochs done already is complete; so is one that an `EarlyStopping` has ended. One whose training
-    has not come to its end (`has_ended`) was only begun, as `Tuner.lr_find` does.
+    A fit that finds its steps or epochs done already is complete; so is one that an `EarlyStopping` has ended. One
+    whose training has not come to its end (`has_ended`) was only begun, as `Tuner.lr_find` does.
     """
     if _reached(trainer.global_step, trainer.max_steps) or _reached(trainer.current_epoch, trainer.max_epochs):
         return True

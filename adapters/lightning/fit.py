@@ -15,14 +15,14 @@ from resilience_sdk.adapters.lightning.resuming import Resume
 from resilience_sdk.adapters.lightning.sections import FitSections
 from resilience_sdk.adapters.lightning.signals import let_ranks_leave, replace_handlers
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.console import say, say_once
+from resilience_sdk.console import say_once
 from resilience_sdk.errors import Preempted
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import rank as listening
 from resilience_sdk.preemption.signals import Handlers
 from resilience_sdk.session import Session
 from resilience_sdk.session.ending import finish, reopen
-from resilience_sdk.session.last_save import save_at_stop
+from resilience_sdk.session.last_save import save_at_stop, say_how_to_resume
 
 _TRAINED: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
 """Sessions in which a fit has been, and how many steps the furthest had completed."""
@@ -181,10 +181,9 @@ class Fit:
     def fails(self, error: BaseException) -> None:
         """Leave the trainer as it was, after an exception. No collective: the other ranks may be elsewhere."""
         self._release()
-        checkpointer = self._checkpointer
-        good = None if checkpointer is None else checkpointer.last_good
-        if good is not None and not isinstance(error, Preempted) and self.trainer.is_global_zero:
-            say(f"the training ended by {type(error).__name__}; the same command resumes it after step {good.step}")
+        good = None if self._checkpointer is None else self._checkpointer.last_good
+        how = "stopped" if isinstance(error, Preempted) else f"the training ended by {type(error).__name__}"
+        say_how_to_resume(self._session, None if good is None else good.step, how)
 
     def _release(self) -> None:
         if self._beat is not None:

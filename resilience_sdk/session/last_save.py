@@ -1,13 +1,17 @@
-"""The save of a job that was asked to leave: made if it fits into the time that is left, else skipped and said."""
+"""The save of a job that was asked to leave: made if it fits into the time that is left, else skipped and said.
+
+And what is said of a training that ended before it was complete.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from resilience_sdk import preemption
+from resilience_sdk import environ, preemption
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.console import say
 from resilience_sdk.events import Event
+from resilience_sdk.incidents import count_words
 
 if TYPE_CHECKING:
     from resilience_sdk.session.rank_session import Session
@@ -39,3 +43,11 @@ def fits(checkpointer: object, step: int, session: Session | None) -> bool:
         if session.identity.rank == 0:
             say(f"no last save: it takes about {expected_s:.1f} s, {left_s or 0.0:.1f} s are left")
     return False
+
+
+def say_how_to_resume(session: Session, good_step: int | None, how: str = "stopped") -> None:
+    """Say what is kept, where no launcher of ours does: a stopped run must not look like a lost one. On rank 0."""
+    if good_step is None or session.identity.rank != 0 or environ.INTERNAL_JOB in environ.environment():
+        return
+    kept = f"the newest checkpoint is after {count_words(good_step)}"
+    say(f"{how}; {kept}; to resume: {environ.RUN_DIR}={session.run_dir.path} and the same command")

@@ -12,17 +12,16 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from resilience_sdk import environ, numerics, preemption
+from resilience_sdk import numerics, preemption
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import ConfigError, Preempted, ResilienceError
 from resilience_sdk.heartbeats import heartbeat
-from resilience_sdk.incidents import count_words
 from resilience_sdk.preemption import rank as listening
 from resilience_sdk.session.data import END, Walk, next_batch
 from resilience_sdk.session.ending import finish, has_peers
-from resilience_sdk.session.last_save import save_at_stop
+from resilience_sdk.session.last_save import save_at_stop, say_how_to_resume
 from resilience_sdk.session.lifecycle import has_failed_to_start
 from resilience_sdk.session.no_checkpointer import NoCheckpointer
 from resilience_sdk.session.rank_session import Session
@@ -128,20 +127,14 @@ class Run:
             if is_clean and not self.preempted:
                 self._end()
             else:
-                self._say_how_to_resume()
+                self._say_what_is_kept()
         finally:
             _current = self._previous
 
-    def _say_how_to_resume(self) -> None:
-        """Say what is kept, where no launcher of ours does: a stopped run must not look like a lost one."""
-        session = self.session
-        if session is None or session.identity.rank != 0 or environ.INTERNAL_JOB in environ.environment():
-            return
+    def _say_what_is_kept(self) -> None:
         good = self.checkpointer.last_good
-        if good is not None:
-            place = session.run_dir.path
-            kept = f"the newest checkpoint is after {count_words(good.step)}"
-            say(f"stopped; {kept}; to resume: {environ.RUN_DIR}={place} and the same command")
+        if self.session is not None:
+            say_how_to_resume(self.session, None if good is None else good.step)
 
     def _end(self) -> None:
         if not self._is_done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -30,7 +31,10 @@ def told(folder, name):
 
 
 def test_reports_preemption_and_the_finished_flag(tmp_path):
-    """Scores are logged in the form of the original; a signal to one rank saves `last.ckpt`; the resume is finished."""
+    """Scores have the form of the original; a signal to one rank saves `last.ckpt`; the resume finishes, also twice.
+
+    Under NVIDIA's launcher one line says what is lost, and names ours.
+    """
     flag = tmp_path / "flag"
     env = {"FAULT_TOL_FINISHED_FLAG_FILE": str(flag), "RESILIENCE_FAULT": "slow:rank=1,section=fwd,seconds=0.03"}
     with job(tmp_path, *RANKS, "lightning_drop_in.py", "1000000", env=env) as run:
@@ -47,18 +51,40 @@ def test_reports_preemption_and_the_finished_flag(tmp_path):
     assert len(stopped) == 1, screen
     [at] = stopped
     del env["RESILIENCE_FAULT"]
+    env["FT_RANK_MONITOR_IPC_SOCKET"] = "/tmp/none.socket"  # as under NVIDIA's launcher
     with job(tmp_path, *RANKS, "lightning_drop_in.py", str(at + 3), env=env) as run:
         assert run.finish() == 0, run.screen
         assert [told(tmp_path, f"start-{rank}")["step"] for rank in (0, 1)] == [at, at]
         assert [told(tmp_path, f"end-{rank}")["step"] for rank in (0, 1)] == [at + 3, at + 3]
         assert flag.exists()
         assert run.incidents()[-1]["kind"] == "preemption"  # of before; nothing since
-
-
-def test_under_the_launcher_of_nvidia_it_says_what_is_lost(tmp_path):
-    """In one line that names ours."""
-    env = {"FT_RANK_MONITOR_IPC_SOCKET": "/tmp/none.socket"}
-    with job(tmp_path, *RANKS, "lightning_drop_in.py", "3", env=env) as run:
-        assert run.finish() == 0, run.screen
         [line] = [line for line in run.screen.splitlines() if "STARTED BY ft_launcher" in line]
         assert "resilience run" in line
+    flag.unlink()
+    (tmp_path / "run" / "finished").unlink()
+    with job(tmp_path, *RANKS, "lightning_drop_in.py", str(at + 3), env=env) as run:
+        assert run.finish() == 0, run.screen
+        assert [told(tmp_path, f"end-{rank}")["step"] for rank in (0, 1)] == [at + 3, at + 3]
+        assert flag.exists()
+
+
+def test_a_rehearsed_fault_a_stop_for_a_straggler_and_another_signal(tmp_path):
+    """NeMo's recipe: a killed rank, then a slow one for which all save and leave with 76, then SIGUSR1."""
+    env = {"RESILIENCE_FAULT": "slow:rank=1,section=fwd,seconds=0.05,attempt=1"}
+    with job(tmp_path, *RANKS, "--max-restarts", "1", "lightning_nemo.py", "2", env=env) as run:
+        assert run.finish(90.0) == 76, run.screen
+        assert "simulated fault: SIGKILL to rank 1 now" in run.screen
+        crash, slow = run.incidents()
+        assert (crash["kind"], [each["rank"] for each in crash["culprits"]]) == ("crash", [1])
+        assert (slow["kind"], [each["rank"] for each in slow["culprits"]]) == ("slow", [1])
+        with (tmp_path / "1" / "metrics.csv").open() as file:
+            scores = [float(row["section_relative_perf/fwd/min"]) for row in csv.DictReader(file)]
+        assert min(scores) < 0.7
+    at = told(tmp_path, "step-0")["step"] + 1
+    assert (tmp_path / "last.ckpt").exists()
+    with job(tmp_path, *RANKS, "lightning_nemo.py", "3600") as run:
+        run.wait(lambda: told(tmp_path, "step-0")["step"] > at, "a step behind the resume")
+        assert told(tmp_path, "start-0")["step"] == at
+        os.kill(told(tmp_path, "start-0")["pid"], signal.SIGUSR1)
+        assert run.finish(30.0) == 75, run.screen
+        assert f"Received signal {signal.SIGUSR1:d}, initiating graceful stop" in run.screen

@@ -120,3 +120,28 @@ def test_a_callback_is_one_of_the_framework_and_of_ours():
     copy = pickle.loads(pickle.dumps(callback))
     assert isinstance(copy, pl.Callback)
     assert copy.state_key == callback.state_key == "ResilienceCallback"
+
+
+@pytest.mark.usefixtures("framework")
+def test_trainers_get_a_callback_with_no_code_only_where_that_is_asked(monkeypatch):
+    """By `RESILIENCE_AUTO=1`: the entry point is asked by every trainer of this machine."""
+    monkeypatch.delenv("RESILIENCE_AUTO", raising=False)
+    assert ours.callbacks_from_environment() == []
+    monkeypatch.setenv("RESILIENCE_AUTO", "1")
+    [callback] = ours.callbacks_from_environment()
+    assert callback.is_automatic
+
+
+@pytest.mark.usefixtures("framework")
+def test_the_recipe_of_nemo_has_its_defaults():
+    """As its documentation has them: 300 s, both scores, five of each printed and plotted, 0.7, and a stop."""
+    recipe = ours.straggler_det_callback()
+    assert recipe._options == {
+        "report_interval": 300.0,
+        "relative_threshold": 0.7,
+        "individual_threshold": 0.7,
+        "scores_to_print": 5,
+        "stop_if_detected": True,
+    }
+    wanted = recipe._wanted
+    assert (wanted.relative, wanted.individual, wanted.scores_to_print, wanted.logs_scores) == (True, True, 5, True)
