@@ -1,6 +1,6 @@
 """Whether the framework of an adapter is here: a test without it is skipped, or fails where that is asked.
 
-`RESILIENCE_TEST_ADAPTERS=1`, which `.ci/run` sets, asks: there every adapter has to be tested.
+`TEST_EVERY_ADAPTER=1`, which `.ci/run` sets, asks: there every adapter has to be tested.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-DEMAND = "RESILIENCE_TEST_ADAPTERS"
+DEMAND = "TEST_EVERY_ADAPTER"
 
 
 def is_here(module: str) -> bool:
@@ -22,7 +22,7 @@ def is_here(module: str) -> bool:
 
 
 def require(module: str, package: str | None = None) -> None:
-    """Skip the calling test where the framework is missing; fail it with `RESILIENCE_TEST_ADAPTERS=1`."""
+    """Skip the calling test where the framework is missing; fail it with `TEST_EVERY_ADAPTER=1`."""
     if is_here(module):
         return
     reason = f"{module} is not installed: pip install {package or module}"
