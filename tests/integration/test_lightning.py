@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import sys
 from importlib.metadata import entry_points
@@ -28,10 +29,10 @@ def frameworks():
     require("torchdata")
 
 
-def alone(folder, *args, **env):
+def alone(folder, *args, terminal=None, **env):
     """Start the script by `python`, without a launcher."""
     folder.mkdir(exist_ok=True)
-    return job(folder, "lightning_alone.py", *map(str, args), command=(sys.executable,), env=env)
+    return job(folder, "lightning_alone.py", *map(str, args), command=(sys.executable,), env=env, terminal=terminal)
 
 
 def end_of(folder, *args, **env):
@@ -86,20 +87,43 @@ def test_fifty_fits_leave_nothing_behind(tmp_path):
         assert run.left_behind() == []
 
 
-def test_a_trial_an_evaluation_a_thread_and_a_second_fit_raise_no_incident(tmp_path):
+def test_a_trial_an_evaluation_a_thread_a_second_fit_and_a_prompt_raise_no_incident(tmp_path):
     """Nor does a process that idles behind them, far longer than any deadline of a step."""
     deadlines = {"RESILIENCE_HEARTBEAT_TIMEOUT": "2", "RESILIENCE_OUT_OF_SECTION_TIMEOUT": "2"}
-    with alone(tmp_path, "kinds", **deadlines) as run:
-        run.wait(lambda: (tmp_path / "told" / "idle").exists(), "the end of the fits")
-        end = json.loads((tmp_path / "told" / "end").read_text())
-        with contextlib.suppress(AssertionError):  # an incident would come within its deadline of 2 s
-            run.wait(lambda: bool(run.incidents()), "an incident", timeout_s=6.0)
-        assert run.incidents() == [], run.screen
-        os.kill(json.loads((tmp_path / "told" / "idle").read_text())["pid"], signal.SIGUSR1)
-        assert run.finish() == 0, run.screen
+    ours, theirs = os.openpty()
+    try:
+        with alone(tmp_path, "kinds", terminal=theirs, **deadlines) as run:
+            run.wait(lambda: (tmp_path / "told" / "idle").exists(), "the end of the fits")
+            end = json.loads((tmp_path / "told" / "end").read_text())
+            expect_no_incident(run, 6.0)
+            os.kill(json.loads((tmp_path / "told" / "idle").read_text())["pid"], signal.SIGUSR1)
+            read_until(ours, b"(Pdb) ")
+            run.wait_event("suspect")
+            expect_no_incident(run, 4.0)
+            os.write(ours, b"c\n")
+            assert run.finish() == 0, run.screen
+    finally:
+        os.close(ours)
+        os.close(theirs)
     assert end["after_trial"] == [False, 0]
     assert end["went_on_to"] == 9
     assert end["raised"] == "a bug of the user"
+    assert (tmp_path / "told" / "answered").exists()
+
+
+def expect_no_incident(run, within_s):
+    """Wait for as long as an incident would take at most: those of these tests come within their deadline of 2 s."""
+    with contextlib.suppress(AssertionError):
+        run.wait(lambda: bool(run.incidents()), "an incident", timeout_s=within_s)
+    assert run.incidents() == [], run.screen
+
+
+def read_until(terminal, text):
+    """Read what a program writes to its terminal, until it has written this."""
+    seen = b""
+    while text not in seen:
+        assert select.select([terminal], [], [], 60.0)[0], seen
+        seen += os.read(terminal, 4096)
 
 
 def test_with_no_code_a_trainer_has_the_callback_where_the_environment_asks(tmp_path):

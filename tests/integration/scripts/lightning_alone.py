@@ -30,7 +30,7 @@ def many() -> None:
 
 
 def kinds() -> None:
-    """Try out, evaluate, fit in a thread, fit again, and raise in a fit; the deadlines are short."""
+    """Try out, evaluate, fit in a thread, fit again, raise in a fit, idle, ask a person; the deadlines are short."""
     callback = ResilienceCallback()
     trainer(callback, fast_dev_run=True).fit(Module(), loader(64), loader(8))
     saved = [name for name in os.listdir(f"{RUN_DIR}/checkpoints") if name.startswith("step-")]
@@ -54,6 +54,17 @@ def kinds() -> None:
     signal.signal(signal.SIGUSR1, lambda *_: release.set())
     tell("idle", pid=os.getpid())
     release.wait(60)
+    trainer(callback, Asking(), max_steps=20).fit(Module(), loader(64))
+
+
+class Asking(pl.Callback):
+    """Asks a person in the middle of a fit."""
+
+    def on_train_batch_start(self, fitting: object, module: object, batch: object, batch_idx: int) -> None:
+        """Ask."""
+        if batch_idx == 8:
+            breakpoint()
+            tell("answered")
 
 
 class Raising(pl.Callback):
