@@ -12,13 +12,13 @@ from resilience_sdk.adapters.transformers import resuming, surroundings
 from resilience_sdk.adapters.transformers.pointers import checkpoint_of_run
 from resilience_sdk.adapters.transformers.saving import Saves
 from resilience_sdk.adapters.transformers.seams import Seams
-from resilience_sdk.console import say, say_once
+from resilience_sdk.console import say_once
 from resilience_sdk.errors import Preempted
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import rank as listening
 from resilience_sdk.session import Session
 from resilience_sdk.session.ending import finish, reopen
-from resilience_sdk.session.last_save import fits
+from resilience_sdk.session.last_save import fits, say_how_to_resume
 from resilience_sdk.straggler.hooks import Guard
 
 _TRAINED: weakref.WeakKeyDictionary[Session, str] = weakref.WeakKeyDictionary()
@@ -33,6 +33,7 @@ class Training:
         self._session = session
         self._is_trial = is_trial
         self._is_stopping = self._is_over = False
+        self._resumed_step: int | None = None
         self._beat = StepBeat()
         self._guard = Guard(self._failed)
         self._saves: Saves | None = None
@@ -58,6 +59,7 @@ class Training:
         """Take the signals over, time the model, which is wrapped by now, and see to what is saved."""
         self._release()  # where a batch size was too large for the memory, and is tried smaller
         trainer = self._trainer
+        self._resumed_step = int(trainer.state.global_step) or None
         surroundings.warn(trainer)
         self._seams = Seams(trainer)
         self._is_over = 0 < trainer.state.max_steps <= trainer.state.global_step
@@ -136,11 +138,11 @@ class Training:
 
     def fails(self, error: BaseException) -> None:
         """Leave the trainer as it was, after an exception. No collective: the other ranks may be elsewhere."""
-        step = None if self._saves is None else self._saves.last_step
+        saved = None if self._saves is None else self._saves.last_step
         self._release()
         heartbeat.done()
-        if step is not None and not isinstance(error, Preempted) and self._trainer.is_world_process_zero():
-            say(f"the training ended by {type(error).__name__}; the same command resumes it after step {step}")
+        how = "stopped" if isinstance(error, Preempted) else f"the training ended by {type(error).__name__}"
+        say_how_to_resume(self._session, saved or self._resumed_step, how)
 
     def _release(self) -> None:
         self._beat.drop()

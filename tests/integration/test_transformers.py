@@ -128,7 +128,7 @@ def test_one_process_trains_again_and_again(tmp_path):
     assert seen["first"] == {"steps": 10, "finished": True}
     assert seen["complete"] == {"steps": 0, "step": 10}
     assert seen["raised"] == {"error": "this step is bad", "open": [], "hidden": ["train"]}
-    assert "the same command resumes it" not in run.screen  # it had saved nothing yet
+    assert "the training ended by ValueError; the newest checkpoint is after 10 steps; to resume: " in run.screen
     assert "has a loop attached already" in seen["second"]
     assert seen["other"]["step"] == 5
     assert seen["other"]["open"] == []
