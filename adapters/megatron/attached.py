@@ -10,7 +10,7 @@ from typing import Any
 from resilience_sdk import environ, faults, lanes, preemption
 from resilience_sdk.adapters._base import StepBeat
 from resilience_sdk.adapters.megatron import exits, surroundings
-from resilience_sdk.adapters.megatron.sections import DATA, IN_STEP, OPTIMIZER, SECTION_OF, STEP, Span, spans
+from resilience_sdk.adapters.megatron.sections import DATA, IN_STEP, OPTIMIZER, SECTION_OF, STEP, Fetch, Span, spans
 from resilience_sdk.adapters.megatron.timers import Heard, ObservingTimers
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError
@@ -227,9 +227,10 @@ class Attached:
     def _heard(self, timer: str) -> Heard:
         span = self.spans[SECTION_OF[timer]]
         if timer == DATA:
-            return self.guard(functools.partial(_data_begins, span, self.spans["fwd"])), self.guard(
-                functools.partial(_data_ends, span, self.spans["fwd"])
-            )
+            fetch = Fetch(span, self.spans["fwd"])
+            return self.guard(fetch.begin), self.guard(fetch.end)
+        if SECTION_OF[timer] == "comm_wait":
+            return self.guard(functools.partial(self._wait_begins, span)), self.guard(span.end)
         if SECTION_OF[timer] in IN_STEP:
             return self.guard(functools.partial(self._part_begins, span)), self.guard(span.end)
         return self.guard(span.begin), self.guard(span.end)
@@ -253,6 +254,10 @@ class Attached:
     def _part_begins(self, span: Span) -> None:
         if self._in_step or surroundings.trains():
             self.begin_step()
+            span.begin()
+
+    def _wait_begins(self, span: Span) -> None:
+        if self._in_step:  # parameters may be gathered behind it, too
             span.begin()
 
     def _optimizer_begins(self) -> None:
@@ -296,18 +301,6 @@ class Attached:
             f"megatron: a hook failed, heartbeats and sections are switched off and training goes on: "
             f"{type(error).__name__}: {error}",
         )
-
-
-def _data_begins(data: Span, forward: Span) -> None:
-    if surroundings.trains():
-        forward.pause()  # the batch is fetched inside of Megatron's forward
-        data.begin()
-
-
-def _data_ends(data: Span, forward: Span) -> None:
-    if data.is_open:
-        data.end()
-        forward.resume()
 
 
 def _nothing() -> None:

@@ -54,7 +54,8 @@ def around(pretrain: Callable[..., Any]) -> Callable[..., Any]:
             if not handle.is_on:
                 return pretrain(*args, **kwargs)
             training = Pretraining(handle)
-            given.arguments[FORWARD] = handle.watch(given.arguments[FORWARD])
+            if callable(given.arguments.get(FORWARD)):
+                given.arguments[FORWARD] = handle.watch(given.arguments[FORWARD])
             for name in providers:
                 if callable(given.arguments.get(name)):
                     given.arguments[name] = training.late(given.arguments[name])

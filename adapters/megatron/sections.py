@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from resilience_sdk.adapters._base import HookedSection
+from resilience_sdk.adapters.megatron import surroundings
 
 STEP = "forward-backward"
 OPTIMIZER = "optimizer"
@@ -88,6 +89,27 @@ class Span:
         if self._depth:
             self._depth = 0
             self._section.drop()
+
+
+class Fetch:
+    """The wait for a batch, which Megatron has inside of its forward: a rank with slow storage has no slow model."""
+
+    __slots__ = ("_data", "_forward")
+
+    def __init__(self, data: Span, forward: Span) -> None:
+        self._data, self._forward = data, forward
+
+    def begin(self) -> None:
+        """Begin it, unless it is that of an evaluation; the forward begins anew behind it."""
+        if surroundings.trains():
+            self._forward.pause()
+            self._data.begin()
+
+    def end(self) -> None:
+        """End it."""
+        if self._data.is_open:
+            self._data.end()
+            self._forward.resume()
 
 
 def spans() -> dict[str, Span]:

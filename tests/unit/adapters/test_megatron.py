@@ -183,7 +183,16 @@ def test_an_evaluation_is_no_step(recording, config, optimizer):
     with torch.no_grad():
         forward_backward(config)
     assert recording.stack() == []
-    assert counts(recording).keys() <= {"comm_wait"}
+    assert counts(recording) == {}
+
+
+def test_what_waits_between_two_steps_begins_none(recording, config, optimizer):
+    """Parameters are gathered behind the optimizer."""
+    megatron.attach(config, optimizer)
+    optimizer.step()
+    config.timers("params-all-gather", log_level=1).start()
+    assert recording.stack() == []
+    config.timers("params-all-gather").stop()
 
 
 def test_a_watched_forward_step_is_a_section_without_timers(recording, config, optimizer):
