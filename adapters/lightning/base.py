@@ -27,6 +27,8 @@ class SdkCallback(LateCallback):
     duties: frozenset[str] = frozenset()
     is_automatic = False
     stops_for_stragglers = False
+    signals: tuple[int, ...] = ()
+    """Those to leave, beside those of the settings."""
 
     def __init__(
         self,
@@ -74,7 +76,8 @@ class SdkCallback(LateCallback):
             return
         session.settle()
         surroundings.warn(trainer)
-        self._fit = Fit(trainer, role, session, resumes=self._resumes, log=logging.getLogger(self._logger_name))
+        log = logging.getLogger(self._logger_name)
+        self._fit = Fit(trainer, role, session, resumes=self._resumes, log=log, signals=self.signals)
         self.begins(self._fit, session)
         if not trainer.strategy.restore_checkpoint_after_setup:
             self._load()

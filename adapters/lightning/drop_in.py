@@ -142,7 +142,8 @@ class StragglerDetectionCallback(SdkCallback):
 class PreemptionCallback(SdkCallback):
     """NeMo's `PreemptionCallback`: on `sig` to any rank all ranks save behind the same step and leave with 75.
 
-    It saves where your `ModelCheckpoint` does, as its last: `fit(ckpt_path="last")` resumes.
+    So they do on the signals of the settings, such as SIGTERM. It saves where your `ModelCheckpoint` does, as its last:
+    `fit(ckpt_path="last")` resumes.
     """
 
     duties = frozenset({roles.PREEMPTION})
@@ -151,7 +152,8 @@ class PreemptionCallback(SdkCallback):
         self, sig: int | signal.Signals | None = None, logger_name: str = "resilience_sdk.PreemptionCallback"
     ) -> None:
         self.sig = signal.SIGTERM if sig is None else signal.Signals(sig)
-        super().__init__(None, overrides={"preempt_signals": self.sig.name}, logger_name=logger_name)
+        self.signals = (int(self.sig),)
+        super().__init__(None, logger_name=logger_name)
 
 
 def straggler_det_callback(

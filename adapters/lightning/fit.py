@@ -40,13 +40,24 @@ class Fit:
     """One fit of one trainer, of the thread that trains. What it does is its `role`, see `roles`."""
 
     def __init__(
-        self, trainer: Any, role: frozenset[str], session: Session, *, resumes: bool, log: logging.Logger
+        self,
+        trainer: Any,
+        role: frozenset[str],
+        session: Session,
+        *,
+        resumes: bool,
+        log: logging.Logger,
+        signals: tuple[int, ...] = (),
     ) -> None:
-        """Hang on what is there at the setup; `resumes`: load the newest checkpoint. Collective, if it saves."""
+        """Hang on what is there at the setup. Collective, if it saves.
+
+        `resumes`: load the newest checkpoint. `signals`: those to leave, beside those of the settings.
+        """
         self.trainer = trainer
         self._role = role
         self._session = session
         self._log = log
+        self._signals = signals
         self._step = -1
         self._is_worked = False
         self._has_ended = False
@@ -110,7 +121,7 @@ class Fit:
                 f"process, of {earlier} steps; give each training a process and a run directory of its own",
             )
         if roles.PREEMPTION in self._role:
-            replace_handlers(self.trainer)
+            replace_handlers(self.trainer, self._signals)
             listening.begin(self._expected_save_s)
         if self.sections is not None:
             self.sections.attach(module)

@@ -7,18 +7,20 @@ runs never end. So ours replaces it, before the first step; what was there befor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from resilience_sdk.preemption import rank as listening
 
 
-def replace_handlers(trainer: Any) -> None:
+def replace_handlers(trainer: Any, also: Sequence[int] = ()) -> None:
     """Listen for the signals to leave in the place of Lightning, which puts back what was there before at the teardown.
 
-    For `on_train_start`, after Lightning has installed its own. Where the fit runs in a thread it has none.
+    `also`: numbers of signals to leave beside those of the settings. For `on_train_start`, after Lightning has
+    installed its own. Where the fit runs in a thread it has none.
     """
     connector = getattr(trainer, "_signal_connector", None)
-    listening.take_over(dict(getattr(connector, "_original_handlers", None) or {}))
+    listening.take_over(dict(getattr(connector, "_original_handlers", None) or {}), also)
 
 
 def let_ranks_leave(trainer: Any) -> None:

@@ -46,10 +46,14 @@ class Handlers:
             if previous is not None and previous is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._handle)
 
-    def take_over(self, behind: Mapping[int, Any]) -> None:
-        """Put our handlers in the place of a framework's; `behind` has what was there before it, by number."""
+    def take_over(self, behind: Mapping[int, Any], also: Sequence[int] = ()) -> None:
+        """Put our handlers in the place of a framework's; `behind` has what was there before it, by number.
+
+        `also`: signals that are taken from now on too.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
+        self.numbers = tuple(dict.fromkeys((*self.numbers, *also)))
         for number in self.numbers:
             previous = behind.get(number, signal.getsignal(number))
             if previous is None or previous is signal.SIG_IGN:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 
 from lightning_module import Module, loader, pl, tell, torch, trainer
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -30,13 +29,17 @@ class Telling(Module):
 
     def digest(self) -> list[float]:
         """Return what is equal only for equal shards of the weights and of the optimizer."""
-        return [float((value.double() ** 3).sum()) for value in self._shards()]
-
-    def _shards(self) -> Iterator[torch.Tensor]:
         [optimizer] = self.trainer.optimizers
-        for values in (list(self.parameters()), *(state.values() for state in optimizer.state.values())):
-            for value in values:
-                yield (value.to_local() if isinstance(value, DTensor) else value).detach()
+        parts = []
+        for weights in self.parameters():
+            state = optimizer.state.get(weights, {})
+            parts += [_sum(value) for value in (weights, *(state[name] for name in sorted(state)))]
+        return [part for part in parts if part]
+
+
+def _sum(value: torch.Tensor) -> float:
+    local = value.to_local() if isinstance(value, DTensor) else value
+    return float((local.detach().double() ** 3).sum())
 
 
 class Fsdp(pl.strategies.FSDPStrategy):

@@ -61,3 +61,15 @@ def test_a_signal_that_is_ignored_stays_so(handlers):
     signal.signal(NUMBER, signal.SIG_IGN)
     handlers.take_over({NUMBER: signal.SIG_IGN})
     assert signal.getsignal(NUMBER) is signal.SIG_IGN
+
+
+def test_a_signal_that_only_the_framework_s_user_names_is_taken_too(handlers):
+    """Beside those that the job was started with."""
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        handlers.take_over({}, (signal.SIGUSR1,))
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert handlers.heard == signal.SIGUSR1
+    assert handlers.numbers == (NUMBER, signal.SIGUSR1)
