@@ -93,7 +93,6 @@ class Attached:
         """Put everything on, and resume; use `attach`."""
         self._accelerator = accelerator
         self._session = session
-        self._has_stepped = False
         self._checkpointer: Checkpointer | None = None
         self._position: Position | None = None
         self._own: OwnSaves | None = None
@@ -109,7 +108,7 @@ class Attached:
         recorder = lanes.recorder() if session is not None else None
         if recorder is not None:
             recorder.user_beats()
-        first = self._resume() if session is not None and resumes and session.may_resume else 0
+        self._began = first = self._resume() if session is not None and resumes and session.may_resume else 0
         self._loop = pytorch.watch(
             lambda: pytorch.Attached(
                 prepared.model,
@@ -158,7 +157,7 @@ class Attached:
         """End a training that is complete: save once more, set the finished flag, detach. Collective."""
         if not self._loop.is_attached:
             return
-        if self._has_stepped:
+        if self.step != self._began:
             self.save()
         self.detach()
         if self._session is not None:
@@ -241,7 +240,6 @@ class Attached:
 
     def _between_steps(self, is_leaving: bool) -> None:
         """Save if it is time, or the last thing before the job leaves. Collective: all ranks are behind one step."""
-        self._has_stepped = True
         if not is_leaving:
             if self._checkpointer is not None:
                 self._checkpointer.maybe_save(self.step)

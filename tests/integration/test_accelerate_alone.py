@@ -15,6 +15,8 @@ from .harness import PROJECT, SCRIPTS
 pytestmark = pytest.mark.slow
 TOGETHER = (
     "real_steps",  # a step is one of the optimizer, whatever the micro-batches
+    "one_step",  # is saved at the end
+    "scaled",  # also where a scaler skips some
     "own_saves",  # the script's own numbered directories are whole and counted on
     "old_runs",  # runs that were begun without us load, and the other way round
     "failed_saves",  # a failed save leaves what was there; a half written one is refused

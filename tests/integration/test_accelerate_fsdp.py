@@ -63,6 +63,7 @@ def test_what_is_sharded_is_saved_by_parts_and_resumed(tmp_path, config):
     parts = {path.name for path in (run.run_dir / "checkpoints").glob(f"step-{STEPS:08d}/pytorch_model_fsdp_0/*")}
     assert {".metadata", "__0_0.distcp", "__1_0.distcp"} <= parts
     for whole, resumed in zip(plain, ends, strict=True):
+        assert resumed["step"] == resumed["after_load"] == STEPS
         assert resumed["seen"] == whole["seen"][SAVED_AT:]
         assert resumed["weights"] == whole["weights"]
 

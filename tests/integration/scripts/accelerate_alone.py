@@ -34,11 +34,12 @@ EPOCH = SAMPLES // BATCH
 class Training:
     """A small training with Accelerate, begun anew as a new process would."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, scaler: torch.amp.GradScaler | None = None, **options: Any) -> None:
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
         torch.manual_seed(3)
         self.accelerator = Accelerator(cpu=True, **options)
+        self.accelerator.scaler = scaler  # Accelerate itself has one on devices alone
         net = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
@@ -74,6 +75,31 @@ def real_steps() -> None:
     with resilience.attach(training.accelerator, save=False) as handle:
         training.train(handle, 4)
         assert (handle.step, handle.samples, handle.epoch) == (4, 8 * BATCH, 1)
+
+
+def one_step() -> None:
+    """A training of a single step is saved when it is finished; one of none is not saved again."""
+    training = Training()
+    with resilience.attach(training.accelerator) as handle:
+        training.train(handle, 1)
+    assert [path.name for path in Path("run/checkpoints").glob("step-*")] == ["step-00000001"]
+    manifest = Path("run/checkpoints/step-00000001/manifest.json")
+    before = manifest.stat().st_mtime_ns
+    again = Training()
+    with resilience.attach(again.accelerator) as handle:
+        assert handle.step == 1
+    assert manifest.stat().st_mtime_ns == before
+    assert again.weights() == training.weights()
+
+
+def scaled() -> None:
+    """A step that the scaler skips, since a gradient is infinite, is none."""
+    training = Training(scaler=torch.amp.GradScaler("cpu", init_scale=2.0**127))
+    with resilience.attach(training.accelerator, save=False) as handle:
+        training.train(handle, 3)
+        assert len(training.seen) > 3
+        assert training.accelerator.optimizer_step_was_skipped is False
+        assert (handle.step, handle.samples) == (3, len(training.seen) * BATCH)
 
 
 def resumed(config: DataLoaderConfiguration) -> None:

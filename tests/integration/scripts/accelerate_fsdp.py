@@ -7,10 +7,12 @@ all that it takes to shard on a CPU; without it, what Accelerate does there by i
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 from pathlib import Path
 
+import pytest
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
@@ -18,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from resilience_sdk.adapters import accelerate as resilience
+from resilience_sdk.errors import CheckpointError
 
 parser = argparse.ArgumentParser()
 parser.add_argument("steps", type=int)
@@ -42,6 +45,11 @@ def tell(name: str, **facts: object) -> None:
     (Path(os.environ["TOLD"]) / f"{name}-{attempt}-{accelerator.process_index}").write_text(json.dumps(facts))
 
 
+def fail(*_: object) -> None:
+    """Fail in a save."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 seen = []
 with resilience.attach(accelerator, checkpoint_every=5) as handle:
     tell("start", step=handle.step, epoch=handle.epoch, samples=handle.samples)
@@ -53,7 +61,15 @@ with resilience.attach(accelerator, checkpoint_every=5) as handle:
             seen.append(batch.sum().item())
             if handle.step >= args.steps:
                 break
+    own = Path(os.environ["TOLD"], "own")
+    accelerator.save_state(str(own))
+    accelerator.load_state(str(own))  # which makes a step of its own in the optimizer
+    after_load = handle.step
+    if accelerator.process_index == 1:
+        accelerator.register_save_state_pre_hook(fail)
+    with pytest.raises(CheckpointError, match="rank 1: No space left on device"):  # on both
+        accelerator.save_state(str(own))
 kinds = sorted({type(parameter).__name__ for parameter in model.parameters()})
 weights = [parameter.full_tensor().double().sum().item() for parameter in model.parameters()]
-tell("end", step=handle.step, samples=handle.samples, kinds=kinds, weights=weights, seen=seen)
+tell("end", step=handle.step, after_load=after_load, samples=handle.samples, kinds=kinds, weights=weights, seen=seen)
 accelerator.end_training()
