@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from resilience_sdk import lanes
+from resilience_sdk import environ, lanes
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.straggler.autograd import Engine, LastGradient
@@ -67,8 +67,8 @@ def attach(
     earlier = _ATTACHED.get(model)
     if earlier is not None:
         earlier.detach()
-    blind = blind_spot(model)
-    if blind is not None:
+    blind, identity = blind_spot(model), environ.rank_identity(environ.environment())
+    if blind is not None and (identity is None or identity.rank == 0):  # one line per job, not one per rank
         say_once("attach", f"attach: {blind}")
     _ATTACHED[model] = attachment = Attachment(model, optimizer, prefix, kernels_every, on_forward)
     return attachment

@@ -197,6 +197,18 @@ def test_tensor_parallelism_is_said_to_be_a_blind_spot(recording, group, said):
     assert counts(recording)["bwd"] == 1
 
 
+def test_a_blind_spot_is_said_once_per_job(recording, said, monkeypatch):
+    """All ranks have the same model: a line of each would be a screen full."""
+    model = type("FullyShardedDataParallel", (nn.Linear,), {})(2, 2)
+    monkeypatch.setenv("RANK", "1")
+    straggler.attach(model).detach()
+    assert said() == []
+    monkeypatch.setenv("RANK", "0")
+    straggler.attach(model).detach()
+    (line,) = said()
+    assert "FSDP1" in line
+
+
 def test_fsdp_alone_is_none(recording, group, said):
     """Sharded data parallelism waits where it can be bracketed."""
     from torch.distributed.device_mesh import init_device_mesh
