@@ -9,7 +9,7 @@ import threading
 
 from lightning_module import Module, digest, loader, pl, tell, told, torch, trainer
 
-from resilience_sdk.adapters.lightning import ResilienceCallback
+from resilience_sdk.adapters.lightning import FaultToleranceCallback, ResilienceCallback
 
 RUN_DIR = os.environ["RESILIENCE_RUN_DIR"]
 
@@ -44,12 +44,18 @@ def kinds() -> None:
     again.fit_loop.epoch_loop.max_steps = 9
     again.fit(again.lightning_module, loader(64))
     went_on_to = again.global_step
+    flags = []
+    for_nvidia = FaultToleranceCallback(autoresume=True, calculate_timeouts=True)
+    for _ in range(2):
+        os.unlink(f"{RUN_DIR}/finished")
+        trainer(for_nvidia, max_steps=5).fit(Module(), loader(64))
+        flags.append(os.path.exists(f"{RUN_DIR}/finished"))
     raised = None
     try:
         trainer(callback, Raising(), max_steps=5).fit(Module(), loader(64))
     except ValueError as error:
         raised = str(error)
-    tell("end", after_trial=after_trial, went_on_to=went_on_to, raised=raised)
+    tell("end", after_trial=after_trial, went_on_to=went_on_to, flags=flags, raised=raised)
     release = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: release.set())
     tell("idle", pid=os.getpid())
