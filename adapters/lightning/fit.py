@@ -191,16 +191,18 @@ class Fit:
 
     def fails(self, error: BaseException) -> None:
         """Leave the trainer as it was, after an exception. No collective: the other ranks may be elsewhere."""
-        self._release()
+        self._release(is_leaving=isinstance(error, Preempted))
         good = None if self._checkpointer is None else self._checkpointer.last_good
         how = "stopped" if isinstance(error, Preempted) else f"the training ended by {type(error).__name__}"
         say_how_to_resume(self._session, None if good is None else good.step, how)
 
-    def _release(self) -> None:
+    def _release(self, *, is_leaving: bool = False) -> None:
         if self._beat is not None:
             self._beat.drop()
         if self.sections is not None:
             self.sections.detach()
+        if roles.PREEMPTION in self._role and not is_leaving:  # who leaves may be signalled again
+            listening.give_back()
         if roles.BEAT in self._role:
             heartbeat.done()
         if self._step >= 0:

@@ -145,6 +145,12 @@ def take_over(behind: Mapping[int, Any], also: Sequence[int] = ()) -> None:
         me.handlers.take_over(behind, also)
 
 
+def give_back() -> None:
+    """Hear the signals of the settings alone again; for an adapter that has taken over others, in the main thread."""
+    if isinstance(_me, Listener):
+        _me.handlers.give_back()
+
+
 def handlers() -> Handlers | None:
     """Return the handlers of this process, once it listens."""
     return _me.handlers if isinstance(_me, Listener) else None

@@ -29,7 +29,7 @@ class Handlers:
         """Prepare; nothing is installed yet."""
         self._words = words
         self._ending = pages / f"ending-{attempt}.json"
-        self.numbers = tuple(numbers)
+        self.numbers = self._settled = tuple(numbers)
         self._previous: dict[int, Any] = {}
         self._wakeup = -1
         self._mask: set[int] | set[signal.Signals] = set()
@@ -61,6 +61,16 @@ class Handlers:
             if previous != self._handle:
                 self._previous[number] = previous
             signal.signal(number, self._handle)
+
+    def give_back(self) -> None:
+        """Put back what was there before the signals that a `take_over` has named, where it is still ours."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in set(self.numbers) - set(self._settled):
+            previous = self._previous.pop(number, None)
+            if previous is not None and signal.getsignal(number) == self._handle:
+                signal.signal(number, previous)
+        self.numbers = self._settled
 
     def take_wakeup(self, descriptor: int) -> None:
         """Have each signal written to `descriptor` at once, even while the main thread is in C; never steals it."""

@@ -66,10 +66,12 @@ def test_a_signal_that_is_ignored_stays_so(handlers):
 def test_a_signal_that_only_the_framework_s_user_names_is_taken_too(handlers):
     """Beside those that the job was started with."""
     before = signal.getsignal(signal.SIGUSR1)
-    try:
-        handlers.take_over({}, (signal.SIGUSR1,))
-        os.kill(os.getpid(), signal.SIGUSR1)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert handlers.heard == signal.SIGUSR1
+    handlers.take_over({}, (signal.SIGUSR1, NUMBER))
     assert handlers.numbers == (NUMBER, signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert handlers.heard == signal.SIGUSR1
+    own = signal.getsignal(NUMBER)
+    handlers.give_back()
+    assert handlers.numbers == (NUMBER,)
+    assert signal.getsignal(signal.SIGUSR1) == before
+    assert signal.getsignal(NUMBER) == own != before
