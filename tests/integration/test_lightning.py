@@ -49,31 +49,27 @@ def undisturbed(tmp_path_factory):
     return whole["digest"]
 
 
-@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_a_fit_resumes_by_itself_and_is_finished(tmp_path, undisturbed, package):
-    """The end of 12 steps is that of 7 and then 5 more; one device alone sets the flag, and the one of NVIDIA's too."""
+@pytest.mark.parametrize(("package", "by"), [("lightning.pytorch", ()), ("pytorch_lightning", ("path",))])
+def test_a_fit_resumes_and_is_finished(tmp_path, undisturbed, package, by):
+    """The end of 12 steps is that of 7 and then 5 more; one device alone sets the flag, and the one of NVIDIA's too.
+
+    By itself, or by `fit(ckpt_path=callback.ckpt_path)`, which is None where there is nothing to resume.
+    """
     flag = tmp_path / "flag"
     env = {"LIGHTNING": package, "FAULT_TOL_FINISHED_FLAG_FILE": str(flag)}
-    first, _ = end_of(tmp_path, "once", 7, **env)
+    first, _ = end_of(tmp_path, "once", 7, "path", **env)
+    assert (first["step"], first["path"]) == (7, None)
     assert flag.exists()
     assert (tmp_path / "run" / "finished").exists()
-    second, screen = end_of(tmp_path, "once", 12, **env)
+    second, screen = end_of(tmp_path, "once", 12, *by, **env)
     assert "resumed from" in screen
-    assert (first["step"], second["step"]) == (7, 12)
+    assert second["step"] == 12
     assert second["digest"] == undisturbed != first["digest"]
+    assert not by or second["path"].endswith("step-00000007/lightning.ckpt")
     flag.unlink()
     again, _ = end_of(tmp_path, "once", 12, **env)
     assert again["digest"] == undisturbed
     assert flag.exists()
-
-
-def test_the_path_may_be_given_to_fit(tmp_path, undisturbed):
-    """`fit(ckpt_path=callback.ckpt_path)` starts fresh where there is nothing, and resumes where there is."""
-    fresh, _ = end_of(tmp_path, "once", 7, "path")
-    assert fresh["path"] is None
-    resumed, _ = end_of(tmp_path, "once", 12, "path")
-    assert resumed["path"].endswith("step-00000007/lightning.ckpt")
-    assert resumed["digest"] == undisturbed
 
 
 def test_fifty_fits_leave_nothing_behind(tmp_path):
