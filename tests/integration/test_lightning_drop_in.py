@@ -68,23 +68,22 @@ def test_reports_preemption_and_the_finished_flag(tmp_path):
         assert flag.exists()
 
 
-def test_a_rehearsed_fault_a_stop_for_a_straggler_and_another_signal(tmp_path):
-    """NeMo's recipe: a killed rank, then a slow one for which all save and leave with 76, then SIGUSR1."""
-    env = {"RESILIENCE_FAULT": "slow:rank=1,section=fwd,seconds=0.05,attempt=1"}
-    with job(tmp_path, *RANKS, "--max-restarts", "1", "lightning_nemo.py", "2", env=env) as run:
-        assert run.finish(90.0) == 76, run.screen
+def test_a_rehearsed_fault_scores_for_the_loggers_and_another_signal(tmp_path):
+    """A rank is killed as planned, the next attempt logs scores to the trainer's logger, and SIGUSR1 stops all."""
+    with job(tmp_path, *RANKS, "--max-restarts", "1", "lightning_nemo.py", "2") as run:
+        again = "starting the ranks again"
+        run.wait(lambda: again in run.screen, "a restart")
         assert "simulated fault: SIGKILL to rank 1 now" in run.screen
-        crash, slow = run.incidents()
-        assert (crash["kind"], [each["rank"] for each in crash["culprits"]]) == ("crash", [1])
-        assert (slow["kind"], [each["rank"] for each in slow["culprits"]]) == ("slow", [1])
-        with (tmp_path / "1" / "metrics.csv").open() as file:
-            scores = [float(row["section_relative_perf/fwd/min"]) for row in csv.DictReader(file)]
-        assert min(scores) < 0.7
-    at = told(tmp_path, "step-0")["step"] + 1
-    assert (tmp_path / "last.ckpt").exists()
-    with job(tmp_path, *RANKS, "lightning_nemo.py", "3600") as run:
-        run.wait(lambda: told(tmp_path, "step-0")["step"] > at, "a step behind the resume")
-        assert told(tmp_path, "start-0")["step"] == at
+        logged = "\nStraggler report processing time: "  # by the callback; the launcher's own lines have a prefix
+        run.wait(lambda: logged in run.screen.rpartition(again)[2], "a report")
         os.kill(told(tmp_path, "start-0")["pid"], signal.SIGUSR1)
         assert run.finish(30.0) == 75, run.screen
         assert f"Received signal {signal.SIGUSR1:d}, initiating graceful stop" in run.screen
+        crash, stop = run.incidents()
+        assert (crash["kind"], [each["rank"] for each in crash["culprits"]]) == ("crash", [1])
+        assert stop["kind"] == "preemption"
+    assert (tmp_path / "last.ckpt").exists()
+    with (tmp_path / "1" / "metrics.csv").open() as file:
+        scores = [float(row["section_relative_perf/fwd/min"]) for row in csv.DictReader(file)]
+    assert scores
+    assert all(0 < score <= 1 for score in scores)

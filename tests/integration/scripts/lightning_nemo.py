@@ -34,6 +34,6 @@ fitting = trainer(
     devices=2,
     max_steps=1_000_000,
 )
-fitting.callbacks.append(straggler_det_callback(straggler_report_time_interval=2))
+fitting.callbacks.append(straggler_det_callback(straggler_report_time_interval=2, stop_if_detected_straggler=False))
 fitting.callbacks.append(PreemptionCallback(sig=signal.SIGUSR1))
 fitting.fit(Module(), loader(), ckpt_path="last")
