@@ -83,12 +83,13 @@ class Saves:
     def _write(self, directory: Path | None) -> None:
         """Write on all ranks, then mark it; raises on all ranks what one raises."""
         ranks = find_ranks()
+        # Apart: the trainer's save may be collective, so one rank that failed before it would leave the others there.
+        raise_together(ranks, lambda: marks.begin(self._directory))
         raise_together(ranks, self._write_own)
         raise_together(ranks, lambda: self._seal(directory if ranks.rank == 0 else None, ranks.size))
 
     def _write_own(self) -> None:
         trainer = self._trainer
-        marks.begin(self._directory)
         limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
         keeping = KeepsErrors(trainer.save_model)
         before = trainer.__dict__.get("save_model")
