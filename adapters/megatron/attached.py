@@ -51,9 +51,13 @@ def attach(config: Any, optimizer: Any = None, *, first_step: int | None = None)
     """
     _check(config, optimizer, first_step)
     handle = Attached(first_step)
-    handle.watch_timers(config, "timers")
-    if optimizer is not None:
-        handle.watch_optimizer(optimizer)
+    try:
+        handle.watch_timers(config, "timers")
+        if optimizer is not None:
+            handle.watch_optimizer(optimizer)
+    except BaseException:
+        handle.detach()
+        raise
     handle.starts()
     return handle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
 import types
@@ -100,6 +101,14 @@ def counts(recording):
 
 
 # -- steps and sections
+
+
+def test_what_cannot_be_attached_leaves_nothing_attached(config, optimizer):
+    """A configuration that is frozen, for one: the next try must not hear that there is a loop already."""
+    frozen = collections.namedtuple("Frozen", "timers")(config.timers)
+    with pytest.raises(AttributeError):
+        megatron.attach(frozen, optimizer)
+    megatron.attach(config, optimizer)
 
 
 def test_a_loop_has_beats_and_sections_by_its_timers(recording, config, optimizer):
