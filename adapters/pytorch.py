@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from resilience_sdk import environ, lanes, preemption, straggler
-from resilience_sdk.adapters._base import StepBeat
+from resilience_sdk.adapters._base import StepBeat, check_first_step
 from resilience_sdk.adapters._timed_loader import TimedLoader
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError, Preempted
@@ -227,11 +227,7 @@ def _check(model: Any, optimizer: Any, first_step: Any) -> None:
             f"attach(model, {optimizer!r}): expected the torch.optim.Optimizer whose steps are the progress; "
             "of a wrapper pass the one inside"
         )
-    is_number = isinstance(first_step, int) and not isinstance(first_step, bool) and first_step >= 0
-    if first_step is not None and not is_number:
-        raise ConfigError(
-            f"attach(first_step={first_step!r}): expected how many steps are complete, 0 or more, or None"
-        )
+    check_first_step(first_step)
     if not hasattr(model, "parameters"):
         return  # straggler.attach says what is expected
     own = {id(parameter) for parameter in model.parameters()}
