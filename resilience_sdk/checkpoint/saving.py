@@ -67,10 +67,11 @@ def write_part(part: Part, directory: Path, ranks: Ranks, *, mode: int, spread: 
             spread.result()
         elif part.spread:
             sharded.save(directory, part.spread, ranks)
+        places = {SHARDED} if part.spread else set()
         if part.writer is not None:
             part.writer(directory)
-        is_sharded = bool(part.spread) or (directory / SHARDED / ".metadata").exists()
-        entries = sharded.entries_of(directory, rank, mode=mode) if is_sharded else []
+            places |= sharded.places_in(directory)  # each rank reads its own back: one alone would read the whole model
+        entries = [one for place in sorted(places) for one in sharded.entries_of(directory, place, rank, mode=mode)]
         entries += payload.write_rank(directory, rank, part.document, part.own, mode=mode)
         if rank == 0:
             entries += payload.write_shared(directory, part.shared, part.values, sorted(part.spread), mode=mode)

@@ -1,12 +1,14 @@
 """Checkpoints with files that a framework writes by itself, and how it is told which one to load."""
 
 import os
+import types
 
 import pytest
 import torch
 
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.manifest import SHARDED
+from resilience_sdk.checkpoint.manifest import SHARDED, FileEntry
+from resilience_sdk.checkpoint.saving import Part, write_part
 from resilience_sdk.checkpoint.verify import verify_checkpoint
 
 
@@ -110,3 +112,21 @@ def test_it_writes_in_the_thread_that_trains(tmp_path, background):
     )
     own.maybe_save(1)
     assert threads == [threading.main_thread()]
+
+
+@pytest.mark.parametrize(
+    ("rank", "names"), [(0, ["model_0/.metadata", "model_0/__0_0.distcp"]), (1, ["model_0/__1_0.distcp"])]
+)
+def test_each_rank_reads_its_own_shards_back(tmp_path, rank, names):
+    """Rank 0 would have to read those of all, while the others wait for it."""
+
+    def write(directory):
+        (directory / "model_0").mkdir()
+        for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "other"):
+            (directory / "model_0" / name).write_bytes(b"part")
+
+    part = Part(document={}, own={}, shared={}, spread={}, values="{}", writer=write)
+    answer = write_part(part, tmp_path, types.SimpleNamespace(rank=rank, size=2), mode=0o600)
+    assert answer["error"] is None
+    files = [FileEntry.from_json(entry).name for entry in answer["files"]]
+    assert sorted(name for name in files if "/" in name) == names
