@@ -130,3 +130,16 @@ def test_each_rank_reads_its_own_shards_back(tmp_path, rank, names):
     assert answer["error"] is None
     files = [FileEntry.from_json(entry).name for entry in answer["files"]]
     assert sorted(name for name in files if "/" in name) == names
+
+
+def test_a_rank_that_does_not_see_the_directory_says_so_before_it_writes(tmp_path):
+    """The framework would make it on that node alone, and the checkpoint would be taken for a whole one."""
+    saver = checkpointer(tmp_path)._saver
+    other = types.SimpleNamespace(rank=1, size=2)
+    order = {"error": None, "values": "{}"}
+    assert (
+        "put the run directory on storage"
+        in saver._take_part(3, other, tmp_path / "elsewhere", order, False)[1]["error"]
+    )
+    (tmp_path / "here").mkdir()
+    assert saver._take_part(3, other, tmp_path / "here", order, False)[1]["error"] is None
