@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from resilience_sdk.checkpoint.manifest import SHARDED, FileEntry
+from resilience_sdk.checkpoint.manifest import SHARDED, FileEntry, is_listable
 from resilience_sdk.errors import CheckpointError, ConfigError
 
 _CHUNK = 1 << 20
@@ -146,7 +146,7 @@ def _group(ranks: Any, function: Any) -> dict[str, Any]:
 
 def places_in(directory: Path) -> set[str]:
     """Return the names of the directories into which DCP has written, for us or for a framework."""
-    return {path.parent.name for path in directory.glob("*/.metadata")}
+    return {path.parent.name for path in directory.glob("*/.metadata") if is_listable(f"{path.parent.name}/.metadata")}
 
 
 def entries_of(directory: Path, place: str, rank: int, *, mode: int) -> list[FileEntry]:

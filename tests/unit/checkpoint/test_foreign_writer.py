@@ -143,3 +143,19 @@ def test_a_rank_that_does_not_see_the_directory_says_so_before_it_writes(tmp_pat
     )
     (tmp_path / "here").mkdir()
     assert saver._take_part(3, other, tmp_path / "here", order, False)[1]["error"] is None
+
+
+@pytest.mark.parametrize("name", ["my model.bin", ".hidden", "part one/model.bin", "part one/.metadata"])
+def test_a_name_that_no_manifest_may_list_does_not_spoil_the_rest(tmp_path, capsys, name):
+    """The checkpoint can be resumed, with that file in it, which is said to be unchecked."""
+
+    def write(directory):
+        writer(directory)
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(b"weights")
+
+    assert checkpointer(tmp_path, write).save(3)
+    assert f"{name!r} is saved, but not checked at a resume" in capsys.readouterr().err
+    again = checkpointer(tmp_path)
+    assert again.resume() == 3
+    assert (again.last_good.path / name).read_bytes() == b"weights"
