@@ -152,15 +152,19 @@ def entries_of(directory: Path, rank: int, *, mode: int) -> list[FileEntry]:
     place = directory / SHARDED
     names = [name for name in sorted(os.listdir(place)) if name.startswith(f"__{rank}_")]
     names += [".metadata"] if rank == 0 else []
-    found = []
-    for name in names:
-        os.chmod(place / name, mode)
-        crc = size = 0
-        with open(place / name, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                crc, size = zlib.crc32(chunk, crc), size + len(chunk)
-        found.append(FileEntry(f"{SHARDED}/{name}", size, crc))
-    return found
+    return [entry_of(directory, f"{SHARDED}/{name}", mode=mode) for name in names]
+
+
+def entry_of(directory: Path, name: str, *, mode: int) -> FileEntry:
+    """Return the entry of a file that is there already, by reading and syncing it; raises `OSError`."""
+    path = directory / name
+    os.chmod(path, mode)
+    crc = size = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+        os.fsync(file.fileno())
+    return FileEntry(name, size, crc)
 
 
 def load(directory: Path, templates: dict[str, Any], ranks: Any) -> None:

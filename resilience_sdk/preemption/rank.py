@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, Protocol
 
 from resilience_sdk import lanes
 from resilience_sdk.console import say_once
@@ -131,6 +131,24 @@ def begin(save_s: Callable[[], float] = float) -> None:
     me = _started()
     if me is not None:
         me.save_s = save_s
+
+
+def take_over(behind: Mapping[int, Any], also: Sequence[int] = ()) -> None:
+    """Listen in the place of a framework that has handlers of its own; `behind` has what was there before, by number.
+
+    `also`: signals that ask to leave beside those of the settings.
+
+    For an adapter, in the main thread: chained, such a handler would do its own idea of a stop beside ours.
+    """
+    me = _started()
+    if me is not None:
+        me.handlers.take_over(behind, also)
+
+
+def give_back() -> None:
+    """Hear the signals of the settings alone again; for an adapter that has taken over others, in the main thread."""
+    if isinstance(_me, Listener):
+        _me.handlers.give_back()
 
 
 def handlers() -> Handlers | None:

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from recording import Recording
 
 # Folders of tests whose subject opens sections, which would start a session in the process that runs them.
-_UNRECORDED = frozenset({"checkpoint", "numerics", "session"})
+_UNRECORDED = frozenset({"adapters", "checkpoint", "numerics", "session"})
 
 
 @pytest.fixture(autouse=True)
