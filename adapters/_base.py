@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic_ns
 from types import ModuleType
+from typing import Any
 
-from resilience_sdk import lanes
+from resilience_sdk import lanes, preemption
+from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready, raise_together
 from resilience_sdk.console import say_once
-from resilience_sdk.errors import MissingExtraError
+from resilience_sdk.errors import ConfigError, MissingExtraError
 from resilience_sdk.lanes import Beat, Block
 from resilience_sdk.session import Session
 
@@ -97,6 +100,34 @@ def session_on_all_ranks(begin: Callable[[], Session | None]) -> Session | None:
             "ranks", "a rank cannot be recorded, for the reason above: this training is not watched, and saves nothing"
         )
     return None
+
+
+def checkpointer(session: Session, writer: Callable[[Path], object]) -> Checkpointer:
+    """Return what saves for a framework that writes by itself, with the options of the session.
+
+    Raises `ConfigError` and `RunDirectoryError` as `Checkpointer`.
+    """
+    settings = session.settings
+    made = Checkpointer(
+        {},
+        run_dir=session.run_dir,
+        every=settings.checkpoint_every,
+        keep=settings.checkpoint_keep,
+        group_readable=settings.group_readable,
+        journal=session.journal,
+        writer=writer,
+    )
+    made.time_left = preemption.time_left
+    return made
+
+
+def check_first_step(first_step: Any) -> None:
+    """Raise ConfigError unless `attach(first_step=...)` is a number of steps, or None."""
+    is_number = isinstance(first_step, int) and not isinstance(first_step, bool) and first_step >= 0
+    if first_step is not None and not is_number:
+        raise ConfigError(
+            f"attach(first_step={first_step!r}): expected how many steps are complete, 0 or more, or None"
+        )
 
 
 def framework(module: str, package: str) -> ModuleType:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from resilience_sdk import environ, lanes, preemption, straggler
-from resilience_sdk.adapters._base import StepBeat
+from resilience_sdk.adapters._base import StepBeat, check_first_step
 from resilience_sdk.adapters._timed_loader import TimedLoader
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError, Preempted
@@ -135,12 +135,14 @@ class Attached:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Take no step for one meanwhile: loading the state of an optimizer may make some. For adapters."""
-        step, was_on, self._guard.is_on = self.step, self._guard.is_on, False
+        step, is_between = self.step, self._is_between
+        was_on, self._guard.is_on = self._guard.is_on, False
         self._beat.drop()
         try:
             yield
         finally:
-            self.step, self._guard.is_on = step, was_on and self._is_attached
+            self.step, self._is_between = step, is_between
+            self._guard.is_on = was_on and self._is_attached
 
     def detach(self) -> None:
         """Take all hooks off and give the loader its class back; ends the deadlines of this rank. May be repeated."""
@@ -171,17 +173,19 @@ class Attached:
     # -- what the hooks tell
 
     def _forward_begins(self) -> None:
-        if not self._guard.is_on:
-            return
         self._leave_if_asked()
-        self._beat.begin(self.step if self._is_global else None)
+        if self._guard.is_on:
+            self._beat.begin(self.step if self._is_global else None)
 
     def _step_begins(self, *_: Any) -> None:
         self._leave_if_asked()
         self._beat.begin(self.step if self._is_global else None)  # of a model whose forward was not seen
 
     def _step_ends(self, *_: Any) -> None:
-        self.step += 1  # whatever becomes of the rest: loops end by it
+        # Whatever becomes of the rest: loops end by the number, and what is done between two steps may be collective,
+        # so that the other ranks would wait there for one whose hooks have failed.
+        self.step += 1
+        self._is_between = True
         self._complete()
 
     def _step_is_complete(self) -> None:
@@ -189,7 +193,6 @@ class Attached:
         if not is_stepping() and preemption.check(self.step):
             # Not here: a scheduler and a scaler still have their part of this step to do.
             self._is_leaving = True
-        self._is_between = True
 
     def _leave_if_asked(self) -> None:
         if self._is_between:
@@ -224,11 +227,7 @@ def _check(model: Any, optimizer: Any, first_step: Any) -> None:
             f"attach(model, {optimizer!r}): expected the torch.optim.Optimizer whose steps are the progress; "
             "of a wrapper pass the one inside"
         )
-    is_number = isinstance(first_step, int) and not isinstance(first_step, bool) and first_step >= 0
-    if first_step is not None and not is_number:
-        raise ConfigError(
-            f"attach(first_step={first_step!r}): expected how many steps are complete, 0 or more, or None"
-        )
+    check_first_step(first_step)
     if not hasattr(model, "parameters"):
         return  # straggler.attach says what is expected
     own = {id(parameter) for parameter in model.parameters()}

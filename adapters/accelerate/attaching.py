@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from resilience_sdk import environ, lanes, preemption
+from resilience_sdk import environ, lanes
 from resilience_sdk.adapters import pytorch
-from resilience_sdk.adapters._base import framework, session_on_all_ranks
+from resilience_sdk.adapters._base import checkpointer, framework, session_on_all_ranks
 from resilience_sdk.adapters.accelerate.own_saves import OwnSaves
 from resilience_sdk.adapters.accelerate.position import Position
 from resilience_sdk.adapters.accelerate.prepared import Prepared, find_prepared
@@ -101,7 +101,7 @@ class Attached:
             self._position = Position(prepared.loader, int(accelerator.num_processes), skip)
         self._states = States(accelerator, self._describe)
         if session is not None and saves:
-            self._checkpointer = self._make_checkpointer(session)
+            self._checkpointer = checkpointer(session, self._states.write)
         elif saves and has_failed_to_start():
             say_once("nothing saved", "attach: NOTHING IS SAVED or resumed in this run, for the reason above")
         # Before the hooks: what loads the state of a sharded optimizer makes a step of its own, which is none of ours.
@@ -182,26 +182,12 @@ class Attached:
 
     # -- checkpoints
 
-    def _make_checkpointer(self, session: Session) -> Checkpointer:
-        settings = session.settings
-        checkpointer = Checkpointer(
-            {},
-            run_dir=session.run_dir,
-            every=settings.checkpoint_every,
-            keep=settings.checkpoint_keep,
-            group_readable=settings.group_readable,
-            journal=session.journal,
-            writer=self._states.write,
-        )
-        checkpointer.time_left = preemption.time_left
-        return checkpointer
-
     def _resume(self) -> int:
         """Load the newest checkpoint, if there is one; return how many steps are complete. Collective."""
-        checkpointer = self._checkpointer
-        if checkpointer is None or not checkpointer.resume() or checkpointer.last_good is None:
+        own = self._checkpointer
+        if own is None or not own.resume() or own.last_good is None:
             return 0
-        good = checkpointer.last_good
+        good = own.last_good
         saved = self._states.read(good.path)
         if saved is None:
             raise CheckpointError(

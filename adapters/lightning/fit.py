@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from resilience_sdk import lanes, preemption
-from resilience_sdk.adapters._base import StepBeat
+from resilience_sdk.adapters._base import StepBeat, checkpointer
 from resilience_sdk.adapters.lightning import roles, saving
 from resilience_sdk.adapters.lightning.complete import is_complete
 from resilience_sdk.adapters.lightning.resuming import Resume
@@ -77,22 +77,13 @@ class Fit:
     # -- checkpoints
 
     def _prepare_saves(self, *, resumes: bool) -> None:
-        session, settings = self._session, self._session.settings
+        session = self._session
         name = saving.part_name(self.trainer.strategy)
         if name is None:
             strategy = type(self.trainer.strategy).__name__
             say_once("strategy", f"no checkpoints are saved or resumed: {strategy} has a way of its own to write them")
             return
-        self._checkpointer = Checkpointer(
-            {},
-            run_dir=session.run_dir,
-            every=settings.checkpoint_every,
-            keep=settings.checkpoint_keep,
-            group_readable=settings.group_readable,
-            journal=session.journal,
-            writer=saving.Writer(self.trainer, name),
-        )
-        self._checkpointer.time_left = preemption.time_left
+        self._checkpointer = checkpointer(session, saving.Writer(self.trainer, name))
         own = saving.OwnLoader(self.trainer)
         self._checkpointer.add_data("lightning.loader", own)
         if resumes and session.may_resume:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from resilience_sdk import environ, faults, lanes, preemption
-from resilience_sdk.adapters._base import StepBeat
+from resilience_sdk.adapters._base import StepBeat, check_first_step
 from resilience_sdk.adapters.megatron import exits, surroundings
 from resilience_sdk.adapters.megatron.sections import DATA, IN_STEP, OPTIMIZER, SECTION_OF, STEP, Fetch, Span, spans
 from resilience_sdk.adapters.megatron.timers import Heard, ObservingTimers
@@ -51,9 +51,13 @@ def attach(config: Any, optimizer: Any = None, *, first_step: int | None = None)
     """
     _check(config, optimizer, first_step)
     handle = Attached(first_step)
-    handle.watch_timers(config, "timers")
-    if optimizer is not None:
-        handle.watch_optimizer(optimizer)
+    try:
+        handle.watch_timers(config, "timers")
+        if optimizer is not None:
+            handle.watch_optimizer(optimizer)
+    except BaseException:
+        handle.detach()
+        raise
     handle.starts()
     return handle
 
@@ -318,8 +322,4 @@ def _check(config: Any, optimizer: Any, first_step: Any) -> None:
             f"attach(config, {optimizer!r}): expected what get_megatron_optimizer() returned, or None where the loop "
             "times its step with the timer 'optimizer'"
         )
-    is_number = isinstance(first_step, int) and not isinstance(first_step, bool) and first_step >= 0
-    if first_step is not None and not is_number:
-        raise ConfigError(
-            f"attach(first_step={first_step!r}): expected how many steps are complete, 0 or more, or None"
-        )
+    check_first_step(first_step)

@@ -108,14 +108,11 @@ class Pretraining:
         if self._signals is not None and self._signals.has_agreed:
             raise Preempted
         done, last = self._progress()
-        if last is not None and done >= last:
-            self._finish(done)
+        self._finish(done, is_complete=last is not None and done >= last)
 
-    def _finish(self, done: int) -> None:
+    def _finish(self, done: int, *, is_complete: bool = True) -> None:
         self._handle.detach()
-        session = current()
-        if session is not None:
-            finish(session, done)
+        finish(current(), done, is_complete=is_complete)  # also where this rank is not recorded: the others ask it
 
     def _progress(self) -> tuple[int, int | None]:
         loaded, last = getattr(self._args, "iteration", 0), getattr(self._args, "train_iters", None)

@@ -9,6 +9,7 @@ from typing import Any
 from resilience_sdk.adapters._base import framework
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import SHARDED
+from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 
 State = Callable[[bool], Mapping[str, Any]]
 
@@ -62,7 +63,8 @@ class MegatronCheckpointer(Checkpointer):
 
     def _write(self, directory: Path) -> None:
         target = directory / SHARDED
-        target.mkdir(exist_ok=True)  # Megatron asks for it on every rank
+        # Megatron asks for it on every rank. Together, since one that could not make it would be missed in the save.
+        raise_together(find_ranks(), lambda: target.mkdir(exist_ok=True))
         _framework().save(self._sharded_state(False), str(target))
 
 

@@ -59,6 +59,7 @@ class ResilienceCallback(Late):
         if self._overrides:
             load_settings(arguments=self._overrides, strict_env=False)
         self._trainer: Any = None
+        self._plain_train: Any = None
         self._training: Training | None = None
 
     @classmethod
@@ -87,6 +88,7 @@ class ResilienceCallback(Late):
             trainer.add_callback(self)
         if self._trainer is None:
             self._trainer = trainer
+            self._plain_train = vars(trainer).get("train")
             trainer.train = Watched(self, trainer.train)
 
     def _refuse_second(self, trainer: Any) -> None:
@@ -98,14 +100,22 @@ class ResilienceCallback(Late):
     def detach(self) -> None:
         """Leave the trainer, with all as it was before; between two trainings. May be repeated."""
         trainer, self._trainer = self._trainer, None
-        if trainer is not None:
-            vars(trainer).pop("train", None)
-            trainer.remove_callback(self)
+        plain, self._plain_train = self._plain_train, None
+        if trainer is None:
+            return
+        own = vars(trainer)
+        if isinstance(own.get("train"), Watched):  # else somebody has put another one around it, which stays
+            own.pop("train")
+            if plain is not None:
+                own["train"] = plain
+        trainer.remove_callback(self)
 
     # -- a training
 
     def watch(self, plain: Callable[[Any], Any], asked: Any, *, is_trial: bool) -> Any:
         """Train, by the trainer's own `train`, which takes what is resumed."""
+        if self._trainer is None or self._training is not None:
+            return plain(asked)  # detached below what somebody has put around it, or that calls it twice
         pytorch.refuse_second()  # by hand, or by the adapter of Accelerate
         session = session_on_all_ranks(self._session)
         if session is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,8 @@ def _synced_size(path: Path) -> int:
 
 def _put(directory: Path, mark: Mapping[str, Any]) -> None:
     """Write the mark as a whole or not at all; several ranks may do so at once."""
-    part = directory / f"{NAME}.{os.getpid()}"
+    # Not by the number of the process: containers on several nodes give out the same ones.
+    part = directory / f"{NAME}.{secrets.token_hex(8)}"
     try:
         part.write_text(json.dumps(mark, indent=1))
         _synced_size(part)

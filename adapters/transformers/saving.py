@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from resilience_sdk.adapters._base import checkpointer
 from resilience_sdk.adapters.transformers import marks, pointers
 from resilience_sdk.adapters.transformers.rotation import rotate
-from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.commit import remove_tree
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.console import say
@@ -21,21 +21,10 @@ class Saves:
     """The saves of one training; of the thread that trains, on all ranks. `is_known`: to the run directory."""
 
     def __init__(self, trainer: Any, session: Session, *, is_known: bool) -> None:
-        settings = session.settings
         self._trainer = trainer
         self._plain: Callable[[], object] = _nothing
         self._count = 0
-        self._checkpointer: Checkpointer | None = None
-        if not is_known:
-            return
-        self._checkpointer = Checkpointer(
-            {},
-            run_dir=session.run_dir,
-            keep=settings.checkpoint_keep,
-            group_readable=settings.group_readable,
-            journal=session.journal,
-            writer=self._write,
-        )
+        self._checkpointer = checkpointer(session, self._write) if is_known else None
 
     @property
     def expected_save_s(self) -> float:
@@ -83,12 +72,13 @@ class Saves:
     def _write(self, directory: Path | None) -> None:
         """Write on all ranks, then mark it; raises on all ranks what one raises."""
         ranks = find_ranks()
+        # Apart: the trainer's save may be collective, so one rank that failed before it would leave the others there.
+        raise_together(ranks, lambda: marks.begin(self._directory))
         raise_together(ranks, self._write_own)
         raise_together(ranks, lambda: self._seal(directory if ranks.rank == 0 else None, ranks.size))
 
     def _write_own(self) -> None:
         trainer = self._trainer
-        marks.begin(self._directory)
         limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
         keeping = KeepsErrors(trainer.save_model)
         before = trainer.__dict__.get("save_model")

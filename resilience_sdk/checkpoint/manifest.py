@@ -29,6 +29,11 @@ _FILE_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}/\.?)?[A-Za-z0-9_]
 _INTEGER_FIELDS = ("step", "world_size")
 
 
+def is_listable(name: str) -> bool:
+    """Tell whether a manifest may list a file of this name, relative to its directory."""
+    return _FILE_NAME.fullmatch(name) is not None and name != MANIFEST_NAME
+
+
 class InvalidCheckpointError(Exception):
     """A checkpoint that must not be loaded; the text is the reason, in words for a person."""
 
@@ -58,7 +63,7 @@ class FileEntry:
         shape = isinstance(value, (list, tuple)) and len(value) == 3
         if not shape or not isinstance(value[0], str) or not all(_is_count(item) for item in value[1:]):
             raise InvalidCheckpointError("the manifest lists a file in a way that cannot be read")
-        if not _FILE_NAME.fullmatch(value[0]) or value[0] == MANIFEST_NAME:
+        if not is_listable(value[0]):
             raise InvalidCheckpointError(f"the manifest lists a file with the forbidden name {value[0]!r}")
         return cls(name=value[0], size=value[1], crc32=value[2])
 

@@ -176,6 +176,9 @@ class Saver:
             if self._background is not None and not self._background.wait_written(_LAG_S):
                 raise CheckpointError(f"the save of step {self._background.step} is still being written")
             if unfinished is not None:
+                if self._writer is not None and not unfinished.is_dir():
+                    # A framework would make it here, on this node alone, and nobody would miss what is in it.
+                    raise CheckpointError(f"{unfinished} is not there: put the run directory on storage that all share")
                 position = self._capture_position()
                 part = capture_part(self._state, position, ranks.rank, order["values"], self._writer)
                 part = copy_part(part, self._staging) if in_background else part

@@ -11,13 +11,14 @@ import attrs
 
 from resilience_sdk._version import __version__
 from resilience_sdk.checkpoint import payload, sharded
-from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest
+from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, is_listable
 from resilience_sdk.checkpoint.ranks import Ranks, describe
 from resilience_sdk.checkpoint.rng import capture_rng
 from resilience_sdk.checkpoint.staging import Staging
 from resilience_sdk.checkpoint.state import StateMap
 from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.checkpoint.trackers import capture_trackers
+from resilience_sdk.console import say_once
 
 
 @attrs.frozen
@@ -67,10 +68,11 @@ def write_part(part: Part, directory: Path, ranks: Ranks, *, mode: int, spread: 
             spread.result()
         elif part.spread:
             sharded.save(directory, part.spread, ranks)
+        places = {SHARDED} if part.spread else set()
         if part.writer is not None:
             part.writer(directory)
-        is_sharded = bool(part.spread) or (directory / SHARDED / ".metadata").exists()
-        entries = sharded.entries_of(directory, rank, mode=mode) if is_sharded else []
+            places |= sharded.places_in(directory)  # each rank reads its own back: one alone would read the whole model
+        entries = [one for place in sorted(places) for one in sharded.entries_of(directory, place, rank, mode=mode)]
         entries += payload.write_rank(directory, rank, part.document, part.own, mode=mode)
         if rank == 0:
             entries += payload.write_shared(directory, part.shared, part.values, sorted(part.spread), mode=mode)
@@ -94,7 +96,8 @@ def seal(store: CheckpointStore, parts: list[Any], unfinished: Path, step: int, 
 def foreign_entries(directory: Path, known: set[str], store: CheckpointStore) -> tuple[FileEntry, ...]:
     """Return the entries of what somebody else has written here, made safe to keep; raises `OSError`.
 
-    A framework writes by its own rules: with the modes of the user's umask, and without a sync.
+    A framework writes by its own rules: with the modes of the user's umask, without a sync, and under names that a
+    manifest must not list, or no reader would take it. These stay where they are.
     """
     folders = sorted(path for path in directory.iterdir() if path.is_dir())
     found = []
@@ -103,7 +106,14 @@ def foreign_entries(directory: Path, known: set[str], store: CheckpointStore) ->
             relative = path.relative_to(directory).as_posix()
             if relative in known or relative == MANIFEST_NAME or path.is_dir():
                 continue
-            found.append(sharded.entry_of(directory, relative, mode=store.file_mode))
+            entry = sharded.entry_of(directory, relative, mode=store.file_mode)
+            if is_listable(relative):
+                found.append(entry)
+            else:
+                say_once(
+                    f"unlisted:{relative}",
+                    f"{relative!r} is saved, but not checked at a resume: a manifest cannot list its name",
+                )
     for folder in folders:
         os.chmod(folder, store.directory_mode)
     return tuple(found)

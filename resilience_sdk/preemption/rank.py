@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any, NoReturn, Protocol
 
 from resilience_sdk import lanes
@@ -127,10 +129,23 @@ def listen(side: Side) -> None:
 
 
 def begin(save_s: Callable[[], float] = float) -> None:
-    """Listen from now on, before the first check; for a `Run`. `save_s` tells how long a save takes (any thread)."""
+    """Listen from now on, before the first check; for a `Run`. `save_s` tells how long a save takes (any thread).
+
+    The object whose method it is may go: a training that has ended must not keep its model for that.
+    """
     me = _started()
-    if me is not None:
+    if me is None:
+        return
+    if not isinstance(save_s, MethodType):
         me.save_s = save_s
+        return
+    method = weakref.WeakMethod(save_s)
+
+    def save_s_while_it_lives() -> float:
+        tell = method()
+        return 0.0 if tell is None else tell()
+
+    me.save_s = save_s_while_it_lives
 
 
 def take_over(behind: Mapping[int, Any], also: Sequence[int] = ()) -> None:

@@ -15,7 +15,7 @@ from .test_accelerate_fsdp import CONFIG
 
 pytestmark = pytest.mark.slow
 EXAMPLE = PROJECT / "examples" / "accelerate_train.py"
-ACCELERATE = ("-m", "accelerate.commands.launch")
+ACCELERATE = ("-m", "accelerate.commands.launch", "--main_process_port=0")  # a free one, beside other tests
 
 
 def run(folder, *words, fault=""):

@@ -131,7 +131,17 @@ def test_the_example_runs_under_torchrun(tmp_path):
     """And finishes there, too."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "SLURM_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", EXAMPLE, "--steps", "4"],
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            EXAMPLE,
+            "--steps",
+            "4",
+        ],
         env=own | {"PYTHONPATH": str(PROJECT), "RESILIENCE_RUN_DIR": str(tmp_path / "run"), "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         capture_output=True,

@@ -52,7 +52,7 @@ def end_of(folder, *args, **env):
     folder.mkdir(exist_ok=True)
     command = ("--nproc-per-node", "2", "transformers_training.py", *_OPTIONS, *map(str, args))
     with job(folder, *command, env=env) as run:
-        return Ended(run.finish(90.0), run, run.screen)
+        return Ended(run.finish(180.0), run, run.screen)
 
 
 @pytest.fixture(scope="module")

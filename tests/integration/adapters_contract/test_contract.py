@@ -40,7 +40,7 @@ class Ended:
         return [json.loads(path.read_text()) for path in self.run.told(f"{name}-{attempt}-[0-9]")]
 
 
-def end_of(folder, adapter, *args, timeout_s=90.0, **env):
+def end_of(folder, adapter, *args, timeout_s=180.0, **env):
     """Run the adapter's script on two ranks to its end."""
     folder.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:

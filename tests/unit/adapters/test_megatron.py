@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
 import types
@@ -12,10 +13,10 @@ import torch
 from resilience_sdk import console, preemption
 from resilience_sdk.adapters import megatron
 from resilience_sdk.adapters._base import StepBeat
-from resilience_sdk.adapters.megatron import attached, surroundings
+from resilience_sdk.adapters.megatron import attached, saving, surroundings
 from resilience_sdk.adapters.megatron.exits import meaning_of
 from resilience_sdk.adapters.megatron.sections import Span
-from resilience_sdk.errors import ConfigError
+from resilience_sdk.errors import CheckpointError, ConfigError
 
 
 class Timer:
@@ -100,6 +101,14 @@ def counts(recording):
 
 
 # -- steps and sections
+
+
+def test_what_cannot_be_attached_leaves_nothing_attached(config, optimizer):
+    """A configuration that is frozen, for one: the next try must not hear that there is a loop already."""
+    frozen = collections.namedtuple("Frozen", "timers")(config.timers)
+    with pytest.raises(AttributeError):
+        megatron.attach(frozen, optimizer)
+    megatron.attach(config, optimizer)
 
 
 def test_a_loop_has_beats_and_sections_by_its_timers(recording, config, optimizer):
@@ -392,3 +401,13 @@ def test_the_codes_of_the_rerun_machine_have_a_meaning(code, says):
 def test_other_codes_have_none(code):
     """They are not Megatron's."""
     assert meaning_of(code) is None
+
+
+def test_no_rank_begins_a_save_that_another_one_cannot(tmp_path, monkeypatch):
+    """It is collective, so the others would wait in it."""
+    ranks = types.SimpleNamespace(rank=0, size=2, gather=lambda mine: [mine, "no space"])
+    monkeypatch.setattr(saving, "find_ranks", lambda: ranks)
+    monkeypatch.setattr(saving, "_framework", lambda: pytest.fail("it saves"))
+    saver = megatron.checkpointer(lambda _is_loading: {}, lambda _state: None, run_dir=tmp_path)
+    with pytest.raises(CheckpointError, match="rank 1: no space"):
+        saver._write(tmp_path)

@@ -12,6 +12,7 @@ from resilience_sdk.adapters import megatron
 from resilience_sdk.adapters.megatron import attached, surroundings
 from resilience_sdk.adapters.megatron.client import MonitorClient
 from resilience_sdk.errors import ConfigError, Preempted
+from resilience_sdk.session import ending
 
 
 def forward_step(data_iterator, model):
@@ -144,6 +145,19 @@ def test_an_exit_with_0_is_the_end_only_behind_the_last_iteration(recording, lm,
     with pytest.raises(SystemExit) as left:
         run(train)
     assert left.value.code == code
+
+
+@pytest.mark.parametrize("iteration", [6, 3])
+def test_a_rank_tells_the_others_how_it_has_ended(recording, lm, monkeypatch, iteration):
+    """Whatever it has seen: a rank whose hooks have failed counts no steps, and the others ask it all the same."""
+    told = []
+    ranks = types.SimpleNamespace(rank=0, gather=lambda message: told.append(message) or [message, "clean"])
+    monkeypatch.setattr(ending, "has_peers", lambda: True)
+    monkeypatch.setattr(ending, "group_is_ready", lambda: True)
+    monkeypatch.setattr(ending, "find_ranks", lambda: ranks)
+    lm._GLOBAL_ARGS.iteration = iteration
+    run(lambda *_: None)
+    assert told == ["not clean"]  # no session is in this process
 
 
 @pytest.mark.parametrize("code", [16, 17, 1])

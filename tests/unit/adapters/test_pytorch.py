@@ -359,6 +359,30 @@ def test_a_hook_that_fails_does_not_stop_the_loop(recording, asked, model, optim
     assert recording.stack() == []
 
 
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_what_comes_between_steps_comes_also_where_a_hook_has_failed(
+    recording, asked, model, optimizer, loader, monkeypatch, is_watched
+):
+    """It may be collective: the other ranks, whose hooks are well, would wait in it for this one."""
+    monkeypatch.setattr(preemption, "check", lambda step=None: 1 / 0)
+    told = []
+    watched = loader if is_watched else None
+    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, watched, 0, between_steps=told.append))
+    train(model, optimizer, loader)
+    assert handle.step == 6
+    assert told == [False] * (6 if is_watched else 5)
+
+
+def test_loading_a_state_comes_between_no_steps(recording, asked, model, optimizer):
+    """Some optimizers make a step when their state is loaded."""
+    told = []
+    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, None, 0, between_steps=told.append))
+    with handle.paused():
+        optimizer.step()
+    model(torch.randn(2, 4))
+    assert (handle.step, told) == (0, [])
+
+
 def test_two_models_of_one_loop(recording, asked, model, optimizer, loader):
     """The second one has sections of its own, and the steps are those of the first."""
     critic = nn.Linear(4, 1)

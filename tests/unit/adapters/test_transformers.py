@@ -68,6 +68,28 @@ def test_detached_it_leaves_the_trainer_as_it_was(make):
     callback.attach(make())
 
 
+def test_what_others_have_put_around_train_stays(make):
+    """Before it and behind it."""
+
+    def before(*_):
+        return "before"
+
+    def behind():
+        return watched()
+
+    trainer = make()
+    trainer.train = before
+    callback = ResilienceCallback()
+    callback.attach(trainer)
+    callback.detach()
+    assert trainer.train is before
+    callback.attach(trainer)
+    watched, trainer.train = trainer.train, behind
+    callback.detach()
+    assert trainer.train is behind
+    assert trainer.train() == "before"
+
+
 def test_attached_twice_to_one_trainer_is_attached_once(make):
     """A notebook's cell may run again."""
     callback = ResilienceCallback()

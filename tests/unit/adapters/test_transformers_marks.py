@@ -68,6 +68,22 @@ def test_a_mark_is_there_as_a_whole_or_not_at_all(tmp_path):
     assert [one.name for one in path.iterdir() if one.name.startswith(marks.NAME)] == [marks.NAME]
 
 
+def test_two_ranks_with_the_same_process_number_do_not_meet(tmp_path, monkeypatch):
+    """As in containers on two nodes, whose processes have the same numbers."""
+    sync, others = marks._synced_size, [True]
+
+    def sync_when_the_other_rank_has_come_through(path):
+        if others:
+            others.pop()
+            marks.begin(tmp_path)
+        return sync(path)
+
+    monkeypatch.setattr(marks, "_synced_size", sync_when_the_other_rank_has_come_through)
+    marks.begin(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == [marks.NAME]
+    assert others == []
+
+
 def test_the_newest_complete_one_is_the_last(tmp_path, capsys):
     """By its step as a number; nothing is said where nothing is passed over."""
     made(tmp_path, 9)

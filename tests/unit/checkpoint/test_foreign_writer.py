@@ -1,12 +1,14 @@
 """Checkpoints with files that a framework writes by itself, and how it is told which one to load."""
 
 import os
+import types
 
 import pytest
 import torch
 
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.manifest import SHARDED
+from resilience_sdk.checkpoint.manifest import SHARDED, FileEntry
+from resilience_sdk.checkpoint.saving import Part, write_part
 from resilience_sdk.checkpoint.verify import verify_checkpoint
 
 
@@ -110,3 +112,50 @@ def test_it_writes_in_the_thread_that_trains(tmp_path, background):
     )
     own.maybe_save(1)
     assert threads == [threading.main_thread()]
+
+
+@pytest.mark.parametrize(
+    ("rank", "names"), [(0, ["model_0/.metadata", "model_0/__0_0.distcp"]), (1, ["model_0/__1_0.distcp"])]
+)
+def test_each_rank_reads_its_own_shards_back(tmp_path, rank, names):
+    """Rank 0 would have to read those of all, while the others wait for it."""
+
+    def write(directory):
+        (directory / "model_0").mkdir()
+        for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "other"):
+            (directory / "model_0" / name).write_bytes(b"part")
+
+    part = Part(document={}, own={}, shared={}, spread={}, values="{}", writer=write)
+    answer = write_part(part, tmp_path, types.SimpleNamespace(rank=rank, size=2), mode=0o600)
+    assert answer["error"] is None
+    files = [FileEntry.from_json(entry).name for entry in answer["files"]]
+    assert sorted(name for name in files if "/" in name) == names
+
+
+def test_a_rank_that_does_not_see_the_directory_says_so_before_it_writes(tmp_path):
+    """The framework would make it on that node alone, and the checkpoint would be taken for a whole one."""
+    saver = checkpointer(tmp_path)._saver
+    other = types.SimpleNamespace(rank=1, size=2)
+    order = {"error": None, "values": "{}"}
+    assert (
+        "put the run directory on storage"
+        in saver._take_part(3, other, tmp_path / "elsewhere", order, False)[1]["error"]
+    )
+    (tmp_path / "here").mkdir()
+    assert saver._take_part(3, other, tmp_path / "here", order, False)[1]["error"] is None
+
+
+@pytest.mark.parametrize("name", ["my model.bin", ".hidden", "part one/model.bin", "part one/.metadata"])
+def test_a_name_that_no_manifest_may_list_does_not_spoil_the_rest(tmp_path, capsys, name):
+    """The checkpoint can be resumed, with that file in it, which is said to be unchecked."""
+
+    def write(directory):
+        writer(directory)
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(b"weights")
+
+    assert checkpointer(tmp_path, write).save(3)
+    assert f"{name!r} is saved, but not checked at a resume" in capsys.readouterr().err
+    again = checkpointer(tmp_path)
+    assert again.resume() == 3
+    assert (again.last_good.path / name).read_bytes() == b"weights"
