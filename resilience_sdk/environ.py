@@ -20,8 +20,9 @@ CONFIG = "RESILIENCE_CONFIG"
 JOB_ID = "RESILIENCE_JOB_ID"
 PAGE_DIR = "RESILIENCE_PAGE_DIR"
 RUN_DIR = "RESILIENCE_RUN_DIR"
+AUTO = "RESILIENCE_AUTO"
 # Known RESILIENCE_* variables that are no settings field.
-NON_FIELDS = frozenset({DISABLE, FAULT, "RESILIENCE_AUTO", CONFIG, "RESILIENCE_DB", JOB_ID, PAGE_DIR})
+NON_FIELDS = frozenset({DISABLE, FAULT, AUTO, CONFIG, "RESILIENCE_DB", JOB_ID, PAGE_DIR})
 
 # Written by the launcher for its ranks and its monitor.
 INTERNAL_JOB = "RESILIENCE_INTERNAL_JOB"  # the job key: equal in all processes of the job
@@ -52,6 +53,11 @@ def is_disabled(env: Mapping[str, str]) -> bool:
     return env.get(DISABLE, "").strip().lower() in ("1", "true", "yes", "on")
 
 
+def is_automatic(env: Mapping[str, str]) -> bool:
+    """Tell whether `RESILIENCE_AUTO` asks frameworks to use us with no code."""
+    return env.get(AUTO, "").strip().lower() in ("1", "true", "yes", "on")
+
+
 def rank_identity(env: Mapping[str, str]) -> RankIdentity | None:
     """Return the identity that the launcher's variables give, or None when they give none.
 
@@ -67,6 +73,9 @@ def rank_identity(env: Mapping[str, str]) -> RankIdentity | None:
             world_size=max(_integer(env.get("WORLD_SIZE")) or 1, rank + 1),
             source="RANK",
         )
+    if (local_rank := lightning_local_rank(env)) is not None and _integer(env.get("NODE_RANK")) == 0:
+        size = max(_integer(env.get("WORLD_SIZE")) or 1, local_rank + 1)
+        return RankIdentity(rank=local_rank, local_rank=local_rank, world_size=size, source="LOCAL_RANK of Lightning")
     for rank_name, size_names, local_name in (
         ("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"), "SLURM_LOCALID"),
         ("OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -79,6 +88,15 @@ def rank_identity(env: Mapping[str, str]) -> RankIdentity | None:
                 rank=rank, local_rank=_integer(env.get(local_name)) or 0, world_size=size, source=rank_name
             )
     return None
+
+
+def lightning_local_rank(env: Mapping[str, str]) -> int | None:
+    """Return the number of a rank on its node that Lightning itself has started by running the script again, else None.
+
+    Number 0 is the process that the user has started: it starts the others, which are its children.
+    """
+    is_its = "RANK" not in env and "NODE_RANK" in env and _integer(env.get("WORLD_SIZE")) is not None
+    return _integer(env.get("LOCAL_RANK")) if is_its else None
 
 
 def has_several_nodes(env: Mapping[str, str]) -> bool:

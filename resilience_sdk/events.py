@@ -30,6 +30,7 @@ class Event(str, Enum):
     STOP_AGREED = "stop_agreed"
     STRAGGLER = "straggler"
     NUMERICS = "numerics"
+    METRICS = "metrics"
     HEALTH = "health"
     MONITOR_START = "monitor_start"
     MONITOR_REPLACED = "monitor_replaced"

@@ -152,18 +152,13 @@ class RunDirectory:
         Raises:
             RunDirectoryError: The flag cannot be written; then the job would be started again.
         """
-        env = environ.environment() if env is None else env
         try:
             self.finished.touch(mode=0o600)
         except OSError as error:
             raise RunDirectoryError(
                 f"cannot write {self.finished}: {error.strerror}; create it by hand to say that training is complete"
             ) from None
-        if flag := env.get(environ.FINISHED_FLAG_FILE):
-            try:
-                Path(flag).touch()
-            except OSError as error:
-                say_once(f"flag:{flag}", f"cannot write {flag} ({environ.FINISHED_FLAG_FILE}): {error.strerror}")
+        tell_finished(env)
 
     def set_aside(self) -> Path | None:
         """Rename the directory, so that a fresh start finds nothing; return its new path, or None if missing.
@@ -179,6 +174,16 @@ class RunDirectory:
         except OSError as error:
             raise RunDirectoryError(f"cannot set {self.path} aside: {error.strerror}; {_OTHER_DIRECTORY}") from None
         return target
+
+
+def tell_finished(env: Mapping[str, str] | None = None) -> None:
+    """Create the file that `FAULT_TOL_FINISHED_FLAG_FILE` names in `env` (default: ours), if it names one."""
+    env = environ.environment() if env is None else env
+    if flag := env.get(environ.FINISHED_FLAG_FILE):
+        try:
+            Path(flag).touch()
+        except OSError as error:
+            say_once(f"flag:{flag}", f"cannot write {flag} ({environ.FINISHED_FLAG_FILE}): {error.strerror}")
 
 
 def choose_run_dir(script: str, env: Mapping[str, str], explicit: str | None) -> tuple[Path, bool]:

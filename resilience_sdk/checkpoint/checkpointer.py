@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 from resilience_sdk.checkpoint import joining
-from resilience_sdk.checkpoint.choosing import choose
+from resilience_sdk.checkpoint.choosing import choose, look
 from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s, newest_save_s
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
 from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
@@ -17,6 +18,7 @@ from resilience_sdk.checkpoint.saver import GoodCheckpoint, Saver
 from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.console import say
+from resilience_sdk.environ import environment, rank_identity
 from resilience_sdk.errors import CheckpointError, ConfigError
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
@@ -70,6 +72,7 @@ class Checkpointer:
         group_readable: bool = False,
         journal: Journal | None = None,
         clock: Clock | None = None,
+        writer: Callable[[Path], object] | None = None,
     ) -> None:
         """Prepare the run directory; no checkpoint is read or written before the first call.
 
@@ -90,6 +93,9 @@ class Checkpointer:
             group_readable: Let the group read the files (nobody but the owner may ever write them).
             journal: Where saves and resumes are recorded; None = in the journal of this rank, in `run_dir`.
             clock: For tests.
+            writer: For a framework that saves by itself: `writer(directory)` writes more files there, on all ranks at
+                once, in the thread that trains. Plain names, and these in directories, become a part of the checkpoint;
+                the framework reads them from `last_good.path`. It ends on all ranks, also where one of them fails.
 
         Raises:
             ConfigError: `state` or `every` cannot be used; the message names the entry and the cure.
@@ -118,10 +124,18 @@ class Checkpointer:
         )
         self._record = Record(run_dir, journal, joining.nowhere if read_only else None)
         self._clock = clock or SystemClock()
-        self._in_background = in_background
+        self._in_background = in_background and writer is None
         self._saver = Saver(
-            self._state, self.values, self._store, self._policy, self._capture_position, self._record.emit, self._clock
+            self._state,
+            self.values,
+            self._store,
+            self._policy,
+            self._capture_position,
+            self._record.emit,
+            self._clock,
+            writer,
         )
+        self._found: dict[str, Any] | None = None
         self._run_dir = run_dir
         self._has_journal = journal is not None
         self._is_read_only = read_only
@@ -205,7 +219,27 @@ class Checkpointer:
         self._start(step)
         return step
 
+    def find(self) -> GoodCheckpoint | None:
+        """Return the checkpoint that `resume` would load, as this rank finds it by itself; None = fresh. Any rank.
+
+        For a framework that must be told of it before the process group is there. Not collective: every rank reads
+        every byte, and rank 0 alone (by the launcher's variables) says and journals what it passes over.
+
+        Raises:
+            CheckpointError: As `resume`.
+        """
+        identity = rank_identity(environment())
+        is_first = identity is None or identity.rank == 0
+        found = self._choose() if is_first else look(self._store, self._record.events())
+        if found["error"]:
+            raise CheckpointError(found["error"])
+        self._found = found if is_first else None
+        return None if found["name"] is None else GoodCheckpoint(found["step"], self._store.path_of(found["step"]))
+
     def _choose(self) -> dict[str, Any]:
+        found, self._found = self._found, None
+        if found is not None:
+            return found  # every byte was read a moment ago
         events = self._record.events()
         self._policy.assumed_save_s = newest_save_s(events)
         if self._mttf_s is None:

@@ -21,21 +21,35 @@ def choose(store: CheckpointStore, events: Iterable[Mapping[str, Any]], emit: Ca
     `events` are those of the journal so far; `emit(event, step, **fields)` adds to it.
     """
     events = tuple(events)
-    quarantined = find_quarantined(events)
+
+    def tell(selection: Selection) -> None:
+        _tell(selection, find_quarantined(events), events, emit)
+        if selection.name is None and selection.skipped and _refusal(selection.skipped, str(store.directory)) is None:
+            say("training starts over: there is no other checkpoint")
+
+    return look(store, events, tell, may_clean=True)
+
+
+def look(
+    store: CheckpointStore,
+    events: Iterable[Mapping[str, Any]],
+    tell: Callable[[Selection], None] = lambda _selection: None,
+    *,
+    may_clean: bool = False,
+) -> dict[str, Any]:
+    """Return the same without a word, and without changing anything there. Any rank."""
+    events = tuple(events)
     rollbacks = find_rollbacks(events)
     answer: dict[str, Any] = {"error": None, "name": None, "step": 0, "skip": skipped_steps(rollbacks)}
     try:
-        selection = store.find_newest(quarantined, rollbacks)
+        selection = store.find_newest(find_quarantined(events), rollbacks, may_clean=may_clean)
     except OSError as error:
         reason = f"cannot read {store.directory}: {error.strerror}"
         return {**answer, "error": f"{reason}; so it cannot be told where to go on"}
-    _tell(selection, quarantined, events, emit)
+    tell(selection)
     manifest = selection.manifest
     if manifest is None:
-        refusal = _refusal(selection.skipped, str(store.directory))
-        if refusal is None and selection.skipped:
-            say("training starts over: there is no other checkpoint")
-        return {**answer, "error": refusal}
+        return {**answer, "error": _refusal(selection.skipped, str(store.directory))}
     return {
         **answer,
         "name": selection.name,

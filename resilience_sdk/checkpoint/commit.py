@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, encode_manifest
+from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, encode_manifest
 from resilience_sdk.checkpoint.select import step_name, step_of
 
 # Three prefixes, so that whoever finds a leftover knows what it may still be good for.
@@ -105,8 +105,8 @@ def commit(unfinished: Path, manifest: Manifest, token: str, *, mode: int = 0o60
     target = checkpoints / step_name(manifest.step)
     data = encode_manifest(manifest)
     write_file(unfinished, MANIFEST_NAME, lambda writer: _write_once(writer, data), mode=mode)
-    if manifest.format > 1:
-        sync_directory(unfinished / SHARDED)
+    for name in manifest.directories:
+        sync_directory(unfinished / name)
     sync_directory(unfinished)
     aside = None
     if os.path.lexists(target):

@@ -18,15 +18,20 @@ from typing import Any
 
 import attrs
 
-# Each checkpoint says the oldest format that can read it: 1 = plain files, 2 = also the files of
-# torch.distributed.checkpoint in `sharded/`.
+# Each checkpoint says the oldest format that can read it: 1 = plain files, 2 = also files in directories, such as those
+# of torch.distributed.checkpoint in `sharded/`.
 FORMAT = 2
 MANIFEST_NAME = "manifest.json"
 SHARDED = "sharded"
 
 # Plain names only: a manifest must not be able to point out of its own directory.
-_FILE_NAME = re.compile(r"(?:sharded/\.?)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_FILE_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}/\.?)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _INTEGER_FIELDS = ("step", "world_size")
+
+
+def is_listable(name: str) -> bool:
+    """Tell whether a manifest may list a file of this name, relative to its directory."""
+    return _FILE_NAME.fullmatch(name) is not None and name != MANIFEST_NAME
 
 
 class InvalidCheckpointError(Exception):
@@ -58,7 +63,7 @@ class FileEntry:
         shape = isinstance(value, (list, tuple)) and len(value) == 3
         if not shape or not isinstance(value[0], str) or not all(_is_count(item) for item in value[1:]):
             raise InvalidCheckpointError("the manifest lists a file in a way that cannot be read")
-        if not _FILE_NAME.fullmatch(value[0]) or value[0] == MANIFEST_NAME:
+        if not is_listable(value[0]):
             raise InvalidCheckpointError(f"the manifest lists a file with the forbidden name {value[0]!r}")
         return cls(name=value[0], size=value[1], crc32=value[2])
 
@@ -85,7 +90,12 @@ class Manifest:
     @property
     def format(self) -> int:
         """The oldest format whose readers understand this checkpoint."""
-        return 2 if any(entry.name.startswith(f"{SHARDED}/") for entry in self.files) else 1
+        return 2 if self.directories else 1
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """The names of the directories that files are in, in order."""
+        return tuple(sorted({entry.name.partition("/")[0] for entry in self.files if "/" in entry.name}))
 
     def names(self) -> frozenset[str]:
         """Return the names of all files."""

@@ -65,7 +65,7 @@ def restore_generators(generators: Mapping[str, torch.Generator], states: Mappin
 
 
 def _encode(state: torch.Tensor) -> str:
-    return base64.b64encode(bytes(state.cpu().untyped_storage().tolist())).decode("ascii")
+    return base64.b64encode(bytes(state.cpu().tolist())).decode("ascii")
 
 
 def decode_tensor(text: str) -> torch.Tensor:

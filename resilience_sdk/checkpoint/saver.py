@@ -57,6 +57,7 @@ class Saver:
         capture_position: Callable[[], Any],
         emit: Callable[..., None],
         clock: Clock,
+        writer: Callable[[Path], object] | None = None,
     ) -> None:
         from resilience_sdk.checkpoint.staging import Staging
 
@@ -67,6 +68,7 @@ class Saver:
         self._capture_position = capture_position
         self._record = emit
         self._clock = clock
+        self._writer = writer
         self._staging = Staging()
         self._last_good: GoodCheckpoint | None = None
         self._saved_values: str | None = None
@@ -174,7 +176,11 @@ class Saver:
             if self._background is not None and not self._background.wait_written(_LAG_S):
                 raise CheckpointError(f"the save of step {self._background.step} is still being written")
             if unfinished is not None:
-                part = capture_part(self._state, self._capture_position(), ranks.rank, order["values"])
+                if self._writer is not None and not unfinished.is_dir():
+                    # A framework would make it here, on this node alone, and nobody would miss what is in it.
+                    raise CheckpointError(f"{unfinished} is not there: put the run directory on storage that all share")
+                position = self._capture_position()
+                part = capture_part(self._state, position, ranks.rank, order["values"], self._writer)
                 part = copy_part(part, self._staging) if in_background else part
                 if part.spread and ranks.rank == 0:
                     (unfinished / SHARDED).mkdir(mode=self._store.directory_mode)

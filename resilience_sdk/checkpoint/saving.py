@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import attrs
 
 from resilience_sdk._version import __version__
 from resilience_sdk.checkpoint import payload, sharded
-from resilience_sdk.checkpoint.manifest import FileEntry, Manifest
+from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, is_listable
 from resilience_sdk.checkpoint.ranks import Ranks, describe
 from resilience_sdk.checkpoint.rng import capture_rng
 from resilience_sdk.checkpoint.staging import Staging
 from resilience_sdk.checkpoint.state import StateMap
 from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.checkpoint.trackers import capture_trackers
+from resilience_sdk.console import say_once
 
 
 @attrs.frozen
@@ -29,9 +30,13 @@ class Part:
     shared: Mapping[str, Any]
     spread: Mapping[str, Any]
     values: str
+    writer: Callable[[Path], object] | None = None
+    """Writes more files, on all ranks at once: a framework that saves by itself."""
 
 
-def capture_part(state: StateMap, position: Any, rank: int, values: str) -> Part:
+def capture_part(
+    state: StateMap, position: Any, rank: int, values: str, writer: Callable[[Path], object] | None = None
+) -> Part:
     """Take this rank's part of the live objects by reference, and its data position.
 
     Collective for some kinds of sharding. Whatever a `state_dict()` raises passes through.
@@ -42,7 +47,7 @@ def capture_part(state: StateMap, position: Any, rank: int, values: str) -> Part
         "trackers": capture_trackers(),
     }
     spread = sharded.capture(state.sharded, state.modules)
-    return Part(document, state.capture_rank(), state.capture_shared() if rank == 0 else {}, spread, values)
+    return Part(document, state.capture_rank(), state.capture_shared() if rank == 0 else {}, spread, values, writer)
 
 
 def copy_part(part: Part, staging: Staging) -> Part:
@@ -63,7 +68,11 @@ def write_part(part: Part, directory: Path, ranks: Ranks, *, mode: int, spread: 
             spread.result()
         elif part.spread:
             sharded.save(directory, part.spread, ranks)
-        entries = sharded.entries_of(directory, rank, mode=mode) if part.spread else []
+        places = {SHARDED} if part.spread else set()
+        if part.writer is not None:
+            part.writer(directory)
+            places |= sharded.places_in(directory)  # each rank reads its own back: one alone would read the whole model
+        entries = [one for place in sorted(places) for one in sharded.entries_of(directory, place, rank, mode=mode)]
         entries += payload.write_rank(directory, rank, part.document, part.own, mode=mode)
         if rank == 0:
             entries += payload.write_shared(directory, part.shared, part.values, sorted(part.spread), mode=mode)
@@ -78,9 +87,36 @@ def write_part(part: Part, directory: Path, ranks: Ranks, *, mode: int, spread: 
 def seal(store: CheckpointStore, parts: list[Any], unfinished: Path, step: int, token: str, now: float) -> Manifest:
     """Commit on rank 0 what all ranks have written; raises `OSError`, and nothing is visible then."""
     files = tuple(FileEntry.from_json(entry) for part in parts for entry in part["files"])
+    files += foreign_entries(unfinished, {entry.name for entry in files}, store)
     manifest = Manifest(step, len(parts), files, now, {"resilience_sdk": __version__})
     store.commit(unfinished, manifest, token)
     return manifest
+
+
+def foreign_entries(directory: Path, known: set[str], store: CheckpointStore) -> tuple[FileEntry, ...]:
+    """Return the entries of what somebody else has written here, made safe to keep; raises `OSError`.
+
+    A framework writes by its own rules: with the modes of the user's umask, without a sync, and under names that a
+    manifest must not list, or no reader would take it. These stay where they are.
+    """
+    folders = sorted(path for path in directory.iterdir() if path.is_dir())
+    found = []
+    for place in (directory, *folders):
+        for path in sorted(place.iterdir()):
+            relative = path.relative_to(directory).as_posix()
+            if relative in known or relative == MANIFEST_NAME or path.is_dir():
+                continue
+            entry = sharded.entry_of(directory, relative, mode=store.file_mode)
+            if is_listable(relative):
+                found.append(entry)
+            else:
+                say_once(
+                    f"unlisted:{relative}",
+                    f"{relative!r} is saved, but not checked at a resume: a manifest cannot list its name",
+                )
+    for folder in folders:
+        os.chmod(folder, store.directory_mode)
+    return tuple(found)
 
 
 def first_error(parts: list[dict[str, Any]], step: int | None = None) -> str | None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from resilience_sdk.checkpoint.manifest import SHARDED, FileEntry
+from resilience_sdk.checkpoint.manifest import SHARDED, FileEntry, is_listable
 from resilience_sdk.errors import CheckpointError, ConfigError
 
 _CHUNK = 1 << 20
@@ -144,23 +144,31 @@ def _group(ranks: Any, function: Any) -> dict[str, Any]:
     return {"no_dist": True} if "no_dist" in inspect.signature(function).parameters else {}
 
 
-def entries_of(directory: Path, rank: int, *, mode: int) -> list[FileEntry]:
-    """Return the entries of what DCP has written for one rank (rank 0: the metadata too); raises `OSError`.
+def places_in(directory: Path) -> set[str]:
+    """Return the names of the directories into which DCP has written, for us or for a framework."""
+    return {path.parent.name for path in directory.glob("*/.metadata") if is_listable(f"{path.parent.name}/.metadata")}
+
+
+def entries_of(directory: Path, place: str, rank: int, *, mode: int) -> list[FileEntry]:
+    """Return the entries of what DCP has written there for one rank (rank 0: the metadata too); raises `OSError`.
 
     Read back, since DCP writes by itself; what it read from is still in the memory of the system.
     """
-    place = directory / SHARDED
-    names = [name for name in sorted(os.listdir(place)) if name.startswith(f"__{rank}_")]
+    names = [name for name in sorted(os.listdir(directory / place)) if name.startswith(f"__{rank}_")]
     names += [".metadata"] if rank == 0 else []
-    found = []
-    for name in names:
-        os.chmod(place / name, mode)
-        crc = size = 0
-        with open(place / name, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                crc, size = zlib.crc32(chunk, crc), size + len(chunk)
-        found.append(FileEntry(f"{SHARDED}/{name}", size, crc))
-    return found
+    return [entry_of(directory, f"{place}/{name}", mode=mode) for name in names]
+
+
+def entry_of(directory: Path, name: str, *, mode: int) -> FileEntry:
+    """Return the entry of a file that is there already, by reading and syncing it; raises `OSError`."""
+    path = directory / name
+    os.chmod(path, mode)
+    crc = size = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+        os.fsync(file.fileno())
+    return FileEntry(name, size, crc)
 
 
 def load(directory: Path, templates: dict[str, Any], ranks: Any) -> None:

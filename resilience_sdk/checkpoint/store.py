@@ -45,13 +45,18 @@ class CheckpointStore:
         return self._unshared if self.hold is None else self.hold.in_flight
 
     def find_newest(
-        self, quarantined: Mapping[CheckpointId, str] | None = None, rollbacks: Sequence[Rollback] = ()
+        self,
+        quarantined: Mapping[CheckpointId, str] | None = None,
+        rollbacks: Sequence[Rollback] = (),
+        *,
+        may_clean: bool = True,
     ) -> Selection:
         """Return the newest checkpoint of which every byte is there, and why newer ones were skipped.
 
         `quarantined` ones are taken only if there is nothing else, those that a rollback leaves behind never.
         """
-        self.clean()
+        if may_clean:
+            self.clean()
         reasons = quarantined or {}
 
         def examine(name: str) -> Manifest:

@@ -9,7 +9,6 @@ from typing import BinaryIO
 
 from resilience_sdk.checkpoint.manifest import (
     MANIFEST_NAME,
-    SHARDED,
     FileEntry,
     InvalidCheckpointError,
     Manifest,
@@ -40,8 +39,8 @@ def verify_checkpoint(directory: Path) -> Manifest:
     fault = find_size_fault(manifest, _sizes(directory, manifest))
     if fault is not None:
         raise InvalidCheckpointError(fault)
-    if manifest.format > 1:
-        check_directory(directory / SHARDED)
+    for name in manifest.directories:
+        check_directory(directory / name)
     for entry in manifest.files:
         with open_trusted(directory / entry.name) as file:
             _verify_content(file, entry)

@@ -152,6 +152,16 @@ def find_own_block(name: str, kind: str) -> Block | None:
     return block.lane.recorder.twin(block)
 
 
+def find_own_beat(name: str) -> Beat | None:
+    """Return the heartbeat of a name on the calling thread's lane, for hooks to enter and leave; None: nothing is
+    recorded.
+    """
+    beat = find_beat(name)
+    if not isinstance(beat, Beat) or beat.lane.ident == get_ident():
+        return beat if isinstance(beat, Beat) else None
+    return beat.lane.recorder.twin(beat)
+
+
 def forget() -> None:
     """Empty the caches: every name is looked up anew at its next use."""
     BLOCKS.clear()

@@ -32,7 +32,7 @@ from resilience_sdk.lease import Lease, current_holder
 from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.outcome import EXIT_FAILED, EXIT_INTERRUPTED, Outcome, Verdict, write_outcome
 from resilience_sdk.rank_page import job_page_directory
-from resilience_sdk.run_directory import RunDirectory, choose_run_dir
+from resilience_sdk.run_directory import RunDirectory, choose_run_dir, tell_finished
 
 if TYPE_CHECKING:
     from resilience_sdk.launcher.attempt_files import AttemptFiles
@@ -70,6 +70,7 @@ def _main(argv: Sequence[str]) -> int:
         run_dir, named = _open_run_dir(chosen)
         if named and run_dir.is_finished() and not chosen.fresh:
             say(f"{run_dir.path} is finished: training is complete, nothing to do (--fresh starts over)")
+            tell_finished()  # a script that waits for its own flag file starts us again and again
             return 0
         names = [*chosen.elastic_signals.split(","), *chosen.settings.preempt_signals]
         with SignalInbox(names) as inbox:

@@ -88,6 +88,8 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
         _refuse_unknown(unknown[0], parser)
+    if namespace.accelerate_config is not None:
+        _apply_accelerate_config(namespace, parser, env)
     script = Script.parse(
         namespace.training_script,
         namespace.training_script_args,
@@ -206,9 +208,23 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="look at this node first, as `resilience doctor --compute` does, and leave where a job cannot start",
     )
+    group.add_argument(
+        "--accelerate-config",
+        metavar="FILE",
+        help="what `accelerate launch --config_file FILE` tells its ranks (precision, FSDP, ...) and their number; "
+        "an option given here counts before it",
+    )
     setting_options.add_setting_options(parser)
     parser.error = _usage_error  # type: ignore[method-assign]
     return parser
+
+
+def _apply_accelerate_config(
+    namespace: argparse.Namespace, parser: argparse.ArgumentParser, env: MutableMapping[str, str]
+) -> None:
+    from resilience_sdk.launcher import accelerate_config
+
+    accelerate_config.apply(namespace, parser.parse_args(["script.py"]), env)
 
 
 def _usage_error(message: str) -> NoReturn:

@@ -29,6 +29,7 @@ class RecoveryWatch:
         self._began = began
         self._journal = journal
         self._first_beats: set[tuple[int, int]] = set()
+        self._global_steps: set[tuple[int, int]] = set()
         self._first_steps: dict[int, int] = {}
         self._closed: int | None = None
         self._complete: tuple[int, float] | None = None
@@ -55,6 +56,11 @@ class RecoveryWatch:
                 self._first_beats.add((snapshot.rank, snapshot.pid))
                 self._first_steps[snapshot.rank] = first_step(snapshot)
                 self._journal.emit(Event.FIRST_BEAT, rank=snapshot.rank, step=snapshot.step)
+            if snapshot.step_is_global and (snapshot.rank, snapshot.pid) not in self._global_steps:
+                # Before it there may have been pulses, which tell no step of the run: loading an optimizer's state
+                # may make a step of its own.
+                self._global_steps.add((snapshot.rank, snapshot.pid))
+                self._first_steps[snapshot.rank] = first_step(snapshot)
         if elsewhere is not None:
             self._first_steps.update({page.rank: first_step(page) for page in elsewhere})
             leads, ranks, expected = any(page.rank == 0 for page in ranks), [*ranks, *elsewhere], None

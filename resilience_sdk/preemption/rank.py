@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from typing import NoReturn, Protocol
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
+from typing import Any, NoReturn, Protocol
 
 from resilience_sdk import lanes
 from resilience_sdk.console import say_once
@@ -127,10 +129,41 @@ def listen(side: Side) -> None:
 
 
 def begin(save_s: Callable[[], float] = float) -> None:
-    """Listen from now on, before the first check; for a `Run`. `save_s` tells how long a save takes (any thread)."""
+    """Listen from now on, before the first check; for a `Run`. `save_s` tells how long a save takes (any thread).
+
+    The object whose method it is may go: a training that has ended must not keep its model for that.
+    """
+    me = _started()
+    if me is None:
+        return
+    if not isinstance(save_s, MethodType):
+        me.save_s = save_s
+        return
+    method = weakref.WeakMethod(save_s)
+
+    def save_s_while_it_lives() -> float:
+        tell = method()
+        return 0.0 if tell is None else tell()
+
+    me.save_s = save_s_while_it_lives
+
+
+def take_over(behind: Mapping[int, Any], also: Sequence[int] = ()) -> None:
+    """Listen in the place of a framework that has handlers of its own; `behind` has what was there before, by number.
+
+    `also`: signals that ask to leave beside those of the settings.
+
+    For an adapter, in the main thread: chained, such a handler would do its own idea of a stop beside ours.
+    """
     me = _started()
     if me is not None:
-        me.save_s = save_s
+        me.handlers.take_over(behind, also)
+
+
+def give_back() -> None:
+    """Hear the signals of the settings alone again; for an adapter that has taken over others, in the main thread."""
+    if isinstance(_me, Listener):
+        _me.handlers.give_back()
 
 
 def handlers() -> Handlers | None:

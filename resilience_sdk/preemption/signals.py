@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,7 +29,7 @@ class Handlers:
         """Prepare; nothing is installed yet."""
         self._words = words
         self._ending = pages / f"ending-{attempt}.json"
-        self.numbers = tuple(numbers)
+        self.numbers = self._settled = tuple(numbers)
         self._previous: dict[int, Any] = {}
         self._wakeup = -1
         self._mask: set[int] | set[signal.Signals] = set()
@@ -45,6 +45,32 @@ class Handlers:
             previous = signal.getsignal(number)
             if previous is not None and previous is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._handle)
+
+    def take_over(self, behind: Mapping[int, Any], also: Sequence[int] = ()) -> None:
+        """Put our handlers in the place of a framework's; `behind` has what was there before it, by number.
+
+        `also`: signals that are taken from now on too.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self.numbers = tuple(dict.fromkeys((*self.numbers, *also)))
+        for number in self.numbers:
+            previous = behind.get(number, signal.getsignal(number))
+            if previous is None or previous is signal.SIG_IGN:
+                continue
+            if previous != self._handle:
+                self._previous[number] = previous
+            signal.signal(number, self._handle)
+
+    def give_back(self) -> None:
+        """Put back what was there before the signals that a `take_over` has named, where it is still ours."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in set(self.numbers) - set(self._settled):
+            previous = self._previous.pop(number, None)
+            if previous is not None and signal.getsignal(number) == self._handle:
+                signal.signal(number, previous)
+        self.numbers = self._settled
 
     def take_wakeup(self, descriptor: int) -> None:
         """Have each signal written to `descriptor` at once, even while the main thread is in C; never steals it."""

@@ -36,8 +36,8 @@ class Walk:
         if self._loader is not None and self.batches == _quiet_length(self._loader) and not self._generators:
             # The epoch is complete, and nothing is drawn between here and the next one: so that is where we
             # are, and nobody has to read a whole epoch again to find that out.
-            return {"epoch": self.epoch + 1, "batches": 0, "rng": _take_rng(self._generators)}
-        rng = self._epoch_rng if self._epoch_rng is not None else _take_rng(self._generators)
+            return {"epoch": self.epoch + 1, "batches": 0, "rng": take_rng(self._generators)}
+        rng = self._epoch_rng if self._epoch_rng is not None else take_rng(self._generators)
         return {"epoch": self.epoch, "batches": self.batches, "rng": rng}
 
     def restore(self, saved: Mapping[str, Any], saved_ranks: int, ranks: int) -> None:
@@ -71,16 +71,16 @@ class Walk:
         """
         self._loader = loader
         self._has_state = callable(getattr(loader, "state_dict", None))
-        self._generators = _generators(loader)
+        self._generators = find_generators(loader)
         _set_epoch(loader, self.epoch)
         resumed, self._is_resumed = self._is_resumed, False
         if not resumed:
-            self._epoch_rng = _take_rng(self._generators)
+            self._epoch_rng = take_rng(self._generators)
             return iter(loader)
         if self._epoch_rng is not None:
-            _set_rng(self._generators, self._epoch_rng)
+            set_rng(self._generators, self._epoch_rng)
         else:
-            self._epoch_rng = _take_rng(self._generators)
+            self._epoch_rng = take_rng(self._generators)
         batches = iter(loader)
         if self.batches:
             if not self._has_state:
@@ -166,7 +166,8 @@ def _set_epoch(loader: Any, epoch: int) -> None:
             set_epoch(epoch)
 
 
-def _generators(loader: Any) -> dict[str, Any]:
+def find_generators(loader: Any) -> dict[str, Any]:
+    """Return the generators of its own that a loader draws its order from, by names that stay the same."""
     import torch
 
     found: dict[str, Any] = {}
@@ -179,13 +180,15 @@ def _generators(loader: Any) -> dict[str, Any]:
     return found
 
 
-def _take_rng(generators: Mapping[str, Any]) -> dict[str, Any]:
+def take_rng(generators: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of the generators of this process, and of these, as a JSON value."""
     from resilience_sdk.checkpoint.rng import capture_generators, capture_rng
 
     return {"process": capture_rng(), "generators": capture_generators(generators)}
 
 
-def _set_rng(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def set_rng(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Set them as they were at `take_rng`."""
     from resilience_sdk.checkpoint.rng import restore_generators, restore_rng
 
     restore_rng(saved["process"])

@@ -92,7 +92,9 @@ def shares_key(job: str, env: Mapping[str, str]) -> bool:
 def fallback_job_key(env: Mapping[str, str]) -> str:
     """Return the key of a job whose launcher sets no variable: its launching process.
 
-    A plain `python train.py` has no launcher; its parent is a shell that may run several, so it is its own.
+    A plain `python train.py` has no launcher; its parent is a shell that may run several, so it is its own. So is
+    the one that Lightning's other ranks are children of.
     """
-    pid = os.getpid() if is_alone(env) else parent_process()[0]
+    is_first = is_alone(env) or environ.lightning_local_rank(env) == 0
+    pid = os.getpid() if is_first else parent_process()[0]
     return f"pid-{hostinfo.host_name()}-{pid}-{hostinfo.process_start_ticks(pid)}"

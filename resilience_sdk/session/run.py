@@ -12,17 +12,16 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
-from resilience_sdk import environ, numerics, preemption
+from resilience_sdk import numerics, preemption
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import ConfigError, Preempted, ResilienceError
-from resilience_sdk.events import Event
 from resilience_sdk.heartbeats import heartbeat
-from resilience_sdk.incidents import count_words
 from resilience_sdk.preemption import rank as listening
 from resilience_sdk.session.data import END, Walk, next_batch
-from resilience_sdk.session.last_save import save_at_stop
+from resilience_sdk.session.ending import finish, has_peers
+from resilience_sdk.session.last_save import save_at_stop, say_how_to_resume
 from resilience_sdk.session.lifecycle import has_failed_to_start
 from resilience_sdk.session.no_checkpointer import NoCheckpointer
 from resilience_sdk.session.rank_session import Session
@@ -110,7 +109,7 @@ class Run:
         self._previous, _current = _current, self
         try:
             # Here if possible, so that run.values is there before the loop. A process group may come later.
-            if group_is_ready() or not _has_peers():
+            if group_is_ready() or not has_peers():
                 self._resume()
         except BaseException:
             _current = self._previous
@@ -128,47 +127,20 @@ class Run:
             if is_clean and not self.preempted:
                 self._end()
             else:
-                self._say_how_to_resume()
+                self._say_what_is_kept()
         finally:
             _current = self._previous
 
-    def _say_how_to_resume(self) -> None:
-        """Say what is kept, where no launcher of ours does: a stopped run must not look like a lost one."""
-        session = self.session
-        if session is None or session.identity.rank != 0 or environ.INTERNAL_JOB in environ.environment():
-            return
+    def _say_what_is_kept(self) -> None:
         good = self.checkpointer.last_good
-        if good is not None:
-            place = session.run_dir.path
-            kept = f"the newest checkpoint is after {count_words(good.step)}"
-            say(f"stopped; {kept}; to resume: {environ.RUN_DIR}={place} and the same command")
+        if self.session is not None:
+            say_how_to_resume(self.session, None if good is None else good.step)
 
     def _end(self) -> None:
         if not self._is_done:
             heartbeat.done()
-        # With our launcher, the launcher sees every exit code and sets the flag.
-        if self.session is None or environ.INTERNAL_JOB in environ.environment():
-            return
-        if self._all_ranks_end():
-            try:
-                self.session.run_dir.mark_finished()
-            except ResilienceError as failure:
-                say(str(failure))
-                return
-            self.session.journal.emit(Event.FINISHED, step=self.step)
-
-    def _all_ranks_end(self) -> bool:
-        """Tell rank 0 whether all ranks have come to a clean end, as far as they can tell one another."""
-        if not _has_peers():
-            return True
-        if not group_is_ready():
-            return False
-        try:
-            ranks = find_ranks()
-            ends = ranks.gather("clean")
-        except Exception:  # noqa: BLE001 - a peer that failed is the very thing that is asked about here
-            return False
-        return ranks.rank == 0 and all(end == "clean" for end in ends)
+        if self.session is not None:
+            finish(self.session, self.step)
 
     # -- the loop
 
@@ -306,15 +278,6 @@ def _check_arguments(epochs: Any, max_steps: Any, on_preempt: Any) -> None:
             raise ConfigError(f"steps({name}={value!r}): expected a whole number, 0 or more")
     if on_preempt not in ("raise", "return"):
         raise ConfigError(f'steps(on_preempt={on_preempt!r}): expected "raise" or "return"')
-
-
-def _has_peers() -> bool:
-    if group_is_ready():
-        import torch.distributed as dist
-
-        return bool(dist.get_world_size() > 1)
-    identity = environ.rank_identity(environ.environment())
-    return identity is not None and identity.world_size > 1
 
 
 def _nothing() -> None:

@@ -52,23 +52,41 @@ def start_run(
         raise ConfigError(
             f"start_run({name}={overrides[name]!r}): {name} is an option of the loop: run.steps({name}=...)"
         )
+    session = begin_session("start_run", run_dir, settings, overrides, resumes=state is not None)
+    return Run(session, state)
+
+
+def begin_session(
+    caller: str,
+    run_dir: str | os.PathLike[str] | None = None,
+    settings: Settings | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    resumes: bool = True,
+) -> Session | None:
+    """Return the session of this process with these options, as far as they still count; None: nothing is recorded.
+
+    `caller` is what the user has called, for what is said; `resumes`: a directory beside one in use will not do. Raises
+    as `start_run`.
+    """
+    overrides = overrides or {}
     if settings is not None and overrides:
         settings = override_settings(settings, overrides)
     elif overrides:
         # Checked even where a session is already running and cannot take them any more.
         load_settings(arguments=overrides, strict_env=False)
     named = None if run_dir is None else os.fspath(run_dir)
-    session = ensure_started(named, settings, overrides or None, resumes=state is not None)
-    if session is not None and (state is not None or named is not None):
+    session = ensure_started(named, settings, overrides or None, resumes=resumes)
+    if session is not None and (resumes or named is not None):
         refuse_fresh_start(session.config)
     if session is not None and run_dir is not None and session.run_dir.path != Path(os.path.abspath(run_dir)):
-        say_once("run_dir", f"start_run({os.fspath(run_dir)!r}): this job writes to {session.run_dir.path} already")
+        say_once("run_dir", f"{caller}({os.fspath(run_dir)!r}): this job writes to {session.run_dir.path} already")
     if session is not None:
-        _take_options(session, settings, overrides)
-    return Run(session, state)
+        _take_options(caller, session, settings, overrides)
+    return session
 
 
-def _take_options(session: Session, settings: Settings | None, overrides: Mapping[str, Any]) -> None:
+def _take_options(caller: str, session: Session, settings: Settings | None, overrides: Mapping[str, Any]) -> None:
     """Let the options of the code count in a session that the launcher started before the script.
 
     What only this rank reads can change now; what the job's monitor reads was settled by who started the job.
@@ -83,4 +101,4 @@ def _take_options(session: Session, settings: Settings | None, overrides: Mappin
     late = sorted(changed - _OPTIONS_OF_THE_RANK - {"run_dir"})
     if late and session.identity.rank == 0:
         options = " ".join(f"--{name.replace('_', '-')}" for name in late)
-        say_once("late options", f"start_run({late[0]}=...) is too late, the job runs: launch it with {options}")
+        say_once("late options", f"{caller}({late[0]}=...) is too late, the job runs: launch it with {options}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-from resilience_sdk import lanes
+from resilience_sdk import environ, lanes
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.straggler.autograd import Engine, LastGradient
@@ -21,7 +22,14 @@ _ATTACHED: weakref.WeakKeyDictionary[Any, Attachment] = weakref.WeakKeyDictionar
 _STEPS_WITHOUT_FORWARD = 3
 
 
-def attach(model: Any, optimizer: Any = None, *, prefix: str = "", kernels_every: float | None = None) -> Attachment:
+def attach(
+    model: Any,
+    optimizer: Any = None,
+    *,
+    prefix: str = "",
+    kernels_every: float | None = None,
+    on_forward: Callable[[], None] | None = None,
+) -> Attachment:
     """Time `fwd`, `bwd`, `comm_wait` and `optim` of a model by hooks; detach with the returned handle.
 
     `bwd` is the backward up to the end of this rank's own work, `comm_wait` what it waits for the others after
@@ -37,6 +45,7 @@ def attach(model: Any, optimizer: Any = None, *, prefix: str = "", kernels_every
         prefix: Put before the names of the sections, for a second model in one loop.
         kernels_every: On CUDA, profile one step every so many seconds for the times of its kernels; None never does.
             The end of such a step waits for the device once.
+        on_forward: Called before each forward with gradients, on the thread that trains; for adapters.
 
     Raises:
         ConfigError: `model` is no module, `optimizer` no optimizer, or `kernels_every` no number above zero.
@@ -58,17 +67,24 @@ def attach(model: Any, optimizer: Any = None, *, prefix: str = "", kernels_every
     earlier = _ATTACHED.get(model)
     if earlier is not None:
         earlier.detach()
-    blind = blind_spot(model)
-    if blind is not None:
+    blind, identity = blind_spot(model), environ.rank_identity(environ.environment())
+    if blind is not None and (identity is None or identity.rank == 0):  # one line per job, not one per rank
         say_once("attach", f"attach: {blind}")
-    _ATTACHED[model] = attachment = Attachment(model, optimizer, prefix, kernels_every)
+    _ATTACHED[model] = attachment = Attachment(model, optimizer, prefix, kernels_every, on_forward)
     return attachment
 
 
 class Attachment:
     """The hooks of one model; `detach()` takes them off. Holds no reference to the model."""
 
-    def __init__(self, model: Any, optimizer: Any, prefix: str, kernels_every: float | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        prefix: str,
+        kernels_every: float | None,
+        on_forward: Callable[[], None] | None = None,
+    ) -> None:
         """Put the hooks on; use `attach`."""
         self._kernels_every = kernels_every
         self._sampler: KernelSampler | None = None
@@ -77,9 +93,10 @@ class Attachment:
         self._engine = Engine()
         if not self._engine.has_callbacks:
             self._engine = LastGradient(model.parameters(), self._guard)
-        self._passes = Passes(prefix, self._find_clock, self._engine, self._guard)
+        self._passes = Passes(prefix, self._find_clock, self._engine, self._guard, on_forward)
         self._steps = 0
         self._has_wrapped = False
+        self._has_brackets = bool(sharded_modules(model))
         self._handles = [*self._hook_model(model), *self._hook_optimizer(optimizer)]
         self._wrap_compiled(model)
 
@@ -99,6 +116,13 @@ class Attachment:
             self._passes.close()
         if self._sampler is not None:
             self._sampler.stop()
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call` as a forward of its own: for a framework that calls a method of the model, not the model."""
+        guard, passes = self._guard, self._passes
+        return CompiledCall(
+            call, guard, guard(passes.forward_begins), guard(passes.forward_gives), guard(passes.forward_ends)
+        )
 
     def _hook_model(self, model: Any) -> list[Any]:
         guard, passes = self._guard, self._passes
@@ -168,6 +192,12 @@ class Attachment:
 
     def _find_clock(self) -> GpuClock | None:
         model = self._model()
+        if model is not None and not self._has_brackets and sharded_modules(model):
+            say_once(
+                "attach sharded",
+                "attach: the model was sharded by fully_shard() after it was attached, so what it waits for other "
+                "ranks counts as work of its own; attach it afterwards",
+            )
         clock = None if model is None else gpu_clock(model)
         if clock is not None and self._kernels_every is not None:
             self._sampler = KernelSampler(self._kernels_every, _publish)

@@ -18,6 +18,16 @@ _USUAL = "step"  # the name of a heartbeat that was given none
 _NANO = 1e9
 
 
+def _tells_steps(beat: Section) -> tuple[bool, bool]:
+    """Return what is greater for the heartbeat that tells the steps of a rank.
+
+    Pulses of an optimizer end where a script beats by itself, and there may have been some: to load its state, an
+    optimizer may be made to take a step.
+    """
+    name, kind = beat
+    return name == _USUAL, kind == "heartbeat"
+
+
 @attrs.define
 class _Rank:
     process: Hashable
@@ -35,7 +45,7 @@ class _Rank:
 
     def beats(self, section: Section, start: int, durations_ns: Sequence[int]) -> None:
         """Take completed heartbeats. Of several, such as one of an evaluation, one tells: the usual, or the first."""
-        if self.beat is None or (section != self.beat and section[0] == _USUAL and self.beat[0] != _USUAL):
+        if self.beat is None or _tells_steps(section) > _tells_steps(self.beat):
             self.beat = section
             self.steps = self._steps_before = start
             self.steps_ns.clear()

@@ -32,9 +32,17 @@ class Passes:
     """The forwards, backwards and optimizer steps of one attached model, in the order in which they come."""
 
     def __init__(
-        self, prefix: str, find_clock: Callable[[], GpuClock | None], engine: Engine, guard: Callable[..., Hook]
+        self,
+        prefix: str,
+        find_clock: Callable[[], GpuClock | None],
+        engine: Engine,
+        guard: Callable[..., Hook],
+        on_forward: Callable[[], None] | None = None,
     ) -> None:
-        """Name the sections with `prefix`; `find_clock()` is asked at the first forward, when the model has moved."""
+        """Name the sections with `prefix`; `find_clock()` is asked at the first forward, when the model has moved.
+
+        `on_forward()` is called before each forward with gradients.
+        """
         self._fwd = Timer(f"{prefix}fwd", "compute")
         self._bwd = Timer(f"{prefix}bwd", "compute")
         self._comm = Timer(f"{prefix}comm_wait", "comm")
@@ -43,6 +51,7 @@ class Passes:
         self._clock: GpuClock | None = None
         self._engine = engine
         self._guard = guard
+        self._on_forward = on_forward
         self._inside = 0  # calls of the model within its own forward
         self._has_given = False
         self._task = -1
@@ -64,6 +73,8 @@ class Passes:
             return
         if not self._engine.gradients_wanted() or self._engine.task() is not None:
             return
+        if self._on_forward is not None:
+            self._on_forward()
         if not self.forwards:
             self._clock = self.waits.clock = self._find_clock()
         self.forwards += 1

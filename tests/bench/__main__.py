@@ -24,6 +24,7 @@ MODULES = (
     "primitives",
     "preemption",
     "attach",
+    "adapters",
     "numerics",
     "monitor_cost",
     "stragglers",
@@ -31,6 +32,7 @@ MODULES = (
     "checkpoints",
     "restart",
     "preemptions",
+    "lightning_signals",
     "hang",
 )
 

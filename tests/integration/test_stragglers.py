@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -76,13 +78,28 @@ def wait_found(run, rank):
 
 
 def test_a_rank_with_less_cpu_is_named(tmp_path):
-    """One rank is nicer than the others, and so gets the processor last."""
-    with training(tmp_path, "--burn", "0.03", "--pause", "0.001") as run:
+    """Another program has its core, and it gives way to that."""
+    with training(tmp_path, "--burn", "0.01") as run:
         run.wait(lambda: (tmp_path / "told" / "step-3").exists(), "a step")
         pid = int((tmp_path / "told" / "rank-3").read_text())
         make_nice(pid)
-        wait_found(run, 3)
+        with crowded(pid):
+            wait_found(run, 3)
         enough(run)
+
+
+@contextlib.contextmanager
+def crowded(pid):
+    """Keep a process on one core, together with a program that never rests."""
+    core = {max(os.sched_getaffinity(pid))}
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as program:
+        try:
+            os.sched_setaffinity(program.pid, core)
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), core)
+            yield
+        finally:
+            program.kill()
 
 
 @pytest.fixture
@@ -136,11 +153,11 @@ def test_a_rank_that_its_control_group_throttles_is_named(tmp_path, throttle):
 
 def make_nice(pid):
     """Give a process what the others leave, or skip where that is not to be had."""
-    os.setpriority(os.PRIO_PROCESS, pid, 19)
+    os.setpriority(os.PRIO_PROCESS, pid, 10)
     groups = Path("/proc/sys/kernel/sched_autogroup_enabled")
     if groups.exists() and groups.read_text().strip() == "1":  # then sessions compete, not processes
         try:
-            Path(f"/proc/{pid}/autogroup").write_text("19")
+            Path(f"/proc/{pid}/autogroup").write_text("10")
         except OSError as error:
             pytest.skip(f"the kernel groups processes by session, and does not let us be nice: {error}")
 

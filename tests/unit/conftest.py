@@ -18,7 +18,7 @@ settings.register_profile("fast", max_examples=40, deadline=None)
 settings.load_profile("fast")
 
 # Folders of tests whose subject opens sections, which would start a session in the process that runs them.
-_UNRECORDED = frozenset({"checkpoint", "numerics", "session"})
+_UNRECORDED = frozenset({"adapters", "checkpoint", "numerics", "session"})
 
 
 @pytest.fixture(autouse=True)

@@ -102,7 +102,9 @@ def test_of_tracebacks_by_the_thousand_few_are_read_to_their_end():
     assert exception.number <= len(one)
 
 
-@given(st.lists(st.sampled_from([b"step 1", b"error 7", b"a\rb\rfatal", b"", b"\xff nan", FAULT]), min_size=1, max_size=60))
+@given(
+    st.lists(st.sampled_from([b"step 1", b"error 7", b"a\rb\rfatal", b"", b"\xff nan", FAULT]), min_size=1, max_size=60)
+)
 def test_every_line_keeps_its_number(lines):
     """What is read is what stands there, in order; a carriage return begins no line."""
     found = scanned(*lines, answer=2)

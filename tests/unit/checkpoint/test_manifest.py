@@ -57,7 +57,9 @@ def test_garbage_is_refused(data):
         decode_manifest(data)
 
 
-@pytest.mark.parametrize("name", ["../state.pt", "/etc/passwd", ".hidden", "", "a/b", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["../state.pt", "/etc/passwd", ".hidden", "", "a/b/c", ".a/b", "a/../b", "a/..", "manifest.json"]
+)
 def test_a_manifest_cannot_point_out_of_its_directory(name):
     """File names with a path, hidden ones, and the manifest's own are refused even with a right checksum."""
     with pytest.raises(InvalidCheckpointError, match="forbidden"):

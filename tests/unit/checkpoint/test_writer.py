@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -70,26 +71,28 @@ def test_another_living_process_is_refused(run_dir, job):
         hold_checkpoints(run_dir, OWN).check()
 
 
-def test_who_started_this_process_is_of_its_job(run_dir):
-    """A parent that looked at the checkpoints before it spawned the ranks does not keep them out."""
+@contextlib.contextmanager
+def held_by_another(run_dir):
+    """Leave a directory that a living process holds; yield that process's id."""
     hold = hold_checkpoints(run_dir, OWN)
     with subprocess.Popen(["sleep", "60"]) as other:
         rewrite(run_dir, pid=other.pid, start_ticks=process_start_ticks(other.pid))
-        del hold
+        del hold  # what it finds is not its own any more, so it leaves it
         gc.collect()
-        hold_checkpoints(run_dir, Claim("job", alone=True, kin=frozenset({other.pid}))).check()
+        yield other.pid
         other.kill()
+
+
+def test_who_started_this_process_is_of_its_job(run_dir):
+    """A parent that looked at the checkpoints before it spawned the ranks does not keep them out."""
+    with held_by_another(run_dir) as pid:
+        hold_checkpoints(run_dir, Claim("job", alone=True, kin=frozenset({pid}))).check()
 
 
 def test_an_attempt_of_our_launcher_does_not_wait_for_the_last_one(run_dir):
     """A process that cannot be ended (stuck in the kernel) must not end its job; the launcher counts the attempts."""
-    hold = hold_checkpoints(run_dir, OWN)
-    with subprocess.Popen(["sleep", "60"]) as other:
-        rewrite(run_dir, pid=other.pid, start_ticks=process_start_ticks(other.pid))
-        del hold
-        gc.collect()
+    with held_by_another(run_dir):
         hold_checkpoints(run_dir, Claim("job", alone=False)).check()
-        other.kill()
 
 
 def test_a_forked_child_writes_under_its_parents_hold_and_leaves_it(run_dir):

@@ -7,7 +7,7 @@ import pytest
 from resilience_sdk import environ
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.launcher import env
-from resilience_sdk.launcher.main import _job_key, _open_run_dir
+from resilience_sdk.launcher.main import _job_key, _open_run_dir, main
 from resilience_sdk.launcher.options import parse_options
 from resilience_sdk.lease import Lease
 from resilience_sdk.run_directory import RunDirectory
@@ -83,3 +83,12 @@ def test_a_launcher_inside_a_rank_is_a_run_of_its_own(monkeypatch):
     monkeypatch.setattr(os, "environ", {environ.RUN_DIR: "/mine"})
     env.prepare_launcher()
     assert os.environ[environ.RUN_DIR] == "/mine"
+
+
+def test_a_finished_directory_is_told_to_a_script_that_waits_for_its_own_flag(parse, tmp_path, monkeypatch):
+    """`while [ ! -f $FLAG ]` would start it for ever."""
+    monkeypatch.setenv("FAULT_TOL_FINISHED_FLAG_FILE", str(tmp_path / "flag"))
+    monkeypatch.setattr(env, "prepare_launcher", lambda: None)  # it changes the environment of this process
+    used(tmp_path / "run").finished.touch()
+    assert main(["--run-dir", str(tmp_path / "run"), "train.py"]) == 0
+    assert (tmp_path / "flag").exists()

@@ -19,10 +19,11 @@ def store(tmp_path):
     return IncidentStore(tmp_path)
 
 
-def beating(*ranks: int) -> list[SimpleNamespace]:
-    """Pages of a world of two, of ranks that have completed their first beats."""
-    lane = SimpleNamespace(step=1, beats=1, stack=())
-    common = {"pid": 1, "world_size": 2, "first_beat_ns": time.monotonic_ns(), "step": 1, "step_is_global": False}
+def beating(*ranks: int, step: int = 1, step_is_global: bool = False) -> list[SimpleNamespace]:
+    """Pages of a world of two, of ranks that have completed their first beats, the last one of them `step`."""
+    lane = SimpleNamespace(step=step, beats=1, stack=())
+    common = {"pid": 1, "world_size": 2, "first_beat_ns": time.monotonic_ns(), "step": step}
+    common["step_is_global"] = step_is_global
     return [SimpleNamespace(rank=rank, main_lane=lane, **common) for rank in ranks]
 
 
@@ -50,3 +51,13 @@ def test_first_beats_are_journalled_under_their_rank(store, journal):
     RecoveryWatch(store, journal).look(0, beating(0, 1), None)
     found = [json.loads(line) for line in journal.path.read_text().splitlines()]
     assert [event["rank"] for event in found if event["event"] == "first_beat"] == [0, 1]
+
+
+def test_pulses_of_a_load_are_not_where_a_run_resumed(store, journal):
+    """To load its state, an optimizer may make a step, which is a pulse; a look may fall between it and step 20."""
+    store.create("crash", Incident(attempt=0, detected_at=time.time()), {}, {})
+    watch = RecoveryWatch(store, journal)
+    watch.look(1, beating(0), None)
+    watch.look(1, beating(0, 1, step=20, step_is_global=True), None)
+    (event,) = [json.loads(line) for line in journal.path.read_text().splitlines() if "recovered" in line]
+    assert event["resumed_at"] == 20

@@ -197,6 +197,18 @@ def test_tensor_parallelism_is_said_to_be_a_blind_spot(recording, group, said):
     assert counts(recording)["bwd"] == 1
 
 
+def test_a_blind_spot_is_said_once_per_job(recording, said, monkeypatch):
+    """All ranks have the same model: a line of each would be a screen full."""
+    model = type("FullyShardedDataParallel", (nn.Linear,), {})(2, 2)
+    monkeypatch.setenv("RANK", "1")
+    straggler.attach(model).detach()
+    assert said() == []
+    monkeypatch.setenv("RANK", "0")
+    straggler.attach(model).detach()
+    (line,) = said()
+    assert "FSDP1" in line
+
+
 def test_fsdp_alone_is_none(recording, group, said):
     """Sharded data parallelism waits where it can be bracketed."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -265,3 +277,20 @@ def test_waits_are_bracketed_in_compiled_blocks_too(recording, group, is_compile
     assert [len(found[name]) for name in ("fwd", "bwd", "comm_wait")] == [3, 3, 3]
     assert max(found["fwd"][1:]) < 0.1e9
     assert min(found["comm_wait"]) > 0.15e9
+
+
+def test_a_model_that_is_sharded_after_it_was_attached_is_said(recording, group, said):
+    """Its waits cannot be told from its work then; nothing else changes, and in the right order nothing is said."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Model()
+    handle = straggler.attach(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    model(torch.randn(2, 8)).sum().backward()
+    [line] = said()
+    assert "after it was attached" in line
+    handle.detach()
+    straggler.attach(model).detach()
+    model(torch.randn(2, 8)).sum().backward()
+    assert said() == []

@@ -33,6 +33,18 @@ def test_one_heartbeat_tells_the_steps(names):
     assert [piece.first_step for piece in found] == [piece.index * 8 + 1 for piece in found]
 
 
+def test_pulses_before_the_first_heartbeat_do_not_stay_the_steps():
+    """An optimizer that loads its state may take a step, which is a pulse; a heartbeat of the same name tells more."""
+    collector, found = Collector(1), []
+    collector.present({0: "a"})
+    collector.add(0, "step", "pulse", 0, 0, [100 * MS])
+    for look in range(12):
+        collector.add(0, "fwd", "compute", 0, 8 * look, [10 * MS] * 8)
+        collector.add(0, "step", "heartbeat", 0, 8 * look, [100 * MS] * 8)
+        found += collector.take(0, 2.0 * look)
+    assert {piece.passes_per_step for piece in found} == {1.0}
+
+
 def test_the_step_as_a_whole_is_told_where_nothing_else_is():
     """Beside sections that can name somebody it would only take room."""
     step = {"step": (8, 100 * MS)}

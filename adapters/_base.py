@@ -1,0 +1,140 @@
+"""What adapters share: steps and sections that hooks begin and end, a session, what a missing framework is told."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic_ns
+from types import ModuleType
+from typing import Any
+
+from resilience_sdk import lanes, preemption
+from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready, raise_together
+from resilience_sdk.console import say_once
+from resilience_sdk.errors import ConfigError, MissingExtraError
+from resilience_sdk.lanes import Beat, Block
+from resilience_sdk.session import Session
+
+
+class StepBeat:
+    """The heartbeat `step` of one optimizer step, where hooks take the place of a `with` block.
+
+    For the thread that trains. It keeps away where the script beats by itself: inside `Run.steps`, `@resilient` and
+    `with heartbeat()` its `begin` does nothing. Never raises for a reason of its own.
+    """
+
+    __slots__ = ("_beat",)
+
+    def __init__(self) -> None:
+        """Be closed."""
+        self._beat: Beat | None = None
+
+    def begin(self, step: int | None = None) -> None:
+        """Open it unless it is open; `step` is the number of the global step, None where beats are only counted."""
+        if self._beat is not None:
+            if self._beat.t0:
+                return
+            self._beat = None  # closed behind our back: an exception left a block of the script around it
+        beat = lanes.find_own_beat("step")
+        if beat is None or beat.t0:
+            return
+        (beat if step is None else beat.at_step(step)).__enter__()
+        self._beat = beat
+
+    def end(self) -> None:
+        """Close it and count it: the step is complete."""
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            beat.__exit__(None, None, None)
+
+    def drop(self) -> None:
+        """Close it without counting: the step did not come to its end."""
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            beat.drop(monotonic_ns())
+
+
+class HookedSection:
+    """A section that one hook begins and another one ends; for the thread that trains."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        self._name, self._kind = name, kind
+        self._block: Block | None = None
+
+    def begin(self) -> None:
+        """Open it, unless it is open."""
+        block = lanes.find_own_block(self._name, self._kind)
+        if block is not None and block.begin(monotonic_ns()):
+            self._block = block
+
+    def end(self) -> None:
+        """Close it, and count it."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.end(monotonic_ns())
+
+    def drop(self) -> None:
+        """Close it without counting, after an exception."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.drop(monotonic_ns())
+
+
+def session_on_all_ranks(begin: Callable[[], Session | None]) -> Session | None:
+    """Return what `begin()` gives if every rank has a session: what follows is collective, and so is this.
+
+    None on all ranks where one cannot be recorded, which is said. Raises on all ranks what `begin` raises on one.
+    """
+    if not group_is_ready():
+        return begin()
+    found: list[Session | None] = []
+    ranks = find_ranks()
+    raise_together(ranks, lambda: found.append(begin()))
+    [session] = found
+    if all(ranks.gather(session is not None)):
+        return session
+    if session is not None and session.identity.rank == 0:
+        say_once(
+            "ranks", "a rank cannot be recorded, for the reason above: this training is not watched, and saves nothing"
+        )
+    return None
+
+
+def checkpointer(session: Session, writer: Callable[[Path], object]) -> Checkpointer:
+    """Return what saves for a framework that writes by itself, with the options of the session.
+
+    Raises `ConfigError` and `RunDirectoryError` as `Checkpointer`.
+    """
+    settings = session.settings
+    made = Checkpointer(
+        {},
+        run_dir=session.run_dir,
+        every=settings.checkpoint_every,
+        keep=settings.checkpoint_keep,
+        group_readable=settings.group_readable,
+        journal=session.journal,
+        writer=writer,
+    )
+    made.time_left = preemption.time_left
+    return made
+
+
+def check_first_step(first_step: Any) -> None:
+    """Raise ConfigError unless `attach(first_step=...)` is a number of steps, or None."""
+    is_number = isinstance(first_step, int) and not isinstance(first_step, bool) and first_step >= 0
+    if first_step is not None and not is_number:
+        raise ConfigError(
+            f"attach(first_step={first_step!r}): expected how many steps are complete, 0 or more, or None"
+        )
+
+
+def framework(module: str, package: str) -> ModuleType:
+    """Import the framework of an adapter; raises MissingExtraError with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise  # it is there; something that it needs is not
+        raise MissingExtraError(f"this adapter needs {package}: pip install {package}") from None

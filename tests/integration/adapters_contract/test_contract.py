@@ -1,0 +1,227 @@
+"""Every adapter does the same: README.md of this folder says what, and how an adapter takes part."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+
+import attrs
+import pytest
+from adapter_frameworks import require
+from harness import job
+
+from .table import ADAPTERS
+
+pytestmark = pytest.mark.slow
+
+STEPS, MICRO_BATCHES = 12, 2
+SAVE, KILLED_AT, HUNG_AT, ASKED_AT = 5, 7, 9, 14
+FOREVER = 100_000  # steps: the stop ends it
+FAULTS = (
+    f"kill:rank=1,step={KILLED_AT};"
+    "hang:rank=0,step={hung},attempt=1,section={forward};"
+    f"preempt:rank=1,step={ASKED_AT},attempt=2"
+)
+HANG_S = 5.0
+RAISES_AT = 60
+
+
+@attrs.frozen
+class Ended:
+    """What a run left behind."""
+
+    code: int
+    run: object
+    screen: str
+
+    def told(self, name, attempt=0):
+        """Return what each rank has told under that name."""
+        return [json.loads(path.read_text()) for path in self.run.told(f"{name}-{attempt}-[0-9]")]
+
+
+def end_of(folder, adapter, *args, timeout_s=180.0, **env):
+    """Run the adapter's script on two ranks to its end."""
+    folder.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(
+            job(folder, "--nproc-per-node", "2", f"adapter_{adapter.name}.py", *map(str, args), env=env)
+        )
+        code = run.finish(timeout_s)
+        return Ended(code, run, run.screen)
+
+
+@pytest.fixture(scope="module", params=ADAPTERS, ids=lambda adapter: adapter.name)
+def adapter(request):
+    """Each adapter of the table; a missing framework skips, or fails where it is asked for."""
+    require(request.param.module, request.param.package)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(adapter, tmp_path_factory):
+    return tmp_path_factory.mktemp(adapter.name)
+
+
+@pytest.fixture(scope="module")
+def clean(adapter, folder):
+    """A training that nothing happens to."""
+    return end_of(folder / "clean", adapter, "--steps", STEPS, "--accumulate", MICRO_BATCHES)
+
+
+@pytest.fixture(scope="module")
+def disabled(adapter, folder):
+    """The same with the SDK switched off."""
+    args = ("--steps", STEPS, "--accumulate", MICRO_BATCHES)
+    return end_of(folder / "disabled", adapter, *args, RESILIENCE_DISABLE="1")
+
+
+@pytest.fixture(scope="module")
+def faulted(adapter, folder):
+    """A training that is killed, then hangs, then is asked to leave."""
+    faults = FAULTS.format(hung=HUNG_AT, forward=adapter.forward)
+    return end_of(
+        folder / "faults",
+        adapter,
+        *("--steps", FOREVER, "--save", SAVE),
+        RESILIENCE_FAULT=faults,
+        RESILIENCE_HEARTBEAT_TIMEOUT=str(HANG_S),
+    )
+
+
+@pytest.fixture(scope="module")
+def resumed(adapter, folder, faulted):
+    """The same command once more, with three steps to go."""
+    left = faulted.told("step", attempt=2)[0]["step"]
+    for path in faulted.run.told("*"):
+        path.unlink()
+    return left, end_of(folder / "faults", adapter, "--steps", left + 3, "--save", SAVE)
+
+
+@pytest.fixture(scope="module")
+def slow(adapter, folder):
+    """Rank 1 is slow in its forward; in the end all ranks raise there."""
+    return end_of(
+        folder / "slow",
+        adapter,
+        *("--steps", FOREVER, "--raise-at", RAISES_AT),
+        RESILIENCE_FAULT=f"slow:rank=1,section={adapter.forward},seconds=0.05",
+    )
+
+
+# -- a training that nothing happens to
+
+
+def test_it_finishes(clean):
+    """Exit code 0, the finished flag, and nothing to report."""
+    assert clean.code == 0, clean.screen
+    assert (clean.run.run_dir / "finished").exists()
+    assert clean.run.incidents() == []
+
+
+def test_each_optimizer_step_is_one_heartbeat(clean):
+    """Not each micro-batch."""
+    ends = clean.told("end")
+    assert [end["step"] for end in ends] == [STEPS, STEPS]
+    assert [end["beats"] for end in ends] == [STEPS, STEPS]
+
+
+def test_sections_are_named_and_closed(adapter, clean):
+    """Forward and backward once per micro-batch, the optimizer once per step, and the wait for data."""
+    for end in clean.told("end"):
+        sections = end["sections"]
+        assert sections[adapter.forward] == sections[adapter.backward] == STEPS * MICRO_BATCHES
+        assert sections[adapter.optimizer] == STEPS
+        assert sections[adapter.data] >= STEPS
+        assert end["open"] == []
+
+
+def test_deadlines_end_with_the_loop(clean):
+    """What follows may take any time."""
+    assert [end["done"] for end in clean.told("end")] == [True, True]
+
+
+def test_a_second_use_is_an_error_with_a_cure(clean):
+    """It names what is there already, and says what to do."""
+    for end in clean.told("end"):
+        assert re.match(r"ConfigError: .*(detach|remove|only one|call )", end["second"]), end["second"]
+
+
+def test_detached_it_leaves_the_framework_as_it_was(clean):
+    """No hook, no wrapper, no other class."""
+    for end in clean.told("end"):
+        assert end["before"]
+        assert end["after"] == end["before"]
+
+
+# -- switched off
+
+
+def test_switched_off_it_does_nothing(clean, disabled):
+    """The training ends as well, with the very same weights, and has recorded nothing."""
+    assert disabled.code == 0, disabled.screen
+    assert "switched off" in disabled.screen
+    for end in disabled.told("end"):
+        assert end["beats"] == 0
+        assert end["after"] == end["before"]
+    assert {end["digest"] for end in disabled.told("end") + clean.told("end")} == {clean.told("end")[0]["digest"]}
+
+
+# -- killed, hung, asked to leave
+
+
+def test_a_killed_rank_is_named(faulted):
+    """The step is that of the training, not of the attempt."""
+    first = faulted.run.incidents()[0]
+    assert (first["kind"], [(c["rank"], c["step"]) for c in first["culprits"]]) == ("crash", [(1, KILLED_AT)])
+
+
+def test_it_resumes_after_a_fault(faulted):
+    """From the newest checkpoint, on both ranks; so two steps were lost."""
+    assert [each["step"] for each in faulted.told("start", attempt=1)] == [SAVE, SAVE]
+    assert [each["step"] for each in faulted.told("start", attempt=2)] == [SAVE, SAVE]
+    assert faulted.run.incidents()[0]["lost_steps"] == KILLED_AT - SAVE
+
+
+def test_a_hang_is_named_with_its_section(adapter, faulted):
+    """The rank that hangs, not the one that waits for it; the step, and where in it."""
+    [hang] = [incident for incident in faulted.run.incidents() if incident["kind"] == "hang"]
+    [culprit] = hang["culprits"]
+    assert (culprit["rank"], culprit["step"], culprit["section"]) == (0, HUNG_AT, adapter.forward)
+
+
+def test_asked_to_leave_all_ranks_stop_behind_one_step(faulted):
+    """The signal reached one rank only. Both saved, and nothing is lost."""
+    assert faulted.code == 75, faulted.screen
+    left = [each["step"] for each in faulted.told("step", attempt=2)]
+    assert left[0] == left[1] > ASKED_AT
+    last = faulted.run.incidents()[-1]
+    assert (last["kind"], last["lost_steps"], last["culprits"]) == ("preemption", 0, [])
+
+
+def test_it_goes_on_where_it_stopped(resumed):
+    """The next start of the same command makes the very next step, and finishes."""
+    left, ended = resumed
+    assert ended.code == 0, ended.screen
+    assert [each["step"] for each in ended.told("start")] == [left, left]
+    assert [each["step"] for each in ended.told("end")] == [left + 3, left + 3]
+    assert (ended.run.run_dir / "finished").exists()
+
+
+# -- slow, and an exception
+
+
+def test_a_straggler_is_named_with_its_section(adapter, slow):
+    """The slow rank, though both take equally long for a step."""
+    found = {(tuple(event["ranks"]), event["section"]) for event in slow.run.events("straggler", what="found")}
+    assert ((1,), adapter.forward) in found
+    assert {ranks for ranks, _ in found} == {(1,)}
+
+
+def test_an_exception_of_the_step_leaves_nothing_open(adapter, slow):
+    """It reaches the script as it is, and no section or heartbeat stays behind it."""
+    assert slow.code == 0, slow.screen
+    for end in slow.told("end"):
+        assert end["caught"] == "this batch is bad"
+        assert end["open"] == []
+        assert end["step"] == end["beats"] == RAISES_AT

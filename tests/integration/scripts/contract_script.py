@@ -1,0 +1,157 @@
+"""What the training scripts of all adapters share: arguments, model, data, and what they tell the contract suite.
+
+The protocol is in `tests/integration/adapters_contract/README.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from resilience_sdk import lanes
+from resilience_sdk.rank_page import PageReader
+
+SAMPLES = 1 << 20
+WIDTH = 16
+attempt = int(os.environ.get("RESILIENCE_INTERNAL_ATTEMPT", "0"))
+told = Path(os.environ["TOLD"])
+
+
+class StepError(Exception):
+    """What `--raise-at` raises in a forward."""
+
+
+def arguments() -> argparse.Namespace:
+    """Read the arguments that every script takes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=12, help="optimizer steps, over all attempts")
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of an optimizer step")
+    parser.add_argument("--save", type=int, default=0, help="save every so many steps, and resume; 0: neither")
+    parser.add_argument("--raise-at", type=int, default=-1, help="the forward of this step raises StepError")
+    return parser.parse_args()
+
+
+class Numbers(Dataset):
+    """Samples `(inputs, target)` that follow from their index, enough of them for any test."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = torch.sin(torch.arange(WIDTH) * (index % 977 + 1.0))
+        return inputs, inputs.sum(0, keepdim=True)
+
+
+class Net(nn.Module):
+    """A small network whose training forward number `raise_at * accumulate`, from 0, raises `StepError`."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 1))
+        self._fatal = args.raise_at * args.accumulate
+        self._forwards = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the prediction."""
+        if self.training:
+            self._forwards += 1
+            if self._forwards - 1 == self._fatal:
+                raise StepError("this batch is bad")
+        return self.body(inputs)
+
+
+def rank() -> int:
+    """Return this process's rank."""
+    return int(os.environ["RANK"])
+
+
+def tell(name: str, **facts: Any) -> None:
+    """Leave facts for the test, as a whole or not at all."""
+    path = told / f"{name}-{attempt}-{rank()}"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(facts))
+    part.replace(path)
+
+
+class Steps:
+    """Counts real optimizer steps and tells each: `step` is how many are complete, over all attempts."""
+
+    def __init__(self, first: int = 0) -> None:
+        """Tell where this attempt begins."""
+        self.step = first
+        tell("start", step=first, pid=os.getpid())
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Count the steps of the innermost torch optimizer; return the handle of the hook."""
+        return optimizer.register_step_post_hook(self._stepped)
+
+    def _stepped(self, *_: Any) -> None:
+        self.step += 1
+        tell("step", step=self.step)
+
+
+def end(steps: Steps, model: nn.Module, **facts: Any) -> None:
+    """Tell how the training ended; call it last, when the adapter is detached or the framework has torn it down."""
+    tell("end", step=steps.step, digest=digest(model), **_page(), **facts)
+
+
+def digest(model: nn.Module) -> str:
+    """Return what is equal only for equal weights."""
+    total = hashlib.sha256()
+    for value in model.state_dict().values():
+        total.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def traces(*found: Any) -> list[Any]:
+    """Describe what an adapter may have hung on these objects: hooks, wrapped attributes, another class."""
+    return [trace for each in found for trace in _traces_of(each)]
+
+
+def _traces_of(found: Any) -> Iterable[Any]:
+    parts = list(found.modules()) if isinstance(found, nn.Module) else [found]
+    for part in parts:
+        own = vars(part) if hasattr(part, "__dict__") else {}
+        hooks = {name: len(value) for name, value in own.items() if "hooks" in name and hasattr(value, "__len__")}
+        calls = {name: _name(value) for name, value in own.items() if callable(value)}
+        yield [[_name(kind) for kind in type(part).__mro__], hooks, calls]  # a subclass may have the same name
+
+
+def _name(value: Any) -> str:
+    return getattr(value, "__module__", "") + "." + getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _page() -> dict[str, Any]:
+    """Return what stands on this rank's own page: beats, passes of sections, and what is still open."""
+    recorder = None if os.environ.get("RESILIENCE_DISABLE") else lanes.recorder()
+    if recorder is None:
+        return {"beats": 0, "sections": {}, "open": []}
+    reader = PageReader(recorder.page.path)
+    try:
+        snapshot = reader.snapshot()
+        passes = {name: count for (name, kind), count in _counts(recorder).items() if kind != "heartbeat"}
+        return {
+            "beats": snapshot.beats,
+            "sections": passes,
+            "open": [section.name for lane in snapshot.lanes for section in lane.stack],
+            "done": snapshot.done,
+        }
+    finally:
+        reader.close()
+
+
+def _counts(recorder: Any) -> dict[tuple[str, str], int]:
+    counts: dict[tuple[str, str], int] = {}
+    for lane in recorder._lanes.values():
+        for block in lane.blocks.values():
+            counts[block.name, block.kind] = counts.get((block.name, block.kind), 0) + block.n
+    return counts

@@ -1,0 +1,58 @@
+"""The Accelerate adapter in one process, with the real Accelerate: counting, saving, loading, stopping."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from adapter_frameworks import require
+
+from .harness import PROJECT, SCRIPTS
+
+pytestmark = pytest.mark.slow
+TOGETHER = (
+    "real_steps",  # a step is one of the optimizer, whatever the micro-batches
+    "one_step",  # is saved at the end
+    "scaled",  # also where a scaler skips some
+    "own_saves",  # the script's own numbered directories are whole and counted on
+    "old_runs",  # runs that were begun without us load, and the other way round
+    "failed_saves",  # a failed save leaves what was there; a half written one is refused
+    "tracked",  # what is logged is in the journal
+    "stopped",  # a stop saves there, and is resumed there
+)
+
+
+def run(folder: Path, *scenarios: str) -> None:
+    """Run scenarios, whose assertions are in the script, in one process and one run directory."""
+    require("accelerate")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "ACCELERATE_"))}
+    env |= {"PYTHONPATH": str(PROJECT), "RESILIENCE_RUN_DIR": "run", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "accelerate_alone.py"), *scenarios],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout
+    assert [line for line in done.stdout.splitlines() if line.endswith(" held")] == [
+        f"{each} held" for each in scenarios
+    ]
+
+
+def test_what_it_counts_and_what_the_script_saves(tmp_path: Path) -> None:
+    """See `TOGETHER`."""
+    run(tmp_path, *TOGETHER)
+
+
+@pytest.mark.parametrize("sampler", ["indices", "seed", "loader"])
+def test_a_resume_goes_on_at_the_next_sample(tmp_path: Path, sampler: str) -> None:
+    """Of a shuffled epoch, to the same bits: with a plain sampler, Accelerate's own, and a loader with a memory."""
+    if sampler == "loader":
+        require("torchdata")
+    run(tmp_path, f"resumed_by_{sampler}")

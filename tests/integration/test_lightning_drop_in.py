@@ -1,0 +1,89 @@
+"""The snippets of NVIDIA's and NeMo's documentation, of which only the import has changed, on two gloo ranks."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from adapter_frameworks import require
+from harness import job
+
+pytestmark = pytest.mark.slow
+RANKS = ("--nproc-per-node", "2")
+
+
+@pytest.fixture(autouse=True)
+def frameworks():
+    """What all of these need."""
+    require("lightning.pytorch", "lightning")
+    require("torchdata")
+
+
+def told(folder, name):
+    return json.loads((folder / "told" / name).read_text())
+
+
+def test_reports_preemption_and_the_finished_flag(tmp_path):
+    """Scores have the form of the original; a signal to one rank saves `last.ckpt`; the resume finishes, also twice.
+
+    Under NVIDIA's launcher one line says what is lost, and names ours.
+    """
+    flag = tmp_path / "flag"
+    env = {"FAULT_TOL_FINISHED_FLAG_FILE": str(flag), "RESILIENCE_FAULT": "slow:rank=1,section=fwd,seconds=0.03"}
+    with job(tmp_path, *RANKS, "lightning_drop_in.py", "1000000", env=env) as run:
+        run.wait(lambda: "Straggler report processing time: " in run.screen, "a report")
+        run.wait(lambda: "StragglerId(rank=1, node=" in run.screen, "the straggler")
+        os.kill(told(tmp_path, "start-1")["pid"], signal.SIGTERM)
+        assert run.finish(30.0) == 75, run.screen
+        screen = run.screen
+        assert "Preemption detected, saving checkpoint and exiting" in screen
+        assert "Rank=1 Node=" in screen
+        assert not flag.exists()
+    assert (tmp_path / "exp" / "last.ckpt").exists()
+    stopped = {told(tmp_path, f"step-{rank}")["step"] + 1 for rank in (0, 1)}
+    assert len(stopped) == 1, screen
+    [at] = stopped
+    del env["RESILIENCE_FAULT"]
+    env["FT_RANK_MONITOR_IPC_SOCKET"] = "/tmp/none.socket"  # as under NVIDIA's launcher
+    with job(tmp_path, *RANKS, "lightning_drop_in.py", str(at + 3), env=env) as run:
+        assert run.finish() == 0, run.screen
+        assert [told(tmp_path, f"start-{rank}")["step"] for rank in (0, 1)] == [at, at]
+        assert [told(tmp_path, f"end-{rank}")["step"] for rank in (0, 1)] == [at + 3, at + 3]
+        assert flag.exists()
+        assert run.incidents()[-1]["kind"] == "preemption"  # of before; nothing since
+        [line] = [line for line in run.screen.splitlines() if "STARTED BY ft_launcher" in line]
+        assert "resilience run" in line
+    flag.unlink()
+    (tmp_path / "run" / "finished").unlink()
+    with job(tmp_path, *RANKS, "lightning_drop_in.py", str(at + 3), env=env) as run:
+        assert run.finish() == 0, run.screen
+        assert [told(tmp_path, f"end-{rank}")["step"] for rank in (0, 1)] == [at + 3, at + 3]
+        assert flag.exists()
+
+
+def test_a_rehearsed_fault_scores_for_the_loggers_and_another_signal(tmp_path):
+    """A rank is killed as planned, the next attempt logs scores to the trainer's logger, and SIGUSR1 stops all."""
+    with job(tmp_path, *RANKS, "--max-restarts", "1", "lightning_nemo.py", "2") as run:
+        again = "starting the ranks again"
+        run.wait(lambda: again in run.screen, "a restart")
+        assert "simulated fault: SIGKILL to rank 1 now" in run.screen
+        logged = "\nStraggler report processing time: "  # by the callback; the launcher's own lines have a prefix
+        run.wait(lambda: logged in run.screen.rpartition(again)[2], "a report")
+        os.kill(told(tmp_path, "start-0")["pid"], signal.SIGUSR1)
+        assert run.finish(30.0) == 75, run.screen
+        assert f"Received signal {signal.SIGUSR1:d}, initiating graceful stop" in run.screen
+        crash, stop = run.incidents()
+        assert (crash["kind"], [each["rank"] for each in crash["culprits"]]) == ("crash", [1])
+        assert stop["kind"] == "preemption"
+    assert (tmp_path / "last.ckpt").exists()
+    with (tmp_path / "1" / "metrics.csv").open() as file:
+        scores = [float(row["section_relative_perf/fwd/min"]) for row in csv.DictReader(file)]
+    assert scores
+    assert all(0 < score <= 1 for score in scores)

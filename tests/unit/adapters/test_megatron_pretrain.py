@@ -1,0 +1,208 @@
+"""`adapters.megatron.around(pretrain)` where Megatron-LM is another version, or has other things in its places."""
+
+from __future__ import annotations
+
+import functools
+import types
+
+import pytest
+
+from resilience_sdk import console
+from resilience_sdk.adapters import megatron
+from resilience_sdk.adapters.megatron import attached, surroundings
+from resilience_sdk.adapters.megatron.client import MonitorClient
+from resilience_sdk.errors import ConfigError, Preempted
+from resilience_sdk.session import ending
+
+
+def forward_step(data_iterator, model):
+    return data_iterator, model
+
+
+def model_provider(pre_process=True):
+    return "model"
+
+
+def datasets_provider(samples):
+    return samples
+
+
+datasets_provider.is_distributed = True
+
+
+@pytest.fixture(autouse=True)
+def detached(monkeypatch):
+    """No test leaves its loop attached, and each may say its lines."""
+    monkeypatch.setattr(console, "_said", set())
+    yield
+    if attached._current is not None:
+        attached._current.detach()
+
+
+@pytest.fixture
+def lm(monkeypatch):
+    """Megatron-LM's globals, and its client of NVRx."""
+    known = types.SimpleNamespace(
+        _GLOBAL_ARGS=types.SimpleNamespace(
+            exit_signal_handler=False, train_iters=6, iteration=0, curr_iteration=0, save="somewhere", rank=0
+        ),
+        _GLOBAL_TIMERS=lambda name, log_level=None: name,
+        _GLOBAL_SIGNAL_HANDLER=None,
+    )
+    known.ft = types.SimpleNamespace(_GLOBAL_RANK_MONITOR_CLIENT=None)
+    monkeypatch.setitem(surroundings.sys.modules, "megatron.training.global_vars", known)
+    monkeypatch.setitem(surroundings.sys.modules, "megatron.training.ft_integration", known.ft)
+    return known
+
+
+def pretrain_with(train):
+    """Return a `pretrain` that calls its providers and then `train(forward_step_func)`."""
+
+    def pretrain(cfg, train_valid_test_dataset_provider, model_type, forward_step_func, model_provider=None):
+        if model_provider is not None:
+            model_provider(pre_process=True)
+        return train(forward_step_func, train_valid_test_dataset_provider)
+
+    return pretrain
+
+
+def run(train, provider=model_provider):
+    """Call it as the newest Megatron-LM wants it."""
+    return megatron.around(pretrain_with(train))("cfg", datasets_provider, "gpt", forward_step, model_provider=provider)
+
+
+def test_what_is_handed_to_pretrain_stays_what_it_was(recording, lm):
+    """Megatron asks functions for their parameters and marks."""
+
+    def train(forward, provider):
+        return forward(1, 2), provider([3]), provider.is_distributed, forward.__wrapped__
+
+    assert run(train) == ((1, 2), [3], True, forward_step)
+
+
+def test_its_places_are_taken_while_it_runs_and_given_back(recording, lm):
+    """Timers, signal handler and client; also where it raises."""
+    timers = lm._GLOBAL_TIMERS
+
+    def train(_forward, _provider):
+        assert lm._GLOBAL_TIMERS is not timers
+        assert lm._GLOBAL_SIGNAL_HANDLER.signals_received() == [False]
+        assert lm._GLOBAL_ARGS.exit_signal_handler is True
+        assert isinstance(lm.ft._GLOBAL_RANK_MONITOR_CLIENT, MonitorClient)
+        raise LookupError("no such sample")
+
+    with pytest.raises(LookupError):
+        run(train)
+    assert lm._GLOBAL_TIMERS is timers
+    assert lm._GLOBAL_SIGNAL_HANDLER is None
+    assert (lm._GLOBAL_ARGS.exit_signal_handler, lm.ft._GLOBAL_RANK_MONITOR_CLIENT) == (False, None)
+    run(lambda *_: None)  # and again
+
+
+def test_a_client_of_nvrx_stays(recording, lm, capsys):
+    """It was asked for; two would contradict each other."""
+    client = lm.ft._GLOBAL_RANK_MONITOR_CLIENT = object()
+    assert run(lambda *_: lm.ft._GLOBAL_RANK_MONITOR_CLIENT) is client
+    assert "--enable-ft-package" in capsys.readouterr().err
+
+
+def test_a_version_without_these_globals_is_said(recording, monkeypatch, capsys):
+    """It trains as ever."""
+    monkeypatch.delitem(surroundings.sys.modules, "megatron.training.global_vars", raising=False)
+    assert run(lambda *_: "trained") == "trained"
+    assert "steps and preemption are not seen" in capsys.readouterr().err
+
+
+def test_a_version_without_a_signal_handler_is_said(recording, lm, capsys):
+    """Nobody would save."""
+    del lm._GLOBAL_ARGS.exit_signal_handler
+    run(lambda *_: None)
+    assert "no exit_signal_handler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("exits", [True, False])
+def test_after_the_agreed_stop_it_leaves_with_75(recording, lm, monkeypatch, exits):
+    """However this version of Megatron leaves."""
+    monkeypatch.setattr(attached.Attached, "should_stop", lambda _self: True)
+
+    def train(_forward, _provider):
+        assert lm._GLOBAL_SIGNAL_HANDLER.signals_received() == [True]
+        if exits:
+            raise SystemExit(0)
+
+    with pytest.raises(Preempted):
+        run(train)
+
+
+@pytest.mark.parametrize(("iteration", "code"), [(6, 0), (3, 75)])
+def test_an_exit_with_0_is_the_end_only_behind_the_last_iteration(recording, lm, iteration, code):
+    """Else it is to be requeued, not finished."""
+    lm._GLOBAL_ARGS.iteration = iteration
+
+    def train(_forward, _provider):
+        raise SystemExit(0)
+
+    with pytest.raises(SystemExit) as left:
+        run(train)
+    assert left.value.code == code
+
+
+@pytest.mark.parametrize("iteration", [6, 3])
+def test_a_rank_tells_the_others_how_it_has_ended(recording, lm, monkeypatch, iteration):
+    """Whatever it has seen: a rank whose hooks have failed counts no steps, and the others ask it all the same."""
+    told = []
+    ranks = types.SimpleNamespace(rank=0, gather=lambda message: told.append(message) or [message, "clean"])
+    monkeypatch.setattr(ending, "has_peers", lambda: True)
+    monkeypatch.setattr(ending, "group_is_ready", lambda: True)
+    monkeypatch.setattr(ending, "find_ranks", lambda: ranks)
+    lm._GLOBAL_ARGS.iteration = iteration
+    run(lambda *_: None)
+    assert told == ["not clean"]  # no session is in this process
+
+
+@pytest.mark.parametrize("code", [16, 17, 1])
+def test_other_exit_codes_pass(recording, lm, code):
+    """Schedulers know them."""
+
+    def train(_forward, _provider):
+        raise SystemExit(code)
+
+    with pytest.raises(SystemExit) as left:
+        run(train)
+    assert left.value.code == code
+
+
+def test_switched_off_nothing_is_touched(lm, monkeypatch):
+    """Not even its arguments are wrapped."""
+    monkeypatch.setenv("RESILIENCE_DISABLE", "1")
+    assert run(lambda forward, _provider: (forward, lm._GLOBAL_SIGNAL_HANDLER)) == (forward_step, None)
+
+
+@pytest.mark.parametrize("given", [None, print, functools.partial(forward_step), lambda *args, **kwargs: None])
+def test_what_is_no_pretrain_is_an_error(given):
+    """It names what was given, and what to use for a loop of one's own."""
+    with pytest.raises(ConfigError, match=r"megatron\.attach\(config, optimizer\)"):
+        megatron.around(given)
+
+
+def test_the_client_knows_a_save_in_the_background_from_a_save(recording):
+    """Looking at the former takes no time in most steps, so it teaches nothing of how long a save takes."""
+    handle = attached.Attached()
+    client = MonitorClient(handle.begin_step, handle.spans)
+    client.start_section("checkpointing")
+    client.end_section("checkpointing")
+    handle.spans["checkpoint"].begin()
+    client.start_section("checkpointing")
+    client.end_section("checkpointing")
+    handle.spans["checkpoint"].end()
+    assert {name: len(samples) for name, samples in recording.harvest().items()} == {"finalize": 1, "checkpoint": 1}
+
+
+def test_the_client_answers_all_that_megatron_asks(recording):
+    """Where `--calc-ft-timeouts` is on, too."""
+    client = MonitorClient(lambda: None, {})
+    client.init_workload_monitoring(num_warmup_iters=5)
+    client.load_state_dict({"a": 1})
+    client.calculate_and_set_section_timeouts(selected_sections=["step"], calc_out_of_section=False)
+    client.shutdown_workload_monitoring()
+    assert (client.state_dict(), client.section_timeouts) == ({}, {})
