@@ -23,7 +23,6 @@ FLOORS: dict[int, set[str]] = {
         "events",
         "faults",
         "file_lock",
-        "generated",
         "hostinfo",
         "kernel_files",
         "settings",
@@ -42,7 +41,6 @@ FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 NEIGHBOURS = {
     ("cgroups", "kernel_files"),
     ("environ", "errors"), ("settings", "environ"), ("settings", "events"), ("settings", "errors"),
-    ("settings", "generated"),
     ("settings", "console"),
     ("faults", "console"), ("faults", "errors"), ("console", "errors"),
     ("lease", "run_directory"), ("incidents", "journal"),

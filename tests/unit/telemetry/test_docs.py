@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from resilience_sdk.telemetry.docs import metrics_table
 from resilience_sdk.telemetry.families import FAMILIES
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -31,12 +30,6 @@ def test_every_metric_that_is_asked_for_exists(file: str) -> None:
     used = set(re.findall(r"resilience_[a-z_]+", (DOCS / file).read_text()))
     assert used
     assert used <= known()
-
-
-def test_every_metric_is_documented() -> None:
-    """The page has a row for each, made from the table in the code."""
-    page = (DOCS / "telemetry.md").read_text()
-    assert metrics_table() in page, "run: python -m resilience_sdk.telemetry.docs docs/telemetry.md"
 
 
 def test_the_dashboard_is_one() -> None:
