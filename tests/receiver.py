@@ -56,13 +56,22 @@ class Receiver:
 
     def wait_for(self, enough: Callable[[list[Received]], object], timeout_s: float = 30) -> list[Received]:
         """Wait until what was taken is enough, and return it."""
+        return self._wait_for(self.taken, enough, timeout_s)
+
+    def wait_for_all(self, enough: Callable[[list[Received]], object], timeout_s: float = 30) -> list[Received]:
+        """Wait until what was asked, taken or not, is enough, and return it."""
+        return self._wait_for(self.all, enough, timeout_s)
+
+    def _wait_for(
+        self, requests: list[Received], enough: Callable[[list[Received]], object], timeout_s: float
+    ) -> list[Received]:
         deadline = time.monotonic() + timeout_s
         with self.changed:
-            while not enough(self.taken):
+            while not enough(requests):
                 left_s = deadline - time.monotonic()
                 assert left_s > 0, f"not received: {[(request.path, request.body[:300]) for request in self.all]}"
                 self.changed.wait(left_s)
-            return list(self.taken)
+            return list(requests)
 
     def close(self) -> None:
         """Listen no more."""

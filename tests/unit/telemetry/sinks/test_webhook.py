@@ -11,7 +11,10 @@ from receiver import Received, receiving
 from told_run import ToldRun
 
 from resilience_sdk import console
+from resilience_sdk.events import Event
+from resilience_sdk.telemetry.sinks import webhook
 from resilience_sdk.telemetry.sinks.webhook import Webhook, WebhookError
+from resilience_sdk.telemetry.worker import Worker
 
 
 def items_of(run: ToldRun, sink: Webhook) -> deque[object]:
@@ -70,6 +73,77 @@ def test_an_event_that_is_refused_for_ever_is_passed_over(run: ToldRun, capsys: 
         sink.send(items_of(run, sink))
     assert len(receiver.all) == 2
     assert "refuses events incident" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+def test_one_that_is_refused_like_a_wrong_address_holds_up_nobody(
+    run: ToldRun, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    """A filter before the receiver dislikes it: the next one is taken, and then it is asked once more, and given up."""
+    console._said.clear()
+    with receiving(lambda request: status if b'"incident"' in request.body else 200) as receiver:
+        sink = Webhook(run.place(), receiver.url, ("incident", "recovered"))
+        items = items_of(run, sink)
+        sink.send(items)
+        sink.refresh()
+    assert not items
+    assert [json.loads(request.body)["event"]["event"] for request in receiver.taken] == ["recovered"]
+    assert len(receiver.all) == 3
+    assert f"refuses events incident (status {status})" in capsys.readouterr().err
+
+
+def test_what_came_while_the_address_was_wrong_is_posted_once_it_is_right(run: ToldRun) -> None:
+    """It is a failure until then, the memory of the sink has it, and so another exporter has it too."""
+    right: list[bool] = []
+    with receiving(lambda _: 200 if right else 404) as receiver:
+        first = Webhook(run.place(), receiver.url, ("incident", "recovered"))
+        first.send(items_of(run, first))
+        for _ in range(2):
+            with pytest.raises(WebhookError, match="404"):
+                first.refresh()
+        second = Webhook(run.place(), receiver.url, ("incident", "recovered"))
+        second.memory = json.loads(json.dumps(first.memory))
+        right.append(True)
+        second.refresh()
+        second.refresh()
+    assert [json.loads(request.body)["event"]["event"] for request in receiver.taken] == ["incident", "recovered"]
+
+
+def test_an_exporter_goes_on_behind_an_event_that_is_refused(run: ToldRun) -> None:
+    """It fails as long as nothing else was taken, and what happens later arrives all the same."""
+    told: list[str] = []
+    with receiving(lambda request: 403 if b'"incident"' in request.body else 200) as receiver:
+        worker = Worker(
+            Webhook(run.place(), receiver.url, ("incident", "finished")), run.run_dir.journal,
+            note_failure=lambda _, error: told.append(str(error)), note_recovery=lambda *_: told.append("recovered"),
+            first_pause_s=0.01, poll_s=0.01,
+        )  # fmt: skip
+        worker.start()
+        receiver.wait_for_all(lambda asked: len(asked) >= 3)
+        run.tell(Event.FINISHED)
+        receiver.wait_for(lambda taken: len(taken) == 1)
+        worker.finish()
+        assert worker.join(20)
+    assert told == ["the receiver answered with status 403", "recovered"]
+
+
+def test_a_wrong_address_fills_no_memory(run: ToldRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond a number the events wait in the journal."""
+    monkeypatch.setattr(webhook, "_MOST_WAITING", 2)
+    for number in range(2, 5):
+        run.fail_and_recover(number)
+    right: list[bool] = []
+    with receiving(lambda _: 200 if right else 403) as receiver:
+        sink = Webhook(run.place(), receiver.url, ("incident",))
+        items = items_of(run, sink)
+        with pytest.raises(WebhookError, match="403"):
+            sink.send(items)
+        assert (len(sink.memory["refused"]), len(items)) == (2, 2)
+        right.append(True)
+        sink.send(items)
+    assert sorted(json.loads(request.body)["event"]["id"] for request in receiver.taken) == [
+        f"{number:04}-hang" for number in range(1, 5)
+    ]
 
 
 def test_nobody_is_redirected(run: ToldRun) -> None:
