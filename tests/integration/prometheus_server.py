@@ -20,7 +20,7 @@ import attrs
 import pytest
 
 RULES = Path(__file__).parent.parent.parent / "docs/telemetry/alerts.yml"
-_PATIENCE_S = 40.0
+_PATIENCE_S = 120.0  # the exporter is at low priority, and the machine may be busy
 
 
 def needed(program: str) -> str:

@@ -49,6 +49,7 @@ def export(run_dir: Path, *options: str, **env: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_prometheus_and_a_collector_see_a_run_whose_rank_and_exporter_are_killed(tmp_path: Path) -> None:
     """Ranks stepping, a restart with its cause; neither counters nor spans start over with the exporter."""
     needed("prometheus")
