@@ -29,6 +29,7 @@ class Context:
     only: str = ""
     deadline_s: float = 60.0  # what the probe that reads this has left; set in its process
     listen_s: float = 0.2  # how long a probe may wait for events
+    log_newer_s: float | None = None  # only what the kernel has said in these last seconds; else all that it has
     own_pids: tuple[int, ...] = ()  # the job's own processes
     settings: Mapping[str, Any] = attrs.field(factory=dict)  # Settings.to_json()
     environment: Mapping[str, str] = attrs.field(factory=dict)

@@ -23,14 +23,23 @@ from resilience_sdk import hostinfo
 from resilience_sdk.console import say
 from resilience_sdk.events import Event
 from resilience_sdk.health.findings import Finding, Status
-from resilience_sdk.health.probes import GPU, GPU_EVENTS, Context
+from resilience_sdk.health.probes import GPU, GPU_EVENTS, Context, Probe
 from resilience_sdk.health.runner import kill_running, run_probes
-from resilience_sdk.health.watching import BUDGET, WATCHED, Watch, pause_after, to_event
+from resilience_sdk.health.watching import (
+    BUDGET,
+    WATCHED,
+    Watch,
+    log_was_read,
+    pause_until_next,
+    to_event,
+    worth_another_look,
+)
 from resilience_sdk.journal import Journal
 
 _MOST_LINES = 5  # said of one look; the journal has all
 _LEAST_LISTENING_S = 1.0  # starting the process takes a part of it
 _LOOK_FOR_PARENT_S = 1.0
+_OVERLAP_S = 2.0  # read twice of the kernel's log: its clock is not ours
 
 
 @attrs.frozen(kw_only=True)
@@ -69,21 +78,36 @@ class _Rounds:
     _task: Task
     _journal: Journal
     _watch: Watch = attrs.field(factory=Watch)
+    _probes: list[Probe] = attrs.field(factory=lambda: list(WATCHED))
+    _began: float = attrs.field(factory=time.monotonic)
 
     def run(self) -> None:
-        looked = time.monotonic()
+        looked: float | None = None
+        log_read: float | None = None
         while True:
             began, cost = time.monotonic(), _cost()
-            findings = run_probes(WATCHED, Context())
-            self._take(findings, began - looked)
+            log_newer_s = None if log_read is None else began - log_read + _OVERLAP_S
+            findings = run_probes(self._probes, Context(log_newer_s=log_newer_s))
+            self._take(findings, 0.0 if looked is None else began - looked)
             looked = began
+            log_read = began if log_was_read(findings) else log_read
+            self._probes = worth_another_look(self._probes, findings)
+            look_cost = _cost() - cost
             if any(finding.probe == GPU.name and finding.subject for finding in findings):
-                self._listen(time.monotonic() + self._pause(began, cost))
-            time.sleep(self._pause(began, cost))  # for what listening has cost
+                self._listen(time.monotonic() + self._pause(began, look_cost))
+            time.sleep(self._pause(began, look_cost))  # for what listening has cost
 
-    def _pause(self, began: float, cost: float) -> float:
-        """Return the seconds until the next look, of a round that began then, when the processor time was `cost`."""
-        return pause_after(time.monotonic() - began, _cost() - cost, self._task.interval_s, self._task.budget)
+    def _pause(self, looked: float, look_cost: float) -> float:
+        """Return the seconds until the next look, of which the last was at `looked` and cost so much."""
+        now = time.monotonic()
+        return pause_until_next(
+            lived_s=now - self._began,
+            since_look_s=now - looked,
+            cost_s=_cost(),
+            look_cost_s=look_cost,
+            interval_s=self._task.interval_s,
+            budget=self._task.budget,
+        )
 
     def _listen(self, until: float) -> None:
         """Hear Xid events until the next look is due, at no more cost than looking may have."""

@@ -17,17 +17,33 @@ WATCHED: tuple[Probe, ...] = (GPU, HOST, KERNEL, NETWORK)
 _OF_THE_HOST = frozenset({"memory_available", "oom_kills", "shared_memory", "file_table", "answers"})
 _NOT_OF_A_GPU = frozenset({"memory_held"})
 _ANSWERS = "answers"
+_NO_DRIVER = (GPU.name, "driver")
+_LOG = (KERNEL.name, "kernel_log")
 _EVENTS = frozenset({"xid"})  # happen and are over: each is told, none ends
 
 _Key = tuple[str, str, str]
 
 
-def pause_after(took_s: float, cost_s: float, interval_s: float, budget: float = BUDGET) -> float:
-    """Return the seconds until the next look, after one that took `took_s` and cost `cost_s` of processor time.
+def pause_until_next(
+    *, lived_s: float, since_look_s: float, cost_s: float, look_cost_s: float, interval_s: float, budget: float = BUDGET
+) -> float:
+    """Return the seconds until the next look of a watch that has lived `lived_s`, and last looked `since_look_s` ago.
 
-    `budget` is the part of one core that looking may cost on the whole.
+    It has cost `cost_s` of processor time in all, its start included, and `look_cost_s` at that look: as much as the
+    next one will, which must be within the `budget` (part of one core) too.
     """
-    return max(0.0, max(interval_s, cost_s / budget) - took_s)
+    return max(0.0, interval_s - since_look_s, (cost_s + look_cost_s) / budget - lived_s)
+
+
+def worth_another_look(probes: Sequence[Probe], findings: Iterable[Finding]) -> list[Probe]:
+    """Return the probes without those for what this node does not have: no driver comes while a job runs."""
+    absent = any((finding.probe, finding.check) == _NO_DRIVER and _is_missing(finding) for finding in findings)
+    return [probe for probe in probes if not (absent and probe.name == GPU.name)]
+
+
+def log_was_read(findings: Iterable[Finding]) -> bool:
+    """Tell whether a look has read the kernel's log, so that the next one needs only what is newer."""
+    return any((finding.probe, finding.check) == _LOG and not _is_missing(finding) for finding in findings)
 
 
 @attrs.define
@@ -116,6 +132,10 @@ def _is_watched(finding: Finding) -> bool:
     if finding.probe == HOST.name:
         return finding.check in _OF_THE_HOST
     return not (finding.probe == GPU.name and finding.check in _NOT_OF_A_GPU)
+
+
+def _is_missing(finding: Finding) -> bool:
+    return finding.status is Status.UNAVAILABLE
 
 
 def _is_bad(finding: Finding) -> bool:

@@ -113,10 +113,10 @@ def _ago(age_s: float) -> str:
     return f"{max(0.0, age_s):.0f} s ago"
 
 
-def kernel_log(root: str) -> Iterator[Finding]:
-    """Yield what the kernel's log says, or why it cannot be read."""
+def kernel_log(root: str, newer_s: float | None = None) -> Iterator[Finding]:
+    """Yield what the kernel's log says (of its last `newer_s` seconds), or why it cannot be read."""
     try:
-        yield from kernel_faults(records(root))
+        yield from kernel_faults(record for record in records(root) if newer_s is None or record.age_s <= newer_s)
     except OSError as error:
         yield Finding(
             probe=PROBE,

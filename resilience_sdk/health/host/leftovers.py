@@ -141,7 +141,7 @@ def probe(root: str, uid: int) -> Iterator[Finding]:
     children_of_init = [p for p in second if p.parent == 1 and p.uid == uid and p.pid not in skipped]
     if _is_launcher(kernel_files.text(proc / "1" / "cmdline") or ""):
         children_of_init = []  # in a container: those are its ranks, and they run
-    yield orphans(second, uid, {p.pid: _environment(proc / str(p.pid)) for p in children_of_init})
+    yield orphans(second, uid, {p.pid: start_environment(proc / str(p.pid)) for p in children_of_init})
 
 
 def _is_launcher(command_line: str) -> bool:
@@ -149,7 +149,8 @@ def _is_launcher(command_line: str) -> bool:
     return "python" in command_line.partition("\0")[0].rpartition("/")[2]
 
 
-def _environment(process: Path) -> dict[str, str]:
+def start_environment(process: Path) -> dict[str, str]:
+    """Return the variables that a process was started with, by its directory in /proc; what it changed is not seen."""
     pairs = (item.partition("=") for item in (kernel_files.text(process / "environ") or "").split("\0"))
     return {name: value for name, _, value in pairs}
 

@@ -30,7 +30,7 @@ def host(context: Context) -> Iterator[Finding]:
 
 def kernel(context: Context) -> Iterator[Finding]:
     """Yield what the kernel's log says."""
-    yield from kernel_log.kernel_log(context.root)
+    yield from kernel_log.kernel_log(context.root, context.log_newer_s)
 
 
 def processes(context: Context) -> Iterator[Finding]:

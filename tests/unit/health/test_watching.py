@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.health.findings import Finding, Status
-from resilience_sdk.health.watching import BUDGET, Watch, pause_after, signs_near, to_event
+from resilience_sdk.health.probes import GPU
+from resilience_sdk.health.watching import (
+    BUDGET,
+    WATCHED,
+    Watch,
+    log_was_read,
+    pause_until_next,
+    signs_near,
+    to_event,
+    worth_another_look,
+)
 
 
 def _finding(check="throttle", status="ok", subject="GPU 0", probe="gpu", **what):
@@ -22,13 +32,48 @@ def _told(watch, *findings, seconds=60.0):
     return [(finding.check, finding.status.value) for finding in watch.take(findings, seconds)]
 
 
-@given(st.floats(0, 100), st.floats(0, 100), st.floats(1, 1000))
-def test_looking_costs_no_more_than_its_budget(took, cost, interval):
-    """Over any number of looks the processor time is at most the budget, and looks are no closer than asked."""
-    pause = pause_after(took, cost, interval)
-    assert pause >= 0
-    assert took + pause >= interval - 1e-9
-    assert cost <= BUDGET * (took + pause) + 1e-9
+@given(st.floats(0, 5), st.lists(st.tuples(st.floats(0.01, 5), st.floats(0, 15)), min_size=2), st.floats(1, 1000))
+def test_looking_costs_no_more_than_its_budget(start_cost, looks, interval):
+    """From the second look on the processor time, its start included, is within the budget; none comes too early."""
+    now, began, cost, dearest = 0.0, 0.0, start_cost, 0.0
+    for number, (look_cost, took) in enumerate(looks):
+        if number:
+            assert now - began >= interval - 1e-6
+            assert cost <= BUDGET * now + 1e-6
+        began = now
+        now += took
+        cost += look_cost
+        dearest = max(dearest, look_cost)
+        assert number == 0 or cost <= BUDGET * now + dearest + 1e-6
+        now += pause_until_next(lived_s=now, since_look_s=took, cost_s=cost, look_cost_s=look_cost, interval_s=interval)
+
+
+def test_looks_that_cost_alike_stay_within_the_budget_at_any_moment():
+    """Not only on the whole: after the first look, the next one has been earned before it is made."""
+    now, cost = 0.0, 0.2
+    for number in range(50):
+        cost += 0.5
+        assert number == 0 or cost <= BUDGET * now + 1e-6
+        now += 1.0
+        now += pause_until_next(lived_s=now, since_look_s=1.0, cost_s=cost, look_cost_s=0.5, interval_s=60.0)
+
+
+def test_what_a_node_does_not_have_is_looked_for_once():
+    """Without a driver the GPUs are not asked again; a driver that fails is."""
+    missing = _finding("driver", "unavailable", subject="")
+    assert GPU not in (left := worth_another_look(WATCHED, [missing]))
+    assert len(left) == len(WATCHED) - 1
+    assert worth_another_look(left, []) == left
+    for driver in (_finding("driver", "failed", subject=""), _finding("driver", "ok", subject="")):
+        assert worth_another_look(WATCHED, [driver]) == list(WATCHED)
+
+
+def test_the_log_counts_as_read_only_where_it_was():
+    """After a look at it that hung or was refused, the next one reads all of it."""
+    assert log_was_read([_finding("kernel_log", "ok", "", "kernel")])
+    assert log_was_read([_finding("kernel_log", "failed", "gpu_fell_off_bus", "kernel")])
+    assert not log_was_read([_finding("kernel_log", "unavailable", "", "kernel")])
+    assert not log_was_read([_finding("answers", "failed", "", "kernel"), _finding("oom_kills", "ok", "", "host")])
 
 
 def test_a_fault_is_told_when_it_comes_when_it_worsens_and_when_it_goes():

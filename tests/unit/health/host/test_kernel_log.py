@@ -37,6 +37,15 @@ def test_a_lost_gpu_fails_the_node_until_a_day_has_passed(machine):
     assert "12 days ago" in old.evidence
 
 
+def test_only_what_is_newer_is_read_where_that_was_asked(machine):
+    """A watch that has read the rest before pays for what came since."""
+    root = log(machine, 30, (10, FELL_OFF), (29, "quiet"), (29.9, "quiet"))
+    (new,) = kernel_log.kernel_log(root, 0.5 * 3600)
+    assert (new.status, new.evidence) == (Status.OK, "1 messages read")
+    (all_of_it,) = kernel_log.kernel_log(root, 21 * 3600)
+    assert (all_of_it.status, all_of_it.subject) == (Status.FAILED, "gpu_fell_off_bus")
+
+
 @pytest.mark.parametrize(("hours", "status"), [(0.5, Status.DEGRADED), (3, Status.OK)])
 def test_what_a_job_did_to_itself_is_soon_forgotten(hours, status):
     """Its memory is free again."""
