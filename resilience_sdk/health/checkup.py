@@ -15,6 +15,7 @@ from resilience_sdk.health import probes
 from resilience_sdk.health.compute.probe import CPU, slow_devices
 from resilience_sdk.health.findings import Finding
 from resilience_sdk.health.network.rendezvous import split_endpoint
+from resilience_sdk.health.own_processes import own_processes
 from resilience_sdk.health.probes import Context, Probe
 from resilience_sdk.health.report import HealthReport
 from resilience_sdk.health.runner import run_probes
@@ -79,6 +80,7 @@ def preflight(
         env, settings, run_dir=None if run_dir is None else os.fspath(run_dir), data=data, rendezvous=rendezvous,
         local_ranks=local_ranks,
     )  # fmt: skip
+    context = attrs.evolve(context, own_pids=own_processes(os.getpid(), env))
     return examine(context, settings, compute=compute, limit_s=limit_s)
 
 

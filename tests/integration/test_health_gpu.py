@@ -322,6 +322,22 @@ def test_the_jobs_own_processes_hold_no_memory_of_others(stub):
     assert _bad(_look(own_pids=(os.getpid(),))) == {}
 
 
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_a_preflight_from_within_a_job_knows_its_own(stub, tmp_path, is_rank):
+    """A rank that asks after another one has its model on the GPU: that one's memory is held by the job."""
+    code = "import sys; from resilience_sdk import health; r = health.preflight(sys.argv[1]); " \
+        "print(*[f.status.value for f in r.findings if (f.check, f.subject) == ('memory_held', 'GPU 1')])"  # fmt: skip
+    with subprocess.Popen(["sleep", "600"]) as sibling:
+        stub.changed({"1.memory_used_mib": 60000, "1.process": sibling.pid})
+        variables = {"RANK": "0", "WORLD_SIZE": "2"} if is_rank else {}
+        asked = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "run")],
+            env={**os.environ, **variables}, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        sibling.kill()
+    assert asked.stdout.strip() == ("ok" if is_rank else "failed")
+
+
 def test_an_older_driver_is_asked_what_it_knows(stub):
     """What a driver does not have is named, not held against the GPU."""
     for call in ("nvmlDeviceGetFieldValues", "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetCurrentClocksEventReasons"):

@@ -125,6 +125,9 @@ def test_a_lower_power_limit_makes_a_straggler():
         (60_000, ((7, 60_000 * _MIB, "python"),), (7,), "ok"),
         (60_000, ((7, 50_000 * _MIB, ""), (8, 9_000 * _MIB, "")), (7,), "degraded"),
         (60_000, ((7, None, ""),), (7,), "ok"),  # NVML does not tell whose it is
+        (60_000, ((70_007, 60_000 * _MIB, ""),), (7,), "unavailable"),  # in a container the job has other ids
+        (60_000, (), (7,), "unavailable"),
+        (60_000, ((70_007, 60_000 * _MIB, "python"),), (7,), "failed"),
     ],
 )
 def test_memory_that_others_hold(used_mib, processes, own, status):
@@ -132,7 +135,7 @@ def test_memory_that_others_hold(used_mib, processes, own, status):
     held = load.Held(total=80_000 * _MIB, used=used_mib * _MIB, processes=processes, own_pids=frozenset(own))
     (finding,) = load.judge_memory("GPU 0", held)
     assert finding.status == status
-    if status != "ok" and processes:
+    if status in ("degraded", "failed") and processes:
         assert f"process {processes[-1][0]}" in finding.evidence
 
 
