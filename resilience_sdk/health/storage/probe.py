@@ -51,6 +51,7 @@ def run_directory(path: str, mount: Mount | None, *, elsewhere: bool) -> Iterato
     yield _rate(path, "write", wrote, mount, note="" if place == Path(path) else f" (it will be made in {place})")
     if was_read is not None:
         yield _rate(path, "read", was_read, mount)
+    timing.remove_left(place)  # last, when all has been said
 
 
 def data(path: str, mount: Mount | None) -> Iterator[Finding]:

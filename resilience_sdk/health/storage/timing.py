@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import tempfile
 import time
@@ -12,10 +13,12 @@ from pathlib import Path
 import attrs
 
 _PREFIX = ".resilience-probe-"
+_LEFT_AFTER_S = 600.0  # a try ends, or is killed, within a minute
+_MOST_ENTRIES = 10_000
 BYTES = 4 << 20  # enough to see a rate, little enough for a slow disk
 _CHUNK = 1 << 20
 _FILES = 8
-BUDGET_S = 0.6  # a try that has taken so long has seen enough; three of them end before the deadline of the probe
+BUDGET_S = 0.6  # a try that has taken so long has seen enough; four of them end before the deadline of the probe
 
 
 @attrs.frozen
@@ -42,7 +45,7 @@ def metadata(directory: Path) -> Rate:
     place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=directory))
     try:
         for number in range(_FILES):
-            first, second = place / f"{number}.new", place / str(number)
+            first, second = (place / name for name in _names(number))
             first.touch()
             first.rename(second)
             second.stat()
@@ -90,6 +93,44 @@ def read(path: Path) -> Rate:
         return _read(fd)
     finally:
         os.close(fd)
+
+
+def remove_left(directory: Path) -> int:
+    """Remove what earlier tries left in a directory because they were killed; return how many things went.
+
+    Only this user's, only what is named as ours, and only what is older by the clock of the file system than any try
+    lives. Looks at a bounded number of entries for a bounded time; what cannot be removed stays.
+    """
+    gone, until = 0, time.monotonic() + BUDGET_S
+    with contextlib.suppress(OSError), _scratch_file(directory) as fd:
+        now = os.fstat(fd).st_mtime  # of the server, where there is one
+        with os.scandir(directory) as entries:
+            for entry in itertools.islice(entries, _MOST_ENTRIES):
+                if entry.name.startswith(_PREFIX):
+                    with contextlib.suppress(OSError):
+                        gone += _remove_if_left(entry, now)
+                if time.monotonic() > until:
+                    break
+    return gone
+
+
+def _remove_if_left(entry: os.DirEntry[str], now: float) -> bool:
+    about = entry.stat(follow_symlinks=False)
+    if about.st_uid != os.getuid() or now - about.st_mtime < _LEFT_AFTER_S:
+        return False
+    if not entry.is_dir(follow_symlinks=False):
+        os.unlink(entry.path)
+        return True
+    for name in (name for number in range(_FILES) for name in _names(number)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(entry.path, name))
+    os.rmdir(entry.path)
+    return True
+
+
+def _names(number: int) -> tuple[str, str]:
+    """Return how a small file is named at first, and then."""
+    return f"{number}.new", str(number)
 
 
 def _read(fd: int) -> Rate:

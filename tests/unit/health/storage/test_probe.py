@@ -4,6 +4,8 @@ import errno
 import os
 import resource
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -30,6 +32,33 @@ def test_a_good_directory(tmp_path):
     assert not any(finding.stops for finding in found.values())
     assert found["write"].data["bytes"] == timing.BYTES
     assert os.listdir(tmp_path) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from resilience_sdk.health.storage import timing
+Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+timing.metadata(Path(sys.argv[1]))
+"""
+
+
+def test_what_a_killed_probe_left_is_removed_by_the_next(tmp_path):
+    """Once it is so old that no probe can be at work there; other people's things stay."""
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60)
+    (left,) = tmp_path.iterdir()
+    assert os.listdir(left) == ["0.new"]
+    (tmp_path / ".resilience-probe-file").touch()
+    foreign = tmp_path / ".resilience-probe-with-files-of-others"
+    foreign.mkdir()
+    (foreign / "thesis.tex").touch()
+    (tmp_path / "train.py").touch()
+    assert timing.remove_left(tmp_path) == 0  # somebody may be at work there
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    look(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [foreign.name, "train.py"]
+    assert os.listdir(foreign) == ["thesis.tex"]
 
 
 def test_a_directory_that_is_not_there_yet(tmp_path):
