@@ -3,4 +3,14 @@
 import sys
 from pathlib import Path
 
-sys.path[0:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
+from stub_driver import build_stub
+
+
+@pytest.fixture(scope="session")
+def stub_library(tmp_path_factory):
+    """The library that stands in for the NVIDIA driver, built once."""
+    return build_stub(tmp_path_factory.mktemp("nvml"))

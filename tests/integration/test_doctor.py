@@ -78,6 +78,7 @@ def test_a_sound_machine_passes(tmp_path):
     assert [finding.check for finding in report.findings if f"`{finding.check}`" not in page] == []
 
 
+@pytest.mark.slow
 def test_all_faults_at_once(tmp_path, mounts):
     """Each is named with its cure, whatever the others are."""
     (tmp_path / "full").mkdir()

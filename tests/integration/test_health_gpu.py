@@ -14,7 +14,7 @@ import attrs
 import psutil
 import pytest
 from harness import PROJECT
-from stub_driver import StubDriver, build_stub
+from stub_driver import StubDriver
 
 from resilience_sdk.health import runner
 from resilience_sdk.health.changes import judge_growth, worsened
@@ -31,16 +31,10 @@ _A_DRIVER = [
 _BAD = (Status.DEGRADED, Status.FAILED)
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """The stub library, built once."""
-    return build_stub(tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.fixture
-def stub(library, tmp_path, monkeypatch) -> StubDriver:
+def stub(stub_library, tmp_path, monkeypatch) -> StubDriver:
     """A healthy node with three GPUs that are not there."""
-    driver = StubDriver(library, tmp_path / "state").changed({"gpus": 3})
+    driver = StubDriver(stub_library, tmp_path / "state").changed({"gpus": 3})
     for name, value in driver.environment.items():
         monkeypatch.setenv(name, value)
     return driver
@@ -102,6 +96,7 @@ def test_a_healthy_node_has_nothing_wrong(stub):
     assert answer.evidence.endswith("does not tell: retired_pages")
 
 
+@pytest.mark.slow
 def test_errors_that_grow_are_told_by_how_much(stub):
     """One uncorrectable error more than a minute ago is told, though the driver asks for nothing yet."""
     stub.changed({"1.ecc_uncorrected_ever": 4, "1.ecc_corrected": 100})
@@ -175,6 +170,7 @@ def test_each_xid_event_is_a_finding(stub):
     assert heard == [("GPU 0", 13, False), ("GPU 2", 79, True), ("GPU 2", 45, False)]
 
 
+@pytest.mark.slow
 def test_a_call_that_sleeps_for_ever_delays_no_other_gpu(stub):
     """The GPU whose driver call never returns is named with the call; the others are asked to the end."""
     stub.changed({"1.nvmlDeviceGetTotalEccErrors": "hang"})
@@ -212,6 +208,7 @@ def test_a_call_that_ends_the_process_is_a_finding(stub, end, evidence):
     assert "driver" in _seen(findings, "")  # what was told before
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_at_once_delays_no_probe_beside_it(stub):
     """Not even the number of GPUs is told: two such probes take as long as one, and leave no process."""
     stub.changed({"nvmlInitWithFlags": "hang"})
@@ -289,7 +286,7 @@ def _plug_in_a_gpu(root):
     (device / "class").write_text("0x030200\n")
 
 
-def test_a_gpu_without_a_driver_is_named(library, tmp_path, monkeypatch):
+def test_a_gpu_without_a_driver_is_named(stub_library, tmp_path, monkeypatch):
     """The bus shows a GPU: that its driver is not loaded is a fault; that it is not installed may be meant."""
     _plug_in_a_gpu(tmp_path)
     (finding,) = _look(root=str(tmp_path))
@@ -297,7 +294,9 @@ def test_a_gpu_without_a_driver_is_named(library, tmp_path, monkeypatch):
         assert finding.status is Status.UNAVAILABLE
         assert "no NVIDIA driver" in finding.evidence
         assert "0000:3b:00.0" in finding.evidence
-    for name, value in StubDriver(library, tmp_path / "state").changed({"nvmlInitWithFlags": 9}).environment.items():
+    for name, value in (
+        StubDriver(stub_library, tmp_path / "state").changed({"nvmlInitWithFlags": 9}).environment.items()
+    ):
         monkeypatch.setenv(name, value)
     (finding,) = _look(root=str(tmp_path))
     assert finding.stops
@@ -322,6 +321,7 @@ def test_the_jobs_own_processes_hold_no_memory_of_others(stub):
     assert _bad(_look(own_pids=(os.getpid(),))) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_rank", [True, False])
 def test_a_preflight_from_within_a_job_knows_its_own(stub, tmp_path, is_rank):
     """A rank that asks after another one has its model on the GPU: that one's memory is held by the job."""

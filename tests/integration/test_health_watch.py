@@ -14,7 +14,7 @@ import attrs
 import psutil
 import pytest
 from harness import PROJECT, job
-from stub_driver import StubDriver, build_stub
+from stub_driver import StubDriver
 
 from resilience_sdk.health.watching import signs_near
 from resilience_sdk.hostinfo import process_start_ticks
@@ -47,9 +47,9 @@ class _Watched:
 
 
 @pytest.fixture
-def stub(tmp_path) -> StubDriver:
+def stub(stub_library, tmp_path) -> StubDriver:
     """A node with two GPUs that are not there, one of them slowed down by heat."""
-    return StubDriver(build_stub(tmp_path), tmp_path / "state").changed({"gpus": 2, "1.throttle": 0x40})
+    return StubDriver(stub_library, tmp_path / "state").changed({"gpus": 2, "1.throttle": 0x40})
 
 
 @pytest.fixture
@@ -95,6 +95,7 @@ def node(stub, tmp_path, interval_s):
             process.wait()
 
 
+@pytest.mark.slow
 def test_faults_that_come_while_a_job_runs_are_journalled_and_said_once(node, stub):
     """Growth, an Xid and a lost GPU become events with cause and cure; what is in order again does too."""
     node.wait(lambda: ("throttle", "GPU 1", "degraded") in node.events(), "what was wrong from the start")
@@ -125,7 +126,9 @@ def test_faults_that_come_while_a_job_runs_are_journalled_and_said_once(node, st
 
 
 @pytest.mark.parametrize("interval_s", [60.0])
-@pytest.mark.parametrize("ended", ["job", "pipe", "watch"])
+@pytest.mark.parametrize(
+    "ended", ["pipe", pytest.param("job", marks=pytest.mark.slow), pytest.param("watch", marks=pytest.mark.slow)]
+)
 def test_the_watch_ends_with_its_job_and_with_all_its_probes(node, ended):
     """At once, though a probe may listen to the driver for a minute."""
     watch = psutil.Process(node.watch.pid)
@@ -143,6 +146,7 @@ def test_the_watch_ends_with_its_job_and_with_all_its_probes(node, ended):
     assert not alive
 
 
+@pytest.mark.slow
 def test_a_gpu_that_comes_back_is_told_and_the_watch_stays_small(node, stub):
     """It is lost in one look and answers in the next."""
     node.wait(lambda: ("throttle", "GPU 1", "degraded") in node.events(), "the first look")
@@ -153,6 +157,7 @@ def test_a_gpu_that_comes_back_is_told_and_the_watch_stays_small(node, stub):
     assert psutil.Process(node.watch.pid).memory_info().rss < 40 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval_s", [60.0])
 def test_an_xid_is_told_soon_though_the_next_look_is_far(node, stub):
     """Between two looks the watch listens, and an event ends the listening."""
@@ -166,9 +171,9 @@ _WHY = (sys.executable, "-m", "resilience_sdk", "why")
 
 
 @pytest.mark.slow
-def test_why_names_what_ailed_the_node(tmp_path):
+def test_why_names_what_ailed_the_node(stub_library, tmp_path):
     """A rank is killed on a node whose GPU has fallen off the bus: the incident is told with that sign beside it."""
-    driver = StubDriver(build_stub(tmp_path), tmp_path / "state").changed({"gpus": 2, "1.error": 15})
+    driver = StubDriver(stub_library, tmp_path / "state").changed({"gpus": 2, "1.error": 15})
     end = tmp_path / "end"
     arguments = ("--nproc-per-node", "2", "beating.py", str(end), str(tmp_path / "never"))
     with job(tmp_path, *arguments, env=driver.environment) as run:

@@ -26,7 +26,7 @@ findings = st.builds(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(findings)
 def test_a_finding_survives_json(finding):
     """What one process writes another reads as the same finding."""
@@ -50,7 +50,7 @@ def test_what_is_no_finding_is_refused(data):
         finding_from_json(data)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(findings, max_size=5))
 def test_the_worst_is_the_most_severe(several):
     """Nothing is more severe than the worst, and the worst of nothing is ok."""

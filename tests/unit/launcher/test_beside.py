@@ -62,6 +62,7 @@ def test_nor_where_the_sdk_is_disabled(run_dir: RunDirectory, monkeypatch: pytes
     assert children() == before
 
 
+@pytest.mark.slow
 def test_an_exporter_that_dies_is_started_again_and_told_all(
     run_dir: RunDirectory, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

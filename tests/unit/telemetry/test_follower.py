@@ -131,7 +131,7 @@ def test_an_unreadable_position_is_the_beginning(tmp_path: Path, bad: str) -> No
 
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(["write", "tear", "read", "restart", "rotate"]), max_size=40))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_every_line_arrives_whatever_happens(tmp_path_factory, seed: int, happenings: list[str]) -> None:
     """At least once over restarts at any moment, exactly once without; in the order of each file."""
     folder, chance = tmp_path_factory.mktemp("journal"), random.Random(seed)

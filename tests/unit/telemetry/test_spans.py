@@ -103,7 +103,7 @@ def test_attempts_under_a_foreign_launcher(tmp_path: Path) -> None:
 
 
 @given(st.lists(EVENTS, max_size=16))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_no_event_breaks_it(events: list[dict[str, object]]) -> None:
     """Every span has ids that OpenTelemetry takes, and does not end before it began."""
     spans = Spans("run")

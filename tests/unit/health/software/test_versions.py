@@ -2,7 +2,6 @@
 
 import platform
 import runpy
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,16 +30,10 @@ def test_constants_are_read_without_running_the_module(capsys):
 
 
 def test_the_installed_torch_is_read_as_it_says_itself():
-    """And is not imported for it."""
+    """From its files: that it is not imported is a test of the doctor."""
     said = runpy.run_path(str(Path(find_spec("torch").origin).with_name("version.py")))
     found = versions.installed_torch()
     assert (found["__version__"], found["cuda"]) == (said["__version__"], said["cuda"])
-    code = (
-        "import sys; from resilience_sdk.health.software import versions; "
-        "print(versions.installed_torch()['__version__'], 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == [said["__version__"], "False"]
 
 
 @pytest.mark.parametrize(

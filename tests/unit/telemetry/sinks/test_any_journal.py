@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import otlp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from receiver import receiving
+from receiver import Receiver, receiving
 from told_run import EVENTS, HOST, ToldRun, line
 
 from resilience_sdk.telemetry.live import Live
@@ -22,7 +23,7 @@ from resilience_sdk.telemetry.sinks.prometheus import PrometheusTextfile
 from resilience_sdk.telemetry.sinks.webhook import Webhook
 
 _JOURNALS = st.lists(EVENTS, max_size=8)
-_SOME = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_SOME = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture
@@ -31,6 +32,13 @@ def place(tmp_path: Path) -> Place:
     folder = tmp_path / "run-\udcff"
     folder.mkdir()
     return Place(folder, HOST, Live(folder, None, {"RESILIENCE_PAGE_DIR": str(tmp_path)}), tmp_path, 1.0)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """One for all examples of a test: starting and ending it takes longer than any of them."""
+    with receiving() as started:
+        yield started
 
 
 def serve(sink: Sink, events: list[dict[str, Any]]) -> None:
@@ -45,11 +53,11 @@ def serve(sink: Sink, events: list[dict[str, Any]]) -> None:
 
 @given(_JOURNALS)
 @_SOME
-def test_opentelemetry(place: Place, events: list[dict[str, Any]]) -> None:
+def test_opentelemetry(place: Place, receiver: Receiver, events: list[dict[str, Any]]) -> None:
     """Everything can be written as protobuf."""
     otlp.needed()
-    with receiving() as receiver:
-        serve(OpenTelemetry(place, receiver.url), events)
+    receiver.taken.clear()
+    serve(OpenTelemetry(place, receiver.url), events)
     assert [otlp.decoded(request) for request in receiver.taken]
 
 
@@ -66,14 +74,14 @@ def test_prometheus(place: Place, tmp_path: Path, events: list[dict[str, Any]]) 
 
 @given(_JOURNALS)
 @_SOME
-def test_webhooks(place: Place, events: list[dict[str, Any]]) -> None:
+def test_webhooks(place: Place, receiver: Receiver, events: list[dict[str, Any]]) -> None:
     """What is posted is JSON as others read it, without NaN."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    with receiving() as receiver:
-        serve(Webhook(place, receiver.url, {event["event"] for event in events}), events)
+    receiver.taken.clear()
+    serve(Webhook(place, receiver.url, {event["event"] for event in events}), events)
     assert len(receiver.taken) == len(events)
     for request in receiver.taken:
         json.loads(request.body, parse_constant=refuse)
