@@ -16,7 +16,7 @@ import attrs
 NAMESPACE = "resilience"
 Kind = Literal["counter", "gauge", "histogram"]
 
-_UNIT_NAMES = {"s": "seconds", "By": "bytes"}
+_UNIT_NAMES = {"s": "seconds", "By": "bytes", "1": "ratio"}
 # From a save into memory to a restart that waits for nodes.
 DURATION_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
@@ -31,7 +31,7 @@ class Family:
     about: str
     labels: tuple[str, ...] = ()
     unit: str = ""
-    """`s` or `By`; an annotation such as `{step}`, or nothing, where things are counted."""
+    """`s`, `By`, or `1` for a share; an annotation such as `{step}`, or nothing, where things are counted."""
 
     @property
     def otel_name(self) -> str:
@@ -91,6 +91,9 @@ FAMILIES = _table(
     Family("run.starts", "counter", "Jobs that began in this run directory.", unit="{job}"),
     Family("run.start_timestamp", "gauge", "When the newest job began, in Unix time.", unit="s"),
     Family("run.finished", "gauge", "1 once training is complete."),
+    Family("run.time", "counter", "Time since the run began, by what it went into.", ("state",), "s"),
+    Family("run.lost_time", "counter", "Training time whose steps were lost, or in which a rank hung.", unit="s"),
+    Family("run.ettr", "gauge", "Effective training time, as a share of all time since the run began.", unit="1"),
     Family("attempt.number", "gauge", "Number of the current attempt, from 0."),
     Family("attempts", "counter", "Attempts that began.", unit="{attempt}"),
     Family("restarts", "counter", "Attempts after the first one of their job.", unit="{restart}"),
@@ -135,3 +138,5 @@ FAMILIES = _table(
     Family("process.cpu", "counter", "CPU time of the SDK's own processes.", ("process",), "s"),
     Family("process.memory", "gauge", "Resident memory of the SDK's own processes.", ("process",), "By"),
 )
+OF_TIME = frozenset({"run.time", "run.lost_time", "run.ettr"})
+"""What grows without an event, and is told by `goodput`."""

@@ -6,7 +6,6 @@ Fields may be missing, of another version or of the wrong type; what cannot be u
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,8 +13,8 @@ import attrs
 
 from resilience_sdk._version import __version__
 from resilience_sdk.events import Event
-from resilience_sdk.telemetry.families import FAMILIES, Durations, Sample
-from resilience_sdk.telemetry.plain import clean_text, clean_time
+from resilience_sdk.telemetry.families import FAMILIES, OF_TIME, Durations, Sample
+from resilience_sdk.telemetry.plain import amount, clean_text, clean_time
 
 _MOST_LABEL_CHARACTERS = 64
 _MOST_SERIES = 200
@@ -136,9 +135,9 @@ class Tally:
         self._add("incidents", *(_text(event.get(key)) or "unknown" for key in ("kind", "category", "cause")))
 
     def _on_recovered(self, event: Mapping[str, Any]) -> None:
-        if (seconds := _amount(event.get("recovery_s"))) is not None:
+        if (seconds := amount(event.get("recovery_s"))) is not None:
             self._observe("recovery.duration", seconds)
-        if (lost := _amount(event.get("lost_steps"))) is not None:
+        if (lost := amount(event.get("lost_steps"))) is not None:
             self._add("lost.steps", amount=lost)
 
     def _on_decision(self, event: Mapping[str, Any]) -> None:
@@ -147,11 +146,11 @@ class Tally:
 
     def _on_commit(self, event: Mapping[str, Any]) -> None:
         self._add("checkpoints", "committed")
-        if (seconds := _amount(event.get("seconds"))) is not None:
+        if (seconds := amount(event.get("seconds"))) is not None:
             self._observe("checkpoint.duration", seconds)
-        if (stall := _amount(event.get("stall_s"))) is not None:
+        if (stall := amount(event.get("stall_s"))) is not None:
             self._add("checkpoint.stall", amount=stall)
-        if (size := _amount(event.get("bytes"))) is not None:
+        if (size := amount(event.get("bytes"))) is not None:
             self._set("checkpoint.size", size)
         if (step := _integer(event.get("step"))) is not None:
             self._set("checkpoint.last_step", step)
@@ -160,7 +159,7 @@ class Tally:
     def _on_resume(self, event: Mapping[str, Any]) -> None:
         if (step := _integer(event.get("step"))) is not None:
             self._set("resume.step", step)
-        if (seconds := _amount(event.get("seconds"))) is not None:
+        if (seconds := amount(event.get("seconds"))) is not None:
             self._observe("resume.duration", seconds)
 
     def _on_notice(self, event: Mapping[str, Any]) -> None:
@@ -183,7 +182,7 @@ class Tally:
             self._set("stragglers", len(self._slow))
         elif what == "report" and isinstance(scores := event.get("scores"), Mapping):
             for name, value in scores.items():
-                if (score := _amount(value)) is not None:
+                if (score := amount(value)) is not None:
                     self._set("straggler.score", score, str(name))
 
     def _on_numerics(self, event: Mapping[str, Any]) -> None:
@@ -239,7 +238,7 @@ class Tally:
 
 _FROM_THE_START = tuple(
     name for name, family in FAMILIES.items()
-    if not family.labels and family.kind != "gauge"
+    if not family.labels and family.kind != "gauge" and name not in OF_TIME
 )  # fmt: skip
 _RULES: Mapping[str, Callable[[Tally, Mapping[str, Any]], None]] = {
     Event.RUN_START.value: Tally._on_run_start,
@@ -276,14 +275,3 @@ def _text(value: object) -> str | None:
 
 def _integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
-
-
-def _amount(value: object) -> float | None:
-    """Return a finite number that is 0 or more; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) and number >= 0 else None

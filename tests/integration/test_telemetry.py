@@ -77,6 +77,10 @@ def test_prometheus_and_a_collector_see_a_run_whose_rank_and_exporter_are_killed
         prometheus.wait_for("resilience_restarts_total", lambda values: values == [1])
         prometheus.wait_for('resilience_incidents_total{kind="crash"}', lambda values: values == [1])
         prometheus.wait_for("resilience_recovery_duration_seconds_count", lambda values: values == [1])
+        prometheus.wait_for('resilience_run_time_seconds_total{state="recovering"} > 0', len)
+        trained = prometheus.values('resilience_run_time_seconds_total{state="training"}')[0]
+        prometheus.wait_for(f'resilience_run_time_seconds_total{{state="training"}} > {trained}', len)
+        assert 0 < prometheus.values("resilience_run_ettr_ratio")[0] < 1
         prometheus.wait_for('ALERTS{alertname="ResilienceIncident",alertstate="firing"}', len)
         lines = prometheus.values("resilience_journal_lines_total")[0]
         first = exporter_pid(run)
@@ -91,6 +95,7 @@ def test_prometheus_and_a_collector_see_a_run_whose_rank_and_exporter_are_killed
         assert prometheus.values("resilience_restarts_total") == [1]
         assert prometheus.values("resilience_journal_lines_total")[0] >= lines
         assert prometheus.values("resets(resilience_journal_lines_total[5m])") == [0]
+        assert set(prometheus.values("resets(resilience_run_time_seconds_total[5m])")) == {0}
         assert prometheus.values('resilience_process_memory_bytes{process="monitor"}')[0] < 64 << 20
         check = subprocess.run([needed("promtool"), "check", "metrics"], input=scrape(port), capture_output=True)
         assert (check.returncode, check.stdout, check.stderr) == (0, b"", b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import attrs
 
 from resilience_sdk.telemetry.families import Sample
 from resilience_sdk.telemetry.follower import Line
+from resilience_sdk.telemetry.goodput import Goodput
 from resilience_sdk.telemetry.live import Live
 from resilience_sdk.telemetry.plain import clean_text
 from resilience_sdk.telemetry.tally import Tally
@@ -86,12 +88,18 @@ class Metrics:
 
     place: Place
     tally: Tally = attrs.field(factory=Tally)
+    goodput: Goodput = attrs.field(factory=Goodput)
 
     def apply(self, event: Mapping[str, Any]) -> list[Sample]:
         """Take one event; return what it has changed."""
+        self.goodput.apply(event)
         return self.tally.apply(event)
+
+    def now(self) -> list[Sample]:
+        """Return the values that change without an event."""
+        live = self.place.live
+        return [*live.samples(), *self.goodput.samples(time.time() if live.up else None)]
 
     def all(self) -> list[Sample]:
         """Return every value there is now, family by family."""
-        samples = [*self.tally.samples(), *self.place.live.samples()]
-        return sorted(samples, key=lambda sample: sample.family.name)
+        return sorted([*self.tally.samples(), *self.now()], key=lambda sample: sample.family.name)

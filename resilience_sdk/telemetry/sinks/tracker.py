@@ -56,6 +56,6 @@ class Tracker(Sink):
 
     def live_points(self) -> list[Point]:
         """Return the points of this moment, at the step of the rank that is furthest."""
-        samples = list(self.place.live.samples())
+        samples = self._metrics.now()
         steps = [int(sample.value) for sample in samples if sample.family.name == "rank.step"]  # type: ignore[arg-type]
         return list(points(samples, step=max(steps, default=self._metrics.tally.step), at=time.time()))

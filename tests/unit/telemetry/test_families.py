@@ -15,7 +15,8 @@ def test_names_and_labels_keep_the_conventions(family: Family) -> None:
     name = family.prometheus_name
     assert re.fullmatch(r"resilience(_[a-z]+)+", name)
     assert name.endswith("_total") == (family.kind == "counter")
-    assert family.unit in ("", "s", "By") or re.fullmatch(r"\{[a-z]+\}", family.unit)
+    assert family.unit in ("", "s", "By", "1") or re.fullmatch(r"\{[a-z]+\}", family.unit)
+    assert name.endswith("_ratio") == (family.unit == "1")
     assert not name.endswith(("_count", "_sum", "_bucket"))
     assert not {"job", "instance", "run", "node", "le"} & set(family.labels)
     assert family.about.endswith(".")
