@@ -5,15 +5,13 @@ from __future__ import annotations
 import gzip
 from typing import Any
 
-import pytest
+import needed
 from receiver import Received
 
-_CURE = "OpenTelemetry is missing: pip install 'resilience-sdk[otel]'"
 
-
-def needed() -> None:
-    """Skip the test where OpenTelemetry is not installed."""
-    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason=_CURE)
+def required() -> None:
+    """Skip or fail the test where OpenTelemetry is not installed."""
+    needed.library("opentelemetry.exporter.otlp.proto.http", "otel")
 
 
 def decoded(request: Received) -> Any:

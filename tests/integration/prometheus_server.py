@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
 import socket
 import subprocess
 import time
@@ -17,21 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import pytest
+import needed
 
 RULES = Path(__file__).parent.parent.parent / "docs/telemetry/alerts.yml"
 _PATIENCE_S = 120.0  # the exporter is at low priority, and the machine may be busy
 
 
-def needed(program: str) -> str:
-    """Return where a program of Debian's package prometheus is; skip the test without, or fail where it is demanded."""
-    found = shutil.which(program)
-    if found is None:
-        why = f"{program} is missing: apt-get install prometheus"
-        if os.environ.get("TEST_PROMETHEUS") == "1":
-            pytest.fail(why)
-        pytest.skip(why)
-    return found
+def prometheus_program(name: str) -> str:
+    """Return where a program of Debian's package prometheus is; skip or fail the test without."""
+    return needed.program(name, "prometheus")
 
 
 def free_port() -> int:
@@ -91,7 +83,7 @@ def scraping(folder: Path, target: str, token: str) -> Iterator[Prometheus]:
     with log.open("wb") as out:
         process = subprocess.Popen(
             [
-                needed("prometheus"),
+                prometheus_program("prometheus"),
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / 'tsdb'}",
                 f"--web.listen-address=127.0.0.1:{port}",

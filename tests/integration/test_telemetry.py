@@ -16,10 +16,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import needed
 import otlp
 import pytest
 from harness import PROJECT, Job, job
-from prometheus_server import RULES, free_port, needed, scraping
+from prometheus_server import RULES, free_port, prometheus_program, scraping
 from receiver import Received, receiving
 
 from resilience_sdk.events import Event
@@ -52,9 +53,9 @@ def export(run_dir: Path, *options: str, **env: str) -> subprocess.Popen[str]:
 @pytest.mark.timeout(600)
 def test_prometheus_and_a_collector_see_a_run_whose_rank_and_exporter_are_killed(tmp_path: Path) -> None:
     """Ranks stepping, a restart with its cause; neither counters nor spans start over with the exporter."""
-    needed("prometheus")
-    pytest.importorskip("prometheus_client", reason="pip install 'resilience-sdk[prometheus]'")
-    otlp.needed()
+    prometheus_program("prometheus")
+    needed.library("prometheus_client", "prometheus")
+    otlp.required()
     port, until = free_port(), tmp_path / "until"
     with (
         receiving() as collector,
@@ -97,7 +98,9 @@ def test_prometheus_and_a_collector_see_a_run_whose_rank_and_exporter_are_killed
         assert prometheus.values("resets(resilience_journal_lines_total[5m])") == [0]
         assert set(prometheus.values("resets(resilience_run_time_seconds_total[5m])")) == {0}
         assert prometheus.values('resilience_process_memory_bytes{process="monitor"}')[0] < 64 << 20
-        check = subprocess.run([needed("promtool"), "check", "metrics"], input=scrape(port), capture_output=True)
+        check = subprocess.run(
+            [prometheus_program("promtool"), "check", "metrics"], input=scrape(port), capture_output=True
+        )
         assert (check.returncode, check.stdout, check.stderr) == (0, b"", b"")
         until.touch()
         assert run.finish() == 0, run.screen
@@ -131,7 +134,7 @@ def scrape(port: int) -> bytes:
 def test_the_alert_rules_are_valid_and_come_when_they_should() -> None:
     """By Prometheus' own tool."""
     for arguments in (("check", "rules", "--lint-fatal", RULES), ("test", "rules", RULES.with_name("alerts_test.yml"))):
-        done = subprocess.run([needed("promtool"), *arguments], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([prometheus_program("promtool"), *arguments], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -235,7 +238,7 @@ def test_dead_and_deaf_sinks_delay_nobody_and_lose_nothing(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_run_of_wandb_is_read_back(tmp_path: Path) -> None:
     """Offline it sends nothing; its file holds the metrics of the run over its steps."""
-    records = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="pip install 'resilience-sdk[wandb]'")
+    records = needed.library("wandb.proto.wandb_internal_pb2", "wandb")
     run_dir = RunDirectory.create(tmp_path / "run")
     journal = Journal(run_dir.journal, writer="rank0", host=os.uname().nodename, boot_id="", job="job", rank=0)
     for step in (50, 100):

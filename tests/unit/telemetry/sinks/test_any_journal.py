@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import needed
 import otlp
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -55,7 +56,7 @@ def serve(sink: Sink, events: list[dict[str, Any]]) -> None:
 @_SOME
 def test_opentelemetry(place: Place, receiver: Receiver, events: list[dict[str, Any]]) -> None:
     """Everything can be written as protobuf."""
-    otlp.needed()
+    otlp.required()
     receiver.taken.clear()
     serve(OpenTelemetry(place, receiver.url), events)
     assert [otlp.decoded(request) for request in receiver.taken]
@@ -65,7 +66,7 @@ def test_opentelemetry(place: Place, receiver: Receiver, events: list[dict[str, 
 @_SOME
 def test_prometheus(place: Place, tmp_path: Path, events: list[dict[str, Any]]) -> None:
     """Everything can be written as text, and read by Prometheus' own parser."""
-    parser = pytest.importorskip("prometheus_client.parser", reason="pip install 'resilience-sdk[prometheus]'")
+    parser = needed.library("prometheus_client.parser", "prometheus")
     sink = PrometheusTextfile(place, str(tmp_path / "textfiles"))
     serve(sink, events)
     families = {family.name: family for family in parser.text_string_to_metric_families(sink.path.read_text())}

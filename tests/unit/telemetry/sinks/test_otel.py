@@ -12,7 +12,7 @@ from told_run import ToldRun
 
 from resilience_sdk.telemetry.sinks.otel import ExportError, OpenTelemetry
 
-otlp.needed()
+otlp.required()
 
 
 def export(run: ToldRun, url: str) -> OpenTelemetry:

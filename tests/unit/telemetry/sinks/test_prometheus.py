@@ -13,14 +13,13 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import needed
 import pytest
 from told_run import ToldRun
 
 from resilience_sdk.telemetry.sinks.prometheus import ADDRESS_FILE, PrometheusServer, PrometheusTextfile
 
-parser = pytest.importorskip(
-    "prometheus_client.parser", reason="prometheus_client is missing: pip install 'resilience-sdk[prometheus]'"
-)
+parser = needed.library("prometheus_client.parser", "prometheus")
 
 
 @contextlib.contextmanager

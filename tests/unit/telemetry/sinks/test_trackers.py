@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+import needed
 import pytest
 from told_run import ToldRun
 
@@ -36,10 +37,7 @@ def serve(sink: Tracker, run: ToldRun) -> None:
 
 def test_tensorboard_draws_what_was_told(run: ToldRun, tmp_path: Path) -> None:
     """Over the training's steps, at the times of the events; with neither torch nor TensorFlow."""
-    accumulators = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator",
-        reason="TensorBoard is missing: pip install 'resilience-sdk[tensorboard]'",
-    )
+    accumulators = needed.library("tensorboard.backend.event_processing.event_accumulator", "tensorboard")
     serve(TensorBoard(run.place(), str(tmp_path / "tb")), run)
     curves = accumulators.EventAccumulator(str(tmp_path / "tb/run/here"))
     curves.Reload()
@@ -60,7 +58,7 @@ def test_mlflow_has_the_metrics_in_a_run_that_a_restart_goes_on_with(
     run: ToldRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One run for the node, found again by the id that the sink remembers; ended with the job."""
-    mlflow = pytest.importorskip("mlflow", reason="MLflow is missing: pip install 'resilience-sdk[mlflow]'")
+    mlflow = needed.library("mlflow", "mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = f"file://{tmp_path / 'mlruns'}"
     first = MLflow(run.place(), uri)
