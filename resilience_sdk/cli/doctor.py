@@ -13,6 +13,7 @@ from resilience_sdk.health.checkup import examine, job_context
 from resilience_sdk.settings.options import add_setting_options, plain_switches, settings_from_options
 from resilience_sdk.settings.parse import positive_duration
 
+_MOST_PATIENCE = 100
 _DESCRIPTION = "Look at this machine before a job: devices, limits, network, storage, versions and settings."
 
 
@@ -31,6 +32,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--local-ranks", type=int, metavar="N", help="ranks on this machine, else one for each GPU")
     parser.add_argument("--compute", action="store_true", help="also let each GPU (else the CPU) compute; needs torch")
     parser.add_argument("--limit", metavar="SECONDS", help="longest time of one look, else 3.5 (GPUs: 15)")
+    parser.add_argument(
+        "--patience", default="1", metavar="FACTOR", help="so many times as long for each look, on a busy machine"
+    )
     parser.add_argument(
         "--compare",
         nargs="+",
@@ -53,7 +57,8 @@ def main(argv: Sequence[str]) -> int:
         rendezvous=options.rendezvous,
         local_ranks=options.local_ranks,
     )
-    report = examine(context, settings, compute=options.compute, limit_s=_limit(options.limit))
+    limit_s, patience = _limit(options.limit), _patience(options.patience)
+    report = examine(context, settings, compute=options.compute, limit_s=limit_s, patience=patience)
     if options.json:
         print_json({**report.to_json(), "settings": settings_rows(settings)})
     else:
@@ -76,3 +81,13 @@ def _limit(text: str | None) -> float | None:
         return None if text is None else positive_duration(text)
     except ValueError as error:
         raise ConfigError(f"--limit: {error}, not {text!r}") from None
+
+
+def _patience(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1 <= factor <= _MOST_PATIENCE:
+        raise ConfigError(f"--patience: expected a factor from 1 to {_MOST_PATIENCE}, not {text!r}")
+    return factor

