@@ -134,7 +134,7 @@ def test_an_event_that_comes_late_takes_no_second_back() -> None:
 
 
 @given(st.lists(EVENTS, max_size=15), st.floats(0, 4e9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_whatever_a_journal_holds_counters_grow_and_shares_are_shares(events: list[dict[str, Any]], now: float) -> None:
     """No event breaks it; the ratio is between 0 and 1, and what was lost is a part of the training."""
     goodput, before = Goodput(), dict[str, float]()
