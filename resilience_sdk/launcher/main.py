@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from resilience_sdk.launcher.attempt_files import AttemptFiles
     from resilience_sdk.launcher.job import JobEnd
     from resilience_sdk.launcher.options import Options
+    from resilience_sdk.launcher.preflight import Look
     from resilience_sdk.launcher.signals import SignalInbox
 
 EXIT_USAGE = 2
@@ -179,7 +180,9 @@ class _Launch:
         from resilience_sdk.launcher import env
         from resilience_sdk.launcher.agent import Agent
         from resilience_sdk.launcher.job import Job
-        from resilience_sdk.launcher.options import launch_config
+        from resilience_sdk.launcher.options import launch_config, least_nodes
+        from resilience_sdk.launcher.preflight import Look
+        from resilience_sdk.launcher.preflight_nodes import NodesPreflight
         from resilience_sdk.launcher.starter import WorkerStarter
 
         assert isinstance(starter, WorkerStarter)
@@ -194,8 +197,11 @@ class _Launch:
         )
         starter.prepare({**environ.environment(), **variables})
         self._announce(files)
-        if options.preflight and (refused := self._preflight(int(config.nproc_per_node), beside)) is not None:
-            return refused
+        look = self._preflight(int(config.nproc_per_node), beside) if options.preflight else Look()
+        if look.refused is not None and not look.tells_others:
+            if not look.refused.decision.others_go_on:
+                self._write_outcome(look.refused, first_node=True)
+            return look.refused
         logs = env.RankLogs(config.logs_specs, variables)
         agent = Agent(
             config,
@@ -203,6 +209,7 @@ class _Launch:
             logs,
             starter,
             local=options.local,
+            preflight=options.preflight,
             note_lost=lambda why: self.journal.emit(Event.DEGRADED, what="rendezvous", why=why),
             job_is_over=lambda: read_exit_code(self.run_dir.outcome, self.key) is not None,
         )
@@ -218,10 +225,13 @@ class _Launch:
             chores=chores,
             error_files=lambda: logs.error_files,
             log_files=lambda: logs.log_files,
+            nodes_are_ready=NodesPreflight(agent, look, least_nodes(options.elastic), self.inbox, self.journal),
         )
         end: JobEnd | None = None
         try:
             end = job.run()
+            if look.refused is not None and end.decision.verdict is Verdict.GIVE_UP:
+                end = look.refused  # the others never came to hear of it
             if end.decision.verdict is Verdict.FINISHED and not agent.all_nodes_finished():
                 end = attrs.evolve(end, decision=_UNSURE)
             if not end.decision.others_go_on and not end.decision.elsewhere:
@@ -232,19 +242,16 @@ class _Launch:
             # Other nodes learn from the closed rendezvous that the job is over, and read the outcome.
             agent.leave(closed=end is not None and end.decision.ends_the_job)
 
-    def _preflight(self, local_ranks: int, beside: Beside) -> JobEnd | None:
-        """Return how the job ends here because of this node, None when it can start."""
+    def _preflight(self, local_ranks: int, beside: Beside) -> Look:
+        """Look at this node."""
         from resilience_sdk.launcher.preflight import preflight
 
         beside.keep_alive()  # the sinks are told of a job that is refused, too
         chores = Chores(self.lease, self.journal, None, beside)  # it may take minutes, and a lease lasts for one
         try:
-            refused = preflight(self.options, self.run_dir, local_ranks, self.inbox, self.journal)
+            return preflight(self.options, self.run_dir, local_ranks, self.inbox, self.journal)
         finally:
             chores.close()
-        if refused is not None and not refused.decision.others_go_on:
-            self._write_outcome(refused, first_node=True)
-        return refused
 
     def _pages(self) -> Path | None:
         from resilience_sdk.launcher import env

@@ -13,6 +13,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from resilience_sdk.checkpoint.newest import newest_checkpoint
 from resilience_sdk.console import say
 from resilience_sdk.events import Event
@@ -31,13 +33,24 @@ _PROBES_OF_THE_NODE = frozenset({"compute", "gpu", "kernel", "network"})
 _CHECKS_OF_THE_NODE = frozenset({"answers", "memory_available", "reach"})
 _CHECKS_OF_THE_JOB = frozenset({"chosen_interface"})
 _BAD = ("failed", "degraded")
+_RENDEZVOUS = "rendezvous"
 _PROGRAM = "from resilience_sdk.health.__main__ import main; sys.exit(main())"
 
 
-def preflight(
-    options: Options, run_dir: RunDirectory, local_ranks: int, inbox: SignalInbox, journal: Journal
-) -> JobEnd | None:
-    """Return how the job ends here because of this node, None when it can start.
+@attrs.frozen
+class Look:
+    """What was found on this node. `refused`: how the job ends here because of it, None when it can start.
+
+    `tells_others`: all nodes are needed, and can be met, so that they are told before this one leaves.
+    """
+
+    findings: Sequence[Mapping[str, Any]] = ()
+    refused: JobEnd | None = None
+    tells_others: bool = False
+
+
+def preflight(options: Options, run_dir: RunDirectory, local_ranks: int, inbox: SignalInbox, journal: Journal) -> Look:
+    """Return what was found on this node, and what follows.
 
     Says and journals what is wrong. A preflight that fails itself is said, and stops nothing. Main thread.
 
@@ -51,22 +64,25 @@ def preflight(
         "local_ranks": local_ranks,
     }
     try:
-        findings, events = _read(_answer(task, inbox))
+        findings, events = _read(answer_of(_PROGRAM, task, inbox, _LONGEST_S))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         why = " ".join(str(error).split())[:500]
         say(f"the preflight failed itself, the job starts without: {why}")
         journal.emit(Event.DEGRADED, what="preflight", why=why)
-        return None
+        return Look()
     for finding, event in zip(findings, events, strict=True):
         if finding["status"] in _BAD:
-            _say(finding)
+            say_finding(finding)
             journal.emit(Event.HEALTH, **event)
     can_spare_it = least_nodes(options.elastic) < most_nodes(options.elastic)
     decision = decide(findings, others_go_on=can_spare_it)
     if decision is None:
-        return None
-    what = next(headline(finding) for finding in findings if _stops(finding))
-    return JobEnd(decision, attempts=0, what=what, incidents=(), checkpoint=newest_checkpoint(run_dir))
+        return Look(findings)
+    stopping = [finding for finding in findings if _stops(finding)]
+    end = JobEnd(decision, attempts=0, what=headline(stopping[0]), incidents=(), checkpoint=newest_checkpoint(run_dir))
+    # One that could be done without never comes: to meet it and to lose it again costs the others a minute.
+    can_meet = not any(finding["probe"] == _RENDEZVOUS for finding in stopping)
+    return Look(findings, end, tells_others=can_meet and not can_spare_it and not options.one_node)
 
 
 def decide(findings: Sequence[Mapping[str, Any]], *, others_go_on: bool) -> Decision | None:
@@ -97,24 +113,30 @@ def _is_of_the_node(finding: Mapping[str, Any]) -> bool:
     return by_probe or check in _CHECKS_OF_THE_NODE
 
 
-def _say(finding: Mapping[str, Any]) -> None:
+def say_finding(finding: Mapping[str, Any]) -> None:
+    """Say a finding that is not as it should be, with its cure."""
     word = "FAILED" if _stops(finding) else finding["status"]
     say(f"preflight: {word}: {headline(finding)}")
     if finding["cure"]:
         say(f"  cure: {finding['cure']}")
 
 
-def _answer(task: Mapping[str, Any], inbox: SignalInbox) -> bytes:
-    """Return what the process of the preflight wrote; it is ended when a signal asks to leave."""
+def answer_of(program: str, task: Mapping[str, Any], inbox: SignalInbox, longest_s: float) -> bytes:
+    """Return what a process of the preflight wrote; it is ended when a signal asks to leave.
+
+    Raises:
+        OSError, ValueError, subprocess.SubprocessError: It could not be started, failed, or took longer.
+        LeaveRequested: A signal asked to leave.
+    """
     process = subprocess.Popen(
-        command_of(_PROGRAM),
+        command_of(program),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for us
     )
     try:
         with inbox.raising():
-            out, _ = process.communicate(json.dumps(task).encode(), _LONGEST_S)
+            out, _ = process.communicate(json.dumps(task).encode(), longest_s)
     finally:
         if process.poll() is None:
             with contextlib.suppress(OSError):

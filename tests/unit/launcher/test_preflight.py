@@ -74,6 +74,8 @@ def test_the_lease_is_renewed_meanwhile(tmp_path, monkeypatch):
     lease = Lease.acquire(run_dir, "job")
     journal = Journal(run_dir.journal, writer="launcher", host="here", boot_id="", job="job")
 
+    found = preflight_module.Look()
+
     def slow(*_):
         old = time.time() - 50
         os.utime(lease.path, (old, old))
@@ -81,9 +83,10 @@ def test_the_lease_is_renewed_meanwhile(tmp_path, monkeypatch):
         while lease.path.stat().st_mtime < old + 1:
             assert time.monotonic() < until
             time.sleep(0.01)
+        return found
 
     monkeypatch.setattr(chores, "RENEW_INTERVAL_S", 0.02)
     monkeypatch.setattr(preflight_module, "preflight", slow)
     launch = _Launch(None, run_dir, True, None, "job", lease, journal)
     beside = Beside(run_dir.path, "job", Settings(health_interval=0), None, journal)
-    assert launch._preflight(1, beside) is None
+    assert launch._preflight(1, beside) is found
