@@ -177,7 +177,10 @@ def test_why_names_what_ailed_the_node(stub_library, tmp_path):
     end = tmp_path / "end"
     arguments = ("--nproc-per-node", "2", "beating.py", str(end), str(tmp_path / "never"))
     with job(tmp_path, *arguments, env=driver.environment) as run:
-        (lost,) = run.wait_event("health", check="answers", subject="GPU 1")
+        run.wait_event("rank_start", count=2)  # ten seconds later the watch is started: long on a busy machine
+        fallen = {"check": "answers", "subject": "GPU 1"}
+        run.wait(lambda: bool(run.events("health", **fallen)), "the lost GPU", timeout_s=120.0)
+        (lost,) = run.events("health", **fallen)
         assert lost["ok"] is False
         os.kill(run.events("rank_start", rank=1)[0]["pid"], signal.SIGKILL)
         run.wait_event("first_beat", attempt=1)
