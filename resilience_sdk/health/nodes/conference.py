@@ -90,16 +90,13 @@ class Conference:
             if "verdict" in word:
                 break
             state = read_state(word)
-            reports = self._reports(state.reported)
             for pair in state.pairs:
                 if self._node in pair:
-                    self._tell(f"trial/{number}", self._try_pair(number, pair, reports))
-            limit_s = self._round_s or max(limit_of(pair, reports) for pair in state.pairs)
-            word = self._agree(number + 1, min(state.listening), partial(self._go_on, state, number), limit_s)
-        state = read_state(word)
-        self._let_read(state)
-        held = [node for node, report in self._reports(state.reported).items() if report.holds_store]
-        return {**word["verdict"], "holds_store": held}
+                    self._tell(f"trial/{number}", self._try_pair(number, pair, self._reports(pair)))
+            conclude = partial(self._go_on, state, number)
+            word = self._agree(number + 1, min(state.listening), conclude, float(word["limit_s"]))
+        self._let_read(read_state(word))
+        return dict(word["verdict"])
 
     def tell_broken(self, why: str) -> None:
         """Tell the others that this node's part failed by a mistake of ours."""
@@ -124,11 +121,14 @@ class Conference:
         return self._word(State(state.reported, nodes, (*state.silent, *lost), trials, next_pairs(nodes, trials)))
 
     def _word(self, state: State) -> dict[str, Any]:
-        word = attrs.asdict(state)
-        if not state.pairs:
-            before = from_reports(self._names, self._reports(state.reported))
-            after = from_trials(self._names, state.nodes, state.silent, state.trials)
-            word["verdict"] = together(before, after).to_json()
+        word, reports = attrs.asdict(state), self._reports(state.reported)
+        if state.pairs:
+            word["limit_s"] = self._round_s or max(limit_of(pair, reports) for pair in state.pairs)
+            return word
+        before = from_reports(self._names, reports)
+        after = from_trials(self._names, state.nodes, state.silent, state.trials)
+        held = [node for node, report in reports.items() if report.holds_store]
+        word["verdict"] = {**together(before, after).to_json(), "holds_store": held}
         return word
 
     def _agree(self, number: int, first: int, conclude: Callable[[float], Any], limit_s: float) -> dict[str, Any]:

@@ -137,14 +137,14 @@ def _of_node(
         why = next(trial.why for trial in own if trial.seconds is None)
         evidence = f"no all_reduce with {partners} came about, others reduce with one another: {why}"
         return _finding("all_reduce", names[node], Status.FAILED, evidence)
-    if node in standing.slow:
-        took = min(trial.seconds for trial in own if trial.seconds is not None)
-        evidence = f"an all_reduce takes {_time(took)} with {partners}, {_time(usual or 0)} among others"
-        return _finding("all_reduce_speed", names[node], Status.FAILED, evidence, took, "s", SLOW * (usual or 0))
-    rates = [(trial.rates[node], usual_rate(trials, trial.round) or 0.0) for trial in own if node in trial.rates]
-    rate, others = max(rates)
-    evidence = f"computes {rate:.3g} products a second, others {others:.3g}"
-    return _finding("compute_speed", names[node], Status.FAILED, evidence, rate, "products/s", others / SLOW)
+    if node in standing.computes_slowly:  # its reductions may be slow for that
+        rates = [(trial.rates[node], usual_rate(trials, trial.round) or 0.0) for trial in own if node in trial.rates]
+        rate, others = max(rates)
+        evidence = f"computes {rate:.3g} products a second, others {others:.3g}"
+        return _finding("compute_speed", names[node], Status.FAILED, evidence, rate, "products/s", others / SLOW)
+    took = min(trial.seconds for trial in own if trial.seconds is not None)
+    evidence = f"an all_reduce takes {_time(took)} with {partners}, {_time(usual or 0)} among others"
+    return _finding("all_reduce_speed", names[node], Status.FAILED, evidence, took, "s", SLOW * (usual or 0))
 
 
 def _of_way(pair: tuple[int, int], names: Sequence[str], trials: Sequence[Trial]) -> Finding:
