@@ -44,6 +44,8 @@ class Goodput:
     _has_launcher: bool = False
     _attempt: tuple[str, int] | None = None
     _awaited: set[int] = attrs.field(factory=set)  # ranks of this node that have not beaten in this attempt
+    _alive: set[int] = attrs.field(factory=set)  # under a foreign launcher
+    _has_finished: bool = False
     _trained_before_s: float = 0.0  # this attempt
     _first_step: int = 0
     _failed: tuple[float, int] = (0.0, 0)  # seconds of training, and first step, of the attempt before
@@ -84,6 +86,11 @@ class Goodput:
         self._state, self._since = state, at
         self._stands_since = None
 
+    def _end_job(self) -> None:
+        """Another job begins: one that did not tell its end was over with its last event."""
+        if self._state not in (None, State.WAITING):
+            self._enter(State.WAITING, max(self._since, self._last))
+
     def _begin(self, at: float) -> None:
         self._enter(State.RECOVERING if self._has_trained else State.STARTING, at)
 
@@ -91,8 +98,7 @@ class Goodput:
 
     def _on_run_start(self, _: Mapping[str, Any], at: float) -> None:
         self._has_launcher = True
-        if self._state not in (None, State.WAITING):  # its launcher was killed: nobody knows when
-            self._enter(State.WAITING, max(self._since, self._last))
+        self._end_job()
         self._begin(at)
 
     def _on_attempt_start(self, event: Mapping[str, Any], at: float) -> None:
@@ -105,14 +111,21 @@ class Goodput:
         """Under a foreign launcher the ranks tell that an attempt began."""
         if self._has_launcher:
             return
-        if (str(event.get("job")), _whole(event.get("attempt"))) != self._attempt:
+        job, attempt = str(event.get("job")), _whole(event.get("attempt"))
+        if self._attempt is not None and job != self._attempt[0]:
+            self._end_job()
+        if (job, attempt) != self._attempt or self._state in (None, State.WAITING):
             self._on_attempt(event, at)
             self._awaited = set()
-        self._awaited.add(_whole(event.get("rank")))
+        rank = _whole(event.get("rank"))
+        self._awaited.add(rank)
+        self._alive.add(rank)
 
     def _on_attempt(self, event: Mapping[str, Any], at: float) -> None:
         self._attempt = str(event.get("job")), _whole(event.get("attempt"))
         self._begin(at)
+        self._has_finished = False
+        self._alive.clear()
         trained_s = self._seconds[State.TRAINING]
         self._failed = trained_s - self._trained_before_s, self._first_step
         self._trained_before_s, self._first_step = trained_s, 0
@@ -144,7 +157,10 @@ class Goodput:
         self._trained_before_s += stood_s  # what the steps took is to be known without it
 
     def _on_rank_exit(self, event: Mapping[str, Any], at: float) -> None:
-        if self._state is State.TRAINING and event.get("exit_code") != 0:
+        self._alive.discard(_whole(event.get("rank")))
+        if not self._has_launcher and self._has_finished and not self._alive:
+            self._enter(None, at)
+        elif self._state is State.TRAINING and event.get("exit_code") != 0:
             self._enter(State.RECOVERING, at)
 
     def _on_attempt_end(self, _: Mapping[str, Any], at: float) -> None:
@@ -156,8 +172,9 @@ class Goodput:
             self._enter(None if event.get("verdict") == Verdict.FINISHED.value else State.WAITING, at)
 
     def _on_finished(self, event: Mapping[str, Any], at: float) -> None:
-        if event.get("rank") is None or not self._has_launcher:
+        if event.get("rank") is None:
             self._enter(None, at)
+        self._has_finished = True  # of a rank: one fit is, and another one may follow
 
     def _on_commit(self, event: Mapping[str, Any], _: float) -> None:
         self._stall_s += _seconds_of(event.get("stall_s"))

@@ -118,11 +118,18 @@ def test_a_job_whose_launcher_was_killed_ended_with_its_last_event() -> None:
 
 
 def test_under_a_foreign_launcher_the_ranks_tell() -> None:
-    """That they started, and that the training is complete."""
+    """That they started, and that all is complete: it is over with the last of them, not with its first fit."""
     ranks = [(1000.0, "rank_start", {"rank": rank}) for rank in (0, 1)]
-    goodput = account(*ranks, *beats(1010.0), (1110.0, "finished", {"rank": 0}))
-    found = values(goodput, now=1200.0)
+    ends = [(1109.0 + rank, "rank_exit", {"rank": rank, "exit_code": 0}) for rank in (0, 1)]
+    told = [*ranks, (1005.0, "finished", {"rank": 0}), *beats(1010.0), (1100.0, "finished", {"rank": 0}), *ends]
+    found = values(account(*told), now=1200.0)
     assert (found["starting"], found["training"]) == (10, 100)
+    # A new start of the same name is another job; so is one of another name, though the first one told no end.
+    again = [*told, *[(1300.0, name, fields) for _, name, fields in ranks], *beats(1310.0)]
+    assert values(account(*again), now=1320.0)["training"] == 110
+    other = [*ranks, *beats(1010.0), (1050.0, "health", {}), (1090.0, "rank_start", {"rank": 0, "job": "job-2"})]
+    found = values(account(*other), now=1100.0)
+    assert (found["training"], found["waiting"], found["recovering"]) == (40, 40, 10)
 
 
 def test_an_event_that_comes_late_takes_no_second_back() -> None:
