@@ -32,6 +32,7 @@ DIRECTORY = "telemetry"
 _LOOK_S = 0.5
 _ATTENDED_S = 1.5  # a little less than the launcher waits
 _DELIVERY_S = 15.0
+_BY_HAND_S = 60.0  # a person asked for nothing else
 _LATER = (
     "The journal has it all: `python -m resilience_sdk.telemetry RUN_DIR` with the same settings goes on from there"
 )
@@ -180,7 +181,7 @@ def _deliver_rest(workers: list[Worker], *, alone: bool) -> bool:
         names = ", ".join(worker.sink.name for worker in left)
         say(f"telemetry: {names} could not take everything yet; tried for {_DELIVERY_S:.0f} s more. {_LATER}")
         _let_go_of_the_screen()
-    left = _unfinished(left, began + _DELIVERY_S)
+    left = _unfinished(left, began + (_DELIVERY_S if alone else _BY_HAND_S))
     if left and not alone:
         say(f"telemetry: not all was delivered to {', '.join(worker.sink.name for worker in left)}. {_LATER}")
     return not left
