@@ -8,6 +8,7 @@ it that belongs to this meeting), `node`, `names`, `spare`, `holds_store`, `find
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -43,7 +44,8 @@ def main() -> int:
     except BrokenError as error:
         answer = {"broken": str(error)}
     except Exception as error:
-        conference.tell_broken(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(Exception):  # it may have been the store itself
+            conference.tell_broken(f"{type(error).__name__}: {error}")
         raise
     json.dump(answer, sys.stdout)
     sys.stdout.flush()

@@ -29,6 +29,7 @@ _SIZE = {"gloo": 1024, "nccl": 4096}  # of the matrices
 _FLOATS = {"gloo": 1 << 20, "nccl": 1 << 26}  # so many that a link at half its speed costs more than LEAST_S
 _TIMES = 8
 _LONGEST_WHY = 300
+_COLLECT_S, _COLLECT_TIMES = 0.005, 200
 
 
 @attrs.frozen
@@ -115,14 +116,23 @@ def _answer(pid: int, pipe: int, ends: float) -> dict[str, Any]:
             break
         text += piece
     os.close(pipe)
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0) if time.monotonic() < ends else os.waitpid(pid, os.WNOHANG)
+    code = _end(pid)
     with contextlib.suppress(ValueError):
         return dict(json.loads(text))
-    code = os.waitstatus_to_exitcode(status)
     died = f"died by signal {-code}" if code < 0 and code != -signal.SIGKILL else "did not answer in time"
     return {"seconds": None, "why": f"its process {died}", "rate": None}
+
+
+def _end(pid: int) -> int:
+    """Kill a process and return its exit code; one that is stuck in the kernel is left alone."""
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+    for _ in range(_COLLECT_TIMES):
+        collected, status = os.waitpid(pid, os.WNOHANG)
+        if collected:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(_COLLECT_S)
+    return -signal.SIGKILL
 
 
 def _perform(part: Part, number: int) -> dict[str, Any]:

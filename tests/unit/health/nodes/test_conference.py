@@ -46,7 +46,10 @@ def hold(reports, *, cut=(), silent=(), dies=(), breaks=(), spare=1):
             return CUT if set(pair) & set(cut) else SOUND
 
         names = [f"host{number}" for number in range(len(reports))]
-        own = Conference(store, node, names, reports[node], spare=spare, try_pair=try_pair, report_s=0.5, round_s=0.5)
+        limit_s = 1.0 if silent or dies else 30.0
+        own = Conference(
+            store, node, names, reports[node], spare=spare, try_pair=try_pair, report_s=limit_s, round_s=limit_s
+        )
         try:
             ends[node] = own.hold()
         except GoneError:
