@@ -206,7 +206,8 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--preflight",
         action="store_true",
-        help="look at this node first, as `resilience doctor --compute` does, and leave where a job cannot start",
+        help="look at this node first, as `resilience doctor --compute` does, and leave where a job cannot start; "
+        "several nodes then try one another in pairs",
     )
     group.add_argument(
         "--accelerate-config",
