@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -43,6 +44,7 @@ _SENDERS = {
     "launcher, rank": {("launcher", "monitor"), ("ranks", "monitor")},
     "doctor, watch, preflight": {("health watch", "probes")},
     "launcher": {("launcher", "preflight")},
+    "preflight across nodes": set(),
     "supervise": set(),
     "rank": {("ranks", "ranks")},
 }
@@ -219,6 +221,8 @@ def _socket(role: str, call: Call, seen: Seen) -> str:
     bound = [other for _, other in seen.of("bind") if other.pid == call.pid]
     if call.name == "socketpair" and role == "launcher":
         return "socket pair of launcher and fork server"
+    if call.name == "connect" and re.search(r'sun_path="(/var)?/run/', call.arguments):
+        return "this machine's name service"
     listens = any(other.pid == call.pid for _, other in seen.of("listen"))
     if call.name == "bind" and role == "launcher" and '"127.0.0.1"' in call.arguments and not listens:
         return "a port that is bound, never listened on, and closed"
@@ -238,7 +242,8 @@ def _socket(role: str, call: Call, seen: Seen) -> str:
 
 def _own_address(arguments: str) -> bool:
     own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return any(f'"{address}"' in arguments for address in own)
+    told = [text.removeprefix("::ffff:") for text in re.findall(r'"([^"]*)"', arguments)]
+    return any(text in own or text.startswith("127.") for text in told)
 
 
 def _port(arguments: str) -> int:
@@ -258,7 +263,7 @@ def _place(path: str, seen: Seen) -> tuple[str, str]:
         return _OF_THE_SCRIPT, ""
     if "/__pycache__" in path:
         return "`__pycache__` beside Python's sources", ""
-    if path.startswith("/tmp/") and path.count("/") == 2:
+    if Path(path).parent == Path(tempfile.gettempdir()):
         return "the temporary directory", ""
     return f"`{path}`", ""
 

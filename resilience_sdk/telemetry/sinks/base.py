@@ -19,6 +19,9 @@ from resilience_sdk.telemetry.plain import clean_text
 from resilience_sdk.telemetry.tally import Tally
 
 _MOST_CHARACTERS = 200
+# By then an event was read. Time is told up to there: what it went into is certain, and does not change when another
+# exporter tells it.
+_READ_WITHIN_S = 5.0
 
 
 @attrs.frozen
@@ -98,7 +101,7 @@ class Metrics:
     def now(self) -> list[Sample]:
         """Return the values that change without an event."""
         live = self.place.live
-        return [*live.samples(), *self.goodput.samples(time.time() if live.up else None)]
+        return [*live.samples(), *self.goodput.samples(time.time() - _READ_WITHIN_S if live.up else None)]
 
     def all(self) -> list[Sample]:
         """Return every value there is now, family by family."""
