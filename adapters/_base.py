@@ -89,10 +89,8 @@ def session_on_all_ranks(begin: Callable[[], Session | None]) -> Session | None:
     """
     if not group_is_ready():
         return begin()
-    found: list[Session | None] = []
     ranks = find_ranks()
-    raise_together(ranks, lambda: found.append(begin()))
-    [session] = found
+    session = raise_together(ranks, begin)
     if all(ranks.gather(session is not None)):
         return session
     if session is not None and session.identity.rank == 0:

@@ -14,9 +14,10 @@ from resilience_sdk.adapters._base import checkpointer, framework, session_on_al
 from resilience_sdk.adapters.accelerate.own_saves import OwnSaves
 from resilience_sdk.adapters.accelerate.position import Position
 from resilience_sdk.adapters.accelerate.prepared import Prepared, find_prepared
-from resilience_sdk.adapters.accelerate.states import States
+from resilience_sdk.adapters.accelerate.states import States, read_file
 from resilience_sdk.adapters.accelerate.tracking import connect
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import CheckpointError
 from resilience_sdk.heartbeats import heartbeat
@@ -187,19 +188,25 @@ class Attached:
         own = self._checkpointer
         if own is None or not own.resume() or own.last_good is None:
             return 0
-        good = own.last_good
-        saved = self._states.read(good.path)
-        if saved is None:
-            raise CheckpointError(
-                f"{good.path} was not saved by this adapter: give attach(..., run_dir=...) a directory of its own"
-            )
+        place = own.last_good.path
+
+        def read() -> Mapping[str, Any]:
+            saved = read_file(place)
+            if saved is None:
+                raise CheckpointError(
+                    f"{place} was not saved by this adapter: give attach(..., run_dir=...) a directory of its own"
+                )
+            return saved
+
+        saved = raise_together(find_ranks(), read)  # before what may be collective
+        self._states.load(place)
         self._go_to(saved)
         return int(saved["step"])
 
-    def _load(self, directory: Path, *args: Any, **options: Any) -> None:
+    def _load(self, directory: Path, saved: Mapping[str, Any] | None, *args: Any, **options: Any) -> None:
         """Load what the script wants, and go where that was saved."""
         with self._loop.paused():
-            saved = self._states.read(directory, *args, **options)
+            self._states.load(directory, *args, **options)
         if saved is not None:
             self._loop.step = int(saved["step"])
             self._go_to(saved)

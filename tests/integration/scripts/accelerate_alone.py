@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import resilience_sdk
 from resilience_sdk import preemption
 from resilience_sdk.adapters import accelerate as resilience
-from resilience_sdk.adapters.accelerate.own_saves import UNFINISHED
 from resilience_sdk.adapters.accelerate.states import FILE
+from resilience_sdk.adapters.accelerate.whole import UNFINISHED
 
 SAMPLES, BATCH = 24, 4
 EPOCH = SAMPLES // BATCH
