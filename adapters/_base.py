@@ -38,16 +38,14 @@ class StepBeat:
                 return
             self._beat = None  # closed behind our back: an exception left a block of the script around it
         beat = lanes.find_own_beat("step")
-        if beat is None or beat.t0:
-            return
-        (beat if step is None else beat.at_step(step)).__enter__()
-        self._beat = beat
+        if beat is not None and beat.begin(monotonic_ns(), step):
+            self._beat = beat
 
     def end(self) -> None:
         """Close it and count it: the step is complete."""
         beat, self._beat = self._beat, None
         if beat is not None:
-            beat.__exit__(None, None, None)
+            beat.end(monotonic_ns())
 
     def drop(self) -> None:
         """Close it without counting: the step did not come to its end."""

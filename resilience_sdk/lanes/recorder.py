@@ -9,7 +9,8 @@ from time import monotonic_ns
 from typing import TypeVar
 
 from resilience_sdk import faults
-from resilience_sdk.lanes.blocks import ArmedBeat, ArmedBlock, Beat, Block, DeviceTime, Pulse
+from resilience_sdk.lanes.armed import ArmedBeat, ArmedBlock
+from resilience_sdk.lanes.blocks import Beat, Block, DeviceTime, Pulse
 from resilience_sdk.rank_page import RankPage
 from resilience_sdk.rank_page import layout as at
 
