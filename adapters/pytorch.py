@@ -144,6 +144,31 @@ class Attached:
             self.step, self._is_between = step, is_between
             self._guard.is_on = was_on and self._is_attached
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Only count steps meanwhile, of which ranks may take different numbers, until they `meet()`. For adapters.
+
+        What was due before is done first; all ranks are here.
+        """
+        self._leave_if_asked()
+        complete, between_steps = self._complete, self._between_steps
+        self._complete, self._between_steps = self._guard(self._beat.end), None
+        try:
+            yield
+        finally:
+            self._complete, self._between_steps = complete, between_steps
+
+    def meet(self, gather: Callable[[int], list[int]]) -> None:
+        """Go on with as many steps as the rank that took most, and do what is due between two. Collective, as `gather`.
+
+        Raises `Preempted`.
+        """
+        self.step = max(gather(self.step))
+        self._beat.drop()  # of micro-batches that make no step any more
+        self._is_between = True
+        self._complete()
+        self._leave_if_asked()
+
     def detach(self) -> None:
         """Take all hooks off and give the loader its class back; ends the deadlines of this rank. May be repeated."""
         global _current

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ from resilience_sdk.adapters.accelerate.position import Position
 from resilience_sdk.adapters.accelerate.prepared import Prepared, find_prepared
 from resilience_sdk.adapters.accelerate.states import States, read_file
 from resilience_sdk.adapters.accelerate.tracking import connect
+from resilience_sdk.adapters.accelerate.uneven import Uneven
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.console import say_once
@@ -117,9 +118,11 @@ class Attached:
                 prepared.loader,
                 first,
                 between_steps=self._between_steps,
-                through=None if self._position is None else self._position.walk,
+                through=None if self._position is None else self._walk,
             )
         )
+        # Also where the SDK is switched off: loops end by the number of steps.
+        self._uneven = Uneven(accelerator, self._loop, prepared.loader) if accelerator.num_processes > 1 else None
         if session is None:
             return
         self._own = OwnSaves(accelerator, self._states, self._load)
@@ -158,7 +161,8 @@ class Attached:
         """End a training that is complete: save once more, set the finished flag, detach. Collective."""
         if not self._loop.is_attached:
             return
-        if self.step != self._began:
+        # Of all ranks: one may have had no batch at all.
+        if self._checkpointer is not None and any(find_ranks().gather(self.step != self._began)):
             self.save()
         self.detach()
         if self._session is not None:
@@ -167,6 +171,8 @@ class Attached:
     def detach(self) -> None:
         """Leave the accelerator and what it has prepared as they were; ends the deadlines. May be repeated."""
         self._loop.detach()
+        if self._uneven is not None:
+            self._uneven.restore()
         if self._own is not None:
             self._own.restore()
 
@@ -180,6 +186,12 @@ class Attached:
             self.finish()
         else:
             self.detach()  # no collective: the other ranks may be elsewhere
+
+    def _walk(self, batches: Iterator[Any]) -> Iterator[Any]:
+        assert self._position is not None
+        if self._uneven is not None:
+            self._uneven.pass_begins()
+        return self._position.walk(batches)
 
     # -- checkpoints
 

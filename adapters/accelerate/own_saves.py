@@ -18,13 +18,12 @@ from typing import Any
 from resilience_sdk.adapters.accelerate import whole
 from resilience_sdk.adapters.accelerate.numbered import in_order, number_of, to_remove
 from resilience_sdk.adapters.accelerate.prepared import kind_of
+from resilience_sdk.adapters.accelerate.stand_in import StandIn
 from resilience_sdk.adapters.accelerate.states import States, read_file
 from resilience_sdk.checkpoint.ranks import Alone, find_ranks, raise_together
 from resilience_sdk.console import say
 from resilience_sdk.errors import CheckpointError
 from resilience_sdk.straggler import section
-
-_METHODS = ("save_state", "load_state")
 
 
 class OwnSaves:
@@ -35,18 +34,8 @@ class OwnSaves:
         self._accelerator = accelerator
         self._states = states
         self._load = load
-        own = vars(accelerator)
-        self._before = {name: own[name] for name in _METHODS if name in own}
-        own.update({name: getattr(self, name) for name in _METHODS})
-
-    def restore(self) -> None:
-        """Give the accelerator its own methods back. May be repeated."""
-        own = vars(self._accelerator)
-        for name in _METHODS:
-            if own.get(name) == getattr(self, name):  # else somebody has put another one around it, which stays
-                del own[name]
-                if name in self._before:
-                    own[name] = self._before[name]
+        self.restore = StandIn(accelerator, save_state=self.save_state, load_state=self.load_state).restore
+        """Gives the accelerator its own methods back. May be repeated."""
 
     def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **options: Any) -> Path:
         """As `Accelerator.save_state`, but whole or not at all.
