@@ -11,8 +11,6 @@ from typing import Any
 
 from resilience_sdk import lanes, preemption
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready, raise_together
-from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError, MissingExtraError
 from resilience_sdk.lanes import Beat, Block
 from resilience_sdk.session import Session
@@ -78,24 +76,6 @@ class HookedSection:
         block, self._block = self._block, None
         if block is not None:
             block.drop(monotonic_ns())
-
-
-def session_on_all_ranks(begin: Callable[[], Session | None]) -> Session | None:
-    """Return what `begin()` gives if every rank has a session: what follows is collective, and so is this.
-
-    None on all ranks where one cannot be recorded, which is said. Raises on all ranks what `begin` raises on one.
-    """
-    if not group_is_ready():
-        return begin()
-    ranks = find_ranks()
-    session = raise_together(ranks, begin)
-    if all(ranks.gather(session is not None)):
-        return session
-    if session is not None and session.identity.rank == 0:
-        say_once(
-            "ranks", "a rank cannot be recorded, for the reason above: this training is not watched, and saves nothing"
-        )
-    return None
 
 
 def checkpointer(session: Session, writer: Callable[[Path], object]) -> Checkpointer:

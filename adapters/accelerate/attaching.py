@@ -10,7 +10,7 @@ from typing import Any
 
 from resilience_sdk import environ, lanes
 from resilience_sdk.adapters import pytorch
-from resilience_sdk.adapters._base import checkpointer, framework, session_on_all_ranks
+from resilience_sdk.adapters._base import checkpointer, framework
 from resilience_sdk.adapters.accelerate.own_saves import OwnSaves
 from resilience_sdk.adapters.accelerate.position import Position
 from resilience_sdk.adapters.accelerate.prepared import Prepared, find_prepared
@@ -27,6 +27,7 @@ from resilience_sdk.session import Session
 from resilience_sdk.session.ending import finish
 from resilience_sdk.session.last_save import save_at_stop
 from resilience_sdk.session.lifecycle import has_failed_to_start
+from resilience_sdk.session.on_all_ranks import session_on_all_ranks
 from resilience_sdk.session.run_start import begin_session
 from resilience_sdk.settings import Settings
 
