@@ -265,8 +265,9 @@ class Beat(Block):
             self.owner = _NOBODY
         if lane.recorder.is_done:
             lane.recorder.begin()
-        lane.publish_step(step)
-        self.q[self.entered_at] = self.t0 = now
+        q = self.q
+        q[lane.step_at] = 0 if step is None else step + 1
+        q[self.entered_at] = self.t0 = now
         return True
 
     def end(self, now: int, less_ns: int = 0) -> None:
@@ -275,7 +276,8 @@ class Beat(Block):
             self._exit_slowly(now, unwinding=False)  # the script has entered it inside, and not left it yet
         elif self.t0 and self.lane.ident != _NOBODY:
             Block.end(self, now, less_ns)
-            self.lane.note_beat()
+            if not self.lane.settled:
+                self.lane.note_beat()
 
     def may_be_fast(self) -> bool:
         """Tell whether the lane's thread may take the fast path."""

@@ -146,7 +146,12 @@ def find_own_block(name: str, kind: str) -> Block | None:
 
     Where the name is there already with another kind, it is that section.
     """
-    block = BLOCKS.get(name) or find_block(name, kind, None)
+    try:
+        block = BLOCKS[name]
+        if block.lane.ident == get_ident():  # type: ignore[union-attr]
+            return block  # type: ignore[return-value]
+    except (KeyError, AttributeError):
+        block = find_block(name, kind, None)
     if not isinstance(block, Block):
         return None
     return block if block.lane.ident == get_ident() else block.lane.recorder.twin(block)
@@ -156,7 +161,12 @@ def find_own_beat(name: str) -> Beat | None:
     """Return the heartbeat of a name on the calling thread's lane, for hooks to enter and leave; None: nothing is
     recorded.
     """
-    beat = BEATS.get(name) or find_beat(name)
+    try:
+        beat = BEATS[name]
+        if beat.lane.ident == get_ident():  # type: ignore[union-attr]
+            return beat  # type: ignore[return-value]
+    except (KeyError, AttributeError):
+        beat = find_beat(name)
     if not isinstance(beat, Beat):
         return None
     return beat if beat.lane.ident == get_ident() else beat.lane.recorder.twin(beat)
