@@ -107,7 +107,7 @@ class Attached:
         self._sections: Any = None
         self._handles: list[Any] = []
         self._loader: TimedLoader | None = None
-        self._complete = self._guard(self._step_is_complete)
+        self._complete = self._step_is_complete
         if environ.is_disabled(environ.environment()):
             self._guard.is_on = False
             lanes.recorder()  # says so
@@ -152,7 +152,7 @@ class Attached:
         """
         self._leave_if_asked()
         complete, between_steps = self._complete, self._between_steps
-        self._complete, self._between_steps = self._guard(self._beat.end), None
+        self._complete, self._between_steps = self._beat.end, None
         try:
             yield
         finally:
@@ -166,7 +166,7 @@ class Attached:
         self.step = max(gather(self.step))
         self._beat.drop()  # of micro-batches that make no step any more
         self._is_between = True
-        self._complete()
+        self._guard.run(self._complete)
         self._leave_if_asked()
 
     def detach(self) -> None:
@@ -197,13 +197,17 @@ class Attached:
 
     # -- what the hooks tell
 
+    # In every step: a call that can be spared is.
+
     def _forward_begins(self) -> None:
-        self._leave_if_asked()
+        if self._is_between or self._is_leaving:
+            self._leave_if_asked()
         if self._guard.is_on:
             self._beat.begin(self.step if self._is_global else None)
 
     def _step_begins(self, *_: Any) -> None:
-        self._leave_if_asked()
+        if self._is_between or self._is_leaving:
+            self._leave_if_asked()
         self._beat.begin(self.step if self._is_global else None)  # of a model whose forward was not seen
 
     def _step_ends(self, *_: Any) -> None:
@@ -211,7 +215,7 @@ class Attached:
         # so that the other ranks would wait there for one whose hooks have failed.
         self.step += 1
         self._is_between = True
-        self._complete()
+        self._guard.run(self._complete)
 
     def _step_is_complete(self) -> None:
         self._beat.end()
