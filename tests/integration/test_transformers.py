@@ -89,7 +89,7 @@ def test_killed_in_a_save_it_resumes_the_one_before(straight, tmp_path):
 
 def test_asked_to_leave_beside_transformers_own_handler(straight, tmp_path):
     """That one would save on one rank alone. What resumes ends with the weights of a training that never stopped."""
-    ended = end_of(tmp_path / "run", "--jit", RESILIENCE_FAULT="preempt:rank=1,step=100")
+    ended = end_of(tmp_path / "run", "--jit", "--asked-at", 101, RESILIENCE_FAULT="preempt:rank=1,step=100")
     assert ended.code == 75, ended.screen
     assert "enable_jit_checkpoint=True" in ended.screen
     [step] = {each["step"] for each in ended.told("step")}
