@@ -61,13 +61,13 @@ class Span:
 class Step:
     """The heartbeat of a step: begun by the first of its parts that is heard, ended by the optimizer."""
 
-    __slots__ = ("_beat", "evaluation", "has_gradients", "is_open", "number")
+    __slots__ = ("beat", "evaluation", "has_gradients", "is_open", "number")
 
     def __init__(self, number: Callable[[], int | None]) -> None:
         """`number()` tells which one begins, None where steps are only counted."""
         import torch
 
-        self._beat = StepBeat()
+        self.beat = StepBeat()
         self.number = number
         self.has_gradients: Callable[[], bool] = torch.is_grad_enabled
         """Tells whether gradients are wanted: an evaluation is no step."""
@@ -78,17 +78,12 @@ class Step:
         """Begin it, unless it has begun; not in an evaluation, whose iterations are steps to NVRx's client."""
         if not (self.is_open or self.evaluation.depth):
             self.is_open = True
-            self._beat.begin(self.number())
-
-    def end(self) -> None:
-        """Count it: the optimizer has stepped."""
-        self.is_open = False
-        self._beat.end()
+            self.beat.begin(self.number())
 
     def drop(self) -> None:
         """Close it without counting, after an exception."""
         self.is_open = False
-        self._beat.drop()
+        self.beat.drop()
 
 
 class Part(Span):
@@ -146,7 +141,7 @@ class Fetch(Span):
 
 
 class Update(Span):
-    """The optimizer's, which ends the step."""
+    """The optimizer's, which ends the step. Its begins and ends are paired by who calls them."""
 
     __slots__ = ("_last_of",)
 
@@ -159,12 +154,20 @@ class Update(Span):
         """Begin it, and the step of a loop whose forwards are not seen."""
         if not self._last_of.is_open:
             self._last_of.begin()
-        Span.begin(self)  # at half the cost of super()
+        self.depth = 1
+        block = find_own_block(self._name, self._kind)
+        if block is not None and block.begin(monotonic_ns()):
+            self.block = block
 
     def end(self) -> None:
         """End it, and the step."""
-        Span.end(self)
-        self._last_of.end()
+        self.depth = 0
+        block, self.block = self.block, None
+        if block is not None:
+            block.end(monotonic_ns())
+        step = self._last_of
+        step.is_open = False
+        step.beat.end()
 
 
 class _Always:
