@@ -11,8 +11,6 @@ from typing import Any
 
 from resilience_sdk import lanes, preemption
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready, raise_together
-from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError, MissingExtraError
 from resilience_sdk.lanes import Beat, Block
 from resilience_sdk.session import Session
@@ -38,16 +36,14 @@ class StepBeat:
                 return
             self._beat = None  # closed behind our back: an exception left a block of the script around it
         beat = lanes.find_own_beat("step")
-        if beat is None or beat.t0:
-            return
-        (beat if step is None else beat.at_step(step)).__enter__()
-        self._beat = beat
+        if beat is not None and beat.begin(monotonic_ns(), step):
+            self._beat = beat
 
     def end(self) -> None:
         """Close it and count it: the step is complete."""
         beat, self._beat = self._beat, None
         if beat is not None:
-            beat.__exit__(None, None, None)
+            beat.end(monotonic_ns())
 
     def drop(self) -> None:
         """Close it without counting: the step did not come to its end."""
@@ -80,26 +76,6 @@ class HookedSection:
         block, self._block = self._block, None
         if block is not None:
             block.drop(monotonic_ns())
-
-
-def session_on_all_ranks(begin: Callable[[], Session | None]) -> Session | None:
-    """Return what `begin()` gives if every rank has a session: what follows is collective, and so is this.
-
-    None on all ranks where one cannot be recorded, which is said. Raises on all ranks what `begin` raises on one.
-    """
-    if not group_is_ready():
-        return begin()
-    found: list[Session | None] = []
-    ranks = find_ranks()
-    raise_together(ranks, lambda: found.append(begin()))
-    [session] = found
-    if all(ranks.gather(session is not None)):
-        return session
-    if session is not None and session.identity.rank == 0:
-        say_once(
-            "ranks", "a rank cannot be recorded, for the reason above: this training is not watched, and saves nothing"
-        )
-    return None
 
 
 def checkpointer(session: Session, writer: Callable[[Path], object]) -> Checkpointer:

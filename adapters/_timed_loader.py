@@ -36,10 +36,11 @@ class TimedLoader:
             ConfigError: The loader's class cannot be exchanged, or it is no iterable.
         """
         self._loader = loader
-        self._before_batch = before_batch
+        self.before_batch = before_batch
         self._through = through
         self._plain = type(loader)
-        self._is_on = True
+        self.is_on = True
+        """Whether the waits are timed."""
         if not hasattr(self._plain, "__iter__") or hasattr(self._plain, "__next__"):
             raise ConfigError(
                 f"attach(loader={loader!r}): expected what each epoch iterates anew, such as a DataLoader; "
@@ -55,32 +56,14 @@ class TimedLoader:
 
     def restore(self) -> None:
         """Give the loader its own class back. May be repeated."""
-        if self._is_on:
-            self._is_on = False
+        if self.is_on:
+            self.is_on = False
             _set_class(self._loader, self._plain)
 
     def _watch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if self._through is not None and self._is_on:
+        if self._through is not None and self.is_on:
             batches = self._through(batches)
         return _TimedBatches(batches, self)
-
-    def next_of(self, batches: Iterator[Any]) -> Any:
-        """Return the next batch or raise StopIteration; the wait is section `data`, unless the script times it."""
-        if not self._is_on:
-            return next(batches)
-        self._before_batch()
-        block = lanes.find_own_block("data", "io")
-        if block is None or not block.begin(monotonic_ns()):
-            return next(batches)
-        try:
-            batch = next(batches, _END)
-        except BaseException:
-            block.drop(monotonic_ns())
-            raise
-        block.end(monotonic_ns())
-        if batch is _END:
-            raise StopIteration
-        return batch
 
 
 class _TimedBatches:
@@ -96,7 +79,22 @@ class _TimedBatches:
         return self
 
     def __next__(self) -> Any:
-        return self._watch.next_of(self._batches)
+        batches = self._batches
+        if not self._watch.is_on:
+            return next(batches)
+        self._watch.before_batch()
+        block = lanes.find_own_block("data", "io")
+        if block is None or not block.begin(monotonic_ns()):  # the script times it itself
+            return next(batches)
+        try:
+            batch = next(batches, _END)
+        except BaseException:
+            block.drop(monotonic_ns())
+            raise
+        block.end(monotonic_ns())
+        if batch is _END:
+            raise StopIteration
+        return batch
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]

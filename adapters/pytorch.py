@@ -107,7 +107,7 @@ class Attached:
         self._sections: Any = None
         self._handles: list[Any] = []
         self._loader: TimedLoader | None = None
-        self._complete = self._guard(self._step_is_complete)
+        self._complete = self._step_is_complete
         if environ.is_disabled(environ.environment()):
             self._guard.is_on = False
             lanes.recorder()  # says so
@@ -144,6 +144,31 @@ class Attached:
             self.step, self._is_between = step, is_between
             self._guard.is_on = was_on and self._is_attached
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Only count steps meanwhile, of which ranks may take different numbers, until they `meet()`. For adapters.
+
+        What was due before is done first; all ranks are here.
+        """
+        self._leave_if_asked()
+        complete, between_steps = self._complete, self._between_steps
+        self._complete, self._between_steps = self._beat.end, None
+        try:
+            yield
+        finally:
+            self._complete, self._between_steps = complete, between_steps
+
+    def meet(self, gather: Callable[[int], list[int]]) -> None:
+        """Go on with as many steps as the rank that took most, and do what is due between two. Collective, as `gather`.
+
+        Raises `Preempted`.
+        """
+        self.step = max(gather(self.step))
+        self._beat.drop()  # of micro-batches that make no step any more
+        self._is_between = True
+        self._guard.run(self._complete)
+        self._leave_if_asked()
+
     def detach(self) -> None:
         """Take all hooks off and give the loader its class back; ends the deadlines of this rank. May be repeated."""
         global _current
@@ -172,13 +197,17 @@ class Attached:
 
     # -- what the hooks tell
 
+    # In every step: a call that can be spared is.
+
     def _forward_begins(self) -> None:
-        self._leave_if_asked()
+        if self._is_between or self._is_leaving:
+            self._leave_if_asked()
         if self._guard.is_on:
             self._beat.begin(self.step if self._is_global else None)
 
     def _step_begins(self, *_: Any) -> None:
-        self._leave_if_asked()
+        if self._is_between or self._is_leaving:
+            self._leave_if_asked()
         self._beat.begin(self.step if self._is_global else None)  # of a model whose forward was not seen
 
     def _step_ends(self, *_: Any) -> None:
@@ -186,7 +215,7 @@ class Attached:
         # so that the other ranks would wait there for one whose hooks have failed.
         self.step += 1
         self._is_between = True
-        self._complete()
+        self._guard.run(self._complete)
 
     def _step_is_complete(self) -> None:
         self._beat.end()

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from resilience_sdk import environ, lanes
 from resilience_sdk.adapters import pytorch
-from resilience_sdk.adapters._base import checkpointer, framework, session_on_all_ranks
+from resilience_sdk.adapters._base import checkpointer, framework
 from resilience_sdk.adapters.accelerate.own_saves import OwnSaves
 from resilience_sdk.adapters.accelerate.position import Position
 from resilience_sdk.adapters.accelerate.prepared import Prepared, find_prepared
-from resilience_sdk.adapters.accelerate.states import States
+from resilience_sdk.adapters.accelerate.states import States, read_file
 from resilience_sdk.adapters.accelerate.tracking import connect
+from resilience_sdk.adapters.accelerate.uneven import Uneven
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import CheckpointError
 from resilience_sdk.heartbeats import heartbeat
@@ -25,6 +27,7 @@ from resilience_sdk.session import Session
 from resilience_sdk.session.ending import finish
 from resilience_sdk.session.last_save import save_at_stop
 from resilience_sdk.session.lifecycle import has_failed_to_start
+from resilience_sdk.session.on_all_ranks import session_on_all_ranks
 from resilience_sdk.session.run_start import begin_session
 from resilience_sdk.settings import Settings
 
@@ -116,9 +119,11 @@ class Attached:
                 prepared.loader,
                 first,
                 between_steps=self._between_steps,
-                through=None if self._position is None else self._position.walk,
+                through=None if self._position is None else self._walk,
             )
         )
+        # Also where the SDK is switched off: loops end by the number of steps.
+        self._uneven = Uneven(accelerator, self._loop, prepared.loader) if accelerator.num_processes > 1 else None
         if session is None:
             return
         self._own = OwnSaves(accelerator, self._states, self._load)
@@ -157,7 +162,8 @@ class Attached:
         """End a training that is complete: save once more, set the finished flag, detach. Collective."""
         if not self._loop.is_attached:
             return
-        if self.step != self._began:
+        # Of all ranks: one may have had no batch at all.
+        if self._checkpointer is not None and any(find_ranks().gather(self.step != self._began)):
             self.save()
         self.detach()
         if self._session is not None:
@@ -166,6 +172,8 @@ class Attached:
     def detach(self) -> None:
         """Leave the accelerator and what it has prepared as they were; ends the deadlines. May be repeated."""
         self._loop.detach()
+        if self._uneven is not None:
+            self._uneven.restore()
         if self._own is not None:
             self._own.restore()
 
@@ -180,6 +188,12 @@ class Attached:
         else:
             self.detach()  # no collective: the other ranks may be elsewhere
 
+    def _walk(self, batches: Iterator[Any]) -> Iterator[Any]:
+        assert self._position is not None
+        if self._uneven is not None:
+            self._uneven.pass_begins()
+        return self._position.walk(batches)
+
     # -- checkpoints
 
     def _resume(self) -> int:
@@ -187,19 +201,25 @@ class Attached:
         own = self._checkpointer
         if own is None or not own.resume() or own.last_good is None:
             return 0
-        good = own.last_good
-        saved = self._states.read(good.path)
-        if saved is None:
-            raise CheckpointError(
-                f"{good.path} was not saved by this adapter: give attach(..., run_dir=...) a directory of its own"
-            )
+        place = own.last_good.path
+
+        def read() -> Mapping[str, Any]:
+            saved = read_file(place)
+            if saved is None:
+                raise CheckpointError(
+                    f"{place} was not saved by this adapter: give attach(..., run_dir=...) a directory of its own"
+                )
+            return saved
+
+        saved = raise_together(find_ranks(), read)  # before what may be collective
+        self._states.load(place)
         self._go_to(saved)
         return int(saved["step"])
 
-    def _load(self, directory: Path, *args: Any, **options: Any) -> None:
+    def _load(self, directory: Path, saved: Mapping[str, Any] | None, *args: Any, **options: Any) -> None:
         """Load what the script wants, and go where that was saved."""
         with self._loop.paused():
-            saved = self._states.read(directory, *args, **options)
+            self._states.load(directory, *args, **options)
         if saved is not None:
             self._loop.step = int(saved["step"])
             self._go_to(saved)

@@ -26,6 +26,7 @@ class Position:
         self._loader = loader
         self._skip = skip
         self._per_batch = samples_per_batch(loader, ranks)
+        self._per_epoch = samples_per_epoch(loader)
         self._ranks = ranks
         self._iteration = 0
         self._rng: Any = None
@@ -68,11 +69,22 @@ class Position:
             self._iteration = int(getattr(self._loader, "iteration", 0))
             self._rng = take_rng(self._generators())
         for batch in batches:
-            self.samples += self._per_batch
-            self.total += self._per_batch
+            read = self._next_read()
+            self.samples += read
+            self.total += read
             yield batch
         self.epoch, self.samples, self._rng = self.epoch + 1, 0, None
         self._iteration = int(getattr(self._loader, "iteration", self._iteration + 1))
+
+    def _next_read(self) -> int:
+        """Return how many samples the next batch has; the last one is filled up with others, or is short."""
+        left = self._per_batch if self._per_epoch is None else self._per_epoch - self.samples
+        return min(self._per_batch, left) if left > 0 else self._per_batch
+
+    def _done(self) -> int:
+        """Return how many batches of this epoch, as they are now, have been read as a whole."""
+        is_last = self._per_epoch is not None and self.samples >= self._per_epoch
+        return -(-self.samples // self._per_batch) if is_last else self.samples // self._per_batch
 
     def _rest(self, batches: Iterator[Any]) -> Iterator[Any]:
         loader, restore_rng = self._loader, self._restore_rng
@@ -90,7 +102,7 @@ class Position:
             set_rng(self._generators(), self._rng)
         else:
             self._rng = take_rng(self._generators())
-        done = self.samples // self._per_batch
+        done = self._done()
         rest = iter(self._skip(loader, done) if done else batches)
         first = next(rest, _END)
         if done and restore_rng is not None:
@@ -118,3 +130,14 @@ def samples_per_batch(loader: Any, ranks: int) -> int:
         return int(loader.total_batch_size)
     except (AttributeError, TypeError):  # of an iterable data set there is no sampler that would know
         return int(getattr(loader, "batch_size", None) or 1) * ranks
+
+
+def samples_per_epoch(loader: Any) -> int | None:
+    """Return how many samples one pass has, over all ranks; None where that cannot be told before it ends."""
+    batches = getattr(loader, "batch_sampler", None)
+    while (inner := getattr(batches, "batch_sampler", None)) is not None:  # a rank's share of all batches
+        batches = inner
+    try:
+        return len(batches.sampler)  # type: ignore[union-attr]
+    except (AttributeError, TypeError, NotImplementedError):
+        return None

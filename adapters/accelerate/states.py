@@ -41,12 +41,10 @@ class States:
         if self.is_keeper:
             (directory / FILE).write_text(json.dumps({"v": _VERSION, **self._describe()}))
 
-    def read(self, directory: Path, *args: Any, **options: Any) -> Mapping[str, Any] | None:
-        """Load from a directory, and return what our file tells; None: it is of a run without us. As `write`."""
-        saved = read_file(directory)  # first: what cannot be read must not be half loaded
+    def load(self, directory: Path, *args: Any, **options: Any) -> None:
+        """Load from a directory whose file of ours was read: what cannot be must not be half loaded. As `write`."""
         with self._own_names():
             self._load(str(directory), *args, **options)
-        return saved
 
     @contextmanager
     def _own_names(self) -> Iterator[None]:

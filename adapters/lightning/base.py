@@ -6,11 +6,11 @@ import logging
 import os
 from typing import Any
 
-from resilience_sdk.adapters._base import session_on_all_ranks
 from resilience_sdk.adapters.lightning import roles, surroundings
 from resilience_sdk.adapters.lightning.fit import Fit
 from resilience_sdk.adapters.lightning.framework import LateCallback
 from resilience_sdk.session import Session
+from resilience_sdk.session.on_all_ranks import session_on_all_ranks
 from resilience_sdk.session.run_start import begin_session
 from resilience_sdk.settings import Settings, load_settings
 

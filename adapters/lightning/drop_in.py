@@ -128,6 +128,7 @@ class StragglerDetectionCallback(SdkCallback):
         """Tell the monitor of the job what is asked for, and begin to look for reports."""
         apply_options(session, self._options)
         self._reports = ReportLog(self._wanted, logging.getLogger(self._logger_name))
+        self._reports.begin(session)
 
     def steps(self, fit: Fit) -> None:
         """Log a report that is new."""
@@ -136,7 +137,9 @@ class StragglerDetectionCallback(SdkCallback):
 
     def ends(self) -> None:
         """Look no more."""
-        self._reports = None
+        if self._reports is not None:
+            self._reports.end()
+            self._reports = None
 
 
 class PreemptionCallback(SdkCallback):

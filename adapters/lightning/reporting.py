@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ from resilience_sdk import straggler
 from resilience_sdk.console import say_once
 from resilience_sdk.session import Session
 from resilience_sdk.straggler.control import Control, values_of
-from resilience_sdk.straggler.published import read_settings, write_settings
+from resilience_sdk.straggler.published import note_logging, note_no_logging, read_settings, write_settings
 from resilience_sdk.straggler.reports import Report, Straggler
 
 _PERIOD_S = 1.0
@@ -39,6 +40,21 @@ class ReportLog:
         self._log = log
         self._next_s = 0.0
         self._last: Report | None = straggler.report()
+        self._session: Session | None = None
+
+    def begin(self, session: Session) -> None:
+        """Log the reports in the place of the job's monitor, so that nobody reads them twice. On rank 0."""
+        if session.identity.rank == 0:
+            self._session = session
+            with suppress(OSError):
+                note_logging(session.run_dir.path, session.config.job, session.attempt)
+
+    def end(self) -> None:
+        """Leave them to the monitor again. May be repeated."""
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(OSError):
+                note_no_logging(session.run_dir.path)
 
     def look(self, trainer: Any) -> None:
         """Log what is new; costs a reading of the clock, and a stat of a file every second."""

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from resilience_sdk import environ, faults, lanes, preemption
-from resilience_sdk.adapters._base import StepBeat, check_first_step
+from resilience_sdk import environ, lanes, preemption
+from resilience_sdk.adapters._base import check_first_step
 from resilience_sdk.adapters.megatron import exits, surroundings
-from resilience_sdk.adapters.megatron.sections import DATA, IN_STEP, OPTIMIZER, SECTION_OF, STEP, Fetch, Span, spans
+from resilience_sdk.adapters.megatron.sections import IN_STEP, OPTIMIZER, SECTION_OF, STEP
+from resilience_sdk.adapters.megatron.step import Step, spans
 from resilience_sdk.adapters.megatron.timers import Heard, ObservingTimers
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.session.run import is_stepping
+from resilience_sdk.straggler.hooks import Guard
 
 _current: Attached | None = None
 _STEPS_WITHOUT_OPTIMIZER = 3
@@ -76,19 +78,15 @@ class Attached:
         _current = self
         self.step = first_step or 0
         """Completed steps, over all attempts where `first_step` says so; the number of the next one."""
-        self.find_step: Callable[[], int | None] = lambda: None if first_step is None else self.step
-        """Tells the number of the step that begins, None where steps are only counted."""
-        self._beat = StepBeat()
-        self.spans = spans()
+        self.step_under_way = Step(lambda: None if first_step is None else self.step)
+        self.spans = spans(self.step_under_way)
         self._parts = tuple(self.spans[name] for name in IN_STEP)
-        self._in_step = False
+        self._update = self.spans["optim"]
         self._optimizer_depth = 0
         self._unfinished = 0
         self._has_stepped = False
         self._restore: list[Callable[[], None]] = []
-        self._is_guarding = True
-        self._begin_step = self.guard(self._step_begins)
-        self._begin_optim, self._end_optim = self.guard(self._optim_begins), self.guard(self._optim_ends)
+        self.guard = Guard(self._failed)
         self._is_attached = True
         self.is_on = not environ.is_disabled(environ.environment())
         """Whether anything is recorded at all."""
@@ -99,6 +97,10 @@ class Attached:
     def is_attached(self) -> bool:
         """Whether it was not detached yet."""
         return self._is_attached
+
+    def number_by(self, number: Callable[[], int | None]) -> None:
+        """Have `number()` tell the number of the step that begins, None where steps are only counted."""
+        self.step_under_way.number = number
 
     def should_stop(self) -> bool:
         """Tell whether to save and leave now: True on all ranks behind the same step. Once per step, on all ranks."""
@@ -111,17 +113,17 @@ class Attached:
         """Return it as section `fwd`, also where no timer is; it leaves nothing open if it raises."""
         if not self.is_on:
             return forward_step_func
-        begins, ends = self._heard("forward-compute")
+        run, forward = self.guard.run, self.spans["fwd"]
 
         @functools.wraps(forward_step_func)
         def forward_step(*args: Any, **kwargs: Any) -> Any:
-            begins()
+            run(forward.begin)
             try:
                 result = forward_step_func(*args, **kwargs)
             except BaseException:
                 self.drop()
                 raise
-            ends()
+            run(forward.end)
             return result
 
         return forward_step
@@ -130,9 +132,12 @@ class Attached:
         """Put a delegate in the place of the timers that `owner` has under that name."""
         if not self.is_on:
             return
-        heard = {timer: self._heard(timer) for timer in SECTION_OF} | {STEP: (self._begin_step, _nothing)}
-        heard[OPTIMIZER] = (self._optimizer_begins, self._optimizer_ends)
-        timers = ObservingTimers(getattr(owner, name), heard)
+        heard: dict[str, Heard] = {
+            timer: (self.spans[section].begin, self.spans[section].end) for timer, section in SECTION_OF.items()
+        }
+        heard[STEP] = self._step_begins, _nothing
+        heard[OPTIMIZER] = self._optimizer_begins, self._optimizer_ends
+        timers = ObservingTimers(getattr(owner, name), heard, self.guard)
         setattr(owner, name, timers)
 
         def restore() -> None:
@@ -143,18 +148,18 @@ class Attached:
 
     def watch_optimizer(self, optimizer: Any) -> None:
         """Count the steps of a Megatron optimizer, and time them."""
-        plain = optimizer.step
+        plain, begins, ends = optimizer.step, self._optimizer_begins, self._optimizer_ends
 
         @functools.wraps(plain)
         def step(*args: Any, **kwargs: Any) -> Any:
-            self._optimizer_begins()
+            begins()
             try:
                 result = plain(*args, **kwargs)
             except BaseException:
                 self._optimizer_depth = 0
                 self.drop()
                 raise
-            self._optimizer_ends()
+            ends()
             return result
 
         had_own = "step" in vars(optimizer)
@@ -177,12 +182,12 @@ class Attached:
     def starts(self) -> None:
         """Say what this rank does, which its process groups tell."""
         if self.is_on:
-            self.guard(surroundings.declare)()
+            self.guard.run(surroundings.declare)
 
     def detach(self) -> None:
         """Leave Megatron as it was; ends the deadlines of this rank. May be repeated."""
         global _current
-        was_attached, self._is_attached, self._is_guarding = self._is_attached, False, False
+        was_attached, self._is_attached, self.guard.is_on = self._is_attached, False, False
         for restore in reversed(self._restore):
             restore()
         self._restore = []
@@ -197,25 +202,9 @@ class Attached:
 
     def drop(self) -> None:
         """Close what is open of this step, after an exception; the step does not count."""
-        self._in_step = False
         for span in self._parts:
             span.drop()
-        self._beat.drop()
-
-    def guard(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return a hook that never raises, and that does nothing once one has failed, or this is detached."""
-
-        def hook() -> None:
-            # Without a look at the compiler, as other hooks have: what calls this is Megatron's own loop.
-            if self._is_guarding:
-                try:
-                    run()
-                except faults.InjectedError:
-                    raise  # asked for
-                except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
-                    self._failed(error)
-
-        return hook
+        self.step_under_way.drop()
 
     def __enter__(self) -> Attached:
         return self
@@ -228,65 +217,41 @@ class Attached:
 
     # -- what the timers tell
 
-    def _heard(self, timer: str) -> Heard:
-        span = self.spans[SECTION_OF[timer]]
-        if timer == DATA:
-            fetch = Fetch(span, self.spans["fwd"])
-            return self.guard(fetch.begin), self.guard(fetch.end)
-        if SECTION_OF[timer] == "comm_wait":
-            return self.guard(functools.partial(self._wait_begins, span)), self.guard(span.end)
-        if SECTION_OF[timer] in IN_STEP:
-            return self.guard(functools.partial(self._part_begins, span)), self.guard(span.end)
-        return self.guard(span.begin), self.guard(span.end)
-
     def _step_begins(self) -> None:
-        if not surroundings.trains():
+        if not self.step_under_way.has_gradients():
             return  # an evaluation
         for span in self._parts:
-            if span.is_open:
+            if span.depth:
                 span.drop()  # an exception has left it so
         if not self._has_stepped:
             self._look_for_optimizer()
-        self.begin_step()
+        self.step_under_way.begin()
 
-    def begin_step(self) -> None:
-        """Begin the heartbeat of a step, unless it has begun."""
-        if not self._in_step and not self.spans["eval"].is_open:
-            self._in_step = True
-            self._beat.begin(self.find_step())
-
-    def _part_begins(self, span: Span) -> None:
-        if self._in_step or surroundings.trains():
-            self.begin_step()
-            span.begin()
-
-    def _wait_begins(self, span: Span) -> None:
-        if self._in_step:  # parameters may be gathered behind it, too
-            span.begin()
+    # `Guard.run`, written out: each call that is spared in a step is worth more than two lines.
 
     def _optimizer_begins(self) -> None:
-        self._optimizer_depth += 1
-        if self._optimizer_depth == 1:
-            self._begin_optim()
+        depth = self._optimizer_depth = self._optimizer_depth + 1
+        if depth == 1 and self.guard.is_on:
+            try:
+                self._update.begin()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
+                self.guard.fail(error)
 
     def _optimizer_ends(self) -> None:
-        if self._optimizer_depth:
-            self._optimizer_depth -= 1
-            if not self._optimizer_depth:
-                # Whatever becomes of the rest: loops end by it.
-                number = self.find_step()
-                self.step = (self.step if number is None else number) + 1
-                self._end_optim()
-
-    def _optim_begins(self) -> None:
-        self.begin_step()  # of a loop whose forwards are not seen
-        self.spans["optim"].begin()
-
-    def _optim_ends(self) -> None:
+        if not self._optimizer_depth:
+            return
+        depth = self._optimizer_depth = self._optimizer_depth - 1
+        if depth:
+            return
+        # Whatever becomes of the rest: loops end by it.
+        number = self.step_under_way.number()
+        self.step = (self.step if number is None else number) + 1
         self._has_stepped = True
-        self.spans["optim"].end()
-        self._in_step = False
-        self._beat.end()
+        if self.guard.is_on:
+            try:
+                self._update.end()
+            except Exception as error:  # noqa: BLE001 - as above
+                self.guard.fail(error)
 
     def _look_for_optimizer(self) -> None:
         self._unfinished += 1
@@ -298,7 +263,6 @@ class Attached:
             )
 
     def _failed(self, error: Exception) -> None:
-        self._is_guarding = False
         self.drop()
         say_once(
             "megatron failed",

@@ -77,7 +77,6 @@ class Pretraining:
     def __init__(self, handle: Attached) -> None:
         self._handle = handle
         self._has_begun = False
-        self._begin = handle.guard(self._begins)
         self._args: Any = None
         self._signals: AgreedSignals | None = None
 
@@ -86,7 +85,7 @@ class Pretraining:
 
         @functools.wraps(provider)
         def provide(*args: Any, **kwargs: Any) -> Any:
-            self._begin()
+            self._handle.guard.run(self._begins)
             return provider(*args, **kwargs)
 
         return provide
@@ -135,7 +134,7 @@ class Pretraining:
                 "preemption are not seen, only forwards; attach(config, optimizer) sees a loop on megatron.core",
             )
             return
-        self._handle.find_step = self._iteration
+        self._handle.number_by(self._iteration)
         self._handle.watch_timers(known, "_GLOBAL_TIMERS")
         self._take_signals(known)
         self._take_client()
@@ -178,7 +177,7 @@ class Pretraining:
                 "option out, the hangs that it looks for are looked for here",
             )
             return
-        client = MonitorClient(self._handle.guard(self._handle.begin_step), self._handle.spans)
+        client = MonitorClient(self._handle.step_under_way.begin, self._handle.spans, self._handle.guard)
         ft._GLOBAL_RANK_MONITOR_CLIENT = client
 
         def restore() -> None:

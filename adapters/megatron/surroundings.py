@@ -22,12 +22,6 @@ def say_first(key: str, text: str) -> None:
         say_once(key, text)
 
 
-def trains() -> bool:
-    """Tell whether gradients are wanted: an evaluation is no step."""
-    torch: Any = sys.modules["torch"]
-    return bool(torch.is_grad_enabled())
-
-
 def declare() -> None:
     """Give this rank the role of its pipeline stage: only ranks of one stage are compared."""
     state = module("core.parallel_state")

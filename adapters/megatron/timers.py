@@ -10,6 +10,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from resilience_sdk.straggler.hooks import Guard
+
 Heard = tuple[Callable[[], None], Callable[[], None]]
 """What to call behind the start of a timer, and before its stop."""
 
@@ -17,16 +19,18 @@ Heard = tuple[Callable[[], None], Callable[[], None]]
 class ObservingTimers:
     """What `config.timers` and `get_timers()` give while it is attached; all but the watched names is `inner`'s own."""
 
-    def __init__(self, inner: Any, heard: dict[str, Heard]) -> None:
-        """Delegate to `inner`, which may be None where the loop has no timers."""
+    def __init__(self, inner: Any, heard: dict[str, Heard], guard: Guard) -> None:
+        """Delegate to `inner`, which may be None where the loop has no timers. What hears fails by the `guard`."""
         self.inner = inner if inner is not None else _no_timers
         self.plain = inner
         """What to put back."""
-        self._watched = {name: ObservedTimer(*begins_and_ends) for name, begins_and_ends in heard.items()}
+        # A method is called at less cost than an object.
+        self._own: Callable[..., Any] = inner.__call__ if inner is not None else _no_timers
+        self._watched = {name: ObservedTimer(*begins_and_ends, guard) for name, begins_and_ends in heard.items()}
 
     def __call__(self, name: str, log_level: int | None = None) -> Any:
         """Return the timer of that name."""
-        own = self.inner(name, log_level)
+        own = self._own(name, log_level)
         watched = self._watched.get(name)
         if watched is None:
             return own
@@ -48,19 +52,31 @@ class ObservingTimers:
 class ObservedTimer:
     """A timer of Megatron, heard."""
 
-    def __init__(self, begins: Callable[[], None], ends: Callable[[], None]) -> None:
+    __slots__ = ("_begins", "_ends", "_guard", "inner")
+
+    def __init__(self, begins: Callable[[], None], ends: Callable[[], None], guard: Guard) -> None:
         self.inner: Any = None
-        self._begins = begins
-        self._ends = ends
+        self._begins, self._ends = begins, ends
+        self._guard = guard
+
+    # `Guard.run`, written out: each step has some ten of these and more.
 
     def start(self, barrier: bool = False) -> None:
         """Start it; what it waits for before does not count."""
         self.inner.start(barrier=barrier)
-        self._begins()
+        if self._guard.is_on:
+            try:
+                self._begins()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
+                self._guard.fail(error)
 
     def stop(self, barrier: bool = False) -> None:
         """Stop it; what it waits for then does not count."""
-        self._ends()
+        if self._guard.is_on:
+            try:
+                self._ends()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._guard.fail(error)
         self.inner.stop(barrier=barrier)
 
     def __getattr__(self, name: str) -> Any:

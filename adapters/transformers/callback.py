@@ -8,12 +8,13 @@ from typing import Any
 
 from resilience_sdk import environ, lanes
 from resilience_sdk.adapters import pytorch
-from resilience_sdk.adapters._base import framework, session_on_all_ranks
+from resilience_sdk.adapters._base import framework
 from resilience_sdk.adapters._late import Late
 from resilience_sdk.adapters.transformers import trainers
 from resilience_sdk.adapters.transformers.training import Training
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.session import Session
+from resilience_sdk.session.on_all_ranks import session_on_all_ranks
 from resilience_sdk.session.run_start import begin_session
 from resilience_sdk.settings import Settings, load_settings
 

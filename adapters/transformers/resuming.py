@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from resilience_sdk import environ
-from resilience_sdk.adapters.transformers import marks
+from resilience_sdk.adapters.transformers import again, marks
 from resilience_sdk.checkpoint.ranks import Alone, Ranks, describe, find_ranks, group_is_ready
 from resilience_sdk.console import say
 from resilience_sdk.errors import CheckpointError
@@ -42,7 +43,14 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
         told = "; ".join(f"checkpoint-{number}: {fault}" for number, fault in faults.items())
         taken = "no checkpoint is resumed" if step is None else f"checkpoint-{step} is resumed"
         say(f"{taken} of those in {directory}, passed over: {told}")
-    return None if step is None else str(directory / f"checkpoint-{step}")
+    return None if step is None else str(again.place_of(directory / f"checkpoint-{step}"))
+
+
+def put_back(output_dir: str) -> None:
+    """Put back what a killed save of this training has left aside. Collective; what fails is passed over."""
+    with contextlib.suppress(OSError):
+        again.put_back(Path(output_dir))
+    _ranks().gather(None)  # what the others have begun is done
 
 
 def checked(asked: str | bool | None, output_dir: str, found: str | None) -> str | None:
@@ -57,21 +65,23 @@ def checked(asked: str | bool | None, output_dir: str, found: str | None) -> str
                 f"train(resume_from_checkpoint=True): {output_dir} has no complete checkpoint; to start from nothing "
                 "where there is none, write train(resume_from_checkpoint=last_checkpoint(args.output_dir))"
             )
-        return path
+        return str(again.name_of(Path(path)))
     if not asked:
         return found
-    seen = marks.examine(Path(asked))
+    named = Path(asked) if os.path.exists(asked) else again.name_of(Path(asked))
+    seen = marks.examine(named)
     if seen.fault is not None and seen.is_marked:
         raise CheckpointError(
             f"train(resume_from_checkpoint={str(asked)!r}): it is not complete, {seen.fault}; the newest complete one "
             "is last_checkpoint(args.output_dir)"
         )
-    return str(asked)  # one that was saved without the SDK is the user's to know
+    return str(named)  # one that was saved without the SDK is the user's to know
 
 
 def _examine_all(directory: Path) -> dict[str, str | None]:
     try:
-        return {str(step): marks.examine(path).fault for step, path in marks.checkpoints_in(directory).items()}
+        paths = {*marks.checkpoints_in(directory).values(), *again.names_in(directory)}
+        return {str(marks.step_of(path)): marks.examine(again.place_of(path)).fault for path in paths}
     except OSError as error:
         return {"error": describe(error)}
 

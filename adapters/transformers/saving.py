@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk.adapters._base import checkpointer
-from resilience_sdk.adapters.transformers import marks, pointers
+from resilience_sdk.adapters.transformers import again, marks, pointers
 from resilience_sdk.adapters.transformers.rotation import rotate
 from resilience_sdk.checkpoint.commit import remove_tree
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
@@ -45,13 +45,21 @@ class Saves:
         self._plain = plain
         is_saved = self._save()
         if self._trainer.args.should_save:
-            if is_saved:
-                state, args = self._trainer.state, self._trainer.args
-                with suppress(OSError):
-                    rotate(self._directory.parent, state.best_model_checkpoint, args.save_total_limit)
-            elif marks.examine(self._directory).fault is not None:
-                remove_tree(self._directory)  # the disk may be full
+            self._tidy(is_saved=is_saved)
         return is_saved
+
+    def _tidy(self, *, is_saved: bool) -> None:
+        directory = self._directory
+        if is_saved:
+            again.drop(directory)
+            state, args = self._trainer.state, self._trainer.args
+            with suppress(OSError):
+                rotate(directory.parent, state.best_model_checkpoint, args.save_total_limit)
+            return
+        if marks.examine(directory).fault is not None:
+            remove_tree(directory)  # the disk may be full
+        with suppress(OSError):
+            again.put_back(directory.parent)
 
     def _save(self) -> bool:
         if self._checkpointer is not None:
@@ -72,6 +80,9 @@ class Saves:
     def _write(self, directory: Path | None) -> None:
         """Write on all ranks, then mark it; raises on all ranks what one raises."""
         ranks = find_ranks()
+        is_keeper = self._trainer.args.should_save
+        # One by one: no rank writes into a directory that is moved.
+        raise_together(ranks, lambda: again.set_aside(self._directory) if is_keeper else None)
         # Apart: the trainer's save may be collective, so one rank that failed before it would leave the others there.
         raise_together(ranks, lambda: marks.begin(self._directory))
         raise_together(ranks, self._write_own)

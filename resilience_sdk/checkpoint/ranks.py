@@ -6,11 +6,13 @@ import datetime
 import json
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError
 from resilience_sdk.environ import environment, rank_identity
 from resilience_sdk.errors import CheckpointError, ConfigError, ResilienceError
+
+Result = TypeVar("Result")
 
 # One rank may write for long while the others wait for its word.
 _PATIENCE = datetime.timedelta(hours=2)
@@ -133,14 +135,15 @@ def find_ranks() -> Ranks:
     return Alone()
 
 
-def raise_together(ranks: Ranks, action: Callable[[], object]) -> None:
-    """Run `action` on all ranks; what fails on one is raised on all, so that none waits for it. Collective.
+def raise_together(ranks: Ranks, action: Callable[[], Result]) -> Result:
+    """Return what `action` does on this rank; what fails on one is raised on all, so that none waits. Collective.
 
     Raises a `ResilienceError` as `action` did, else `CheckpointError` naming the first rank.
     """
     mine: Exception | None = None
+    results: list[Result] = []
     try:
-        action()
+        results.append(action())
     except Exception as error:  # noqa: BLE001 - raised below, on every rank
         mine = error
     reasons = ranks.gather(None if mine is None else describe(mine))
@@ -149,6 +152,8 @@ def raise_together(ranks: Ranks, action: Callable[[], object]) -> None:
     for rank, reason in enumerate(reasons):
         if reason is not None:
             raise CheckpointError(f"rank {rank}: {reason}" if ranks.size > 1 else reason) from mine
+    [result] = results
+    return result
 
 
 def describe(error: BaseException) -> str:

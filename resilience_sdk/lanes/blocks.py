@@ -17,7 +17,6 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from resilience_sdk import faults
 from resilience_sdk.lanes.coroutines import in_event_loop
 from resilience_sdk.rank_page import layout as at
 
@@ -117,9 +116,14 @@ class Block:
 
     def end(self, now: int, less_ns: int = 0) -> None:
         """Close what `begin` opened, and count one pass: its duration without `less_ns` of it."""
-        if self.t0 and self.lane.ident != _NOBODY:
-            self.sample(max(0, now - self.t0 - less_ns))
-            self.q[self.left_at] = now
+        t0 = self.t0
+        if t0 and self.lane.ident != _NOBODY:
+            duration = now - t0 - less_ns
+            q, n = self.q, self.n
+            q[self.samples_at + (n & _MASK)] = duration if duration > 0 else 0
+            self.n = n = n + 1
+            q[self.count_at] = n
+            q[self.left_at] = now
             self.t0 = 0
 
     def drop(self, now: int) -> None:
@@ -251,6 +255,30 @@ class Beat(Block):
         beat.owner = _NOBODY
         return self
 
+    def begin(self, now: int, step: int | None = None) -> bool:
+        """Open it without a `with`, in the global step `step`; False where it is open already, as of a block."""
+        lane = self.lane
+        if self.t0 or lane.ident == _NOBODY:
+            return False
+        if step is not None and not self._explicit:
+            self._explicit = True
+            self.owner = _NOBODY
+        if lane.recorder.is_done:
+            lane.recorder.begin()
+        q = self.q
+        q[lane.step_at] = 0 if step is None else step + 1
+        q[self.entered_at] = self.t0 = now
+        return True
+
+    def end(self, now: int, less_ns: int = 0) -> None:
+        """Close what `begin` opened: one unit of progress."""
+        if self._levels:
+            self._exit_slowly(now, unwinding=False)  # the script has entered it inside, and not left it yet
+        elif self.t0 and self.lane.ident != _NOBODY:
+            Block.end(self, now, less_ns)
+            if not self.lane.settled:
+                self.lane.note_beat()
+
     def may_be_fast(self) -> bool:
         """Tell whether the lane's thread may take the fast path."""
         lane = self.lane
@@ -300,40 +328,3 @@ class Pulse(Beat):
         if self.t0:
             self.q[self.left_at] = monotonic_ns()
             self.t0 = 0
-
-
-class ArmedBlock(Block):
-    """A block that asks on entry whether an injected fault is due."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> Block:
-        block = super().__enter__()
-        faults.reached(self.name, self.lane.current_step(), beat=False)
-        return block
-
-    def begin(self, now: int) -> bool:
-        """Open the block without a `with`, and suffer the fault inside it."""
-        has_begun = super().begin(now)
-        if has_begun:
-            faults.reached(self.name, self.lane.current_step(), beat=False)
-        return has_begun
-
-
-class ArmedBeat(Beat):
-    """A heartbeat that asks on entry and exit whether an injected fault is due."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> Block:
-        beat = super().__enter__()
-        faults.reached(self.name, self.lane.current_step(), beat=True)
-        return beat
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        step = self.lane.current_step()
-        super().__exit__(kind, error, trace)
-        if kind is None:
-            faults.left(self.name, step)

@@ -146,20 +146,30 @@ def find_own_block(name: str, kind: str) -> Block | None:
 
     Where the name is there already with another kind, it is that section.
     """
-    block = find_block(name, kind, None)
-    if not isinstance(block, Block) or block.lane.ident == get_ident():
-        return block if isinstance(block, Block) else None
-    return block.lane.recorder.twin(block)
+    try:
+        block = BLOCKS[name]
+        if block.lane.ident == get_ident():  # type: ignore[union-attr]
+            return block  # type: ignore[return-value]
+    except (KeyError, AttributeError):
+        block = find_block(name, kind, None)
+    if not isinstance(block, Block):
+        return None
+    return block if block.lane.ident == get_ident() else block.lane.recorder.twin(block)
 
 
 def find_own_beat(name: str) -> Beat | None:
     """Return the heartbeat of a name on the calling thread's lane, for hooks to enter and leave; None: nothing is
     recorded.
     """
-    beat = find_beat(name)
-    if not isinstance(beat, Beat) or beat.lane.ident == get_ident():
-        return beat if isinstance(beat, Beat) else None
-    return beat.lane.recorder.twin(beat)
+    try:
+        beat = BEATS[name]
+        if beat.lane.ident == get_ident():  # type: ignore[union-attr]
+            return beat  # type: ignore[return-value]
+    except (KeyError, AttributeError):
+        beat = find_beat(name)
+    if not isinstance(beat, Beat):
+        return None
+    return beat if beat.lane.ident == get_ident() else beat.lane.recorder.twin(beat)
 
 
 def forget() -> None:

@@ -9,7 +9,8 @@ from time import monotonic_ns
 from typing import TypeVar
 
 from resilience_sdk import faults
-from resilience_sdk.lanes.blocks import ArmedBeat, ArmedBlock, Beat, Block, DeviceTime, Pulse
+from resilience_sdk.lanes.armed import ArmedBeat, ArmedBlock
+from resilience_sdk.lanes.blocks import Beat, Block, DeviceTime, Pulse
 from resilience_sdk.rank_page import RankPage
 from resilience_sdk.rank_page import layout as at
 
@@ -37,15 +38,15 @@ class Lane:
         self.pulse: Pulse | None = None
         self.blocks: dict[tuple[type[Block], str], Block] = {}
         self.beats: list[Beat] = []
-        self._step_at = at.lane_at(index) + at.L_STEP
+        self.step_at = at.lane_at(index) + at.L_STEP
 
     def publish_step(self, step: int | None) -> None:
         """Say which global step the lane is in; None: steps are counted, and the ring has the count."""
-        self.q[self._step_at] = 0 if step is None else step + 1
+        self.q[self.step_at] = 0 if step is None else step + 1
 
     def current_step(self) -> int:
         """Return the step that the lane is in, or was in last; -1 before the first."""
-        explicit = self.q[self._step_at]
+        explicit = self.q[self.step_at]
         if explicit:
             return explicit - 1
         if not self.beats:
@@ -55,7 +56,7 @@ class Lane:
     @property
     def step_is_global(self) -> bool:
         """Whether the script numbers its steps, so that the number means the same on all ranks and in all attempts."""
-        return bool(self.q[self._step_at])
+        return bool(self.q[self.step_at])
 
     def note_beat(self) -> None:
         """Note a completed heartbeat; the first ones also settle who this process is."""

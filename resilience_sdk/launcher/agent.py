@@ -8,6 +8,7 @@ ignores SIGTERM, and restarts whatever happened.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import time
 import uuid
@@ -184,8 +185,12 @@ class Agent(LocalElasticAgent):
         self._connected = True
 
     def _meet_once(self, place: MeetingPlace, attempt: int) -> _Met:
-        """Hold one rendezvous, with a record that nobody else uses: its thread may be left behind."""
-        waiting, group = self._waiting, WorkerGroup(self._worker_group.spec)
+        """Hold one rendezvous, with a record that nobody else uses: its thread may be left behind.
+
+        Once its old connection gets through again, that thread goes on. With the handler of then, which refuses it;
+        with the one that was made since, it would take this node out of the attempt that runs.
+        """
+        waiting, group = self._waiting, WorkerGroup(copy.copy(self._worker_group.spec))
 
         def rendezvous() -> _Met:
             waiting.settle()

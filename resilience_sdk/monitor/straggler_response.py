@@ -23,6 +23,7 @@ from resilience_sdk.straggler.published import (
     CHANGES_KEPT,
     Numbered,
     Standing,
+    is_logging,
     remove_standing,
     write_report,
     write_standing,
@@ -94,8 +95,9 @@ class StragglerResponse:
             self._publish(verdicts, enabled=True)
 
     def report(self, report: Report, scores_to_print: int) -> None:
-        """Print a report, journal what it comes to, and publish it."""
-        self._print(report, scores_to_print)
+        """Print a report, unless a rank logs it; journal what it comes to, and publish it."""
+        if not is_logging(self._run_dir, self._job, self._attempt):
+            self._print(report, scores_to_print)
         self._journal.emit(
             Event.STRAGGLER,
             step=report.last_step,

@@ -24,6 +24,7 @@ from resilience_sdk.session.ending import finish, has_peers
 from resilience_sdk.session.last_save import save_at_stop, say_how_to_resume
 from resilience_sdk.session.lifecycle import has_failed_to_start
 from resilience_sdk.session.no_checkpointer import NoCheckpointer
+from resilience_sdk.session.on_all_ranks import session_on_all_ranks
 from resilience_sdk.session.rank_session import Session
 
 Batch = TypeVar("Batch")
@@ -61,6 +62,7 @@ class Run:
         self._active: weakref.ref[Generator[Any, None, None]] | None = None
         self._previous: Run | None = None
         self._is_entered = self._is_resumed = self._is_done = False
+        self._is_to_save = state is not None
         self.checkpointer = self._make_checkpointer(state)
 
     def _make_checkpointer(self, state: Mapping[str, Any] | None) -> Checkpointer | NoCheckpointer:
@@ -139,7 +141,7 @@ class Run:
     def _end(self) -> None:
         if not self._is_done:
             heartbeat.done()
-        if self.session is not None:
+        if self._is_recorded_somewhere():
             finish(self.session, self.step)
 
     # -- the loop
@@ -246,6 +248,9 @@ class Run:
     def _resume(self) -> None:
         if self._is_resumed:
             return
+        is_asked = self._is_to_save and group_is_ready() and self._is_recorded_somewhere()
+        if is_asked and session_on_all_ranks(lambda: self.session) is None:
+            self._save_nothing()
         if not isinstance(self.checkpointer, NoCheckpointer):
             find_ranks()  # raises now what the first save would raise hours later
         if self.session is not None and self.session.may_resume:
@@ -257,6 +262,16 @@ class Run:
                     "to start over",
                 )
         self._is_resumed = True
+
+    def _is_recorded_somewhere(self) -> bool:
+        """Tell whether any rank may have a session; with the SDK switched off, none has."""
+        return self.session is not None or has_failed_to_start()
+
+    def _save_nothing(self) -> None:
+        """Do without a checkpointer, whose saves would wait for a rank that has none."""
+        values = self.checkpointer.values
+        self.checkpointer = NoCheckpointer()
+        self.checkpointer.values.update(values)
 
     @property
     def is_stepping(self) -> bool:

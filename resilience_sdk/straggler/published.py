@@ -3,6 +3,7 @@
     verdicts.json   what stands now, and the last changes
     report.json     the newest report
     settings.json   written by a person or `resilience straggler`: read, never written, by the monitor
+    logged-by-rank  the attempt in which a rank logs the reports, so that the monitor need not print them
 
 A file counts only if we or root own it and nobody else can write it.
 """
@@ -22,6 +23,7 @@ from resilience_sdk.wire import from_text, to_text
 
 DIRECTORY = "stragglers"
 VERDICTS, REPORT, SETTINGS = "verdicts.json", "report.json", "settings.json"
+LOGGED = "logged-by-rank"
 CHANGES_KEPT = 64
 _MOST_BYTES = 64 << 20  # a report on 16,384 ranks has some megabytes
 
@@ -94,6 +96,24 @@ def write_settings(run_dir: Path, text: str) -> None:
 def remove_settings(run_dir: Path) -> None:
     """Go back to what the job was started with; raises OSError."""
     (run_dir / DIRECTORY / SETTINGS).unlink(missing_ok=True)
+
+
+def note_logging(run_dir: Path, job: str, attempt: int) -> None:
+    """Note that a rank of this attempt logs the reports from now on; raises OSError."""
+    write_whole(_made(run_dir) / LOGGED, f"{job} {attempt}\n")
+
+
+def note_no_logging(run_dir: Path) -> None:
+    """Take that back; raises OSError."""
+    (run_dir / DIRECTORY / LOGGED).unlink(missing_ok=True)
+
+
+def is_logging(run_dir: Path, job: str, attempt: int) -> bool:
+    """Tell whether a rank of this attempt logs the reports."""
+    try:
+        return trusted_text(run_dir / DIRECTORY / LOGGED) == f"{job} {attempt}\n"
+    except PermissionError:
+        return False
 
 
 def read_standing(run_dir: Path) -> Standing | None:

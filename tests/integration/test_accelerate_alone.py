@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from adapter_frameworks import require
+from to_the_end import output_of
 
-from .harness import PROJECT, SCRIPTS
+from .harness import SCRIPTS
 
 pytestmark = pytest.mark.slow
 TOGETHER = (
@@ -28,21 +26,9 @@ TOGETHER = (
 def run(folder: Path, *scenarios: str) -> None:
     """Run scenarios, whose assertions are in the script, in one process and one run directory."""
     require("accelerate")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "ACCELERATE_"))}
-    env |= {"PYTHONPATH": str(PROJECT), "RESILIENCE_RUN_DIR": "run", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "accelerate_alone.py"), *scenarios],
-        cwd=folder,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout
-    assert [line for line in done.stdout.splitlines() if line.endswith(" held")] == [
-        f"{each} held" for each in scenarios
-    ]
+    script = SCRIPTS / "accelerate_alone.py"
+    output = output_of(folder, script, *scenarios, without=("ACCELERATE_",), RESILIENCE_RUN_DIR="run")
+    assert [line for line in output.splitlines() if line.endswith(" held")] == [f"{each} held" for each in scenarios]
 
 
 def test_what_it_counts_and_what_the_script_saves(tmp_path: Path) -> None:

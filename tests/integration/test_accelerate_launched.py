@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from adapter_frameworks import require
+from to_the_end import output_of
 
 from .harness import PROJECT, SCRIPTS
 from .test_accelerate_fsdp import CONFIG
@@ -21,19 +19,7 @@ ACCELERATE = ("-m", "accelerate.commands.launch", "--main_process_port=0")  # a 
 def run(folder, *words, fault=""):
     """Run Python in an empty directory, as a user outside of any job; return all output."""
     require("accelerate")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "SLURM_", "FSDP"))}
-    env = {**kept, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "RESILIENCE_FAULT": fault, "TOLD": str(folder)}
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        env=env,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return output_of(folder, *words, without=("FSDP",), RESILIENCE_FAULT=fault, TOLD=str(folder))
 
 
 def test_the_example_goes_on_after_a_kill(tmp_path):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from to_the_end import output_of
 
 from resilience_sdk.incidents import IncidentStore
 
@@ -20,19 +18,7 @@ EXAMPLES = ROOT / "examples"
 
 def run(tmp_path: Path, *command: str, fault: str = "") -> str:
     """Run Python in an empty directory, as a user outside of any job; return all output."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "SLURM_"))}
-    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RESILIENCE_FAULT": fault}
-    done = subprocess.run(
-        [sys.executable, *command],
-        env=env,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
+    return output_of(tmp_path, *command, CUDA_VISIBLE_DEVICES="", RESILIENCE_FAULT=fault)
 
 
 def exits(run_dir: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from adapter_frameworks import require
@@ -40,6 +41,7 @@ def test_reports_preemption_and_the_finished_flag(tmp_path):
     with job(tmp_path, *RANKS, "lightning_drop_in.py", "1000000", env=env) as run:
         run.wait(lambda: "Straggler report processing time: " in run.screen, "a report")
         run.wait(lambda: "StragglerId(rank=1, node=" in run.screen, "the straggler")
+        assert "resilience: Straggler report processing time: " not in run.screen  # by the job's monitor, once more
         os.kill(told(tmp_path, "start-1")["pid"], signal.SIGTERM)
         assert run.finish(30.0) == 75, run.screen
         screen = run.screen
@@ -87,3 +89,19 @@ def test_a_rehearsed_fault_scores_for_the_loggers_and_another_signal(tmp_path):
         scores = [float(row["section_relative_perf/fwd/min"]) for row in csv.DictReader(file)]
     assert scores
     assert all(0 < score <= 1 for score in scores)
+
+
+def test_a_straggler_that_is_sure_stops_the_job(tmp_path):
+    """All ranks save behind one step, the code says that the hardware is to blame, and the node is named."""
+    slow = {"RESILIENCE_FAULT": "slow:rank=1,section=fwd,seconds=0.05"}
+    with job(tmp_path, *RANKS, "--max-restarts", "1", "lightning_nemo.py", "1000000", "stops", env=slow) as run:
+        assert run.finish(180.0) == 76, run.screen
+        [incident] = run.incidents()
+        assert incident["kind"] == "slow", run.screen
+        assert [each["rank"] for each in incident["culprits"]] == [1]
+        [node] = {each["node"] for each in incident["culprits"]}
+        assert f"leave out node {node} (exit code 76)" in run.screen
+        assert "starting the ranks again" not in run.screen
+    [stopped] = {told(tmp_path, f"step-{rank}")["step"] + 1 for rank in (0, 1)}
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert saved["global_step"] == stopped

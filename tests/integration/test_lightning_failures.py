@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from adapter_frameworks import require
 from harness import PROJECT, job
+from to_the_end import output_of
 
 pytestmark = pytest.mark.slow
 EXAMPLE = PROJECT / "examples" / "lightning_fit.py"
@@ -51,17 +50,6 @@ def test_a_full_disk_and_an_exception_on_one_rank(tmp_path):
 )
 def test_the_example(tmp_path, command, fault, lines):
     """Under each launcher; under ours it goes on after a rank was killed."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "SLURM_"))}
-    env |= {"PYTHONPATH": str(PROJECT), "RESILIENCE_FAULT": fault}
-    done = subprocess.run(
-        [sys.executable, *command, str(EXAMPLE), "--steps", "80"],
-        env=env,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout
+    output = output_of(tmp_path, *command, EXAMPLE, "--steps", 80, RESILIENCE_FAULT=fault)
     for line in lines:
-        assert line in done.stdout
+        assert line in output

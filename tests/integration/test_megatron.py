@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from adapter_frameworks import require
-from harness import PROJECT, SCRIPTS, job
+from harness import SCRIPTS, job
 from straggler_runs import enough, found_events, least_of
+from to_the_end import output_of
 
 EXAMPLE = SCRIPTS / "megatron_example.py"
 
@@ -129,24 +127,6 @@ def test_the_example_goes_on_after_a_crash(tmp_path):
 
 def test_the_example_runs_under_torchrun(tmp_path):
     """And finishes there, too."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "SLURM_"))}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            EXAMPLE,
-            "--steps",
-            "4",
-        ],
-        env=own | {"PYTHONPATH": str(PROJECT), "RESILIENCE_RUN_DIR": str(tmp_path / "run"), "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "rank 0 finished after step 4" in done.stdout
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    output = output_of(tmp_path, *launcher, EXAMPLE, "--steps", 4, RESILIENCE_RUN_DIR=str(tmp_path / "run"))
+    assert "rank 0 finished after step 4" in output

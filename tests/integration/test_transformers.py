@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 
-import attrs
 import pytest
 from adapter_frameworks import require
 from harness import PROJECT, job
+from to_the_end import Ended, ended
 
 pytestmark = pytest.mark.slow
 
@@ -25,17 +25,8 @@ def framework():
     require("transformers", "transformers accelerate")
 
 
-@attrs.frozen
-class Ended:
+class Trained(Ended):
     """What a run has left."""
-
-    code: int
-    run: object
-    screen: str
-
-    def told(self, name, attempt=0):
-        """Return what each rank has told under that name."""
-        return [json.loads(path.read_text()) for path in self.run.told(f"{name}-{attempt}-[0-9]")]
 
     def digest(self, attempt=0):
         """Return the digest of the weights that both ranks have ended with."""
@@ -49,10 +40,8 @@ class Ended:
 
 def end_of(folder, *args, **env):
     """Run the script on two ranks to its end."""
-    folder.mkdir(exist_ok=True)
-    command = ("--nproc-per-node", "2", "transformers_training.py", *_OPTIONS, *map(str, args))
-    with job(folder, *command, env=env) as run:
-        return Ended(run.finish(180.0), run, run.screen)
+    run = ended(folder, "transformers_training.py", *_OPTIONS, *args, **env)
+    return Trained(run.code, run.run, run.screen)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +78,7 @@ def test_killed_in_a_save_it_resumes_the_one_before(straight, tmp_path):
 
 def test_asked_to_leave_beside_transformers_own_handler(straight, tmp_path):
     """That one would save on one rank alone. What resumes ends with the weights of a training that never stopped."""
-    ended = end_of(tmp_path / "run", "--jit", RESILIENCE_FAULT="preempt:rank=1,step=100")
+    ended = end_of(tmp_path / "run", "--jit", "--asked-at", 101, RESILIENCE_FAULT="preempt:rank=1,step=100")
     assert ended.code == 75, ended.screen
     assert "enable_jit_checkpoint=True" in ended.screen
     [step] = {each["step"] for each in ended.told("step")}

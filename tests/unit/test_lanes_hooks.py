@@ -110,6 +110,66 @@ def test_a_fault_strikes_where_a_hook_begins(recording, monkeypatch):
     assert not block.begin(2)
 
 
+def test_a_heartbeat_that_hooks_begin_is_progress(recording):
+    """In the step that they name; one that is open already is another's to end."""
+    beat = lanes.find_own_beat("step")
+    assert beat.begin(1_000, 41)
+    assert not beat.begin(2_000, 42)
+    assert (recording.lane().step, recording.lane().step_is_global) == (41, True)
+    beat.end(4_000)
+    beat.end(5_000)
+    assert recording.harvest() == {"step": [3_000]}
+    assert recording.snapshot().first_beat_ns
+    with heartbeat():
+        assert not recording.lane().step_is_global
+
+
+def test_a_heartbeat_of_hooks_begins_the_deadlines_anew(recording):
+    """Behind a loop that has ended them."""
+    heartbeat.done()
+    lanes.find_own_beat("step").begin(1_000)
+    assert not recording.snapshot().done
+
+
+def test_a_heartbeat_that_the_script_enters_inside_keeps_its_levels(recording):
+    """Whichever ends first: both are closed behind the second."""
+    beat = lanes.find_own_beat("step")
+    beat.begin(1_000)
+    with heartbeat():
+        beat.end(2_000)
+        assert recording.stack() == ["step"]
+    assert recording.stack() == []
+    assert recording.snapshot().beats == 1
+    with heartbeat():
+        pass
+    assert recording.snapshot().beats == 2
+
+
+def test_a_forked_child_beats_nothing(recording):
+    """As with its blocks."""
+    beat = lanes.find_own_beat("step")
+    recording.recorder.orphan()
+    assert not beat.begin(1, 2)
+    beat.end(2)
+    assert recording.snapshot().beats == 0
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_a_fault_strikes_where_a_hook_begins_or_ends_a_heartbeat(recording, monkeypatch, where):
+    """In the step that it names, as of a `with` block."""
+    monkeypatch.setattr(faults, "_injector", faults.Injector())
+    faults.load(f"kill:how=exception,step=7,where={where}", 0, 0)
+    lanes.forget()
+    beat = lanes.find_own_beat("step")
+    begun = []
+    with pytest.raises(faults.InjectedError):
+        for step in range(6, 9):
+            beat.begin(1, step)
+            begun.append(step)
+            beat.end(2)
+    assert begun == ([6] if where == "inside" else [6, 7])
+
+
 def test_device_time_is_of_a_kind_of_its_own(recording, block):
     """Beside the section of the same name, and never open."""
     device = recording.recorder.on_device(block)

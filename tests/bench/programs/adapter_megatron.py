@@ -16,8 +16,10 @@ from paired import on_one_core, paired, tell
 from torch import nn
 
 from resilience_sdk.adapters import megatron
-from resilience_sdk.adapters.megatron.sections import SECTION_OF, spans
+from resilience_sdk.adapters.megatron.sections import NAMES, SECTION_OF
+from resilience_sdk.adapters.megatron.step import Span
 from resilience_sdk.adapters.megatron.timers import ObservingTimers
+from resilience_sdk.straggler.hooks import Guard
 
 MODEL = nn.Linear(16, 16)
 BATCH = torch.randn(8, 16)
@@ -61,9 +63,9 @@ class Sections:
 
     def __init__(self) -> None:
         self._plain = CONFIG.timers
-        found = spans()
+        found = {name: Span(name) for name in NAMES}
         heard = {timer: (found[name].begin, found[name].end) for timer, name in SECTION_OF.items()}
-        CONFIG.timers = ObservingTimers(self._plain, heard)
+        CONFIG.timers = ObservingTimers(self._plain, heard, Guard(_raise))
         optim = found["optim"]
 
         def step() -> None:
@@ -77,6 +79,10 @@ class Sections:
         """Be without them again."""
         CONFIG.timers = self._plain
         del OPTIMIZER.step
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 class Adapter:

@@ -11,7 +11,10 @@ import timeit
 from collections.abc import Callable
 from typing import Any
 
+from resilience_sdk.preemption import rank as listening
+
 _TURNS = 24
+_MOST_S = 10.0
 
 
 def paired(step: Callable[[], None], attach: Callable[[], Any], rounds: int, steps: int) -> dict[str, list[float]]:
@@ -20,6 +23,7 @@ def paired(step: Callable[[], None], attach: Callable[[], Any], rounds: int, ste
     In short turns, each compared with its neighbour, so that what else the machine does falls on both alike; of each
     round the median.
     """
+    _begin(step, attach)
     for _ in range(steps):
         step()
     result: dict[str, list[float]] = {"step": [], "added": []}
@@ -29,11 +33,24 @@ def paired(step: Callable[[], None], attach: Callable[[], Any], rounds: int, ste
             alone.append(_took(step, steps))
             handle = attach()
             step()
+            step()  # what saves looks at its directory between the first two
             watched.append(_took(step, steps))
             handle.detach()
         result["step"].append(statistics.median(alone))
         result["added"].append(statistics.median(more - less for more, less in zip(watched, alone, strict=True)))
     return result
+
+
+def _begin(step: Callable[[], None], attach: Callable[[], Any]) -> None:
+    """Have the recording begun, and its monitor: until it is there, each check for preemption looks for it."""
+    handle, until = attach(), time.monotonic() + _MOST_S
+    while time.monotonic() < until:
+        step()
+        listening.check()
+        if getattr(listening._me, "is_settled", True):
+            break
+        time.sleep(0.01)
+    handle.detach()
 
 
 def _took(step: Callable[[], None], steps: int) -> float:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 
-import attrs
 import pytest
 from adapter_frameworks import require
-from harness import job
+from to_the_end import ended
 
 from .table import ADAPTERS
 
@@ -27,28 +24,9 @@ HANG_S = 5.0
 RAISES_AT = 60
 
 
-@attrs.frozen
-class Ended:
-    """What a run left behind."""
-
-    code: int
-    run: object
-    screen: str
-
-    def told(self, name, attempt=0):
-        """Return what each rank has told under that name."""
-        return [json.loads(path.read_text()) for path in self.run.told(f"{name}-{attempt}-[0-9]")]
-
-
 def end_of(folder, adapter, *args, timeout_s=180.0, **env):
     """Run the adapter's script on two ranks to its end."""
-    folder.mkdir(exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        run = stack.enter_context(
-            job(folder, "--nproc-per-node", "2", f"adapter_{adapter.name}.py", *map(str, args), env=env)
-        )
-        code = run.finish(timeout_s)
-        return Ended(code, run, run.screen)
+    return ended(folder, f"adapter_{adapter.name}.py", *args, timeout_s=timeout_s, **env)
 
 
 @pytest.fixture(scope="module", params=ADAPTERS, ids=lambda adapter: adapter.name)

@@ -1,6 +1,6 @@
 """A script of NeMo's kind: its recipe of the straggler callback, a rehearsed fault, another signal; two ranks.
 
-The argument is the delay of the fault in seconds.
+The arguments are the delay of the fault in seconds, and `stops` where a straggler that is sure stops the job.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ fitting = trainer(
     devices=2,
     max_steps=1_000_000,
 )
-fitting.callbacks.append(straggler_det_callback(straggler_report_time_interval=2, stop_if_detected_straggler=False))
+fitting.callbacks.append(
+    straggler_det_callback(straggler_report_time_interval=2, stop_if_detected_straggler="stops" in sys.argv)
+)
 fitting.callbacks.append(PreemptionCallback(sig=signal.SIGUSR1))
 fitting.fit(Module(), loader(), ckpt_path="last")

@@ -6,6 +6,7 @@ import argparse
 import os
 import resource
 import signal
+import time
 from typing import Any
 
 import contract_script as contract
@@ -14,7 +15,7 @@ import transformers
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-from resilience_sdk import lanes
+from resilience_sdk import lanes, preemption
 from resilience_sdk.adapters.transformers import ResilienceCallback
 
 parser = argparse.ArgumentParser()
@@ -25,6 +26,7 @@ parser.add_argument("--jit", action="store_true", help="with Transformers' own c
 parser.add_argument("--fsdp", action="store_true", help="shard the model")
 parser.add_argument("--shard-on-cpu", action="store_true", help="and tell Accelerate that these are accelerators")
 parser.add_argument("--die-in-save", type=int, default=-1, help="rank 1 of the first attempt is killed in this save")
+parser.add_argument("--asked-at", type=int, default=-1, help="wait behind this step until the job is asked to leave")
 parser.add_argument("--no-room-at", type=int, default=-1, help="rank 0 has no room for this save")
 args = parser.parse_args()
 transformers.logging.set_verbosity_error()
@@ -32,6 +34,7 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 
 LENGTH, LETTERS = 8, 32
+ASKED_AT = args.asked_at
 text = torch.randint(LETTERS, (4096,), generator=torch.Generator().manual_seed(1))
 pieces = [{"input_ids": piece, "labels": piece} for piece in text.unfold(0, LENGTH, 4)]
 
@@ -58,7 +61,7 @@ class Trainer(transformers.Trainer):
 
 
 class Tells(transformers.TrainerCallback):
-    """Tells where an attempt begins, and each step."""
+    """Tells where an attempt begins, and each step; all ranks wait for the request to leave before they go on."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Tell where it begins."""
@@ -67,6 +70,8 @@ class Tells(transformers.TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Tell how many steps are complete."""
         contract.tell("step", step=state.global_step)
+        while state.global_step == ASKED_AT and preemption.time_left() is None:
+            time.sleep(0.01)
 
 
 config = transformers.GPT2Config(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import types
 
 import attrs
 import pytest
@@ -12,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk import straggler
-from resilience_sdk.adapters.accelerate import own_saves
 from resilience_sdk.adapters.accelerate.numbered import in_order, number_of, to_remove
-from resilience_sdk.adapters.accelerate.own_saves import UNFINISHED, OwnSaves, newest
+from resilience_sdk.adapters.accelerate.own_saves import newest
 from resilience_sdk.adapters.accelerate.prepared import find_prepared
-from resilience_sdk.adapters.accelerate.states import FILE, States, read_file
+from resilience_sdk.adapters.accelerate.states import FILE, read_file
 from resilience_sdk.adapters.accelerate.tracking import Tracking, plain
+from resilience_sdk.adapters.accelerate.whole import UNFINISHED
 from resilience_sdk.errors import CheckpointError, ConfigError
 from resilience_sdk.straggler.reports import Report
 
@@ -172,94 +170,6 @@ def test_a_loader_that_was_not_prepared_is_refused():
     weight = object()
     with pytest.raises(ConfigError, match="has returned"):
         find(Accelerator([Model((weight,))], [Optimizer((weight,))], [[1]]), loader=[1, 2])
-
-
-# -- the script's own saves
-
-
-class Saving:
-    """An accelerator of two ranks that writes as Accelerate does: the main process the model, each rank a file."""
-
-    distributed_type = "MULTI_CPU"
-    num_processes = 2
-    project_dir = None
-
-    def __init__(self, rank):
-        self.process_index = rank
-        self.is_main_process = self.is_local_main_process = rank == 0
-        self.project_configuration = types.SimpleNamespace(
-            automatic_checkpoint_naming=False, iteration=0, save_on_each_node=False, total_limit=None
-        )
-
-    def save_state(self, output_dir, **_options):
-        if self.is_main_process:
-            open(os.path.join(output_dir, "model"), "w").close()
-        open(os.path.join(output_dir, f"random_{self.process_index}"), "w").close()
-
-    def load_state(self, *_args): ...
-
-
-@pytest.fixture
-def saving_of(monkeypatch):
-    """Return what makes the saves of a rank, which may wait for nobody."""
-    monkeypatch.setattr(own_saves, "find_ranks", lambda: pytest.fail("it waits for the other rank"))
-
-    def saving_of(rank):
-        accelerator = Saving(rank)
-        return OwnSaves(accelerator, States(accelerator, lambda: {"step": 3}), lambda *_: None)
-
-    return saving_of
-
-
-def names_in(directory):
-    return sorted(path.name for path in directory.iterdir())
-
-
-WHOLE = ["model", "random_0", FILE]
-
-
-def test_the_main_process_may_save_alone(saving_of, tmp_path):
-    """As many scripts do where nothing is sharded: the other ranks are in the next step."""
-    saving_of(0).save_state(tmp_path / "a")
-    assert names_in(tmp_path / "a") == WHOLE
-    assert names_in(tmp_path) == ["a"]
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("before", ["nothing", "an empty one", "an older save"])
-def test_other_ranks_add_what_is_theirs(saving_of, tmp_path, order, before):
-    """Whoever comes first; until the main process has saved, it is not whole."""
-    target = tmp_path / "a"
-    if before != "nothing":
-        target.mkdir()
-    if before == "an older save":
-        (target / "model").write_text("old")
-    first, second = order
-    saving_of(first).save_state(target)
-    assert (target / UNFINISHED).exists() is (first == 1 and before != "an older save")
-    saving_of(second).save_state(target)
-    assert names_in(target) == ["model", "random_0", "random_1", FILE]
-    assert (target / "model").read_text() == ""
-    assert names_in(tmp_path) == ["a"]
-
-
-def test_a_directory_that_is_a_mount_is_saved_into(saving_of, tmp_path, monkeypatch):
-    """What is beside it is another file system, from which nothing can be renamed."""
-    target = tmp_path / "a"
-    target.mkdir()
-    monkeypatch.setattr(os.path, "ismount", lambda path: path == target)
-    places = []
-    plain = States.write
-    monkeypatch.setattr(States, "write", lambda *args, **options: places.append(args[1]) or plain(*args, **options))
-    saving_of(0).save_state(target)
-    assert [place.parent for place in places] == [target]
-    assert names_in(target) == WHOLE
-
-
-def test_no_directory_is_an_error(saving_of):
-    """It would be the one that the script was started in."""
-    with pytest.raises(CheckpointError, match="name the directory"):
-        saving_of(0).save_state()
 
 
 # -- what is journalled

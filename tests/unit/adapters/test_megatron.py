@@ -15,7 +15,7 @@ from resilience_sdk.adapters import megatron
 from resilience_sdk.adapters._base import StepBeat
 from resilience_sdk.adapters.megatron import attached, saving, surroundings
 from resilience_sdk.adapters.megatron.exits import meaning_of
-from resilience_sdk.adapters.megatron.sections import Span
+from resilience_sdk.adapters.megatron.step import Span
 from resilience_sdk.errors import CheckpointError, ConfigError
 
 
@@ -271,7 +271,7 @@ def test_a_hook_that_fails_is_said_and_the_loop_still_counts(recording, config, 
             raise OSError("no space")
 
     handle = megatron.attach(config, optimizer)
-    handle._beat = Broken()
+    handle.step_under_way.beat = Broken()
     for _ in range(2):
         forward_backward(config)
         optimizer.step()
@@ -367,10 +367,10 @@ def test_nested_begins_are_one_pass(recording):
     span.begin()
     span.begin()
     span.end()
-    assert span.is_open
+    assert span.depth == 1
     span.end()
     span.end()
-    assert (span.is_open, counts(recording)) == (False, {"fwd": 1})
+    assert (span.depth, counts(recording)) == (0, {"fwd": 1})
 
 
 def test_a_stage_is_a_role(monkeypatch):

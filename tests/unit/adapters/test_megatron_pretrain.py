@@ -13,6 +13,7 @@ from resilience_sdk.adapters.megatron import attached, surroundings
 from resilience_sdk.adapters.megatron.client import MonitorClient
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.session import ending
+from resilience_sdk.straggler.hooks import Guard
 
 
 def forward_step(data_iterator, model):
@@ -188,7 +189,7 @@ def test_what_is_no_pretrain_is_an_error(given):
 def test_the_client_knows_a_save_in_the_background_from_a_save(recording):
     """Looking at the former takes no time in most steps, so it teaches nothing of how long a save takes."""
     handle = attached.Attached()
-    client = MonitorClient(handle.begin_step, handle.spans)
+    client = MonitorClient(handle.step_under_way.begin, handle.spans, handle.guard)
     client.start_section("checkpointing")
     client.end_section("checkpointing")
     handle.spans["checkpoint"].begin()
@@ -200,7 +201,7 @@ def test_the_client_knows_a_save_in_the_background_from_a_save(recording):
 
 def test_the_client_answers_all_that_megatron_asks(recording):
     """Where `--calc-ft-timeouts` is on, too."""
-    client = MonitorClient(lambda: None, {})
+    client = MonitorClient(lambda: None, {}, Guard(lambda error: None))
     client.init_workload_monitoring(num_warmup_iters=5)
     client.load_state_dict({"a": 1})
     client.calculate_and_set_section_timeouts(selected_sections=["step"], calc_out_of_section=False)

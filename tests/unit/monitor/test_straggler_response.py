@@ -9,6 +9,7 @@ from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.incidents.report import render_markdown
 from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.monitor.straggler_response import StragglerResponse
+from resilience_sdk.straggler.published import note_logging, note_no_logging, read_report
 from resilience_sdk.straggler.reports import ReportMaker
 from resilience_sdk.straggler.scores import Medians
 from resilience_sdk.straggler.verdicts import Change, Verdict
@@ -123,6 +124,20 @@ def test_the_scores_are_printed_once_for_each_who_is_slow(case, capsys):
     assert "Section fwd relative performance:" in printed(case, capsys, report_on(2))
     events = [event for event in read_journal(case.run_dir / "journal").events if event.get("what") == "report"]
     assert [len(event["stragglers"]) for event in events] == [1, 1, 2, 1, 2, 0, 1, 1]
+
+
+def test_what_a_rank_logs_is_not_printed_too(case, capsys):
+    """As long as it does, and in no other attempt or job; it is journalled and published all the same."""
+    note_logging(case.run_dir, "j", 1)
+    assert printed(case, capsys, report_on(1)), "of another attempt"
+    case.response.begin(1)
+    assert printed(case, capsys, report_on(1)) == []
+    assert read_report(case.run_dir).stragglers[0].rank == 1
+    note_logging(case.run_dir, "another job", 1)
+    assert printed(case, capsys, report_on(1))
+    note_logging(case.run_dir, "j", 1)
+    note_no_logging(case.run_dir)
+    assert printed(case, capsys, report_on(1))
 
 
 def test_with_no_scores_to_print_only_who_is_slow_is_told(case, capsys):

@@ -1,0 +1,195 @@
+"""The script's own saves with Accelerate: whole or not at all, and no rank waits for one that cannot come."""
+
+from __future__ import annotations
+
+import errno
+import os
+import types
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from resilience_sdk.adapters.accelerate import own_saves, whole
+from resilience_sdk.adapters.accelerate.own_saves import OwnSaves
+from resilience_sdk.adapters.accelerate.states import FILE, States
+from resilience_sdk.adapters.accelerate.whole import UNFINISHED
+from resilience_sdk.errors import CheckpointError
+
+
+class Saving:
+    """An accelerator of two ranks that writes as Accelerate does: the main process the model, each rank a file."""
+
+    distributed_type = "MULTI_CPU"
+    num_processes = 2
+    project_dir = None
+
+    def __init__(self, rank):
+        self.process_index = rank
+        self.is_main_process = self.is_local_main_process = rank == 0
+        self.project_configuration = types.SimpleNamespace(
+            automatic_checkpoint_naming=False, iteration=0, save_on_each_node=False, total_limit=None
+        )
+
+    def save_state(self, output_dir, **_options):
+        if self.is_main_process:
+            open(os.path.join(output_dir, "model"), "w").close()
+        open(os.path.join(output_dir, f"random_{self.process_index}"), "w").close()
+
+    def load_state(self, *_args): ...
+
+
+@pytest.fixture
+def saving_of(monkeypatch):
+    """Return what makes the saves of a rank, which may wait for nobody."""
+    monkeypatch.setattr(own_saves, "find_ranks", lambda: pytest.fail("it waits for the other rank"))
+
+    def saving_of(rank):
+        accelerator = Saving(rank)
+        return OwnSaves(accelerator, States(accelerator, lambda: {"step": 3}), lambda *_: None)
+
+    return saving_of
+
+
+def names_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+WHOLE = ["model", "random_0", FILE]
+
+
+def test_the_main_process_may_save_alone(saving_of, tmp_path):
+    """As many scripts do where nothing is sharded: the other ranks are in the next step."""
+    saving_of(0).save_state(tmp_path / "a")
+    assert names_in(tmp_path / "a") == WHOLE
+    assert names_in(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("before", ["nothing", "an empty one", "an older save"])
+def test_other_ranks_add_what_is_theirs(saving_of, tmp_path, order, before):
+    """Whoever comes first; until the main process has saved, it is not whole."""
+    target = tmp_path / "a"
+    if before != "nothing":
+        target.mkdir()
+    if before == "an older save":
+        (target / "model").write_text("old")
+    first, second = order
+    saving_of(first).save_state(target)
+    assert (target / UNFINISHED).exists() is (first == 1 and before != "an older save")
+    saving_of(second).save_state(target)
+    assert names_in(target) == ["model", "random_0", "random_1", FILE]
+    assert (target / "model").read_text() == ""
+    assert names_in(tmp_path) == ["a"]
+
+
+def test_a_directory_that_is_a_mount_is_saved_into(saving_of, tmp_path, monkeypatch):
+    """What is beside it is another file system, from which nothing can be renamed."""
+    target = tmp_path / "a"
+    target.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == target)
+    places = []
+    plain = States.write
+    monkeypatch.setattr(States, "write", lambda *args, **options: places.append(args[1]) or plain(*args, **options))
+    saving_of(0).save_state(target)
+    assert [place.parent for place in places] == [target]
+    assert names_in(target) == WHOLE
+
+
+@pytest.fixture
+def numbered(monkeypatch, tmp_path):
+    """Return the numbered saves of the first of two ranks; `numbered.errors`: what the other one tells, in turn."""
+    accelerator = Saving(0)
+    accelerator.project_dir, accelerator.save_iteration = str(tmp_path), 0
+    accelerator.project_configuration.automatic_checkpoint_naming = True
+    accelerator.loaded = []
+    accelerator.errors = []
+    accelerator.load_state = accelerator.loaded.append
+
+    class Told:
+        rank, size = 0, 2
+
+        def gather(self, mine):
+            return [mine, accelerator.errors.pop(0) if accelerator.errors else None]
+
+        def broadcast(self, message):
+            return message
+
+    monkeypatch.setattr(own_saves, "find_ranks", Told)
+    states = States(accelerator, lambda: {"step": 3})
+    accelerator.own = OwnSaves(accelerator, states, lambda place, _saved: states.load(place))
+    return accelerator
+
+
+def test_a_rank_that_cannot_read_keeps_all_from_loading(numbered, tmp_path):
+    """What is loaded may be sharded, so the others would wait in it."""
+    numbered.save_state()
+    for errors in (["no access"], [None, "no access"]):
+        numbered.errors = errors
+        with pytest.raises(CheckpointError, match="rank 1: no access"):
+            numbered.load_state()
+    assert numbered.loaded == []
+    numbered.load_state()
+    assert numbered.loaded == [str(tmp_path / "checkpoints" / "checkpoint_0")]
+
+
+def test_the_other_ranks_hear_of_a_directory_that_the_first_cannot_list(numbered, tmp_path):
+    """They would wait for the name of the newest one."""
+    told = []
+    numbered.errors = types.SimpleNamespace(pop=lambda _: told.append(1))
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(CheckpointError, match="rank 0: Permission denied"):
+        patch.setattr(os, "listdir", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied", path)))
+        numbered.load_state()
+    assert told == [1]
+
+
+def test_numbered_directories_on_a_disk_of_their_own_are_written_there(numbered, tmp_path, monkeypatch):
+    """From another file system nothing can be renamed."""
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    with TemporaryDirectory(dir=other) as disk:
+        (tmp_path / "checkpoints").symlink_to(disk)
+        places = []
+        plain = States.write
+        monkeypatch.setattr(States, "write", lambda *args, **options: places.append(args[1]) or plain(*args, **options))
+        numbered.save_state()
+        assert [place.parent for place in places] == [tmp_path / "checkpoints"]
+        assert names_in(Path(disk)) == ["checkpoint_0"]
+        assert names_in(Path(disk, "checkpoint_0")) == WHOLE
+
+
+@pytest.mark.parametrize("has_target", [False, True])
+def test_a_border_that_looks_like_none_is_copied_over(saving_of, tmp_path, monkeypatch, has_target):
+    """A part of a disk can be mounted in the same disk."""
+    target = tmp_path / "there" / "a"
+    (target if has_target else target.parent).mkdir(parents=True)
+    plain = Path.rename
+
+    def rename(path, place):
+        if (target if has_target else target.parent) in {*path.parents} ^ {*Path(place).parents}:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return plain(path, place)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(whole, "place_beside", lambda *_, **__: tmp_path)
+    saving_of(0).save_state(target)
+    assert names_in(target) == WHOLE
+    assert names_in(tmp_path) == ["there"]
+    assert names_in(target.parent) == ["a"]
+
+
+def test_methods_that_somebody_has_put_there_before_are_given_back(numbered):
+    """They stand on the object itself, as ours do meanwhile."""
+    numbered.own.restore()
+    assert "save_state" not in vars(numbered)
+    assert numbered.load_state == numbered.loaded.append
+    numbered.own.restore()
+    assert numbered.load_state == numbered.loaded.append
+
+
+def test_no_directory_is_an_error(saving_of):
+    """It would be the one that the script was started in."""
+    with pytest.raises(CheckpointError, match="name the directory"):
+        saving_of(0).save_state()
