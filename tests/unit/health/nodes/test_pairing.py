@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from resilience_sdk.health.nodes.pairing import MOST_ROUNDS, Trial, judge, next_pairs, usual_seconds
 
-SOUND_S, RATE = 0.02, 50.0
+SOUND_S, RATE = 0.1, 50.0
 
 
 def play(count, *, cut=(), slow=(), lame=(), noise=lambda: 1.0, limit=MOST_ROUNDS):
@@ -103,6 +103,13 @@ def test_a_way_between_two_sound_nodes():
     standing = judge(range(4), trials)
     assert (standing.bad, standing.open, standing.ways) == (set(), set(), ((0, 1),))
     assert not next_pairs(range(4), trials)
+
+
+def test_what_a_busy_machine_adds_is_not_taken_for_a_slow_node():
+    """Seen between three sound nodes on a machine with four tasks for each processor."""
+    trials = [Trial(0, (0, 1), 0.0075), Trial(1, (0, 2), 0.0187), Trial(2, (1, 2), 0.0187)]
+    standing = judge(range(3), trials)
+    assert (standing.bad, standing.cleared) == (set(), {0, 1, 2})
 
 
 def test_one_slow_trial_is_no_slow_node():
