@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from resilience_sdk._version import __version__
 
 if TYPE_CHECKING:
-    from resilience_sdk import adapters, attribution, checkpoint, faults, numerics, preemption, straggler
+    from resilience_sdk import adapters, attribution, checkpoint, faults, health, numerics, preemption, straggler
     from resilience_sdk.errors import (
         CheckpointError,
         ConfigError,
@@ -51,6 +51,7 @@ _PUBLIC = {
     "checkpoint": ("checkpoint", ""),
     "current_run": ("session.run", "current_run"),
     "faults": ("faults", ""),
+    "health": ("health", ""),
     "heartbeat": ("heartbeats", "heartbeat"),
     "numerics": ("numerics", ""),
     "preemption": ("preemption", ""),
@@ -75,6 +76,7 @@ __all__ = [
     "checkpoint",
     "current_run",
     "faults",
+    "health",
     "heartbeat",
     "numerics",
     "preemption",

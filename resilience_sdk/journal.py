@@ -7,6 +7,7 @@ leaves at most one torn last line, which readers skip and count.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -24,7 +25,8 @@ from resilience_sdk.whole_file import share_like_directory
 
 VERSION = 1
 
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
+# Whoever knows the address of a webhook may post to it.
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|WEBHOOK.URL", re.IGNORECASE)
 _TOKENIZER = re.compile(r"tokeniz(er|ed|ing|ation)?", re.IGNORECASE)
 _COUNTED_NAME = re.compile(r"tokens|passes", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?P<head>[a-z][a-z0-9+.-]*://[^/\s:@]*:)[^@/\s]+@", re.IGNORECASE)
@@ -50,12 +52,13 @@ class Journal:
         clock: Clock | None = None,
     ) -> None:
         """Open (lazily) `directory/<host>-<writer>-<pid>.jsonl`; `writer` is e.g. `launcher`, `monitor`, `rank3`."""
-        self.path = directory / f"{_file_safe(host)}-{writer}-{os.getpid()}.jsonl"
+        self.path = directory / f"{file_prefix(host)}{writer}-{os.getpid()}.jsonl"
         self.attempt = attempt
         self.rank = rank
         self._identity = {"host": host, "boot_id": boot_id, "job": job}
         self._clock = clock or SystemClock()
         self._fd: int | None = None
+        self._is_torn = False
         self._lock = threading.Lock()
 
     def emit(self, event: Event, *, step: int | None = None, attempt: int | None = None, **fields: Any) -> None:
@@ -81,7 +84,11 @@ class Journal:
                         0o600,
                     )
                     share_like_directory(self._fd, self.path.parent)
-                os.write(self._fd, data)
+                # What a full disk has cut off must not take the next line with it.
+                data = b"\n" + data if self._is_torn else data
+                self._is_torn = os.write(self._fd, data) < len(data)
+                if self._is_torn:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except (OSError, ValueError, TypeError) as error:
             say_once(
                 f"journal:{self.path}",
@@ -173,7 +180,7 @@ def read_journal(directory: Path, since: Mapping[str, int] | None = None) -> Jou
             offset = known.get(path.name, 0)
             data = _read_from(path, offset)
             read_to[path.name] = offset + data.rfind(b"\n") + 1
-            for event in _parse_lines(data):
+            for event in parse_lines(data):
                 if event is None:
                     torn += 1
                 else:
@@ -190,7 +197,8 @@ def _read_from(path: Path, offset: int) -> bytes:
         return file.read()
 
 
-def _parse_lines(data: bytes) -> Iterator[dict[str, Any] | None]:
+def parse_lines(data: bytes) -> Iterator[dict[str, Any] | None]:
+    """Yield the event of each line, None for one that cannot be read."""
     for line in data.splitlines():
         if not line.strip():
             continue
@@ -208,5 +216,6 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
 
 
-def _file_safe(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", text)
+def file_prefix(host: str) -> str:
+    """Return how the names of a host's journal files begin; another host's may begin alike, the events tell."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", host) + "-"

@@ -15,6 +15,7 @@ PACKAGE = ROOT / "resilience_sdk"
 FLOORS: dict[int, set[str]] = {
     0: {
         "_version",
+        "cgroups",
         "clock",
         "console",
         "environ",
@@ -23,6 +24,7 @@ FLOORS: dict[int, set[str]] = {
         "faults",
         "file_lock",
         "hostinfo",
+        "kernel_files",
         "settings",
         "short_names",
         "whole_file",
@@ -31,13 +33,15 @@ FLOORS: dict[int, set[str]] = {
     1: {"incidents", "job_config", "journal", "lease", "outcome", "rank_page", "run_directory"},
     2: {"attribution", "checkpoint", "hang", "heartbeats", "lanes", "numerics", "preemption", "straggler"},
     3: {"monitor", "session"},
-    4: {"launcher"},
+    4: {"health", "launcher", "telemetry"},
     5: {"__main__", "adapters", "auto", "cli", "demo"},
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 # Same floor, and meant: (importer, imported)
 NEIGHBOURS = {
-    ("environ", "errors"), ("settings", "environ"), ("settings", "errors"), ("settings", "console"),
+    ("cgroups", "kernel_files"),
+    ("environ", "errors"), ("settings", "environ"), ("settings", "events"), ("settings", "errors"),
+    ("settings", "console"),
     ("faults", "console"), ("faults", "errors"), ("console", "errors"),
     ("lease", "run_directory"), ("incidents", "journal"),
     ("heartbeats", "lanes"), ("straggler", "lanes"), ("checkpoint", "straggler"), ("checkpoint", "lanes"),

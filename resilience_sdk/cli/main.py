@@ -48,6 +48,9 @@ COMMANDS = {
     "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
     "diagnose": Command("resilience_sdk.cli.diagnose", "cause, culprit and next action from a log alone"),
     "outcome": Command("resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory"),
+    "doctor": Command(
+        "resilience_sdk.cli.doctor", "what will work on this machine and what will not, each with its cure"
+    ),
     "slurm": Command("resilience_sdk.cli.slurm", "print a batch script for Slurm, with signal, requeue and resume"),
     "demo": Command(
         "resilience_sdk.demo",

@@ -28,7 +28,8 @@ _VERDICT_S = 10.0  # for the launcher to write incident and outcome after its ra
 # Options of `resilience run` without a value. Its own parser would load torch; a test compares.
 FLAGS = frozenset(
     (
-        *("-h", "--help", "-m", "--module", "--fresh", "--no-python", "--run-path", "--standalone"),
+        *("-h", "--help", "-m", "--module", "--fresh", "--no-python", "--preflight", "--run-path"),
+        "--standalone",
         *("--checkpoint-async", "--no-checkpoint-async", "--group-readable", "--no-group-readable"),
         *("--stop-if-detected", "--no-stop-if-detected", "--virtual-local-rank"),
         *("--straggler-detection", "--no-straggler-detection"),

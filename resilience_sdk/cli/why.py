@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from resilience_sdk.cli.checkpoint_notes import find_notes, render_notes
 from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser, when
+from resilience_sdk.cli.health_signs import find_signs, render_signs
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.incidents import Culprit, Incident, IncidentStore, count_words
 from resilience_sdk.incidents.report import compact_ranks, headline
@@ -25,15 +26,18 @@ def main(argv: Sequence[str]) -> int:
     run_dir = open_run_dir(options.run_dir)
     incidents = _chosen(_read(run_dir), options.incident, last=options.last)
     is_part = options.last or options.incident is not None
-    notes = [] if is_part else find_notes(read_journal(run_dir.journal).events)
+    events = read_journal(run_dir.journal).events
+    notes = [] if is_part else find_notes(events)
     if options.json:
         checkpoints = {"checkpoints": notes} if notes else {}
-        print_json({"incidents": [incident.to_json() for incident in incidents], **checkpoints})
+        signs = find_signs(incidents, events)
+        health = {"health": signs} if signs else {}
+        print_json({"incidents": [incident.to_json() for incident in incidents], **checkpoints, **health})
         return 0
     if not incidents:
         print_lines([f"no incident in {run_dir.path}"])
     for number, incident in enumerate(incidents):
-        print_lines(([""] if number else []) + render(incident, str(run_dir.incidents)))
+        print_lines(([""] if number else []) + render(incident, str(run_dir.incidents), render_signs(incident, events)))
     if notes:
         print_lines(["", *render_notes(notes)])
     return 0
@@ -64,8 +68,11 @@ def _number(text: str | None) -> int | None:
     return int(digits) if digits.isdecimal() and digits.isascii() else None
 
 
-def render(incident: Incident, directory: str) -> list[str]:
-    """Return one incident as lines for a terminal; everything that a job wrote is flattened to one line."""
+def render(incident: Incident, directory: str, signs: Sequence[str] = ()) -> list[str]:
+    """Return one incident as lines for a terminal; everything that a job wrote is flattened to one line.
+
+    `signs` are lines of what was wrong with the nodes' health around it.
+    """
     lines = [f"{one_line(incident.id or '?')}  {_one_line_headline(incident)}"]
     latency = incident.detection_latency_s
     after = "" if latency is None else f", {latency:.1f} s after it happened"
@@ -83,6 +90,7 @@ def render(incident: Incident, directory: str) -> list[str]:
     cause = f"{one_line(incident.cause or 'unknown')} ({one_line(incident.category or 'unknown')})"
     lines.append(f"  cause       {cause}{confidence}")
     lines += [f"  evidence    {one_line(e.source)}: {one_line(e.text)}" for e in incident.observed]
+    lines += signs
     lines.append(f"  action      {one_line(incident.action or 'unknown')}")
     lines += [f"  to do       {one_line(incident.advice)}"] if incident.advice else []
     lines.append(f"  recovered   {_recovery(incident)}")

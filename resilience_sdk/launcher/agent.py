@@ -11,6 +11,7 @@ import contextlib
 import copy
 import dataclasses
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -65,12 +66,14 @@ class Agent(LocalElasticAgent):
         starter: WorkerStarter,
         *,
         local: bool = False,
+        preflight: bool = False,
         note_lost: Callable[[str], None] = lambda _: None,
         job_is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the agent for torch's `LaunchConfig`; no rank is started yet.
 
         `local`: one node and no rendezvous given, so none is held. Otherwise the first `meet` connects to it.
+        `preflight`: this node asks the others for a preflight across nodes, see `preflight_nodes`.
         `note_lost` is told why the store of the rendezvous does not answer, when that is said; it is not waited for
         once `job_is_over`: it may have been with the node that ended the job.
         """
@@ -84,6 +87,9 @@ class Agent(LocalElasticAgent):
         )
         self._config = config
         self._job_is_over = job_is_over
+        self._preflight = preflight
+        self.cleared = False
+        """Whether this node has been through a preflight across nodes."""
         self._logs = logs
         self._starter = starter
         self._quiet_events = getattr(config, "event_log_handler", "null") == "null"
@@ -195,7 +201,8 @@ class Agent(LocalElasticAgent):
     def _meet(self, group: WorkerGroup, attempt: int) -> _Met:
         try:
             self._rendezvous(group)
-            me = Peer(host_name(), tuple(worker.global_rank for worker in group.workers))
+            ranks = tuple(worker.global_rank for worker in group.workers)
+            me = Peer(host_name(), ranks, uuid.uuid4().hex if self._preflight else "", self.cleared)
             nodes = int(group.group_world_size or 1)
             attempt, peers = introduce(group.store, int(group.group_rank or 0), nodes, attempt, me)
         except DistStoreError as error:

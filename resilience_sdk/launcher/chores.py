@@ -9,20 +9,22 @@ from pathlib import Path
 from resilience_sdk.console import say_once
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
+from resilience_sdk.launcher.beside import Beside
 from resilience_sdk.lease import RENEW_INTERVAL_S, Lease
 from resilience_sdk.monitor.spawn import MonitorWatch
 
-_MONITOR_EVERY_S = 1.0
+_LOOK_EVERY_S = 1.0
 
 
 class Chores:
-    """What has to be done now and then while ranks run: the lease, and a living monitor."""
+    """What has to be done now and then while ranks run: the lease, a living monitor, and what runs beside the ranks."""
 
-    def __init__(self, lease: Lease, journal: Journal, pages: Path | None) -> None:
-        """Renew `lease` from now on; with `pages`, each call sees to the monitor that watches them."""
+    def __init__(self, lease: Lease, journal: Journal, pages: Path | None, beside: Beside) -> None:
+        """Renew `lease` from now on; each call sees to `beside`, and to the monitor that watches `pages`."""
         self._lease = lease
         self._journal = journal
         self._monitor = None if pages is None else MonitorWatch(pages)
+        self._beside = beside
         self._looked: float | None = None
         self._over = threading.Event()
         # A thread, because the main one may wait for minutes: for other nodes, or for ranks that save and leave.
@@ -41,12 +43,15 @@ class Chores:
                 say_once("lease-lost", f"another job took {place} over; both write there now")
 
     def __call__(self) -> None:
-        """See to the monitor. Main thread."""
+        """See to all of our processes. Main thread."""
         now = time.monotonic()
-        if self._monitor is not None and (self._looked is None or now - self._looked >= _MONITOR_EVERY_S):
-            self._looked = now
+        if self._looked is not None and now - self._looked < _LOOK_EVERY_S:
+            return
+        self._looked = now
+        if self._monitor is not None:
             try:
                 self._monitor.keep_alive()
             except Exception as error:  # noqa: BLE001 - without a monitor the ranks run all the same
                 if say_once("monitor", f"the monitor cannot be started, hangs are not detected: {error}"):
                     self._journal.emit(Event.DEGRADED, what="monitor", why=str(error))
+        self._beside.keep_alive()

@@ -80,10 +80,12 @@ class Job:
         chores: Callable[[], None],
         error_files: Callable[[], dict[int, str]],
         log_files: Callable[[], dict[int, tuple[str, ...]]],
+        nodes_are_ready: Callable[[], bool | Decision] = lambda: True,
     ) -> None:
         """Run attempts with `agent`; `chores` keeps lease and monitor alive; `error_files` are torch's.
 
-        `log_files`: what each local rank writes into, where that is a file of its own.
+        `log_files`: what each local rank writes into, where that is a file of its own. `nodes_are_ready` is asked
+        whenever nodes have met: False to meet again, a decision that ends the job here.
         """
         self._agent = agent
         self._key = key
@@ -95,6 +97,7 @@ class Job:
         self._chores = chores
         self._error_files = error_files
         self._log_files = log_files
+        self._nodes_are_ready = nodes_are_ready
         self._relay = NodeRelay(files.directory, journal)
         self._reporter = Reporter(run_dir, journal, self._relay, term_grace_s=settings.term_grace)
         self._history: list[AttemptEnd] = []
@@ -136,12 +139,15 @@ class Job:
         try:
             with self._inbox.raising():
                 self._number = self._agent.meet(self._number)
+            ready = self._nodes_are_ready()
         except LeaveRequested:
             return self._left_before_start(newest_checkpoint(self._run_dir))
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - elastic's many kinds: timeouts, refusals, closed by others
             return self._never_met(error)
+        if ready is not True:
+            return ready or None
         witness = Witness.begin(self._run_dir)
         try:
             attempt = self._start()

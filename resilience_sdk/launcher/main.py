@@ -20,6 +20,7 @@ from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import boot_id, host_name, process_is_gone, process_start_ticks
 from resilience_sdk.job_config import JobConfig, agree
 from resilience_sdk.journal import Journal, redact_argv
+from resilience_sdk.launcher.beside import Beside
 from resilience_sdk.launcher.chores import Chores
 from resilience_sdk.launcher.closing import closing_lines, leaving_lines, may_wrap, read_exit_code
 from resilience_sdk.launcher.decision import Decision
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from resilience_sdk.launcher.attempt_files import AttemptFiles
     from resilience_sdk.launcher.job import JobEnd
     from resilience_sdk.launcher.options import Options
+    from resilience_sdk.launcher.preflight import Look
     from resilience_sdk.launcher.signals import SignalInbox
 
 EXIT_USAGE = 2
@@ -165,18 +167,22 @@ class _Launch:
         starter = WorkerStarter(options.script, start_method=options.start_method)
         pages = self._pages()
         files = AttemptFiles(pages)
+        beside = Beside(self.run_dir.path, self.key, options.settings, files.directory, self.journal)
         try:
-            job_end = self._run_job(starter, files)
+            job_end = self._run_job(starter, files, beside)
         finally:
             starter.close()
             _take_down(files)
+            beside.close()  # last: now everything is in the journal
         return self._finish(job_end)
 
-    def _run_job(self, starter: object, files: AttemptFiles) -> JobEnd:
+    def _run_job(self, starter: object, files: AttemptFiles, beside: Beside) -> JobEnd:
         from resilience_sdk.launcher import env
         from resilience_sdk.launcher.agent import Agent
         from resilience_sdk.launcher.job import Job
-        from resilience_sdk.launcher.options import launch_config
+        from resilience_sdk.launcher.options import launch_config, least_nodes
+        from resilience_sdk.launcher.preflight import Look
+        from resilience_sdk.launcher.preflight_nodes import NodesPreflight
         from resilience_sdk.launcher.starter import WorkerStarter
 
         assert isinstance(starter, WorkerStarter)
@@ -191,6 +197,11 @@ class _Launch:
         )
         starter.prepare({**environ.environment(), **variables})
         self._announce(files)
+        look = self._preflight(int(config.nproc_per_node), beside) if options.preflight else Look()
+        if look.refused is not None and not look.tells_others:
+            if not look.refused.decision.others_go_on:
+                self._write_outcome(look.refused, first_node=True)
+            return look.refused
         logs = env.RankLogs(config.logs_specs, variables)
         agent = Agent(
             config,
@@ -198,10 +209,11 @@ class _Launch:
             logs,
             starter,
             local=options.local,
+            preflight=options.preflight,
             note_lost=lambda why: self.journal.emit(Event.DEGRADED, what="rendezvous", why=why),
             job_is_over=lambda: read_exit_code(self.run_dir.outcome, self.key) is not None,
         )
-        chores = Chores(self.lease, self.journal, files.directory)
+        chores = Chores(self.lease, self.journal, files.directory, beside)
         job = Job(
             agent,
             key=self.key,
@@ -213,10 +225,13 @@ class _Launch:
             chores=chores,
             error_files=lambda: logs.error_files,
             log_files=lambda: logs.log_files,
+            nodes_are_ready=NodesPreflight(agent, look, least_nodes(options.elastic), self.inbox, self.journal),
         )
         end: JobEnd | None = None
         try:
             end = job.run()
+            if look.refused is not None and end.decision.verdict is Verdict.GIVE_UP:
+                end = look.refused  # the others never came to hear of it
             if end.decision.verdict is Verdict.FINISHED and not agent.all_nodes_finished():
                 end = attrs.evolve(end, decision=_UNSURE)
             if not end.decision.others_go_on and not end.decision.elsewhere:
@@ -226,6 +241,17 @@ class _Launch:
             chores.close()
             # Other nodes learn from the closed rendezvous that the job is over, and read the outcome.
             agent.leave(closed=end is not None and end.decision.ends_the_job)
+
+    def _preflight(self, local_ranks: int, beside: Beside) -> Look:
+        """Look at this node."""
+        from resilience_sdk.launcher.preflight import preflight
+
+        beside.keep_alive()  # the sinks are told of a job that is refused, too
+        chores = Chores(self.lease, self.journal, None, beside)  # it may take minutes, and a lease lasts for one
+        try:
+            return preflight(self.options, self.run_dir, local_ranks, self.inbox, self.journal)
+        finally:
+            chores.close()
 
     def _pages(self) -> Path | None:
         from resilience_sdk.launcher import env

@@ -43,6 +43,7 @@ class Options:
     settings: Settings
     script: Script
     fresh: bool
+    preflight: bool
     start_method: StartMethod
     local: bool  # one node and no rendezvous given
     argv: tuple[str, ...]
@@ -101,7 +102,9 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
     start_method = _start_method(namespace.start_method)
     local = _settle_rendezvous(namespace)
     _settle_for_elastic(namespace, settings)
-    options = Options(namespace, settings, script, bool(namespace.fresh), start_method, local, tuple(argv))
+    options = Options(
+        namespace, settings, script, bool(namespace.fresh), bool(namespace.preflight), start_method, local, tuple(argv)
+    )
     _settle_threads(options, env)
     launch_config(options, os.devnull)  # finds what torchrun would refuse
     return options
@@ -150,13 +153,22 @@ def _without_run_dir(words: Iterable[str]) -> list[str]:
 
 def most_nodes(args: argparse.Namespace) -> int:
     """Return how many nodes there may be at most; raises ConfigError for a bad `--nnodes`."""
+    return _nodes(args)[1]
+
+
+def least_nodes(args: argparse.Namespace) -> int:
+    """Return how many nodes there must be at least; raises ConfigError for a bad `--nnodes`."""
+    return _nodes(args)[0]
+
+
+def _nodes(args: argparse.Namespace) -> tuple[int, int]:
     from torch.distributed.run import parse_min_max_nnodes
 
     try:
-        _, most = parse_min_max_nnodes(args.nnodes)
+        least, most = parse_min_max_nnodes(args.nnodes)
     except (RuntimeError, ValueError):
         raise ConfigError(f"--nnodes {args.nnodes!r} is neither N nor MIN:MAX") from None
-    return int(most)
+    return int(least), int(most)
 
 
 def known_options() -> dict[str, bool]:
@@ -190,6 +202,12 @@ def _parser() -> argparse.ArgumentParser:
         "--fresh",
         action="store_true",
         help="start over: what is in the run directory is moved aside, nothing is deleted",
+    )
+    group.add_argument(
+        "--preflight",
+        action="store_true",
+        help="look at this node first, as `resilience doctor --compute` does, and leave where a job cannot start; "
+        "several nodes then try one another in pairs",
     )
     group.add_argument(
         "--accelerate-config",

@@ -18,10 +18,16 @@ class NodeMissingError(Exception):
 
 @attrs.frozen
 class Peer:
-    """A node of an attempt: how it is called, and its global ranks."""
+    """A node of an attempt: how it is called, and its global ranks.
+
+    `preflight` is a name of its own for this meeting where the node asks for a preflight across nodes, else empty;
+    `cleared` tells that it has been through one.
+    """
 
     name: str
     ranks: tuple[int, ...]
+    preflight: str = ""
+    cleared: bool = False
 
 
 def introduce(store: Any, node: int, nodes: int, attempt: int, me: Peer) -> tuple[int, tuple[Peer, ...]]:
@@ -34,16 +40,21 @@ def introduce(store: Any, node: int, nodes: int, attempt: int, me: Peer) -> tupl
     if nodes == 1:
         return attempt, (me,)
     keys = [f"{_KEY}/{number}" for number in range(nodes)]
-    store.set(keys[node], json.dumps([attempt, me.name, me.ranks]))
+    store.set(keys[node], json.dumps([attempt, me.name, me.ranks, me.preflight, me.cleared]))
     try:
         store.wait(keys, timedelta(seconds=_INTRODUCE_S))
     except RuntimeError:
         missing = ", ".join(str(number) for number, key in enumerate(keys) if not store.check([key]))
         raise NodeMissingError(f"node {missing} of {nodes} came to the rendezvous and then said nothing") from None
     words = [json.loads(store.get(key)) for key in keys]
-    names = [str(name) for _, name, _ in words]
+    names = [str(name) for _, name, *_ in words]
     peers = tuple(
-        Peer(name if names.count(name) == 1 else f"{name}#{number}", tuple(map(int, ranks)))
-        for number, (_, name, ranks) in enumerate(words)
+        Peer(
+            name if names.count(name) == 1 else f"{name}#{number}",
+            tuple(map(int, ranks)),
+            str(preflight),
+            bool(cleared),
+        )
+        for number, (_, name, ranks, preflight, cleared) in enumerate(words)
     )
-    return max(int(number) for number, _, _ in words), peers
+    return max(int(number) for number, *_ in words), peers

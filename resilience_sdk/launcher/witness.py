@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
+from resilience_sdk import cgroups
 from resilience_sdk.attribution.corroboration import VAGUE
 from resilience_sdk.attribution.exits import Classification, classify_exit
 from resilience_sdk.attribution.log_tail import LogFindings
 from resilience_sdk.checkpoint.newest import newest_checkpoint
-from resilience_sdk.launcher import log_ends, memory
+from resilience_sdk.launcher import log_ends
 from resilience_sdk.launcher.attempt_files import RankTrace
 from resilience_sdk.launcher.ranks import RankExit
 from resilience_sdk.run_directory import RunDirectory
@@ -40,7 +41,7 @@ class Witness:
     @classmethod
     def begin(cls, run_dir: RunDirectory) -> Witness:
         """Look at everything now."""
-        return cls(newest_checkpoint(run_dir), memory.oom_kills(), log_ends.mark())
+        return cls(newest_checkpoint(run_dir), cgroups.oom_kills(), log_ends.mark())
 
     def close(self) -> None:
         """Give back what is open."""
@@ -59,7 +60,7 @@ class Witness:
         Logs are read where the end of a rank alone does not tell enough, and not after a hang (`hung`), whose deaths
         are the monitor's doing.
         """
-        kills = memory.oom_kills()
+        kills = cgroups.oom_kills()
         oom = None if kills is None or self._kills is None else kills > self._kills
         pids = {end.rank: {end.pid, *_lost_workers(traces[end.rank])} for end in exits}
         kernel = log_ends.kernel_findings(self._marked, set().union(*pids.values()), oom_seen=oom)

@@ -72,7 +72,7 @@ def ensure_started(
     if is_dataloader_worker():
         return None
     if arguments or settings is None:
-        settings = _effective_settings(env, arguments)
+        settings = effective_settings(env, arguments)
     if env.get(environ.INTERNAL_PAGES) == "":
         _failed = True  # the launcher has said why
         _lacks_page = True
@@ -135,7 +135,8 @@ def _pulse_of_optimizer() -> None:
         session.optimizer_stepped()
 
 
-def _effective_settings(env: Mapping[str, str], arguments: Mapping[str, Any] | None) -> Settings:
+def effective_settings(env: Mapping[str, str], arguments: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings of this process: those of its launcher, else the environment's; `arguments` win."""
     handed_down = env.get(environ.INTERNAL_SETTINGS)
     if handed_down:
         with contextlib.suppress(OSError, json.JSONDecodeError):

@@ -52,6 +52,19 @@ def _named_reader(name: str, reader: parse.Parser) -> parse.Parser:
 
 
 _SECONDS = "SECONDS"
+# Each names a sink of `resilience_sdk.telemetry`, as does `event_log`.
+SINK_FIELDS = (
+    "prometheus_address",
+    "prometheus_textfile",
+    "otlp_endpoint",
+    "webhook_url",
+    "tensorboard_dir",
+    "wandb_project",
+    "mlflow_uri",
+)
+# Neither may stand in a message, even where it is wrong: whoever knows them may read metrics or post events.
+_SECRET_FIELDS = frozenset({"prometheus_token", "webhook_url"})
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @attrs.frozen(kw_only=True, field_transformer=_with_reader)
@@ -241,6 +254,80 @@ class Settings:
     group_readable: bool = _option(
         False, parse.switch, "Let the group read the run directory (mode 0750 instead of 0700)."
     )
+    prometheus_address: tuple[str, int] | None = _option(
+        None,
+        parse.listen_address,
+        "Where each node serves its metrics to Prometheus; a port alone is served on the node itself only.",
+        metavar="[HOST:]PORT",
+        shown="not served",
+    )
+    prometheus_token: str | None = _option(
+        None,
+        parse.token,
+        "What a scrape has to bring along as `Authorization: Bearer`; `none` serves other hosts without one.",
+        metavar="TOKEN",
+        shown="none on the node itself; needed to serve other hosts",
+    )
+    prometheus_textfile: str | None = _option(
+        None,
+        parse.path_text,
+        "Directory of the node exporter's textfile collector, which the metrics are written into.",
+        metavar="DIR",
+        shown="not written",
+    )
+    otlp_endpoint: str | None = _option(
+        None,
+        parse.base_url,
+        "OpenTelemetry collector (OTLP over HTTP) that metrics and spans are sent to.",
+        metavar="URL",
+        shown="not sent",
+    )
+    webhook_url: str | None = _option(
+        None,
+        parse.web_address,
+        "Address that events are posted to as JSON. Never printed: whoever knows it may post there.",
+        metavar="URL",
+        shown="not posted",
+    )
+    webhook_events: tuple[str, ...] = _option(
+        ("incident", "recovered", "preempt_notice", "stop_agreed", "ckpt_fail", "degraded", "finished"),
+        parse.event_names,
+        "Which events are posted.",
+        metavar="EVENT,...",
+        shown="incident,recovered,preempt_notice,stop_agreed,ckpt_fail,degraded,finished",
+    )
+    tensorboard_dir: str | None = _option(
+        None, parse.path_text, "Directory that TensorBoard's event files are written into.", metavar="DIR", shown="none"
+    )
+    wandb_project: str | None = _option(
+        None, parse.plain_name, "Project of Weights & Biases that a run per node is made in.", shown="none"
+    )
+    mlflow_uri: str | None = _option(
+        None,
+        parse.tracking_uri,
+        "Where MLflow tracks (server, database or directory); a run per node is made there.",
+        metavar="URI",
+        shown="none",
+    )
+    event_log: str = _option(
+        "off",
+        parse.choice_or_off("text", "json"),
+        "Print every event on standard error, for people or for what collects logs.",
+        metavar="{off,text,json}",
+    )
+    telemetry_interval: float = _option(
+        15.0,
+        parse.positive_duration,
+        "How often metrics are pushed, written and drawn; events are told at once.",
+        metavar=_SECONDS,
+    )
+    health_interval: float = _option(
+        60.0,
+        parse.duration_or_zero,
+        "Time between two looks at the node's hardware while a job runs, longer where they would cost more than 1 % of "
+        "a core; 0 switches them off.",
+        metavar=_SECONDS,
+    )
     # Where each value that somebody set came from; `doctor` prints it. Not an option.
     sources: Mapping[str, str] = attrs.field(factory=dict)
 
@@ -250,12 +337,23 @@ class Settings:
             raise ConfigError(
                 f"{name} is both dump_signal and in preempt_signals; choose another signal for one of them"
             )
+        address = self.prometheus_address
+        if address is not None and address[0] not in _LOOPBACK and self.prometheus_token is None:
+            raise ConfigError(
+                f"prometheus_address {address[0]}:{address[1]} serves other hosts, without a token: set "
+                f"prometheus_token, or set it to `none` where everybody may read the metrics"
+            )
 
     @property
     def explicit(self) -> frozenset[str]:
         """Return the names of the options that somebody set, or that differ from their default."""
         changed = {name for name, field in FIELDS.items() if getattr(self, name) != default_of(field)}
         return frozenset(changed | set(self.sources))
+
+    @property
+    def asks_for_telemetry(self) -> bool:
+        """Whether a sink is named, so that each node needs an exporter."""
+        return self.event_log != "off" or any(getattr(self, name) is not None for name in SINK_FIELDS)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which `settings_from_json` makes an equal value."""
@@ -286,7 +384,8 @@ def read_value(name: str, value: Any, *, source: str, reader: parse.Parser | Non
     try:
         return (reader or FIELDS[name].metadata["read"])(value)
     except ValueError as error:
-        raise ConfigError(f"{source}: {error}, not {value!r}") from None
+        given = "what was given (not shown: it is a secret)" if name in _SECRET_FIELDS else repr(value)
+        raise ConfigError(f"{source}: {error}, not {given}") from None
 
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:

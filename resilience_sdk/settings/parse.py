@@ -14,6 +14,8 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from resilience_sdk.events import Event
+
 Parser = Callable[[Any], Any]
 
 _UNITS_S = {
@@ -40,6 +42,12 @@ _NO = frozenset({"0", "false", "no", "off"})
 SWITCH_WORDS = _YES | _NO
 _REALTIME = re.compile(r"(?:SIG)?(?P<base>RTMIN|RTMAX)(?P<offset>[+-]\d+)?", re.IGNORECASE)
 _BASE_URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?", re.IGNORECASE)
+_WEB_ADDRESS = re.compile(r"https?://[^\s#]+", re.IGNORECASE)
+_LISTEN = re.compile(
+    r"(?:(?:\[(?P<v6>[0-9a-fA-F:.%\w]{2,60})\]|(?P<host>[A-Za-z0-9_.-]{1,253})):)?(?P<port>[0-9]{1,5})", re.ASCII
+)
+_TOKEN = re.compile(r"[!-~]{1,256}", re.ASCII)
+_LAST_PORT = 65535
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 # Those that no process can handle: asking for them is always a mistake.
 _NOT_CATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
@@ -179,6 +187,58 @@ def base_url(value: Any) -> str | None:
     if not _BASE_URL.fullmatch(text):
         raise ValueError("expected a URL such as http://127.0.0.1:8080")
     return text.rstrip("/")
+
+
+def web_address(value: Any) -> str | None:
+    """Return an address that something is posted to, with its query and as it was given, or None."""
+    if is_nothing(value):
+        return None
+    text = value.strip() if isinstance(value, str) else ""
+    if not _WEB_ADDRESS.fullmatch(text):
+        raise ValueError("expected a URL such as https://hooks.example.org/T0/B0")
+    return text
+
+
+def listen_address(value: Any) -> tuple[str, int] | None:
+    """Return host and port from `9464`, `0.0.0.0:9464` or `[::1]:9464` (a port alone: loopback only), or None."""
+    if is_nothing(value):
+        return None
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        host, port = value
+        value = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+    match = _LISTEN.fullmatch(str(value).strip())
+    if match is None or int(match["port"]) > _LAST_PORT:
+        raise ValueError("expected a port or an address such as 9464 or 127.0.0.1:9464 (port 0: any that is free)")
+    return match["v6"] or match["host"] or "127.0.0.1", int(match["port"])
+
+
+def token(value: Any) -> str | None:
+    """Return a token of visible ASCII characters, or None where none was given (`none` is a choice of its own)."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+        raise ValueError("expected 1 to 256 visible ASCII characters")
+    return value
+
+
+def event_names(value: Any) -> tuple[str, ...]:
+    """Return names of events, each once, from a list or from text such as `incident,finished`."""
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        raise ValueError("expected names of events such as incident,finished")
+    names = tuple(dict.fromkeys(str(item).strip().lower() for item in items if str(item).strip()))
+    known = [event.value for event in Event]
+    if wrong := [name for name in names if name not in known]:
+        raise ValueError(f"expected names of events ({', '.join(known)}); there is no {wrong[0]}")
+    return names
+
+
+def tracking_uri(value: Any) -> str | None:
+    """Return where MLflow tracks: a URI, or a path as one; None for none."""
+    if is_nothing(value):
+        return None
+    text = path_text(value)
+    return text if text is None or "://" in text else f"file://{os.path.abspath(text)}"
 
 
 def path_text(value: Any) -> str | None:

@@ -21,6 +21,7 @@ from tests.bench.figures import Context, Figure, table
 # Cheapest first: what follows heats the machine up.
 MODULES = (
     "imports",
+    "doctor",
     "primitives",
     "preemption",
     "attach",
@@ -34,6 +35,7 @@ MODULES = (
     "preemptions",
     "lightning_signals",
     "hang",
+    "everything",
 )
 
 

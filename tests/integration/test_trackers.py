@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 
+import needed
 import pytest
 from harness import job
 
-pytest.importorskip("wandb", reason="Weights & Biases is not installed (pip install 'resilience-sdk[test]')")
-accumulators = pytest.importorskip(
-    "tensorboard.backend.event_processing.event_accumulator",
-    reason="TensorBoard is not installed (pip install 'resilience-sdk[test]')",
-)
+needed.library("wandb", "wandb")
+accumulators = needed.library("tensorboard.backend.event_processing.event_accumulator", "tensorboard")
 
 
 @pytest.mark.slow

@@ -4,11 +4,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from resilience_sdk import lanes
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 from recording import Recording
+
+# Fewer examples than usual: the fast suite runs at every change, so rare ones are met within a day. No deadline: a busy
+# machine is no fault of what is tested.
+settings.register_profile("fast", max_examples=40, deadline=None)
+settings.load_profile("fast")
 
 # Folders of tests whose subject opens sections, which would start a session in the process that runs them.
 _UNRECORDED = frozenset({"adapters", "checkpoint", "numerics", "session"})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import stat
 
 import pytest
 
+from resilience_sdk import console
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal, journal_sizes, read_journal, redact_argv
 from resilience_sdk.run_directory import RunDirectory
@@ -58,3 +60,24 @@ def test_what_was_written_since_is_read_alone(tmp_path) -> None:
     assert [event["step"] for event in contents.events] == [4, 5]
     assert contents.torn_lines == 0
     assert len(read_journal(tmp_path).events) == 5
+
+
+def test_a_line_that_a_full_disk_cuts_off_takes_no_other_with_it(tmp_path, capsys) -> None:
+    """Only a part of it was written, without its end; what comes once there is room stands on a line of its own."""
+    console._said.clear()
+    journal = Journal(tmp_path, writer="rank0", host="here", boot_id="", job="job")
+    journal.emit(Event.CKPT_BEGIN, step=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 20, hard))
+    try:
+        journal.emit(Event.CKPT_BEGIN, step=2)
+        journal.emit(Event.CKPT_BEGIN, step=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    journal.emit(Event.CKPT_BEGIN, step=4)
+    journal.emit(Event.CKPT_BEGIN, step=5)
+    journal.close()
+    contents = read_journal(tmp_path)
+    assert [event["step"] for event in contents.events] == [1, 4, 5]
+    assert contents.torn_lines == 1
+    assert capsys.readouterr().err.count("cannot write the journal") == 1

@@ -66,11 +66,11 @@ def test_a_count_that_moves_is_a_sign_of_life(store):
 
 def test_nodes_take_over_the_highest_number_and_know_one_another(store):
     """Two launchers on one host are told apart; one node alone asks nobody."""
-    store.set("resilience/attempt/1", '[4, "a", [1]]')
-    store.set("resilience/attempt/2", '[0, "b", [2]]')
+    store.set("resilience/attempt/1", '[4, "a", [1], "place", true]')
+    store.set("resilience/attempt/2", '[0, "b", [2], "", false]')
     number, peers = introduce(store, 0, 3, 2, Peer("a", (0,)))
     assert number == 4
-    assert peers == (Peer("a#0", (0,)), Peer("a#1", (1,)), Peer("b", (2,)))
+    assert peers == (Peer("a#0", (0,)), Peer("a#1", (1,), "place", True), Peer("b", (2,)))
     assert introduce(None, 0, 1, 2, Peer("a", (0,))) == (2, (Peer("a", (0,)),))
 
 

@@ -6,6 +6,7 @@ import importlib.abc
 import struct
 import sys
 
+import needed
 import pytest
 
 from resilience_sdk.errors import ConfigError, MissingExtraError
@@ -22,7 +23,7 @@ NAMES = ["stragglers/section_relative_perf/fwd/" + name for name in ("min", "med
 
 def test_tensorboard_has_the_curves(tmp_path):
     """Minimum, median and maximum over the steps of the reports."""
-    tensorboard = pytest.importorskip("torch.utils.tensorboard", reason="needs tensorboard")
+    tensorboard = needed.library("torch.utils.tensorboard", "tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     writer = tensorboard.SummaryWriter(str(tmp_path))
@@ -58,7 +59,7 @@ def records(log):
 @pytest.mark.slow  # starts W&B's service
 def test_wandb_offline_has_the_curves_and_the_users_steps_stay_theirs(tmp_path, monkeypatch):
     """What we log joins the user's next row; the last one is there too."""
-    wandb = pytest.importorskip("wandb", reason="needs wandb")
+    wandb = needed.library("wandb", "wandb")
     from wandb.proto import wandb_internal_pb2
 
     monkeypatch.setenv("WANDB_SILENT", "true")

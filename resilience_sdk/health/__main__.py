@@ -1,0 +1,39 @@
+"""The preflight for a launcher: `python -m resilience_sdk.health` reads its task from standard input, writes a report.
+
+The launcher starts it by name, because it is on the same floor; what a driver does to this process is not the
+launcher's. The task is a JSON object: `settings` (`Settings.to_json`), `run_dir`, `rendezvous`, `local_ranks`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from resilience_sdk import environ
+from resilience_sdk.health.checkup import examine, job_context
+from resilience_sdk.health.watching import to_event
+from resilience_sdk.settings import settings_from_json
+
+# A person waits for the doctor; a job that is refused for a machine that was only busy has lost its place in the queue.
+_PATIENCE = 4.0
+
+
+def main() -> int:
+    """Write a report as JSON, with `events` for the journal, to standard output; raises what makes that impossible."""
+    task = json.load(sys.stdin)
+    settings = settings_from_json(task["settings"])
+    context = job_context(
+        environ.environment(),
+        settings,
+        run_dir=task["run_dir"],
+        rendezvous=task["rendezvous"],
+        local_ranks=task["local_ranks"],
+    )
+    report = examine(context, settings, compute=True, patience=_PATIENCE)
+    events = [to_event(finding) for finding in report.findings]
+    json.dump({**report.to_json(), "events": events}, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

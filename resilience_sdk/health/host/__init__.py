@@ -1,0 +1,1 @@
+"""What this machine has to give: memory, limits, processors, clocks, and what earlier jobs left behind."""

@@ -1,0 +1,1 @@
+"""The ways to the other nodes: fabric ports, interfaces, names, and the rendezvous."""

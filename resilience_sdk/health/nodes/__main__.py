@@ -1,0 +1,78 @@
+"""One node's part in the preflight across nodes, for a launcher: reads its task, writes the verdict.
+
+The task comes on standard input, a JSON object: `host`, `port`, `prefix` (the store of the rendezvous, and a place in
+it that belongs to this meeting), `node`, `names`, `spare`, `holds_store`, `findings` (of this node's own preflight) and
+`refusal` (see `verdict.Report`). The answer is `Verdict.to_json` with `holds_store`, or `{"broken": why}`. It takes
+`LONGEST_S` at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from resilience_sdk import environ
+from resilience_sdk.health.checkup import compute_probes
+from resilience_sdk.health.nodes.conference import BrokenError, Conference
+from resilience_sdk.health.nodes.pairing import Pair
+from resilience_sdk.health.nodes.reduce import part_of, take_part
+from resilience_sdk.health.nodes.verdict import Report
+
+LONGEST_S = 600
+_STORE_S = 30.0  # for one request
+
+
+def main() -> int:
+    """Take part, and write what came of it; raises what makes that impossible."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LONGEST_S)
+    task = json.load(sys.stdin)
+    environ.environment().setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a trial that fails is told by us
+    from torch import distributed
+
+    limit = timedelta(seconds=_STORE_S)
+    store = distributed.TCPStore(task["host"], task["port"], is_master=False, wait_for_workers=False, timeout=limit)
+    conference = _conference(task, distributed.PrefixStore(task["prefix"], store))
+    try:
+        answer = conference.hold()
+    except BrokenError as error:
+        answer = {"broken": str(error)}
+    except Exception as error:
+        with contextlib.suppress(Exception):  # it may have been the store itself
+            conference.tell_broken(f"{type(error).__name__}: {error}")
+        raise
+    json.dump(answer, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)  # torch takes its time to end, and a store that is gone may hold it up
+
+
+def _conference(task: Mapping[str, Any], store: Any) -> Conference:
+    node = int(task["node"])
+
+    def try_pair(number: int, pair: Pair, reports: Mapping[int, Report]) -> dict[str, Any]:
+        meeting = f"{task['prefix']}/group/{number}/{pair[0]}"
+        return take_part(part_of(node, pair, reports, task["host"], task["port"], meeting))
+
+    return Conference(
+        store,
+        node,
+        task["names"],
+        {
+            "findings": task["findings"],
+            "refusal": task["refusal"],
+            "devices": [probe.only for probe in compute_probes(environ.environment())],
+            "holds_store": task["holds_store"],
+        },
+        spare=int(task["spare"]),
+        try_pair=try_pair,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""The exporter's process: one per node and run, beside the training, until the job is over and all is delivered."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk import environ, hostinfo
+from resilience_sdk.console import say, say_once
+from resilience_sdk.events import Event
+from resilience_sdk.file_lock import file_lock
+from resilience_sdk.journal import Journal, redact
+from resilience_sdk.lease import current_holder
+from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.settings import Settings, settings_from_json
+from resilience_sdk.telemetry.live import Live
+from resilience_sdk.telemetry.sinks import wanted_sinks
+from resilience_sdk.telemetry.sinks.base import Place
+from resilience_sdk.telemetry.worker import Worker
+
+DIRECTORY = "telemetry"
+_LOOK_S = 0.5
+_ATTENDED_S = 1.5  # a little less than the launcher waits
+_DELIVERY_S = 15.0
+_BY_HAND_S = 60.0  # a person asked for nothing else
+_LATER = (
+    "The journal has it all: `python -m resilience_sdk.telemetry RUN_DIR` with the same settings goes on from there"
+)
+_RESTART_WITHIN_S = 70.0  # a foreign launcher that starts its ranks again lets go of the directory meanwhile
+_NICENESS = 10
+_MOST_WORDS = 300
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@attrs.frozen
+class Task:
+    """What an exporter is told by who starts it, on standard input: settings may hold secrets."""
+
+    run_dir: Path
+    job: str
+    settings: Settings
+    pages: Path | None = None
+    """The job's page directory; None: it is looked for."""
+    parent_pid: int | None = None
+    """The launcher: when it is gone the job is over. None: when nobody holds the run directory any more."""
+    parent_ticks: int | None = None
+
+    def to_json(self) -> str:
+        """Return the text that `task_from_json` reads."""
+        values = {
+            "run_dir": str(self.run_dir),
+            "job": self.job,
+            "settings": self.settings.to_json(),
+            "pages": None if self.pages is None else str(self.pages),
+            "parent_pid": self.parent_pid,
+            "parent_ticks": self.parent_ticks,
+        }
+        return json.dumps(values)
+
+
+class JobWatch:
+    """Tells whether the job of a task is over."""
+
+    def __init__(self, task: Task) -> None:
+        """Look for the first time: where nobody runs, the job is over."""
+        self._task = task
+        self._was_held = False
+        self._free_since: float | None = None
+
+    def is_over(self) -> bool:
+        """Look again."""
+        task = self._task
+        if task.parent_pid is not None:
+            return hostinfo.process_is_gone(task.parent_pid, task.parent_ticks)
+        if current_holder(RunDirectory(task.run_dir)) is not None:
+            self._was_held, self._free_since = True, None
+            return False
+        now = time.monotonic()
+        self._free_since = now if self._free_since is None else self._free_since
+        return not self._was_held or now - self._free_since > _RESTART_WITHIN_S
+
+
+def task_from_json(text: str) -> Task:
+    """Return what `Task.to_json` described; raises ValueError for anything else."""
+    data: Any = json.loads(text)
+    try:
+        return Task(
+            run_dir=Path(data["run_dir"]),
+            job=str(data["job"]),
+            settings=settings_from_json(data["settings"]),
+            pages=None if data["pages"] is None else Path(data["pages"]),
+            parent_pid=data["parent_pid"],
+            parent_ticks=data["parent_ticks"],
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not the task of an exporter: {error!r}") from None
+
+
+def serve(task: Task, over: threading.Event) -> int:
+    """Export until `over` is set or the job has ended; returns 0 when all was delivered, 1 when something was left."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)  # the training comes first
+    host = hostinfo.host_name()
+    try:
+        state_dir = _make_state_dir(task, host)
+    except OSError as error:  # a full or read-only disk: a line on the screen, and no stack at each new try
+        say(f"telemetry: nothing can be exported: {error}")
+        return 1
+    watch = JobWatch(task)
+    with _only_one(state_dir, watch, over) as mine:
+        return _export(task, host, state_dir, lambda: over.wait(_LOOK_S) or watch.is_over()) if mine else 0
+
+
+def _make_state_dir(task: Task, host: str) -> Path:
+    """Make the directory of this host's positions, as private as the run directory."""
+    path = task.run_dir
+    mode = path.stat().st_mode & 0o750
+    for name in (DIRECTORY, host.replace("/", "_")):
+        path = path / name
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            path.chmod(mode)
+    return path
+
+
+@contextlib.contextmanager
+def _only_one(state_dir: Path, watch: JobWatch, over: threading.Event) -> Iterator[bool]:
+    """Wait until no other exporter serves this host (two launchers on one); yields False if the job ended meanwhile."""
+    with contextlib.ExitStack() as held:
+        while True:
+            try:
+                if held.enter_context(file_lock(state_dir / "exporter.lock")):
+                    break
+            except OSError:
+                break  # no locks on this file system: better twice than not at all
+            held.close()
+            if over.wait(_LOOK_S) or watch.is_over():
+                yield False
+                return
+        yield True
+
+
+def _export(task: Task, host: str, state_dir: Path, is_over: Callable[[], bool]) -> int:
+    run_dir = RunDirectory(task.run_dir)
+    live = Live(task.run_dir, task.pages, environ.environment())
+    journal = Journal(run_dir.journal, writer=DIRECTORY, host=host, boot_id=hostinfo.boot_id(), job=task.job)
+    teller = _Teller(journal)
+    place = Place(task.run_dir, host, live, state_dir, task.settings.telemetry_interval)
+    workers = [
+        Worker(sink, run_dir.journal, note_failure=teller.failed, note_recovery=teller.recovered)
+        for sink in wanted_sinks(task.settings, place)
+    ]
+    if not workers:
+        say("no sink is set: see docs/telemetry.md for the settings that name one")
+        return 0
+    for worker in workers:
+        worker.start()
+    while not is_over():
+        pass
+    live.up = False
+    return 0 if _deliver_rest(workers, alone=task.parent_pid is not None) else 1
+
+
+def _deliver_rest(workers: list[Worker], *, alone: bool) -> bool:
+    """Let every sink take what is left, for a while; tell whether all did. `alone`: nobody waits for us."""
+    for worker in workers:
+        worker.finish()
+    began = time.monotonic()
+    left = _unfinished(workers, began + _ATTENDED_S)
+    if left and alone:
+        names = ", ".join(worker.sink.name for worker in left)
+        say(f"telemetry: {names} could not take everything yet; tried for {_DELIVERY_S:.0f} s more. {_LATER}")
+        _let_go_of_the_screen()
+    left = _unfinished(left, began + (_DELIVERY_S if alone else _BY_HAND_S))
+    if left and not alone:
+        say(f"telemetry: not all was delivered to {', '.join(worker.sink.name for worker in left)}. {_LATER}")
+    return not left
+
+
+def _unfinished(workers: list[Worker], until: float) -> list[Worker]:
+    return [worker for worker in workers if not worker.join(max(0.0, until - time.monotonic()))]
+
+
+def _let_go_of_the_screen() -> None:
+    """Close what a pipe of the launcher's user reads: `resilience run ... | tee log` ends with the run, not with us."""
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
+
+class _Teller:
+    """Tells the journal of a sink that fails, and that it works again: once each, or the lines would feed the sink."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    def failed(self, sink: str, error: Exception) -> None:
+        """Tell the first failure of a sink. Its thread."""
+        if self._is_first(f"failed {sink}"):
+            why = str(redact(f"{type(error).__name__}: {error}"))[:_MOST_WORDS]
+            self._journal.emit(Event.DEGRADED, what=f"sink {sink}", why=why)
+            say_once(f"sink {sink}", f"telemetry: {sink} fails, and is tried again ({why}); the training goes on")
+
+    def recovered(self, sink: str, after_s: float) -> None:
+        """Tell the first recovery of a sink. Its thread."""
+        if self._is_first(f"recovered {sink}"):
+            self._journal.emit(Event.HEALTH, what=f"sink {sink}", ok=True, why=None, waited_s=round(after_s, 3))
+
+    def _is_first(self, what: str) -> bool:
+        with self._lock:
+            is_first = what not in self._told
+            self._told.add(what)
+            return is_first
+
+
+def main_from_launcher() -> int:
+    """Serve the task in the first line of standard input, until the input ends.
+
+    Signals mean nothing here: the job is ended by signals to all of its processes, long before it is over.
+    """
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    task = task_from_json(sys.stdin.readline())
+    over = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=listen, name="resilience-launcher", daemon=True).start()
+    return serve(task, over)
+
+
+def main_by_hand(task: Task) -> int:
+    """Serve a task until the job is over, or a person wants the end. Main thread."""
+    over = threading.Event()
+    for number in _ENDING:
+        signal.signal(number, lambda *_: over.set())
+    return serve(task, over)

@@ -1,0 +1,108 @@
+"""What a sink is: a translator of events, and the one place that talks to what it is named after."""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.telemetry.families import Sample
+from resilience_sdk.telemetry.follower import Line
+from resilience_sdk.telemetry.goodput import Goodput
+from resilience_sdk.telemetry.live import Live
+from resilience_sdk.telemetry.plain import clean_text
+from resilience_sdk.telemetry.tally import Tally
+
+_MOST_CHARACTERS = 200
+# By then an event was read. Time is told up to there: what it went into is certain, and does not change when another
+# exporter tells it.
+_READ_WITHIN_S = 5.0
+
+
+@attrs.frozen
+class Place:
+    """Whose telemetry it is."""
+
+    run_dir: Path
+    host: str
+    live: Live
+    state_dir: Path
+    """Where this host's sinks may keep what they have to remember."""
+    interval_s: float
+    """How often what is pushed, written or looked up is refreshed."""
+
+    @property
+    def run(self) -> str:
+        """The name that people know the run by: that of its directory."""
+        return clean_text(self.run_dir.name, _MOST_CHARACTERS)
+
+
+class Sink(abc.ABC):
+    """One receiver. Its methods are called on its own thread: `open`, then `digest`, `send`, `refresh`, then `close`.
+
+    `open`, `send` and `refresh` talk to the outside. They may raise anything: then the sink is closed, opened after a
+    pause, and asked again, with the items that are left. They must not wait without a limit.
+    """
+
+    name: str
+
+    def __init__(self, place: Place) -> None:
+        """Remember the place; nothing is imported, opened or asked here."""
+        self.place = place
+        self.memory: dict[str, Any] = {}
+        """What the sink wants to find again after a restart of the exporter; JSON values."""
+
+    def open(self) -> None:  # noqa: B027 - not every sink has something to open
+        """Import the library, connect, bind. Raises MissingExtraError where the library is not installed."""
+
+    @abc.abstractmethod
+    def digest(self, line: Line) -> Sequence[Any]:
+        """Take one line into account; return what is to be sent because of it. Must not talk to anybody.
+
+        Called for every line of the journal from its first one, whether its items were sent before or not.
+        """
+
+    def note_torn(self, lines: int) -> None:  # noqa: B027
+        """Take into account that so many lines could not be read."""
+
+    def finish(self) -> Sequence[Any]:
+        """Return what is to be sent because the job is over; `digest` may follow all the same."""
+        return ()
+
+    def send(self, items: deque[Any]) -> None:
+        """Hand items over, and remove each from the left once it survives the end of this process."""
+        items.clear()
+
+    def refresh(self) -> None:  # noqa: B027
+        """Tell what is true now, as opposed to what happened."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of everything."""
+
+
+@attrs.define
+class Metrics:
+    """The samples of the journal and of the moment, for sinks that tell metrics. One thread at a time."""
+
+    place: Place
+    tally: Tally = attrs.field(factory=Tally)
+    goodput: Goodput = attrs.field(factory=Goodput)
+
+    def apply(self, event: Mapping[str, Any]) -> list[Sample]:
+        """Take one event; return what it has changed."""
+        self.goodput.apply(event)
+        return self.tally.apply(event)
+
+    def now(self) -> list[Sample]:
+        """Return the values that change without an event."""
+        live = self.place.live
+        return [*live.samples(), *self.goodput.samples(time.time() - _READ_WITHIN_S if live.up else None)]
+
+    def all(self) -> list[Sample]:
+        """Return every value there is now, family by family."""
+        return sorted([*self.tally.samples(), *self.now()], key=lambda sample: sample.family.name)

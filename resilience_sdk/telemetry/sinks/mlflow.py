@@ -1,0 +1,61 @@
+"""MLflow: a run of its own per node, in the experiment `resilience` of a tracking server, database or directory."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from resilience_sdk import environ
+from resilience_sdk.telemetry.families import NAMESPACE
+from resilience_sdk.telemetry.sinks.base import Place
+from resilience_sdk.telemetry.sinks.extras import load
+from resilience_sdk.telemetry.sinks.tracker import Point, Tracker
+
+_MOST_METRICS = 1000  # that MLflow takes in one request
+
+
+class MLflow(Tracker):
+    """Logs points to a run whose id is remembered, so that a restarted exporter goes on with it."""
+
+    name = "mlflow"
+
+    def __init__(self, place: Place, uri: str) -> None:
+        """Log to the tracking server (or what else MLflow takes) at `uri`."""
+        super().__init__(place)
+        self._uri = uri
+        self._client: Any = None
+
+    def open(self) -> None:
+        """Find the experiment, and begin the run or go on with it."""
+        environ.environment().setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # of MLflow's use, to its makers
+        self._client = load("mlflow", extra="mlflow").MlflowClient(tracking_uri=self._uri)
+        if "run" not in self.memory:
+            experiment = self._client.get_experiment_by_name(NAMESPACE)
+            number = self._client.create_experiment(NAMESPACE) if experiment is None else experiment.experiment_id
+            name = f"{self.place.run}@{self.place.host}"
+            self.memory["run"] = self._client.create_run(number, run_name=name).info.run_id
+
+    def send(self, items: deque[Point]) -> None:
+        """Log, as many at once as MLflow takes."""
+        while items:
+            some = [items[index] for index in range(min(len(items), _MOST_METRICS))]
+            self._log(some)
+            for _ in some:
+                items.popleft()
+
+    def refresh(self) -> None:
+        """Log what the ranks are doing."""
+        live = self.live_points()
+        for first in range(0, len(live), _MOST_METRICS):
+            self._log(live[first : first + _MOST_METRICS])
+
+    def close(self) -> None:
+        """Say that the run is over, unless the job goes on and only the connection is bad."""
+        if self._client is not None and not self.place.live.up:
+            self._client.set_terminated(self.memory["run"])
+        self._client = None
+
+    def _log(self, some: list[Point]) -> None:
+        entities = load("mlflow.entities", extra="mlflow")
+        metrics = [entities.Metric(point.name, point.value, round(point.at * 1000), point.step) for point in some]
+        self._client.log_batch(self.memory["run"], metrics=metrics)

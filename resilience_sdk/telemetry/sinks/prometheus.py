@@ -1,0 +1,186 @@
+"""Prometheus: an endpoint that it scrapes, and a file for the node exporter's textfile collector."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import itertools
+import os
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from resilience_sdk.console import say
+from resilience_sdk.telemetry.families import DURATION_BOUNDS_S, Durations, Family, Sample
+from resilience_sdk.telemetry.follower import Line
+from resilience_sdk.telemetry.sinks.base import Metrics, Place, Sink
+from resilience_sdk.telemetry.sinks.extras import load
+from resilience_sdk.whole_file import write_whole
+
+_EXTRA = "prometheus"
+_RUN_LABELS = ("run", "node")
+_LOOK_S = 0.1  # how soon the end is noticed
+_SERVED_S = 10.0  # how long one request may take
+ADDRESS_FILE = "prometheus.address"
+
+
+class _Prometheus(Sink):
+    """What both ways have in common: the metrics, and their translation."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._metrics = Metrics(place)
+        self._lock = threading.Lock()  # scrapes come on threads of their own
+
+    def digest(self, line: Line) -> tuple[()]:
+        with self._lock:
+            self._metrics.apply(line.event)
+        return ()
+
+    def note_torn(self, lines: int) -> None:
+        with self._lock:
+            self._metrics.tally.apply_torn(lines)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every family as prometheus_client wants it. Any thread."""
+        with self._lock:
+            samples = self._metrics.all()
+            # A histogram is changed in place: translated while it stands still.
+            families = list(translated(samples, (self.place.run, self.place.host)))
+        return iter(families)
+
+    def _registry(self) -> Any:
+        client = load("prometheus_client", extra=_EXTRA)
+        registry = client.CollectorRegistry()
+        registry.register(self)
+        return registry
+
+
+class PrometheusServer(_Prometheus):
+    """Serves the metrics over HTTP. With a token only to those who have it."""
+
+    name = "prometheus"
+
+    def __init__(self, place: Place, address: tuple[str, int], token: str | None) -> None:
+        """Serve at `address` (host and port; port 0: any that is free)."""
+        super().__init__(place)
+        self._address = address
+        self._token = token
+        self._server: WSGIServer | None = None
+
+    def open(self) -> None:
+        """Bind and serve; raises OSError where the address is taken."""
+        application = load("prometheus_client", extra=_EXTRA).make_wsgi_app(self._registry())
+        self._server = _Server(self._address)
+        self._server.set_app(application if self._token is None else _guarded(application, self._token))
+        serve = self._server.serve_forever
+        threading.Thread(target=serve, args=(_LOOK_S,), name="resilience-prometheus", daemon=True).start()
+        host, port = self._server.server_address[:2]
+        shown = f"{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
+        with contextlib.suppress(OSError):  # a full disk is what the metrics are wanted for
+            write_whole(self.place.state_dir / ADDRESS_FILE, shown)
+        say(f"metrics of this node at http://{shown}/metrics")
+
+    def close(self) -> None:
+        """Serve no more."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+            with contextlib.suppress(OSError):
+                (self.place.state_dir / ADDRESS_FILE).unlink()
+
+
+class PrometheusTextfile(_Prometheus):
+    """Writes the metrics into a directory that a node exporter reads (`--collector.textfile.directory`)."""
+
+    name = "prometheus-textfile"
+
+    def __init__(self, place: Place, directory: str) -> None:
+        """Write into `directory`, one file per run: it stays after the end, with `resilience_run_up 0`."""
+        super().__init__(place)
+        where = hashlib.sha256(os.fsencode(place.run_dir)).hexdigest()[:8]
+        safe = "".join(c if c.isalnum() else "_" for c in place.run)
+        self.path = Path(directory) / f"resilience_{safe}_{where}.prom"
+
+    def refresh(self) -> None:
+        """Replace the file, readable for all: the node exporter is another user. Raises OSError."""
+        client = load("prometheus_client", extra=_EXTRA)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        client.write_to_textfile(str(self.path), self._registry())
+        os.chmod(self.path, 0o644)
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """One thread per scrape; none of them is waited for."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server for our own name, as the base class does: it may take half a minute."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went or was silent: the base class would print a stack on the job's screen."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _SERVED_S
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: a scrape comes every few seconds."""
+
+
+_Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+def _guarded(application: _Application, token: str) -> _Application:
+    expected = f"Bearer {token}".encode()
+
+    def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        given = str(request.get("HTTP_AUTHORIZATION", "")).encode("latin-1", "replace")
+        if hmac.compare_digest(given, expected):
+            return application(request, start)
+        start("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
+        return [b"the metrics of this run are served with a token only (setting prometheus_token)\n"]
+
+    return answer
+
+
+def translated(samples: Iterable[Sample], run: tuple[str, str]) -> Iterator[Any]:
+    """Yield prometheus_client's families of `samples`, which come family by family; `run` is run and node."""
+    core = load("prometheus_client.core", extra=_EXTRA)
+    for family, group in itertools.groupby(samples, key=lambda sample: sample.family):
+        made = _empty(core, family)
+        for sample in group:
+            labels = [*run, *sample.labels]
+            if isinstance(sample.value, Durations):
+                made.add_metric(labels, buckets=_buckets(sample.value), sum_value=sample.value.sum_s)
+            else:
+                made.add_metric(labels, sample.value)
+        yield made
+
+
+def _empty(core: Any, family: Family) -> Any:
+    kinds = {
+        "counter": core.CounterMetricFamily,
+        "gauge": core.GaugeMetricFamily,
+        "histogram": core.HistogramMetricFamily,
+    }
+    return kinds[family.kind](family.prometheus_name, family.about, labels=[*_RUN_LABELS, *family.labels])
+
+
+def _buckets(durations: Durations) -> list[tuple[str, float]]:
+    bounds = [*(f"{bound:g}" if bound % 1 else f"{bound:.1f}" for bound in DURATION_BOUNDS_S), "+Inf"]
+    return list(zip(bounds, map(float, itertools.accumulate(durations.counts)), strict=True))

@@ -1,0 +1,77 @@
+"""Weights & Biases: a run of its own per node, online or (`WANDB_MODE=offline`) in files below the run directory."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from resilience_sdk import environ
+from resilience_sdk.telemetry.families import NAMESPACE
+from resilience_sdk.telemetry.sinks.base import Place
+from resilience_sdk.telemetry.sinks.extras import load
+from resilience_sdk.telemetry.sinks.tracker import Point, Tracker
+
+_STEP, _TIME = f"{NAMESPACE}/step", f"{NAMESPACE}/time"
+_LOGIN_S = 30
+
+
+class WeightsAndBiases(Tracker):
+    """Logs points to a run whose id is remembered, so that a restarted exporter goes on with it.
+
+    The user's own run is in another process and is not touched. What is on its way to W&B's service when this process
+    is killed may be lost.
+    """
+
+    name = "wandb"
+
+    def __init__(self, place: Place, project: str) -> None:
+        """Log into `project`."""
+        super().__init__(place)
+        self._project = project
+        self._run: Any = None
+
+    def open(self) -> None:
+        """Begin the run, or go on with it; raises where nobody is logged in."""
+        environ.environment().setdefault("WANDB_ERROR_REPORTING", "false")  # of W&B's own crashes, to a third party
+        wandb = load("wandb", extra="wandb")
+        self.memory.setdefault("id", secrets.token_hex(4))
+        self._run = wandb.init(
+            project=self._project,
+            dir=str(self.place.run_dir),
+            id=self.memory["id"],
+            name=f"{self.place.run}@{self.place.host}",
+            job_type="resilience",
+            resume="allow",
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                x_disable_stats=True,
+                save_code=False,
+                disable_git=True,
+                init_timeout=_LOGIN_S,
+            ),
+        )
+        self._run.define_metric(_STEP, hidden=True)
+        self._run.define_metric(f"{NAMESPACE}/*", step_metric=_STEP)
+
+    def send(self, items: deque[Point]) -> None:
+        """Log one row per event."""
+        self._log(items)
+        items.clear()
+
+    def refresh(self) -> None:
+        """Log what the ranks are doing."""
+        self._log(self.live_points())
+
+    def close(self) -> None:
+        """End the run: waits for what is on its way."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.finish()
+
+    def _log(self, points: Iterable[Point]) -> None:
+        for (step, at), row in itertools.groupby(points, key=lambda point: (point.step, point.at)):
+            self._run.log({**{point.name: point.value for point in row}, _STEP: step, _TIME: at})

@@ -1,0 +1,162 @@
+"""One sink and its thread: read, translate, send, remember how far, and try again for ever.
+
+Sinks share nothing, so that one that is slow, dead or stuck delays no other. Nothing waits in memory: what a sink has
+not taken stands in the journal, and its position file says from where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from resilience_sdk.telemetry.follower import Follower, load_position, save_position
+from resilience_sdk.telemetry.sinks.base import Sink
+
+_POLL_S = 1.0
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_FINISHING_PAUSE_S = 0.2
+
+
+class Worker:
+    """Serves one sink until it is told to finish. `note_failure` and `note_recovery` are called on its thread."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        journal: Path,
+        *,
+        note_failure: Callable[[str, Exception], None],
+        note_recovery: Callable[[str, float], None],
+        first_pause_s: float = _FIRST_PAUSE_S,
+        poll_s: float = _POLL_S,
+    ) -> None:
+        """Serve `sink` with the journal directory `journal`, from where an earlier exporter has left it.
+
+        The journal is looked at every `poll_s` seconds; after a failure `first_pause_s` pass, then twice that, and on.
+        """
+        self.sink = sink
+        self._note_failure, self._note_recovery = note_failure, note_recovery
+        self._first_pause_s, self._poll_s = first_pause_s, poll_s
+        self._wake = threading.Event()
+        self._finishing = False
+        self._told_end = False
+        self._told_unsaved = False
+        self._items: deque[Any] = deque()
+        self._torn = 0
+        self._refreshed_at = float("-inf")
+        self._failing_since: float | None = None
+        delivered, sink.memory = load_position(self._file)
+        self._saved = (delivered, dict(sink.memory))
+        self._follower = Follower(journal, sink.place.host, delivered)
+        # Never waited for by the interpreter: a library may hang in it.
+        self._thread = threading.Thread(target=self._run, name=f"resilience-sink-{sink.name}", daemon=True)
+
+    @property
+    def _file(self) -> Path:
+        return self.sink.place.state_dir / f"{self.sink.name}.json"
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Ask for what is left to be delivered, and for the end; returns at once."""
+        self._finishing = True
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end at most so long; tell whether all was delivered."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        pause_s, is_open = self._first_pause_s, False
+        while True:
+            try:
+                if not is_open:
+                    self.sink.open()
+                    is_open = True
+                is_over = self._finishing  # asked before the reading: what is read then is all there is
+                more = self._turn(is_over=is_over)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told and tried again
+                if self._failing_since is None:
+                    self._failing_since = time.monotonic()
+                    self._note_failure(self.sink.name, error)
+                if is_open:  # what is broken may come again when it is opened anew
+                    is_open = False
+                    self._close()
+                self._wake.wait(pause_s)
+                self._wake.clear()
+                pause_s = _FINISHING_PAUSE_S if self._finishing else min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            pause_s = self._first_pause_s
+            if self._failing_since is not None:
+                self._note_recovery(self.sink.name, time.monotonic() - self._failing_since)
+                self._failing_since = None
+            if not more:
+                if is_over:
+                    break
+                self._wake.wait(self._poll_s)
+        self._close()
+
+    def _close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.sink.close()
+
+    def _turn(self, *, is_over: bool) -> bool:
+        """Deliver what is new; tell whether there may be more at once."""
+        more = self._take() if not self._items else True
+        if is_over and not more and not self._told_end:
+            self._told_end = True
+            self._items.extend(self.sink.finish())
+        self._deliver(is_over=is_over)
+        now = time.monotonic()
+        if not more and (is_over or now - self._refreshed_at >= self.sink.place.interval_s):
+            self.sink.refresh()
+            self._refreshed_at = now
+        return more
+
+    def _take(self) -> bool:
+        """Read what comes next and translate it: once, however often it has to be sent."""
+        lines = self._follower.read()
+        for line in lines:
+            try:
+                items: Sequence[Any] = self.sink.digest(line)
+            except Exception as error:  # noqa: BLE001 - one line that is not understood must not cost the others
+                self._note_failure(self.sink.name, error)
+                continue
+            if line.is_new:
+                self._items.extend(items)
+        torn = self._follower.torn
+        self.sink.note_torn(torn - self._torn)
+        self._torn = torn
+        return bool(lines)
+
+    def _deliver(self, *, is_over: bool) -> None:
+        if self._items:
+            self.sink.send(self._items)
+            assert not self._items, f"{self.sink.name} left items without an error"
+        try:
+            self._remember()
+        except OSError as error:
+            if is_over:
+                raise
+            # Served all the same: a full disk is when people look at metrics. Told once, tried at every turn.
+            if not self._told_unsaved:
+                self._told_unsaved = True
+                self._note_failure(f"position of {self.sink.name}", error)
+
+    def _remember(self) -> None:
+        """Write how far this sink has come, where that is news; raises OSError."""
+        now = (self._follower.position, dict(self.sink.memory))
+        if now != self._saved:
+            save_position(self._file, *now)
+            self._saved = now

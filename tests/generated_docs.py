@@ -1,0 +1,106 @@
+"""Tables of the documentation that are made from the code: `python -m tests.generated_docs` writes all of them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from resilience_sdk.health.gpu.rules import RULES, Rule
+from resilience_sdk.settings.fields import FIELDS, shown_default
+from resilience_sdk.settings.nvrx import KEYS, SECTION
+from resilience_sdk.telemetry.families import FAMILIES
+
+DOCS = Path(__file__).parent.parent / "docs"
+CURE = "run: python -m tests.generated_docs"
+
+
+def settings_table() -> str:
+    """Return a row per setting, and what NVIDIA's keys become."""
+    fields = [
+        f"| `{name}` | {cell(shown_default(field))} | {cell(field.metadata['doc'])} |" for name, field in FIELDS.items()
+    ]
+    theirs = [
+        f"| `{name}` | {f'`{key.field}`' if key.field else f'no counterpart: {key.reason}'} |"
+        for name, key in KEYS.items()
+    ]
+    return "\n".join(
+        [
+            "| setting | default | meaning |",
+            "|---|---|---|",
+            *fields,
+            "",
+            f"Keys of a `{SECTION}:` section of NVIDIA's extension:",
+            "",
+            "| key there | becomes |",
+            "|---|---|",
+            *theirs,
+        ]
+    )
+
+
+def metrics_table() -> str:
+    """Return a row per metric."""
+    rows = [
+        f"| `{family.prometheus_name}` | `{family.otel_name}` | {family.kind} "
+        f"| {', '.join(f'`{label}`' for label in family.labels)} | {family.about} |"
+        for family in FAMILIES.values()
+    ]
+    return "\n".join(
+        ["| Prometheus | OpenTelemetry | kind | labels | meaning |", "|---|---|---|---|---|", *rows],
+    )
+
+
+def gpu_table() -> str:
+    """Return a row per check of a GPU."""
+    rows = [
+        f"| `{rule.check}`{' (must)' if rule.must else ''} | {cell(rule.looks_at)} | {_limit(rule)} "
+        f"| {cell(rule.cure)} | {cell(rule.source)} |"
+        for rule in RULES.values()
+    ]
+    return "\n".join(["| check | looks at | limit | cure | source |", "|---|---|---|---|---|", *rows])
+
+
+def _limit(rule: Rule) -> str:
+    parts = []
+    if rule.limit is not None:
+        parts.append(f"{rule.limit:g} {rule.unit}".strip())
+    if rule.growth_per_minute is not None:
+        growth = "any growth" if rule.growth_per_minute == 0 else f"more than {rule.growth_per_minute:g} a minute"
+        parts.append(f"{growth} during a run")
+    return ", ".join(parts) or "the driver's own"
+
+
+TABLES: dict[tuple[str, str], Callable[[], str]] = {
+    ("settings.md", "settings"): settings_table,
+    ("telemetry.md", "metrics"): metrics_table,
+    ("health.md", "gpu checks"): gpu_table,
+}
+"""By page and name; `<!-- NAME: generated -->` and `<!-- NAME: end -->` stand around each."""
+
+
+def cell(text: str) -> str:
+    """Return a text as it stands in a cell of a Markdown table."""
+    return text.replace("|", "\\|")
+
+
+def replaced(page: str, name: str, table: str) -> str:
+    """Return the text of a page with this table between the marks of that name.
+
+    Raises:
+        ValueError: The page lacks a mark.
+    """
+    begin, end = f"<!-- {name}: generated -->", f"<!-- {name}: end -->"
+    head, rest = page.split(begin, 1)
+    _, tail = rest.split(end, 1)
+    return f"{head}{begin}\n\n{table}\n\n{end}{tail}"
+
+
+def main() -> None:
+    """Write every table into its page."""
+    for (page, name), table in TABLES.items():
+        file = DOCS / page
+        file.write_text(replaced(file.read_text(encoding="utf-8"), name, table()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

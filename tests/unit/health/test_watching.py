@@ -1,0 +1,162 @@
+"""What is told of a node while a job runs there."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience_sdk.health.findings import Finding, Status
+from resilience_sdk.health.probes import GPU
+from resilience_sdk.health.watching import (
+    BUDGET,
+    WATCHED,
+    Watch,
+    log_was_read,
+    pause_until_next,
+    signs_near,
+    to_event,
+    worth_another_look,
+)
+
+
+def _finding(check="throttle", status="ok", subject="GPU 0", probe="gpu", **what):
+    return Finding(probe=probe, check=check, status=status, subject=subject, **what)
+
+
+def _counter(value):
+    return _finding("pcie_replays", value=value, data={"growth": {"per_minute": 8, "cure": "reseat it"}})
+
+
+def _told(watch, *findings, seconds=60.0):
+    return [(finding.check, finding.status.value) for finding in watch.take(findings, seconds)]
+
+
+@given(st.floats(0, 5), st.lists(st.tuples(st.floats(0.01, 5), st.floats(0, 15)), min_size=2), st.floats(1, 1000))
+def test_looking_costs_no_more_than_its_budget(start_cost, looks, interval):
+    """From the second look on the processor time, its start included, is within the budget; none comes too early."""
+    now, began, cost, dearest = 0.0, 0.0, start_cost, 0.0
+    for number, (look_cost, took) in enumerate(looks):
+        if number:
+            assert now - began >= interval - 1e-6
+            assert cost <= BUDGET * now + 1e-6
+        began = now
+        now += took
+        cost += look_cost
+        dearest = max(dearest, look_cost)
+        assert number == 0 or cost <= BUDGET * now + dearest + 1e-6
+        now += pause_until_next(lived_s=now, since_look_s=took, cost_s=cost, look_cost_s=look_cost, interval_s=interval)
+
+
+def test_looks_that_cost_alike_stay_within_the_budget_at_any_moment():
+    """Not only on the whole: after the first look, the next one has been earned before it is made."""
+    now, cost = 0.0, 0.2
+    for number in range(50):
+        cost += 0.5
+        assert number == 0 or cost <= BUDGET * now + 1e-6
+        now += 1.0
+        now += pause_until_next(lived_s=now, since_look_s=1.0, cost_s=cost, look_cost_s=0.5, interval_s=60.0)
+
+
+def test_what_a_node_does_not_have_is_looked_for_once():
+    """Without a driver the GPUs are not asked again; a driver that fails is."""
+    missing = _finding("driver", "unavailable", subject="")
+    assert GPU not in (left := worth_another_look(WATCHED, [missing]))
+    assert len(left) == len(WATCHED) - 1
+    assert worth_another_look(left, []) == left
+    for driver in (_finding("driver", "failed", subject=""), _finding("driver", "ok", subject="")):
+        assert worth_another_look(WATCHED, [driver]) == list(WATCHED)
+
+
+def test_the_log_counts_as_read_only_where_it_was():
+    """After a look at it that hung or was refused, the next one reads all of it."""
+    assert log_was_read([_finding("kernel_log", "ok", "", "kernel")])
+    assert log_was_read([_finding("kernel_log", "failed", "gpu_fell_off_bus", "kernel")])
+    assert not log_was_read([_finding("kernel_log", "unavailable", "", "kernel")])
+    assert not log_was_read([_finding("answers", "failed", "", "kernel"), _finding("oom_kills", "ok", "", "host")])
+
+
+def test_a_fault_is_told_when_it_comes_when_it_worsens_and_when_it_goes():
+    """Not at every look."""
+    watch = Watch()
+    assert _told(watch, _finding(status="degraded")) == [("throttle", "degraded")]
+    assert _told(watch, _finding(status="degraded")) == []
+    assert _told(watch, _finding(status="failed")) == [("throttle", "failed")]
+    assert _told(watch, _finding(status="ok")) == [("throttle", "ok")]
+    assert _told(watch, _finding(status="ok")) == []
+
+
+def test_growth_is_told_and_its_end_is_no_second_fault():
+    """A counter that grew fast between two looks is degraded for that look."""
+    watch = Watch()
+    assert _told(watch, _counter(100)) == []
+    assert _told(watch, _counter(105)) == []
+    assert _told(watch, _counter(200)) == [("pcie_replays", "degraded")]
+    assert _told(watch, _counter(200)) == [("pcie_replays", "ok")]
+
+
+def test_every_event_is_told():
+    """The same Xid twice is two events; that there was none is not told."""
+    watch = Watch()
+    xid = _finding("xid", "failed", value=79)
+    assert _told(watch, xid, xid) == [("xid", "failed")] * 2
+    assert _told(watch, _finding("xid", "ok", subject="", value=0)) == []
+    assert _told(watch, xid) == [("xid", "failed")]
+
+
+def test_a_hang_that_is_over_and_comes_back_is_told_again():
+    """The finding of a hang is not there when the probe answers, and what it saw before is still known."""
+    watch = Watch()
+    hang = _finding("answers", "failed", subject="")
+    bad = _finding(status="degraded")
+    assert _told(watch, bad) == [("throttle", "degraded")]
+    assert _told(watch, hang) == [("answers", "failed")]
+    assert _told(watch, hang) == []
+    assert _told(watch, bad) == []
+    assert _told(watch, hang) == [("answers", "failed")]
+
+
+@pytest.mark.parametrize(
+    ("probe", "check"), [("gpu", "memory_held"), ("host", "load"), ("host", "stalled"), ("gpu", "probe")]
+)
+def test_what_a_training_causes_itself_is_no_news(probe, check):
+    """It holds memory of its GPUs and loads its host."""
+    assert _told(Watch(), _finding(check, "failed", probe=probe)) == []
+
+
+def test_an_event_is_json_and_says_what_is_wrong():
+    """The journal's line names it in words and in parts."""
+    event = to_event(
+        _finding("row_remap_pending", "degraded", evidence="a row waits", cure="reset", data={"cause": "c"})
+    )
+    assert json.loads(json.dumps(event)) == event
+    assert event["what"] == "gpu row_remap_pending GPU 0"
+    assert (event["ok"], event["why"], event["cause"]) == (False, "a row waits", "c")
+    assert to_event(_finding())["ok"] is True
+
+
+_times = st.floats(-10_000, 10_000)
+
+
+@given(st.lists(st.tuples(_times, st.booleans()), max_size=20))
+def test_signs_lie_within_ten_minutes_before_and_five_after(told):
+    """All that is bad within the window, and nothing else; what has failed, and then the nearest, comes first."""
+    at = 1.7e9
+    statuses = {True: "failed", False: "degraded"}
+    events = [{"event": "health", "t": at + offset, "ok": ok, "status": statuses[offset > 0]} for offset, ok in told]
+    signs = signs_near(at, [*events, {"event": "rank_exit", "t": at}])
+    # Beside a Unix time a float of seconds is exact to less than a microsecond.
+    within = [offset for offset, ok in told if not ok and -600 - 1e-6 <= offset <= 300 + 1e-6]
+    certain = [offset for offset in within if -600 + 1e-6 <= offset <= 300 - 1e-6]
+    assert len(certain) <= len(signs) <= len(within)
+    order = [(sign.event["status"] == "degraded", abs(sign.after_s)) for sign in signs]
+    assert order == sorted(order)
+    assert all(sign.before == (sign.after_s <= 0) for sign in signs)
+
+
+def test_severity_is_kept():
+    """An unavailable probe is no fault and no recovery."""
+    watch = Watch()
+    assert _told(watch, _finding(status="failed")) == [("throttle", "failed")]
+    assert _told(watch, _finding(status="unavailable")) == []
+    assert watch.take([_finding(status="failed")], 1.0)[0].status is Status.FAILED

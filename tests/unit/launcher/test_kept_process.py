@@ -1,0 +1,156 @@
+"""A process beside the ranks is kept running, and whatever becomes of it hurts nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from resilience_sdk import console
+from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.launcher import kept_process
+from resilience_sdk.launcher.kept_process import KeptProcess
+
+
+class Kept:
+    """Processes that run `program`, at a time that the test sets."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.now = 100.0
+        self.journal = journal
+        self.started = 0
+
+    def make(self, program: str, task: bytes = b"a task", *, delay_s: float = 0.0) -> KeptProcess:
+        """Return one that has not been started."""
+
+        def counted() -> bytes:
+            self.started += 1
+            return task
+
+        return KeptProcess("helping", "the helper", program, counted, self.journal, delay_s=delay_s)
+
+    def told(self) -> list[str]:
+        """Return what the journal says of it."""
+        return [str(event["why"]) for event in read_journal(self.journal.path.parent).events]
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """A clock of the test's own, and an empty journal."""
+    console._said.clear()
+    (tmp_path / "journal").mkdir()
+    made = Kept(Journal(tmp_path / "journal", writer="launcher", host="here", boot_id="", job="job"))
+    monkeypatch.setattr(kept_process, "time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
+def ended(process: KeptProcess) -> int:
+    """Wait for the end of what runs now, and return its status."""
+    assert process._process is not None
+    return process._process.wait(20)
+
+
+def test_it_gets_its_task_and_nothing_of_the_ranks(kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable that tells a rank who it is, and no module of the same name as one of a library's."""
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RESILIENCE_INTERNAL_JOB", "job")
+    monkeypatch.setenv("RESILIENCE_MAX_RESTARTS", "3")
+    program = (
+        "import json; names = [name for name in os.environ if name.startswith('RESILIENCE')]; "
+        "import resilience_sdk; open('told', 'w').write(json.dumps([sys.stdin.readline(), names]))"
+    )
+    process = kept.make(program, b"do this")
+    process.keep_alive()
+    assert ended(process) == 0
+    process.close(20.0)
+    assert json.loads((tmp_path / "told").read_text()) == ["do this\n", ["RESILIENCE_MAX_RESTARTS"]]
+
+
+def test_one_that_dies_is_started_ever_more_rarely(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+    """And that is told once, not each time."""
+    process = kept.make("sys.exit(3)")
+    starts = []
+    for second in range(200):
+        kept.now = 100.0 + second
+        before = kept.started
+        process.keep_alive()
+        if kept.started > before:
+            starts.append(second)
+            assert ended(process) == 3
+    process.close(20.0)
+    assert starts == [0, 1, 3, 7, 15, 31, 63, 123, 183]  # a minute is the longest pause
+    assert kept.told() == ["the helper ended with status 3"]
+    assert capsys.readouterr().err.count("the helper ended") == 1
+
+
+def test_it_starts_when_it_may(kept: Kept) -> None:
+    """Not before its delay has passed."""
+    process = kept.make("pass", delay_s=10.0)
+    process.keep_alive()
+    kept.now += 9.0
+    process.keep_alive()
+    assert kept.started == 0
+    kept.now += 1.0
+    process.keep_alive()
+    assert kept.started == 1
+    process.close(20.0)
+
+
+def test_one_that_cannot_be_started_is_told(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of processes, memory or descriptors: the training goes on, and it is tried again."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    process = kept.make("pass")
+    process.keep_alive()
+    kept.now += 60.0
+    process.keep_alive()
+    assert kept.started == 2
+    (why,) = kept.told()
+    assert why.startswith("the helper cannot be started")
+    process.close(20.0)
+
+
+@pytest.mark.parametrize("program", ["sys.stdin.read()", "sys.exit(1)"])
+def test_it_ends_with_the_pipe(kept: Kept, program: str) -> None:
+    """One that ended before does not matter; nothing is started afterwards."""
+    process = kept.make(program)
+    process.keep_alive()
+    process.close(20.0)
+    assert process._process is not None
+    assert process._process.returncode is not None
+    kept.now += 100.0
+    process.keep_alive()
+    assert kept.started == 1
+
+
+def test_nobody_waits_for_one_that_does_not_end(kept: Kept) -> None:
+    """It goes on by itself."""
+    process = kept.make("import time; time.sleep(600)")
+    process.keep_alive()
+    process.close(0.05)
+    assert process._process is not None
+    assert process._process.poll() is None
+    process._process.kill()
+    process._process.wait()
+
+
+def test_what_is_sent_to_the_launchers_group_is_not_meant_for_it(kept: Kept) -> None:
+    """A Ctrl-C ends the ranks; the exporter has to tell of that."""
+    process = kept.make("sys.stdin.read()")
+    process.keep_alive()
+    assert process._process is not None
+    assert os.getpgid(process._process.pid) != os.getpgrp()
+    process.close(20.0)
+    assert process._process.returncode == 0
+
+
+def test_without_a_task_there_is_nothing(kept: Kept) -> None:
+    """Neither to start nor to end."""
+    process = KeptProcess("helping", "the helper", "pass", None, kept.journal)
+    process.keep_alive()
+    process.close(20.0)
+    assert process._process is None

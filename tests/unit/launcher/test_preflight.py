@@ -1,0 +1,92 @@
+"""What the findings of a preflight mean for a job."""
+
+import os
+import time
+
+import pytest
+
+from resilience_sdk.health import Finding, Status
+from resilience_sdk.journal import Journal
+from resilience_sdk.launcher import chores
+from resilience_sdk.launcher import preflight as preflight_module
+from resilience_sdk.launcher.beside import Beside
+from resilience_sdk.launcher.main import _Launch
+from resilience_sdk.launcher.preflight import decide, headline
+from resilience_sdk.lease import Lease
+from resilience_sdk.outcome import Verdict
+from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.settings import Settings
+
+
+def finding(probe="host", check="load", status=Status.FAILED, must=True, **more):
+    """Return a finding as it comes from the process of the preflight."""
+    return Finding(probe=probe, check=check, status=status, must=must, evidence="seen", **more).to_json()
+
+
+def test_warnings_stop_nothing():
+    """Nor does what could not be looked at."""
+    found = [
+        finding(status=Status.DEGRADED),
+        finding(status=Status.UNAVAILABLE),
+        finding(must=False),
+        finding(status="ok"),
+    ]
+    assert decide(found, others_go_on=False) is None
+    assert decide([], others_go_on=False) is None
+
+
+@pytest.mark.parametrize(
+    ("probe", "check"),
+    [
+        ("gpu", "row_remap_failure"),
+        ("compute", "compute"),
+        ("storage", "answers"),
+        ("rendezvous", "reach"),
+        ("host", "memory_available"),
+    ],
+)
+def test_a_bad_node_is_left_to_others(probe, check):
+    """The scheduler sends the job elsewhere; where the job has nodes to spare, it goes on without."""
+    decision = decide([finding(), finding(probe, check)], others_go_on=True)
+    assert (decision.verdict, decision.exit_code, decision.others_go_on) == (Verdict.HARDWARE, 76, True)
+    assert f"{probe} {check}" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("probe", "check"),
+    [("host", "open_files"), ("storage", "write"), ("rendezvous", "resolves"), ("network", "chosen_interface")],
+)
+def test_what_is_the_same_everywhere_has_to_be_cured_first(probe, check):
+    """To send the job elsewhere would only lose its place in the queue."""
+    decision = decide([finding(probe, check)], others_go_on=True)
+    assert (decision.verdict, decision.exit_code, decision.others_go_on) == (Verdict.STOP, 77, False)
+
+
+def test_a_finding_in_one_line():
+    """With its subject, where there is one."""
+    assert headline(finding("gpu", "row_remap_failure", subject="GPU 3")) == "gpu: row remap failure GPU 3: seen"
+    assert headline(finding()) == "host: load: seen"
+
+
+def test_the_lease_is_renewed_meanwhile(tmp_path, monkeypatch):
+    """A preflight takes minutes where something hangs; another job must not take the run directory over."""
+    run_dir = RunDirectory.create(tmp_path / "run")
+    lease = Lease.acquire(run_dir, "job")
+    journal = Journal(run_dir.journal, writer="launcher", host="here", boot_id="", job="job")
+
+    found = preflight_module.Look()
+
+    def slow(*_):
+        old = time.time() - 50
+        os.utime(lease.path, (old, old))
+        until = time.monotonic() + 20
+        while lease.path.stat().st_mtime < old + 1:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(chores, "RENEW_INTERVAL_S", 0.02)
+    monkeypatch.setattr(preflight_module, "preflight", slow)
+    launch = _Launch(None, run_dir, True, None, "job", lease, journal)
+    beside = Beside(run_dir.path, "job", Settings(health_interval=0), None, journal)
+    assert launch._preflight(1, beside) is found

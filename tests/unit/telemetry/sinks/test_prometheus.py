@@ -1,0 +1,148 @@
+"""The metrics as Prometheus gets them: over HTTP and in a file, both read by its own parser."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import stat
+import struct
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import needed
+import pytest
+from told_run import ToldRun
+
+from resilience_sdk.telemetry.sinks.prometheus import ADDRESS_FILE, PrometheusServer, PrometheusTextfile
+
+parser = needed.library("prometheus_client.parser", "prometheus")
+
+
+@contextlib.contextmanager
+def serving(run: ToldRun, token: str | None = None) -> Iterator[PrometheusServer]:
+    """Serve what was told of a run."""
+    sink = PrometheusServer(run.place(), ("127.0.0.1", 0), token)
+    for line in run.lines():
+        sink.digest(line)
+    sink.open()
+    try:
+        yield sink
+    finally:
+        sink.close()
+
+
+def scrape(sink: PrometheusServer, token: str | None = None) -> str:
+    """Ask as Prometheus does."""
+    address = (sink.place.state_dir / ADDRESS_FILE).read_text()
+    request = urllib.request.Request(f"http://{address}/metrics")
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=20) as response:
+        return response.read().decode()
+
+
+def samples(text: str) -> dict[str, float]:
+    """Return what Prometheus' parser finds, by name and labels but for run and node."""
+    return {
+        " ".join(
+            (sample.name, *(value for key, value in sorted(sample.labels.items()) if key not in ("run", "node")))
+        ): (sample.value)
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_scrape_has_the_counters_of_the_journal(run: ToldRun) -> None:
+    """With run and node on every sample, and cumulative buckets."""
+    with serving(run) as sink:
+        text = scrape(sink)
+    assert not (sink.place.state_dir / ADDRESS_FILE).exists()  # nobody is there any more
+    found = samples(text)
+    assert found["resilience_restarts_total"] == 1
+    assert found["resilience_incidents_total network link_down hang"] == 1
+    assert found["resilience_recovery_duration_seconds_count"] == 1
+    assert found["resilience_recovery_duration_seconds_bucket 2.5"] == 0
+    assert found["resilience_recovery_duration_seconds_bucket 5.0"] == 1
+    assert found["resilience_recovery_duration_seconds_bucket +Inf"] == 1
+    assert found["resilience_run_up"] == 1
+    assert all('run="run"' in line and 'node="here"' in line for line in text.splitlines() if line[0] != "#")
+
+
+def test_with_a_token_only_those_who_have_it_are_served(run: ToldRun) -> None:
+    """A wrong one, and none, are refused."""
+    with serving(run, token="s3cret") as sink:
+        for wrong in (None, "other", "s3cret2"):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                scrape(sink, wrong)
+            with contextlib.closing(caught.value):
+                assert caught.value.code == 401
+        assert "resilience_restarts_total" in samples(scrape(sink, "s3cret"))
+
+
+def test_a_client_that_says_nothing_keeps_nobody_from_scraping(run: ToldRun) -> None:
+    """Every request has a thread of its own."""
+    with serving(run) as sink:
+        host, _, port = (sink.place.state_dir / ADDRESS_FILE).read_text().rpartition(":")
+        with socket.create_connection((host, int(port))):
+            assert "resilience_run_up" in samples(scrape(sink))
+
+
+def test_a_client_that_goes_leaves_no_stack_on_the_screen(run: ToldRun, capfd: pytest.CaptureFixture[str]) -> None:
+    """Standard error is the job's."""
+    with serving(run) as sink:
+        address = sink._server.server_address
+        with socket.create_connection(address[:2]) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close resets
+            client.sendall(b"GET /metrics HTTP/1.0\r\n")
+        assert "resilience_run_up" in samples(scrape(sink))
+        while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+            time.sleep(0.01)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_full_disk_does_not_end_the_serving(run: ToldRun) -> None:
+    """The file that tells the address is a convenience; the port would stay taken by a server that nobody feeds."""
+    place = run.place()
+    (place.state_dir / ADDRESS_FILE).mkdir()  # nothing can be renamed to it
+    sink = PrometheusServer(place, ("127.0.0.1", 0), None)
+    sink.open()
+    port = sink._server.server_address[1]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response:
+        assert response.status == 200
+    sink.close()
+
+
+def test_an_address_that_is_taken_is_an_error(run: ToldRun) -> None:
+    """Which the worker tells and tries again."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        sink = PrometheusServer(run.place(), ("127.0.0.1", taken.getsockname()[1]), None)
+        with pytest.raises(OSError, match="in use"):
+            sink.open()
+
+
+def test_the_textfile_is_whole_and_readable_for_the_node_exporter(run: ToldRun, tmp_path: Path) -> None:
+    """One file per run; it says at the end that the run is over."""
+    sink = PrometheusTextfile(run.place(), str(tmp_path / "textfiles"))
+    for line in run.lines():
+        sink.digest(line)
+    sink.refresh()
+    sink.place.live.up = False
+    sink.refresh()
+    (path,) = (tmp_path / "textfiles").iterdir()
+    assert path.suffix == ".prom"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    found = samples(path.read_text())
+    assert (found["resilience_run_up"], found["resilience_restarts_total"]) == (0, 1)
+
+
+def test_two_runs_of_one_name_have_two_files(tmp_path: Path) -> None:
+    """Their directories differ."""
+    first, second = ToldRun.make(tmp_path / "a"), ToldRun.make(tmp_path / "b")
+    paths = {PrometheusTextfile(run.place(), str(tmp_path)).path for run in (first, second)}
+    assert len(paths) == 2

@@ -1,0 +1,120 @@
+"""Every sink is named by a setting; its secrets do not leave the process that needs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from told_run import ToldRun
+
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.events import Event
+from resilience_sdk.journal import redact_argv
+from resilience_sdk.settings import Settings, load_settings, settings_from_json
+from resilience_sdk.settings.fields import SINK_FIELDS
+from resilience_sdk.telemetry.exporter import Task, task_from_json
+from resilience_sdk.telemetry.sinks import wanted_sinks
+
+GIVEN = {
+    "prometheus_address": "9464",
+    "prometheus_textfile": "/var/lib/node_exporter",
+    "otlp_endpoint": "http://localhost:4318",
+    "webhook_url": "https://hooks.example.org/T0/s3cret",
+    "tensorboard_dir": "tb",
+    "wandb_project": "resilience",
+    "mlflow_uri": "http://localhost:5000",
+    "event_log": "json",
+}
+
+
+@pytest.mark.parametrize("name", [*SINK_FIELDS, "event_log"])
+def test_a_setting_asks_for_one_sink(tmp_path: Path, name: str) -> None:
+    """The launcher starts an exporter for it, and the exporter makes that sink; neither needs its library for that."""
+    settings = Settings(**{name: GIVEN[name]})
+    assert settings.asks_for_telemetry
+    assert len(wanted_sinks(settings, ToldRun.make(tmp_path).place())) == 1
+
+
+def test_nobody_is_told_anything_by_default(tmp_path: Path) -> None:
+    """No port, no outbound connection, no process."""
+    assert not Settings().asks_for_telemetry
+    assert wanted_sinks(Settings(), ToldRun.make(tmp_path).place()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("9464", ("127.0.0.1", 9464)),
+        (9464, ("127.0.0.1", 9464)),
+        ("localhost:0", ("localhost", 0)),
+        ("[::1]:9464", ("::1", 9464)),
+        (["127.0.0.1", 1], ("127.0.0.1", 1)),
+        (["::1", 1], ("::1", 1)),
+        ("none", None),
+    ],
+)
+def test_addresses_to_listen_at(given: object, address: object) -> None:
+    """A port alone is this host's own."""
+    assert Settings(prometheus_address=given).prometheus_address == address
+
+
+@pytest.mark.parametrize("bad", ["x", "70000", "::1:9464", "host:", "http://host:1", "a b:1", True, -1])
+def test_bad_addresses(bad: object) -> None:
+    """The error says what was expected."""
+    with pytest.raises(ConfigError, match="prometheus_address"):
+        Settings(prometheus_address=bad)
+
+
+def test_other_hosts_are_not_served_without_a_decision() -> None:
+    """A token, or the word that none is wanted."""
+    with pytest.raises(ConfigError, match="prometheus_token"):
+        Settings(prometheus_address="0.0.0.0:9464")
+    for token in ("s3cret", "none"):
+        assert Settings(prometheus_address="0.0.0.0:9464", prometheus_token=token).prometheus_token == token
+
+
+@pytest.mark.parametrize("bad", ["incident,oops", 3, [None]])
+def test_unknown_events(bad: object) -> None:
+    """A typo is an error, not silence."""
+    with pytest.raises(ConfigError, match="webhook_events"):
+        Settings(webhook_events=bad)
+
+
+def test_the_address_of_a_webhook_is_a_secret(tmp_path: Path) -> None:
+    """It stands neither in the journal nor in the command that resumes a run; nor does the token."""
+    settings = Settings(**GIVEN, prometheus_token="s3cret")
+    run = ToldRun.make(tmp_path)
+    run.tell(Event.RUN_START, settings=settings.to_json())
+    text = run.journal().path.read_text()
+    assert "s3cret" not in text
+    assert "9464" in text
+    words = ["--webhook-url", "https://x/s3cret", "--webhook_url=https://x/s3cret", "--prometheus-token", "s3cret"]
+    assert "s3cret" not in " ".join(redact_argv(words))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("webhook_url", "hooks.example.org/s3cret"), ("prometheus_token", "s3 cret")]
+)
+def test_a_secret_that_is_wrong_is_not_shown_either(name: str, wrong: str) -> None:
+    """Messages end up in logs."""
+    with pytest.raises(ConfigError, match=name) as caught:
+        Settings(**{name: wrong})
+    assert wrong not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(env={f"RESILIENCE_{name.upper()}": wrong}, strict_env=True)
+    assert wrong not in str(caught.value)
+
+
+def test_an_exporter_gets_all_settings(tmp_path: Path) -> None:
+    """Through a pipe, which nobody else reads."""
+    task = Task(tmp_path, "job", Settings(**GIVEN), tmp_path / "pages", 1, 2)
+    assert task_from_json(task.to_json()) == task
+    assert settings_from_json(json.loads(task.to_json())["settings"]) == task.settings
+
+
+@pytest.mark.parametrize("bad", ["", "{}", "[]", '{"run_dir": 3}'])
+def test_another_text_is_no_task(bad: str) -> None:
+    """The error says so."""
+    with pytest.raises(ValueError, match=r"not the task|Expecting"):
+        task_from_json(bad)
