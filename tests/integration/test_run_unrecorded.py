@@ -18,12 +18,18 @@ def test_it_trains_to_its_end_and_saves_nothing(tmp_path, lacking):
     """Whichever rank that is. It is said, and the finished flag is not set."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("RESILIENCE_")}
     plain |= {"PYTHONPATH": str(PROJECT), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    places = [str(tmp_path / "run")] * 2
-    places[lacking] = "/proc/none/run"
+    # As on two nodes: ranks of one share what the first of them has found.
+    places = [
+        {"RESILIENCE_RUN_DIR": str(tmp_path / "run"), "RESILIENCE_PAGE_DIR": str(tmp_path / f"pages-{node}")}
+        for node in range(2)
+    ]
+    for place in places:
+        os.mkdir(place["RESILIENCE_PAGE_DIR"], mode=0o700)
+    places[lacking]["RESILIENCE_RUN_DIR"] = "/proc/none/run"
     ranks = [
         subprocess.Popen(
             [sys.executable, str(SCRIPTS / "unrecorded.py"), str(tmp_path / "rendezvous")],
-            env=plain | {"RANK": str(rank), "LOCAL_RANK": str(rank), "RESILIENCE_RUN_DIR": place},
+            env=plain | {"RANK": str(rank), "LOCAL_RANK": str(rank), **place},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
