@@ -148,6 +148,7 @@ def test_on_hang_kill_lets_torchrun_restart(restarted):
     """The culprit is ended, torchrun starts all ranks again, and the incident knows when they were back."""
     job_ = restarted["torchrun-kill"]
     assert job_.code == 0, job_.run.screen
+    assert len(job_.incidents) == 1, (job_.incidents, job_.run.screen)
     (found,) = job_.incidents
     assert [culprit["rank"] for culprit in found["culprits"]] == [1]
     assert found["recovered_at"] > found["detected_at"]
@@ -165,6 +166,7 @@ def test_a_script_that_does_not_know_us_is_named_and_restarted(restarted, name):
     """Optimizer steps, else collectives, tell that it moved; the flight record tells who did not come."""
     job_ = restarted[name]
     assert job_.code == 0, job_.run.screen
+    assert len(job_.incidents) == 1, (job_.incidents, job_.run.screen)
     (found,) = job_.incidents
     assert [culprit["rank"] for culprit in found["culprits"]] == [1]
     assert found["victims"] == [0]
