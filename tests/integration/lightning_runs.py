@@ -59,11 +59,11 @@ def leave(
         return Left(told(folder, "start-0")["step"], (first + 1, second + 1), code, run.screen)
 
 
-def run_to(folder: Path, steps: int) -> str:
+def run_to(folder: Path, steps: int, patience_s: float = 60.0) -> str:
     """Run to the end of so many steps; return the digest that both ranks have come to."""
     _forget(folder)
     with job(folder, *_RANKS, _SCRIPT, str(steps)) as run:
-        assert run.finish() == 0, run.screen
+        assert run.finish(patience_s) == 0, run.screen
         assert (run.run_dir / "finished").exists()
         [digest] = {told(folder, f"end-{rank}")["digest"] for rank in (0, 1)}
         return str(digest)
