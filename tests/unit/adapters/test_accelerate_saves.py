@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import stat
+import subprocess
 import types
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -94,6 +97,45 @@ def test_a_directory_that_is_a_mount_is_saved_into(saving_of, tmp_path, monkeypa
     saving_of(0).save_state(target)
     assert [place.parent for place in places] == [target]
     assert names_in(target) == WHOLE
+
+
+@pytest.fixture(params=["a disk", "a part of the same disk"])
+def mounted(request, tmp_path):
+    """Return a directory where something is mounted; that takes the rights of root."""
+    place, part = tmp_path / "there" / "a", tmp_path / "part"
+    place.mkdir(parents=True)
+    part.mkdir()
+    what = ["-t", "tmpfs", "none"] if request.param == "a disk" else ["--bind", part]
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, *what, place], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 1, 0, 1), (1, 0, 1, 0)])
+def test_all_ranks_save_into_a_mount(saving_of, mounted, order):
+    """Nothing can take its place, and another name beside it is another file system."""
+    for rank in order:
+        saving_of(rank).save_state(mounted)
+    assert names_in(mounted) == ["model", "random_0", "random_1", FILE]
+    assert names_in(mounted.parent) == ["a"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_syncs_no_directories_is_saved_to(saving_of, tmp_path, monkeypatch, number):
+    """There is nothing more to do there; files are synced all the same."""
+    plain, synced = os.fsync, []
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        plain(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    saving_of(0).save_state(tmp_path / "a")
+    assert names_in(tmp_path / "a") == sorted(synced) == WHOLE
 
 
 @pytest.fixture
