@@ -34,6 +34,10 @@ class Saving:
             automatic_checkpoint_naming=False, iteration=0, save_on_each_node=False, total_limit=None
         )
 
+    @property
+    def save_iteration(self):
+        return self.project_configuration.iteration
+
     def save_state(self, output_dir, **_options):
         if self.is_main_process:
             open(os.path.join(output_dir, "model"), "w").close()
@@ -142,7 +146,7 @@ def test_a_file_system_that_syncs_no_directories_is_saved_to(saving_of, tmp_path
 def numbered(monkeypatch, tmp_path):
     """Return the numbered saves of the first of two ranks; `numbered.errors`: what the other one tells, in turn."""
     accelerator = Saving(0)
-    accelerator.project_dir, accelerator.save_iteration = str(tmp_path), 0
+    accelerator.project_dir = str(tmp_path)
     accelerator.project_configuration.automatic_checkpoint_naming = True
     accelerator.loaded = []
     accelerator.errors = []
@@ -164,7 +168,8 @@ def numbered(monkeypatch, tmp_path):
 
 
 def test_a_rank_that_cannot_read_keeps_all_from_loading(numbered, tmp_path):
-    """What is loaded may be sharded, so the others would wait in it."""
+    """What is loaded is sharded, so the others would wait in it."""
+    numbered.distributed_type = "FSDP"
     numbered.save_state()
     for errors in (["no access"], [None, "no access"]):
         numbered.errors = errors
@@ -176,7 +181,8 @@ def test_a_rank_that_cannot_read_keeps_all_from_loading(numbered, tmp_path):
 
 
 def test_the_other_ranks_hear_of_a_directory_that_the_first_cannot_list(numbered, tmp_path):
-    """They would wait for the name of the newest one."""
+    """They would wait for the name of the newest one, where all have to load."""
+    numbered.distributed_type = "FSDP"
     told = []
     numbered.errors = types.SimpleNamespace(pop=lambda _: told.append(1))
     (tmp_path / "checkpoints").mkdir()
@@ -184,6 +190,27 @@ def test_the_other_ranks_hear_of_a_directory_that_the_first_cannot_list(numbered
         patch.setattr(os, "listdir", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied", path)))
         numbered.load_state()
     assert told == [1]
+
+
+def test_one_rank_may_load_alone_where_nothing_is_sharded(numbered, tmp_path, monkeypatch):
+    """Such as the best one for an evaluation, while the others wait or train."""
+    numbered.save_state()
+    newest = tmp_path / "checkpoints" / "checkpoint_0"
+    with monkeypatch.context() as patch:
+        patch.setattr(own_saves, "find_ranks", lambda: pytest.fail("it waits for the other rank"))
+        numbered.load_state()
+        numbered.load_state(newest)
+    assert numbered.loaded == [str(newest)] * 2
+
+
+def test_a_rank_that_has_loaded_alone_saves_where_the_first_one_does(numbered, tmp_path, monkeypatch):
+    """Its own count goes on behind what it has loaded."""
+    ranks = own_saves.find_ranks()
+    ranks.broadcast = lambda _: 0
+    monkeypatch.setattr(own_saves, "find_ranks", lambda: ranks)
+    numbered.project_configuration.iteration = 7
+    assert numbered.save_state() == tmp_path / "checkpoints" / "checkpoint_0"
+    assert numbered.project_configuration.iteration == 1
 
 
 def test_numbered_directories_on_a_disk_of_their_own_are_written_there(numbered, tmp_path, monkeypatch):
