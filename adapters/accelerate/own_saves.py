@@ -3,8 +3,9 @@
 Accelerate writes straight into the directory that will be loaded. Here it writes into another one beside it, which gets
 the name when all ranks have written.
 
-Ranks wait for one another only where those of Accelerate do. Many scripts save on the main process alone, which is
-right where nothing is sharded: who waited for the others there would wait for ever. So there each rank adds its own.
+Ranks wait for one another only where those of Accelerate do: in a save with numbered directories, and with FSDP. Many
+scripts save on the main process alone, which is right where nothing is sharded: who waited for the others there would
+wait for ever. So there each rank adds its own.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ class OwnSaves:
         is_numbered = bool(configuration.automatic_checkpoint_naming)
         if output_dir is None and not is_numbered:
             raise CheckpointError("save_state(): name the directory, or set automatic_checkpoint_naming")
+        meets = is_numbered or self._is_spread
+        ranks, own_name = (find_ranks(), "") if meets else (Alone(), f".{self._accelerator.process_index}")
+        if is_numbered:
+            configuration.iteration = ranks.broadcast(configuration.iteration)  # a rank may have loaded alone
         target = (self._numbered() if is_numbered else Path(output_dir or "").expanduser()).absolute()
-        ranks, own_name = (find_ranks(), "") if self._meets else (Alone(), f".{self._accelerator.process_index}")
         unfinished = whole.place_beside(target, is_numbered=is_numbered) / f".{target.name}{own_name}{whole.UNFINISHED}"
         is_keeper = self._states.is_keeper
 
@@ -81,9 +85,9 @@ class OwnSaves:
     def load_state(self, input_dir: str | None = None, *args: Any, **options: Any) -> None:
         """As `Accelerator.load_state`, but only what is whole; goes on counting the directories.
 
-        Collective where `save_state` is.
+        Collective with FSDP alone, as Accelerate's own is: elsewhere one rank may load what it evaluates.
         """
-        ranks = find_ranks() if self._meets else Alone()
+        ranks = find_ranks() if self._is_spread else Alone()
         configuration = self._accelerator.project_configuration
         source = None if input_dir is None else Path(input_dir).expanduser()
         if source is None and configuration.automatic_checkpoint_naming:
@@ -115,11 +119,9 @@ class OwnSaves:
         return self._directory() / f"checkpoint_{self._accelerator.save_iteration}"
 
     @property
-    def _meets(self) -> bool:
-        """Whether all ranks save together, as Accelerate itself needs them to."""
-        accelerator = self._accelerator
-        is_numbered = bool(accelerator.project_configuration.automatic_checkpoint_naming)
-        return is_numbered or accelerator.num_processes == 1 or kind_of(accelerator) == "FSDP"
+    def _is_spread(self) -> bool:
+        """Whether Accelerate needs all ranks to save and to load, where there are several."""
+        return bool(self._accelerator.num_processes == 1) or kind_of(self._accelerator) == "FSDP"
 
 
 def newest(directory: Path) -> str | None:

@@ -14,7 +14,10 @@ from resilience_sdk.adapters.accelerate.stand_in import StandIn
 from resilience_sdk.adapters.pytorch import Attached
 from resilience_sdk.checkpoint.ranks import find_ranks
 from resilience_sdk.console import say_once
-from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.straggler import section
+
+_MOST_WAIT_S = 7200.0
+"""For the ranks that have more batches. In a pause, which has no end, it would not be found if one of them hangs."""
 
 
 class Uneven:
@@ -49,7 +52,7 @@ class Uneven:
                     yield
             finally:
                 self._is_joined = False
-            wait.enter_context(heartbeat.paused("waits for the ranks that have more batches"))
+            wait.enter_context(section("join_wait", kind="comm", timeout=_MOST_WAIT_S))
         self._loop.meet(find_ranks().gather)
 
 

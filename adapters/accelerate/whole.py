@@ -10,6 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
+from resilience_sdk.checkpoint.commit import sync_directory
+
 UNFINISHED = ".resilience-unfinished"
 """The name of the mark, and the end of the name of a directory that is being written."""
 
@@ -41,41 +43,46 @@ def begin(unfinished: Path) -> None:
 def commit(unfinished: Path, target: Path) -> None:
     """Make what was written the target, or the newest of what is in it; raises `OSError`."""
     _sync_all(unfinished)
-    if not target.exists() and _takes_name(unfinished, target):
+    left = unfinished if target.exists() else _take_name(unfinished, target)
+    if left is None:
         return
     mark = target / UNFINISHED
     mark.touch()
     _sync(target)
-    _move_into(unfinished, target)
+    _move_into(left, target)
     mark.unlink()
 
 
 def add(unfinished: Path, target: Path) -> None:
     """Add what this rank alone has written. Before the main process has, that is not whole, and marked so."""
-    mark = unfinished / UNFINISHED
-    mark.touch()
+    (unfinished / UNFINISHED).touch()
     _sync_all(unfinished)
-    if not _takes_name(unfinished, target):
-        mark.unlink()
-        _move_into(unfinished, target)
+    left = _take_name(unfinished, target)
+    if left is not None:
+        (left / UNFINISHED).unlink()
+        _move_into(left, target)
 
 
-def _takes_name(unfinished: Path, target: Path) -> bool:
-    """Make a directory the target in one step, unless that is there, or becomes so meanwhile; tell whether it is."""
+def _take_name(unfinished: Path, target: Path) -> Path | None:
+    """Make a directory the target in one step; return where it is still, if that is there, or becomes so meanwhile."""
+    if target in unfinished.parents:
+        return unfinished  # written into a mount, whose place nothing can take
     target.parent.mkdir(parents=True, exist_ok=True)
+    left = unfinished
     try:
         try:
-            unfinished.rename(target)
+            left.rename(target)
         except OSError as error:
-            if error.errno != errno.EXDEV:
+            if error.errno != errno.EXDEV or left.parent == target.parent:  # it would be copied onto itself
                 raise
-            _copied_into(target.parent, unfinished).rename(target)
+            left = _copied_into(target.parent, left)
+            left.rename(target)
     except OSError:
         if not target.is_dir():
             raise
-        return False
+        return left
     _sync(target.parent)
-    return True
+    return None
 
 
 def _copied_into(directory: Path, unfinished: Path) -> Path:
@@ -108,6 +115,9 @@ def _sync_all(top: Path) -> None:
 
 
 def _sync(path: Path) -> None:
+    if path.is_dir():
+        sync_directory(path)  # as far as the file system can
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -71,6 +71,7 @@ class SavePolicy:
         self._whole_s: deque[float] = deque(maxlen=_WINDOW)  # until committed, also where the training went on
         self._least_s = 0.0
         self._assumed_write_s = _ASSUMED_OVERHEAD_S
+        self._asked_step = 0
         self._last_step = 0
         self._last_s = 0.0
         self._mark_step = 0
@@ -81,12 +82,17 @@ class SavePolicy:
         self._assumed_write_s = _ASSUMED_OVERHEAD_S + state_bytes / _ASSUMED_BYTES_PER_S
         self._last_step = self._mark_step = step
         self._last_s = self._mark_s = now_s
+        self._asked_step = step
         self.next_question = step + 1
 
     def due(self, step: int) -> Literal["no", "save", "ask"]:
-        """Return what all ranks do after `step` completed steps; only of values that all ranks share."""
+        """Return what all ranks do after `step` completed steps; only of values that all ranks share.
+
+        A number of steps means its multiples: who asks seldom saves when one was passed since the last question.
+        """
         if self.every.steps is not None:
-            return "save" if step > 0 and step % self.every.steps == 0 else "no"
+            before, self._asked_step = min(self._asked_step, step - 1), step  # steps may go back, to an older state
+            return "save" if step > 0 and step // self.every.steps > before // self.every.steps else "no"
         return "ask" if step >= self.next_question else "no"
 
     @property

@@ -117,7 +117,9 @@ class Block:
     def end(self, now: int, less_ns: int = 0) -> None:
         """Close what `begin` opened, and count one pass: its duration without `less_ns` of it."""
         t0 = self.t0
-        if t0 and self.lane.ident != _NOBODY:
+        if self._levels and self.lane.ident != _NOBODY:
+            self._leave(now)  # the script has entered it inside, and not left it yet
+        elif t0 and self.lane.ident != _NOBODY:
             duration = now - t0 - less_ns
             q, n = self.q, self.n
             q[self.samples_at + (n & _MASK)] = duration if duration > 0 else 0
@@ -128,7 +130,12 @@ class Block:
 
     def drop(self, now: int) -> None:
         """Close what `begin` opened without counting it: the pass did not come to its end."""
-        if self.t0 and self.lane.ident != _NOBODY:
+        if self._levels and self.lane.ident != _NOBODY:
+            # That was the outermost level; the script is inside of it, and leaves its own.
+            del self._levels[0]
+            self.q[self.entered_at] = self._levels[0] if self._levels else self.t0
+            self.settle_owner()
+        elif self.t0 and self.lane.ident != _NOBODY:
             self.q[self.left_at] = now
             self.t0 = 0
 
@@ -272,11 +279,10 @@ class Beat(Block):
 
     def end(self, now: int, less_ns: int = 0) -> None:
         """Close what `begin` opened: one unit of progress."""
-        if self._levels:
-            self._exit_slowly(now, unwinding=False)  # the script has entered it inside, and not left it yet
-        elif self.t0 and self.lane.ident != _NOBODY:
+        is_outermost = not self._levels
+        if self.t0 and self.lane.ident != _NOBODY:
             Block.end(self, now, less_ns)
-            if not self.lane.settled:
+            if is_outermost and not self.lane.settled:
                 self.lane.note_beat()
 
     def may_be_fast(self) -> bool:

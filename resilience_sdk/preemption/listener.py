@@ -75,6 +75,15 @@ class Listener(Checks):
             self.is_settled = True
         return self.is_settled
 
+    def leave_to_ranks(self, side: Side) -> None:
+        """Agree with the other ranks from the next check on, whoever was to coordinate; `side` says who cannot."""
+        self.side = side
+        if self.unmonitored is None:
+            self.unmonitored = Unmonitored(side, self.handlers)
+        self.unmonitored.deaf = side.deaf
+        self.is_settled = self.flag = True
+        self.flag_changed(self)
+
     def answer(self, count: int, step: int | None) -> bool:
         """Take part in the agreement at check `count`. Waits only at the very check that is proposed."""
         if self.stopped_at is not None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any, NoReturn, Protocol
 
+import attrs
+
 from resilience_sdk import lanes
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import Preempted
@@ -126,6 +128,23 @@ def listen(side: Side) -> None:
     """Take the session's page: from the first `check()` on, this process listens. Called by the session."""
     global _side
     _side = side
+
+
+def is_heard() -> bool:
+    """Tell whether this process has what it takes to agree on a stop."""
+    return _side is not None
+
+
+def leave_to_ranks(deaf: Sequence[int] = ()) -> None:
+    """Let the ranks agree on a stop by themselves from here on, without monitors. On all ranks at the same place.
+
+    `deaf`: ranks that cannot take part.
+    """
+    if _side is None:
+        return
+    listen(attrs.evolve(_side, has_coordinator=lambda: False, first_check=int, deaf=tuple(deaf)))
+    if isinstance(_me, Listener):
+        _me.leave_to_ranks(_side)
 
 
 def begin(save_s: Callable[[], float] = float) -> None:

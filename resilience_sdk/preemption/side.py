@@ -85,5 +85,7 @@ class Side:
     """Tells, alike on all ranks of the job, whether monitors coordinate the stop; None as long as that is not known."""
     first_check: Callable[[int], int] = int
     """Where none does: from which check on the ranks agree by themselves, asked at the first check that knows it."""
+    deaf: tuple[int, ...] = ()
+    """Ranks that cannot take part, where the ranks agree by themselves: no stop can be agreed."""
     stopping: Callable[[int | None, str | None], None] = lambda step, heard: None
     """Called at the agreed stop, with the step that `check()` was given and the signal that this rank has heard."""

@@ -20,10 +20,11 @@ _MOST_PATIENCE_S = 30.0  # for a rank that is late
 class Unmonitored:
     """Notices from wherever they come, and the agreement by `preemption.reduce`."""
 
-    __slots__ = ("_handlers", "_is_told", "_reduction", "_side")
+    __slots__ = ("_handlers", "_is_told", "_reduction", "_side", "deaf")
 
     def __init__(self, side: Side, handlers: Handlers) -> None:
         self._side = side
+        self.deaf = side.deaf
         self._handlers = handlers
         self._is_told = False
         self._reduction = Reduction(
@@ -60,6 +61,12 @@ class Unmonitored:
             if number != at.NOTICE_REQUEST:  # which is in the journal with its reason
                 kind = asker(number).value
                 self._side.journal.emit(Event.PREEMPT_NOTICE, source=notice_name(number), kind=kind)
+        if self.deaf:  # who began an all_reduce would wait for them
+            if is_asked:
+                self._give_up(
+                    f"{_named(self.deaf)} cannot be recorded, and hears of no stop", Hindrance.UNSEEN, self.deaf
+                )
+            return False
         return self._reduction.stops(count, is_asked, time_left)
 
     def _give_up(self, why: str, hindrance: Hindrance, ranks: Sequence[int]) -> None:
@@ -68,3 +75,7 @@ class Unmonitored:
             self._side.journal.emit(
                 Event.DEGRADED, what="preemption", why=why, hindrance=hindrance.value, culprits=whom
             )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"

@@ -1,5 +1,6 @@
 """One rank's side: what starts at the first use and lasts to the end of the process."""
 
+from resilience_sdk.session.base import Session
 from resilience_sdk.session.lifecycle import (
     bootstrap_worker,
     current,
@@ -7,7 +8,6 @@ from resilience_sdk.session.lifecycle import (
     record_exception,
     start_recording,
 )
-from resilience_sdk.session.rank_session import Session
 
 __all__ = [
     "Session",

@@ -11,7 +11,7 @@ from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.console import say
 from resilience_sdk.errors import ResilienceError
 from resilience_sdk.events import Event
-from resilience_sdk.session.rank_session import Session
+from resilience_sdk.session.base import Session
 
 _finished_here: weakref.WeakSet[Session] = weakref.WeakSet()
 

@@ -33,7 +33,7 @@ def join_job(
     `run_dir` is what the code names; `resumes`: a sibling of the directory that the user named will not do.
     Raises OSError and RunDirectoryError.
     """
-    proposal = _proposal(job, script, settings, env, run_dir, resumes)
+    proposal = propose(job, script, settings, env, run_dir, resumes)
     attempt, parent = environ.attempt(env), proposal.parent_pid
     config = job_config.agree(pages, proposal, lambda began_ns: is_over(pages, attempt, began_ns, but=parent))
     if config.began_ns == proposal.began_ns:
@@ -46,9 +46,10 @@ def join_job(
     return config
 
 
-def _proposal(
+def propose(
     job: str, script: str, settings: Settings, env: Mapping[str, str], explicit_run_dir: str | None, resumes: bool
 ) -> JobConfig:
+    """Return the job as this rank alone sees it. Raises as `join_job`."""
     run_dir, named = choose_run_dir(script, env, explicit_run_dir or settings.run_dir)
     is_users = bool(explicit_run_dir or settings.run_dir or env.get(environ.RUN_DIR))
     # A foreign launcher may have started this job's own ranks, on another node, under another key.

@@ -14,7 +14,7 @@ from resilience_sdk.events import Event
 from resilience_sdk.incidents import count_words
 
 if TYPE_CHECKING:
-    from resilience_sdk.session.rank_session import Session
+    from resilience_sdk.session.base import Session
 
 
 class _Saves(Protocol):

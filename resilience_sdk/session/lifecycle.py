@@ -18,17 +18,17 @@ from resilience_sdk.errors import DirectoryInUseError, ResilienceError, RunDirec
 from resilience_sdk.lanes import Recorder
 from resilience_sdk.session import stopping
 from resilience_sdk.session.identity import find_identity, is_dataloader_worker
-from resilience_sdk.session.rank_session import NoPagesError, Session
+from resilience_sdk.session.rank_session import WatchedSession
 from resilience_sdk.settings import Settings, load_settings, override_settings, settings_from_json
 
 _lock = threading.RLock()
-_session: Session | None = None
+_session: WatchedSession | None = None
 _failed = False
 _lacks_page = False
 _has_failed_to_start = False
 
 
-def current() -> Session | None:
+def current() -> WatchedSession | None:
     """Return the session of this process, if it has one."""
     return _session if _session is not None and _session.pid == os.getpid() else None
 
@@ -49,7 +49,7 @@ def ensure_started(
     arguments: Mapping[str, Any] | None = None,
     *,
     resumes: bool = False,
-) -> Session | None:
+) -> WatchedSession | None:
     """Return the session of this process, starting it at the first call; None where nothing is recorded.
 
     Nothing is recorded with `RESILIENCE_DISABLE=1`, in a DataLoader worker, in a child forked by a rank, and
@@ -74,8 +74,7 @@ def ensure_started(
     if arguments or settings is None:
         settings = effective_settings(env, arguments)
     if env.get(environ.INTERNAL_PAGES) == "":
-        _failed = True  # the launcher has said why
-        _lacks_page = True
+        _failed = _lacks_page = _has_failed_to_start = True  # the launcher has said why
         lanes.disable()
         stopping.listen_without_page(settings, env)
         return None
@@ -83,7 +82,7 @@ def ensure_started(
         if _session is None and not _failed:
             session = None
             try:
-                session = Session(settings, find_identity(env), env, run_dir, resumes=resumes)
+                session = WatchedSession(settings, find_identity(env), env, run_dir, resumes=resumes)
                 session.load_faults(env)
                 session.start()
             except Exception as error:
@@ -96,7 +95,7 @@ def ensure_started(
                     raise
                 why = str(error) if isinstance(error, (OSError, ResilienceError)) else repr(error)
                 console.say_once("start", f"cannot start, this process is not watched: {why}")
-                if isinstance(error, (NoPagesError, RunDirectoryError)):
+                if isinstance(error, (OSError, RunDirectoryError)):
                     _lacks_page = True
                     stopping.listen_without_page(settings, env)
                 return None

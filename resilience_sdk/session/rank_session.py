@@ -27,9 +27,10 @@ from resilience_sdk.rank_page import PageReader, RankPage, job_page_directory, p
 from resilience_sdk.rank_page import layout as at
 from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.session import exceptions, stopping
+from resilience_sdk.session.base import Session
 from resilience_sdk.session.error_file import write_error_file
 from resilience_sdk.session.helper import HelperThread, completed_collectives
-from resilience_sdk.session.identity import Identity, fallback_job_key, group_identity, process_of_rank
+from resilience_sdk.session.identity import Identity, fallback_job_key, process_of_rank
 from resilience_sdk.session.job import join_job
 from resilience_sdk.session.rank_journal import rank_journal
 from resilience_sdk.session.unwatched import remove_own, remove_unwatched
@@ -39,8 +40,10 @@ from resilience_sdk.straggler import listening
 _LAST_ROUND_S = 0.5  # for what the helper thread is at when the process ends; it asks no network
 
 
-class Session:
+class WatchedSession(Session):
     """One rank's side of a job, from its first use to the end of the process."""
+
+    recorder: Recorder
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class Session:
         self._script = script_name()
         job = environ.job_key(env, fallback_job_key(env))
         internal = env.get(environ.INTERNAL_PAGES)
-        self.pages = Path(internal) if internal else _page_directory(job, env)
+        self.pages = Path(internal) if internal else job_page_directory(job, env)
         if not identity.provisional and (other := process_of_rank(self.pages, self.attempt, identity.rank)):
             raise ResilienceError(f"rank {identity.rank} is process {other} already, whose environment this one has")
         self.config = join_job(self.pages, job, self._script, settings, env, explicit_run_dir, resumes=resumes)
@@ -79,6 +82,7 @@ class Session:
         # Last, because what can fail is behind us: whoever has a page is watched.
         self.page = self._create_page()
         self.recorder = Recorder(self.page, settle=self.settle)
+        self.pages_key = _key_of(self.pages)
 
     def load_faults(self, env: Mapping[str, str]) -> None:
         """Arm the faults that the environment asks for, if they are this rank's; a bad one is said, not raised."""
@@ -165,14 +169,11 @@ class Session:
         """Correct a provisional identity once a process group is there; tell whether it is final now."""
         if not self.identity.provisional:
             return True
-        found = group_identity()
-        if found is None:
+        if not super().settle():
             return False
-        local_rank = self.identity.local_rank if self.identity.world_size > 1 else found.local_rank
-        self.identity = Identity(found.rank, local_rank, found.world_size, provisional=False)
-        self.page.set_identity(found.rank, local_rank, found.world_size)
+        me = self.identity
+        self.page.set_identity(me.rank, me.local_rank, me.world_size)
         self.page.set_flag(at.FLAG_PROVISIONAL, False)
-        self.journal.rank = found.rank
         self.load_faults(environ.environment())
         return True
 
@@ -298,15 +299,9 @@ class Session:
             remove_own(self.pages, self._stem)
 
 
-class NoPagesError(OSError):
-    """There is no place for the pages of this node's ranks."""
-
-
-def _page_directory(job: str, env: Mapping[str, str]) -> Path:
-    try:
-        return job_page_directory(job, env)
-    except OSError as error:
-        raise NoPagesError(str(error)) from None
+def _key_of(pages: Path) -> str:
+    place = pages.stat()
+    return f"{hostinfo.boot_id()}-{place.st_dev}-{place.st_ino}"
 
 
 def script_name() -> str:

@@ -19,13 +19,13 @@ from resilience_sdk.console import say, say_once
 from resilience_sdk.errors import ConfigError, Preempted, ResilienceError
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import rank as listening
+from resilience_sdk.session.base import Session
 from resilience_sdk.session.data import END, Walk, next_batch
 from resilience_sdk.session.ending import finish, has_peers
 from resilience_sdk.session.last_save import save_at_stop, say_how_to_resume
 from resilience_sdk.session.lifecycle import has_failed_to_start
 from resilience_sdk.session.no_checkpointer import NoCheckpointer
 from resilience_sdk.session.on_all_ranks import session_on_all_ranks
-from resilience_sdk.session.rank_session import Session
 
 Batch = TypeVar("Batch")
 OnPreempt = Literal["raise", "return"]
@@ -194,7 +194,8 @@ class Run:
         is_worked = False
         if self.session is not None and walk.epoch < last and not is_enough:
             listening.begin(self._save_s)  # before the loader forks its workers
-            self.session.recorder.begin()  # the end of an earlier call has ended all deadlines
+            if self.session.recorder is not None:
+                self.session.recorder.begin()  # the end of an earlier call has ended all deadlines
         while walk.epoch < last and not is_enough:
             batches = self._start_epoch(loader)
             while not is_enough:
@@ -248,7 +249,7 @@ class Run:
     def _resume(self) -> None:
         if self._is_resumed:
             return
-        is_asked = self._is_to_save and group_is_ready() and self._is_recorded_somewhere()
+        is_asked = group_is_ready() and self._is_recorded_somewhere()
         if is_asked and session_on_all_ranks(lambda: self.session) is None:
             self._save_nothing()
         if not isinstance(self.checkpointer, NoCheckpointer):

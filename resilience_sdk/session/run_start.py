@@ -11,9 +11,10 @@ import attrs
 
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.session.base import Session
 from resilience_sdk.session.job import refuse_fresh_start
 from resilience_sdk.session.lifecycle import ensure_started
-from resilience_sdk.session.rank_session import Session
+from resilience_sdk.session.pageless import pageless_session
 from resilience_sdk.session.run import Run
 from resilience_sdk.settings import Settings, load_settings, override_settings
 
@@ -76,7 +77,9 @@ def begin_session(
         # Checked even where a session is already running and cannot take them any more.
         load_settings(arguments=overrides, strict_env=False)
     named = None if run_dir is None else os.fspath(run_dir)
-    session = ensure_started(named, settings, overrides or None, resumes=resumes)
+    session: Session | None = ensure_started(named, settings, overrides or None, resumes=resumes)
+    if session is None:
+        session = pageless_session(named, settings, overrides or None, resumes=resumes)
     if session is not None and (resumes or named is not None):
         refuse_fresh_start(session.config)
     if session is not None and run_dir is not None and session.run_dir.path != Path(os.path.abspath(run_dir)):

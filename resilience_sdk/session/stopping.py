@@ -144,12 +144,13 @@ class StopTeller:
         console.say(f"the job is asked to leave{by}: all ranks stop{after}")
 
 
-def listen_without_page(settings: Settings, env: Mapping[str, str]) -> None:
+def listen_without_page(settings: Settings, env: Mapping[str, str], *, is_agreed: bool = False) -> None:
     """Let `preemption.check()` work in a process that can have no page: the ranks then agree among themselves.
 
-    In a job of our launcher with several nodes it cannot: on the other nodes monitors coordinate.
+    In a job of our launcher with several nodes it cannot, unless that is agreed: on the other nodes monitors
+    coordinate.
     """
-    if environ.INTERNAL_JOB in env and environ.has_several_nodes(env):
+    if not is_agreed and environ.INTERNAL_JOB in env and environ.has_several_nodes(env):
         return
     identity = find_identity(env)
     run_dir = env.get(environ.RUN_DIR) or settings.run_dir

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from time import monotonic_ns
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from resilience_sdk import faults, heartbeat, lanes
 from resilience_sdk.straggler import section
@@ -179,4 +182,38 @@ def test_device_time_is_of_a_kind_of_its_own(recording, block):
     block.end(3)
     rows = {(name, kind): samples for name, kind, _, samples in recording.reader.harvest()}
     assert rows == {("bwd", "compute"): [2], ("bwd", "gpu"): [5]}
+    assert recording.stack() == []
+
+
+MOVES = st.lists(st.sampled_from(["begin", "end", "drop", "enter", "exit"]), max_size=16)
+
+
+@pytest.mark.parametrize("kind", ["section", "heartbeat"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(moves=MOVES)
+def test_in_whatever_order_hooks_and_blocks_come_what_is_open_is_right(recording, kind, moves):
+    """Of one name: a script may enter inside what a hook has begun, which is ended or dropped meanwhile."""
+    block = lanes.find_own_block("both", "compute") if kind == "section" else lanes.find_own_beat("both")
+    is_hooks, entered = False, 0
+    for move in [*moves, "drop", *["exit"] * len(moves)]:
+        now = monotonic_ns()
+        if move == "begin" and not is_hooks:
+            is_hooks = block.begin(now)
+            assert is_hooks is (entered == 0)
+        elif move in ("end", "drop") and is_hooks:  # as who has begun nothing ends nothing
+            getattr(block, move)(now)
+            is_hooks = False
+        elif move == "enter":
+            block.__enter__()
+            entered += 1
+        elif move == "exit" and entered:
+            block.__exit__(None, None, None)
+            entered -= 1
+        depth = entered + is_hooks
+        assert recording.stack() == ["both"] * bool(depth), move
+        assert len(block._levels) == max(0, depth - 1), move
+        assert bool(block.t0) is bool(depth), move
+    assert block.may_be_fast() == (block.owner != 0)
+    assert block.begin(monotonic_ns())
+    block.drop(monotonic_ns())
     assert recording.stack() == []

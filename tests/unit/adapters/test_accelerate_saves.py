@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import stat
+import subprocess
 import types
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +33,10 @@ class Saving:
         self.project_configuration = types.SimpleNamespace(
             automatic_checkpoint_naming=False, iteration=0, save_on_each_node=False, total_limit=None
         )
+
+    @property
+    def save_iteration(self):
+        return self.project_configuration.iteration
 
     def save_state(self, output_dir, **_options):
         if self.is_main_process:
@@ -96,11 +103,50 @@ def test_a_directory_that_is_a_mount_is_saved_into(saving_of, tmp_path, monkeypa
     assert names_in(target) == WHOLE
 
 
+@pytest.fixture(params=["a disk", "a part of the same disk"])
+def mounted(request, tmp_path):
+    """Return a directory where something is mounted; that takes the rights of root."""
+    place, part = tmp_path / "there" / "a", tmp_path / "part"
+    place.mkdir(parents=True)
+    part.mkdir()
+    what = ["-t", "tmpfs", "none"] if request.param == "a disk" else ["--bind", part]
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, *what, place], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 1, 0, 1), (1, 0, 1, 0)])
+def test_all_ranks_save_into_a_mount(saving_of, mounted, order):
+    """Nothing can take its place, and another name beside it is another file system."""
+    for rank in order:
+        saving_of(rank).save_state(mounted)
+    assert names_in(mounted) == ["model", "random_0", "random_1", FILE]
+    assert names_in(mounted.parent) == ["a"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_syncs_no_directories_is_saved_to(saving_of, tmp_path, monkeypatch, number):
+    """There is nothing more to do there; files are synced all the same."""
+    plain, synced = os.fsync, []
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        plain(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    saving_of(0).save_state(tmp_path / "a")
+    assert names_in(tmp_path / "a") == sorted(synced) == WHOLE
+
+
 @pytest.fixture
 def numbered(monkeypatch, tmp_path):
     """Return the numbered saves of the first of two ranks; `numbered.errors`: what the other one tells, in turn."""
     accelerator = Saving(0)
-    accelerator.project_dir, accelerator.save_iteration = str(tmp_path), 0
+    accelerator.project_dir = str(tmp_path)
     accelerator.project_configuration.automatic_checkpoint_naming = True
     accelerator.loaded = []
     accelerator.errors = []
@@ -122,7 +168,8 @@ def numbered(monkeypatch, tmp_path):
 
 
 def test_a_rank_that_cannot_read_keeps_all_from_loading(numbered, tmp_path):
-    """What is loaded may be sharded, so the others would wait in it."""
+    """What is loaded is sharded, so the others would wait in it."""
+    numbered.distributed_type = "FSDP"
     numbered.save_state()
     for errors in (["no access"], [None, "no access"]):
         numbered.errors = errors
@@ -134,7 +181,8 @@ def test_a_rank_that_cannot_read_keeps_all_from_loading(numbered, tmp_path):
 
 
 def test_the_other_ranks_hear_of_a_directory_that_the_first_cannot_list(numbered, tmp_path):
-    """They would wait for the name of the newest one."""
+    """They would wait for the name of the newest one, where all have to load."""
+    numbered.distributed_type = "FSDP"
     told = []
     numbered.errors = types.SimpleNamespace(pop=lambda _: told.append(1))
     (tmp_path / "checkpoints").mkdir()
@@ -142,6 +190,27 @@ def test_the_other_ranks_hear_of_a_directory_that_the_first_cannot_list(numbered
         patch.setattr(os, "listdir", lambda path: (_ for _ in ()).throw(PermissionError(13, "Permission denied", path)))
         numbered.load_state()
     assert told == [1]
+
+
+def test_one_rank_may_load_alone_where_nothing_is_sharded(numbered, tmp_path, monkeypatch):
+    """Such as the best one for an evaluation, while the others wait or train."""
+    numbered.save_state()
+    newest = tmp_path / "checkpoints" / "checkpoint_0"
+    with monkeypatch.context() as patch:
+        patch.setattr(own_saves, "find_ranks", lambda: pytest.fail("it waits for the other rank"))
+        numbered.load_state()
+        numbered.load_state(newest)
+    assert numbered.loaded == [str(newest)] * 2
+
+
+def test_a_rank_that_has_loaded_alone_saves_where_the_first_one_does(numbered, tmp_path, monkeypatch):
+    """Its own count goes on behind what it has loaded."""
+    ranks = own_saves.find_ranks()
+    ranks.broadcast = lambda _: 0
+    monkeypatch.setattr(own_saves, "find_ranks", lambda: ranks)
+    numbered.project_configuration.iteration = 7
+    assert numbered.save_state() == tmp_path / "checkpoints" / "checkpoint_0"
+    assert numbered.project_configuration.iteration == 1
 
 
 def test_numbered_directories_on_a_disk_of_their_own_are_written_there(numbered, tmp_path, monkeypatch):

@@ -86,6 +86,27 @@ def test_what_is_due_waits_for_all_ranks(loop, ranks):
     assert "join_uneven_inputs" not in vars(accelerator)
 
 
+def test_the_wait_for_the_other_ranks_is_long_and_has_an_end(loop, ranks, recording):
+    """In a pause nobody would find that one of them hangs."""
+    seen = []
+
+    class Waiting(Accelerator):
+        @contextmanager
+        def join_uneven_inputs(self, joinables, even_batches=None):
+            yield
+            seen.append(recording.snapshot())
+
+    accelerator = Waiting()
+    uneven.Uneven(accelerator, loop, [1, 2])
+    with accelerator.join_uneven_inputs("model"):
+        pass
+    [snapshot] = seen
+    [waiting] = snapshot.main_lane.stack
+    assert (waiting.name, waiting.kind, waiting.timeout_s) == ("join_wait", "comm", 7200.0)
+    assert snapshot.paused is None
+    assert not recording.snapshot().main_lane.stack
+
+
 def test_an_exception_meets_nobody(loop, ranks):
     """The other ranks may be elsewhere."""
     ranks.gather = lambda mine: [mine]

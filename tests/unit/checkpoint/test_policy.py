@@ -41,6 +41,40 @@ def test_every_so_many_steps_needs_no_question():
     assert questions == 0
 
 
+def asked_at(every, steps, *, first=0):
+    """Return which of the steps, at which alone it is asked, are saved at."""
+    policy = SavePolicy(Every(steps=every))
+    policy.start(first, 0.0)
+    saved = []
+    for step in steps:
+        if policy.due(step) == "save":
+            saved.append(step)
+            policy.saved(step, 0.0, 0.1)
+    return saved
+
+
+def test_a_multiple_that_was_passed_is_due_at_the_next_question():
+    """Some are asked about seldom: ranks with different numbers of batches, or a step that counts several."""
+    assert asked_at(10, [4, 8, 12, 16, 20, 24, 48]) == [12, 20, 48]
+    assert asked_at(2, [3, 5, 7]) == [3, 5, 7]
+    assert asked_at(10, [11, 12, 20], first=10) == [20]  # resumed from the save after 10
+    assert asked_at(10, [0, 9], first=0) == []
+    assert asked_at(10, [10], first=10) == [10]  # where nothing was resumed, the first question begins the count
+
+
+def test_after_going_back_the_same_multiples_are_due():
+    """A script may load an older state."""
+    assert asked_at(10, [19, 20, 29, 12, 19, 20, 21, 30], first=11) == [20, 20, 30]
+
+
+@given(st.integers(1, 20), st.lists(st.integers(1, 30), max_size=30), st.integers(0, 50))
+def test_no_multiple_is_passed_without_a_save(every, advances, first):
+    """It is saved at exactly where a multiple lies between two questions."""
+    asked = list(itertools.accumulate(advances, initial=first))
+    passed = [now for before, now in itertools.pairwise(asked) if now // every > before // every]
+    assert asked_at(every, asked[1:], first=first) == passed
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.floats(0.001, 5.0), st.floats(20.0, 200.0))
 def test_a_duration_is_kept_to_within_a_step_with_few_questions(pace, interval):

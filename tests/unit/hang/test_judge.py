@@ -225,6 +225,13 @@ def test_sampled_collectives_may_be_seen_late(make, verdict):
         assert verdict(*states).kind == kind
 
 
+def test_a_wait_with_a_long_deadline_does_not_hide_the_hang_of_another_rank(make, verdict):
+    """The one that waits has done fewer steps, so it is waited for; up to the cap, not for ever."""
+    waits = make.rank(0, make.section("join_wait", 5000.0, kind="comm", timeout=7200.0), beats=3)
+    assert verdict(waits, make.rank(1, make.beat(2000.0), beats=9)).kind == "slow"
+    assert verdict(waits, make.rank(1, make.beat(4900.0), beats=9)).kind == "confirmed"
+
+
 def test_paused(make, verdict):
     """A paused rank has no deadline, and who waits for it has none either."""
     paused = make.rank(1, make.beat(9e4), paused="label by hand")

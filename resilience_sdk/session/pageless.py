@@ -1,0 +1,79 @@
+"""The session of a rank that has no place for a page: nobody watches it, and it saves, resumes and stops as others do.
+
+Its job agrees on nothing in a page directory, so where there are other ranks the run directory must have a name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from resilience_sdk import environ
+from resilience_sdk.console import say_once
+from resilience_sdk.errors import DirectoryInUseError, ResilienceError, RunDirectoryError
+from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.session.base import Session
+from resilience_sdk.session.identity import fallback_job_key, find_identity
+from resilience_sdk.session.job import propose
+from resilience_sdk.session.lifecycle import effective_settings, lacks_page
+from resilience_sdk.session.rank_journal import rank_journal
+from resilience_sdk.session.rank_session import script_name
+from resilience_sdk.session.stopping import has_no_peers
+from resilience_sdk.settings import Settings
+
+_session: PagelessSession | None = None
+_made_by: int | None = None
+
+
+class _NamelessError(RunDirectoryError):
+    """Each rank would make up a run directory of its own."""
+
+
+class PagelessSession(Session):
+    """See the module."""
+
+    def __init__(self, settings: Settings, env: Mapping[str, str], run_dir: str | None, *, resumes: bool) -> None:
+        """Open the run directory. Raises OSError and ResilienceError."""
+        self.identity = identity = find_identity(env)
+        self.attempt = environ.attempt(env)
+        self.settings = settings
+        job = environ.job_key(env, fallback_job_key(env))
+        self.config = propose(job, script_name(), settings, env, run_dir, resumes)
+        is_new = not self.config.run_named
+        if is_new and not has_no_peers(identity.world_size, identity.provisional, env):
+            raise _NamelessError(
+                f"ranks without pages cannot agree on a new run directory: name one with {environ.RUN_DIR}"
+            )
+        self.run_dir = RunDirectory.create(self.config.run_dir, group_readable=settings.group_readable)
+        self.journal = rank_journal(self.run_dir, job, self.attempt, identity.rank)
+        self.may_resume = self.config.run_named or self.attempt > 0
+
+
+def pageless_session(
+    run_dir: str | None, settings: Settings | None, arguments: Mapping[str, Any] | None, *, resumes: bool
+) -> Session | None:
+    """Return the session of a rank that has no page, the same at each call; None for all others.
+
+    None too where the run directory cannot be used, which is said. Raises as `ensure_started`.
+    """
+    global _session, _made_by
+    if not lacks_page():
+        return None
+    if _session is not None and _made_by == os.getpid():
+        return _session
+    env = environ.environment()
+    if arguments or settings is None:
+        settings = effective_settings(env, arguments)
+    try:
+        _session, _made_by = PagelessSession(settings, env, run_dir, resumes=resumes), os.getpid()
+    except (OSError, ResilienceError) as error:
+        is_codes = run_dir is not None and isinstance(error, RunDirectoryError)
+        if is_codes or (resumes and isinstance(error, DirectoryInUseError)):
+            raise
+        # The other reasons are those for which the start has failed before.
+        say_once(
+            "pageless" if isinstance(error, _NamelessError) else "start", f"nothing is written in this process: {error}"
+        )
+        return None
+    return _session
