@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from resilience_sdk import faults
 from resilience_sdk.lanes.armed import ArmedBeat, ArmedBlock
-from resilience_sdk.lanes.blocks import Beat, Block, DeviceTime, Pulse
+from resilience_sdk.lanes.blocks import Amounts, Beat, Block, DeviceTime, Pulse
 from resilience_sdk.rank_page import RankPage
 from resilience_sdk.rank_page import layout as at
 
@@ -178,6 +178,10 @@ class Recorder:
         """Return what takes the durations on the GPU of a section, on the section's lane; None: it is idle then."""
         kind = at.DEVICE_KINDS.get(block.kind)
         return None if kind is None else self._block(block.lane, DeviceTime, block.name, kind, None)
+
+    def amounts(self, name: str) -> Amounts:
+        """Return what takes the amounts of work that are told, of a name."""
+        return self._block(self.owner, Amounts, name, at.WORK, None)
 
     def register(self, lane: Lane, name: str, kind: str, timeout: float | None) -> tuple[int, int]:
         """Return `(name index, first word of the ring)`; where tables are full, ones that nobody reads."""
