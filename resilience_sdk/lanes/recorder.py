@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic_ns
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from resilience_sdk import faults
 from resilience_sdk.lanes.armed import ArmedBeat, ArmedBlock
@@ -122,6 +122,8 @@ class Recorder:
         """Whether `done` has ended all deadlines; each heartbeat then takes the slow path, which begins anew."""
         self.lost = ""
         """What found no place in the page first, and why; empty: everything has one."""
+        self.teller: Any = None
+        """What takes the amounts of work, once some were told."""
         self.owner = self.lane()
 
     def lane(self) -> Lane:

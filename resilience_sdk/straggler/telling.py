@@ -22,9 +22,10 @@ _USUAL = "step"  # the heartbeat that counts the steps, where there are several
 def work(amount: float) -> None:
     """Tell how much work the step has that runs, or begins next: tokens, pixels, in any unit that stays the same.
 
-    Call it on every rank, once for each forward (of each micro-batch): within a step amounts add up. Everybody being
-    slower is then told from everybody having more to do. Takes a number, or a tensor of one element on the CPU.
-    Costs well under a microsecond, never blocks. Needs a heartbeat, or an optimizer's steps, to know what a step is.
+    Call it on every rank, on the thread that trains, once for each forward (of each micro-batch): within a step amounts
+    add up. Everybody being slower is then told from everybody having more to do. Takes a number, or a tensor of one
+    element on the CPU. Costs well under a microsecond, never blocks. Needs a heartbeat, or an optimizer's steps, to
+    know what a step is.
 
     Raises ConfigError for what is no number, or below zero, and for a tensor on a device: reading it would wait.
     """
@@ -39,7 +40,9 @@ def work(amount: float) -> None:
         recorder = lanes.recorder()
         if recorder is None:
             return
-        teller = TELLERS[_WORK] = Teller(recorder)
+        if recorder.teller is None:  # kept there too: it counts steps, which go on when names are looked up anew
+            recorder.teller = Teller(recorder)
+        teller = TELLERS[_WORK] = recorder.teller
     teller.tell(amount)
 
 

@@ -226,11 +226,13 @@ def measure(context: Context) -> list[Figure]:
                 figures.append(
                     _figure(f"false flags, {model}, {ranks} ranks", name, tally.false_per_1000, 1.0, "/1,000")
                 )
+            scope = "all" if model.startswith(TOLD) else "rank"  # ranks are compared without what is told
             for by, most_missed in ((0.05, 20.0), (0.10, 2.0)):
-                found = cell(model, ranks, "rank", by, context.repeats(60, 10), rng)
+                found = cell(model, ranks, scope, by, context.repeats(60, 10), rng)
                 for name, tally in found.items():
                     missed = 100.0 * (1.0 - tally.recall)
-                    figures.append(_figure(f"missed +{by:.0%} rank, {model}, {ranks}", name, missed, most_missed, "%"))
+                    label = f"missed +{by:.0%} {scope}, {model}, {ranks}"
+                    figures.append(_figure(label, name, missed, most_missed, "%"))
     return figures
 
 

@@ -88,6 +88,19 @@ def test_all_micro_batches_may_be_told_before_the_first_is_passed(reader):
                     assert reader.window("fwd", 0) == (2.0, 3.0, 4.0, 11.0, 12.0, 13.0, 14.0, 21.0)
 
 
+def test_the_steps_go_on_when_names_are_looked_up_anew(reader):
+    """As when a fault is armed in the middle of a step: neither its amount nor the count is lost."""
+    for step in range(20):
+        with heartbeat():
+            straggler.work(step)
+            if step == 5:
+                lanes.forget()
+            straggler.work(step)
+            passed("optim")
+    reader.look()
+    assert reader.window("optim") == tuple(2.0 * step for step in range(1, 9))
+
+
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_pulses_count_the_steps_too(reader, is_behind):
     """Whether they come before the step or behind it."""
