@@ -7,6 +7,7 @@ from typing import Any
 
 from resilience_sdk import straggler
 from resilience_sdk.adapters._base import HookedSection
+from resilience_sdk.adapters.transformers.tokens import Telling
 from resilience_sdk.adapters.transformers.trainers import torch_optimizer
 
 
@@ -37,7 +38,8 @@ class Seams:
         """Hang it on, once the trainer has wrapped its model and made its optimizer."""
         self._trainer = trainer
         self._before: dict[str, Any] = {}
-        self.put("get_batch_samples", Timed(trainer.get_batch_samples, HookedSection("data", "io")))
+        fetched = Timed(trainer.get_batch_samples, HookedSection("data", "io"))
+        self.put("get_batch_samples", Telling(fetched, trainer.model))
         self.put("evaluate", Timed(trainer.evaluate, HookedSection("eval", "compute")))
         self._attached = straggler.attach(trainer.model_wrapped, torch_optimizer(trainer))
 

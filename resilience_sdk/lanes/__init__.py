@@ -4,11 +4,12 @@
 name and starts the recording at first use.
 """
 
-from resilience_sdk.lanes.blocks import Beat, Block, Pulse
+from resilience_sdk.lanes.blocks import Amounts, Beat, Block, Pulse
 from resilience_sdk.lanes.lookup import (
     BEATS,
     BLOCKS,
     NO_BLOCK,
+    TELLERS,
     AnyBlock,
     NoBlock,
     Unstarted,
@@ -29,6 +30,8 @@ __all__ = [
     "BEATS",
     "BLOCKS",
     "NO_BLOCK",
+    "TELLERS",
+    "Amounts",
     "AnyBlock",
     "Beat",
     "Block",

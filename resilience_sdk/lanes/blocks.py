@@ -11,6 +11,7 @@ given or whose process is not settled yet, and in a forked child, where nothing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic_ns
@@ -232,6 +233,33 @@ class DeviceTime(Block):
     """Durations on the GPU of a section of the same name. It is sampled and never entered."""
 
     __slots__ = ()
+
+
+class Amounts(Block):
+    """Amounts of work in place of durations. They are added and never entered."""
+
+    __slots__ = ("_amounts",)
+
+    def __init__(self, lane: Lane, name: str, kind: str = at.WORK, timeout: float | None = None) -> None:
+        """Like a block, whose samples are doubles."""
+        super().__init__(lane, name, kind, timeout)
+        self._amounts = self.q.cast("B").cast("d")
+
+    def add(self, amount: float) -> None:
+        """Add one amount to the ring; in a forked child nothing, since the ring is its parent's."""
+        if self.lane.ident != _NOBODY:
+            n = self.n
+            self._amounts[self.samples_at + (n & _MASK)] = amount
+            self.n = n = n + 1
+            self.q[self.count_at] = n
+
+    def skip(self, count: int) -> None:
+        """Leave so many amounts out, which nobody has told."""
+        if self.lane.ident != _NOBODY:
+            self.n += count
+            for n in range(self.n - min(count, at.RING_SAMPLES), self.n):
+                self._amounts[self.samples_at + (n & _MASK)] = math.nan
+            self.q[self.count_at] = self.n
 
 
 class Beat(Block):

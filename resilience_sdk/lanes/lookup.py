@@ -85,6 +85,7 @@ AnyBlock = Block | NoBlock | Unstarted
 # The blocks of the recording process by name. Filled at the first entry, emptied by a fork and by `forget()`.
 BLOCKS: dict[str, Block | NoBlock] = {}
 BEATS: dict[str, Beat | NoBlock] = {}
+TELLERS: dict[str, Any] = {}  # what else a process makes of its recorder once, by what it is for
 _MOST_CACHED = 1024  # names that vary (`f"save-{step}"`) must cost no memory
 
 
@@ -176,6 +177,7 @@ def forget() -> None:
     """Empty the caches: every name is looked up anew at its next use."""
     BLOCKS.clear()
     BEATS.clear()
+    TELLERS.clear()
 
 
 def disable() -> None:

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable
 from threading import get_ident
 from time import monotonic_ns
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from resilience_sdk import faults
 from resilience_sdk.lanes.armed import ArmedBeat, ArmedBlock
-from resilience_sdk.lanes.blocks import Beat, Block, DeviceTime, Pulse
+from resilience_sdk.lanes.blocks import Amounts, Beat, Block, DeviceTime, Pulse
 from resilience_sdk.rank_page import RankPage
 from resilience_sdk.rank_page import layout as at
 
@@ -122,6 +122,8 @@ class Recorder:
         """Whether `done` has ended all deadlines; each heartbeat then takes the slow path, which begins anew."""
         self.lost = ""
         """What found no place in the page first, and why; empty: everything has one."""
+        self.teller: Any = None
+        """What takes the amounts of work, once some were told."""
         self.owner = self.lane()
 
     def lane(self) -> Lane:
@@ -178,6 +180,10 @@ class Recorder:
         """Return what takes the durations on the GPU of a section, on the section's lane; None: it is idle then."""
         kind = at.DEVICE_KINDS.get(block.kind)
         return None if kind is None else self._block(block.lane, DeviceTime, block.name, kind, None)
+
+    def amounts(self, name: str) -> Amounts:
+        """Return what takes the amounts of work that are told, of a name."""
+        return self._block(self.owner, Amounts, name, at.WORK, None)
 
     def register(self, lane: Lane, name: str, kind: str, timeout: float | None) -> tuple[int, int]:
         """Return `(name index, first word of the ring)`; where tables are full, ones that nobody reads."""

@@ -11,7 +11,7 @@ from resilience_sdk.hang import DeadlineBook
 from resilience_sdk.hang.gaps import GapWatch
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.rank_page import Passes
-from resilience_sdk.rank_page.layout import DEVICE_KINDS
+from resilience_sdk.rank_page.layout import DEVICE_KINDS, WORK
 from resilience_sdk.settings import Settings
 from resilience_sdk.whole_file import write_whole
 
@@ -58,7 +58,7 @@ class Learner:
         book = self.book
         completed = watched.reader.passes()
         for new in completed:
-            if new.kind not in DEVICE_KINDS.values():  # nobody waits in it, so it has no deadline
+            if new.kind not in (*DEVICE_KINDS.values(), WORK):  # nobody waits in it, so it has no deadline
                 book.add(new.name, new.kind, [sample / _NANO for sample in new.samples_ns], new.start == 0)
         snapshot = watched.snapshot
         gaps = self._gaps.setdefault(watched.stem, GapWatch())

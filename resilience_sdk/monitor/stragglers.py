@@ -24,6 +24,7 @@ from resilience_sdk.straggler.control import ControlFile
 from resilience_sdk.straggler.kernels import KernelWindow
 from resilience_sdk.straggler.pieces import NodePieces
 from resilience_sdk.straggler.roles import read_role
+from resilience_sdk.straggler.told import WORK
 
 _CONTROL_S = 1.0
 
@@ -102,7 +103,7 @@ class StragglerWatch:
             return
         self._collector.present({watched.rank: watched.stem for watched in living})
         for watched, passes in completed:
-            for new in passes:
+            for new in sorted(passes, key=lambda new: new.kind != WORK):  # it belongs to passes of the same look
                 self._collector.add(watched.rank, new.name, new.kind, new.lane, new.start, new.samples_ns)
         pieces = self._collector.take(_first_step(living), now)
         told = self._nodes.read()

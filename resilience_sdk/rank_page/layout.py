@@ -7,7 +7,8 @@ It is an array of native, aligned 64-bit words, because a store of one such word
     text      JSON with what is not a number (host, script), fixed at creation, and the reason of a pause
     names     the table of section names: kind, explicit timeout, UTF-8 name
     lanes     one per thread: its id, and the step that it published
-    rings     one per (lane, name): when it was entered and left last, how often, and its last 64 durations
+    rings     one per (lane, name): when it was entered and left last, how often, and its last 64 durations; or the
+              last 64 amounts of work that were told
 
 Every word has one writer: a lane's thread, or for the tables and the header the thread that holds the
 recorder's lock or the page's own. Words that belong together and change rarely are bracketed by SEQUENCE (odd
@@ -83,10 +84,11 @@ N_KIND = 0
 N_TIMEOUT_NS = 1  # 0: no timeout by argument, else the timeout
 N_TEXT = 2
 NAME_BYTES = (NAME_WORDS - N_TEXT) * 8
-KINDS = ("heartbeat", "compute", "comm", "io", "idle", "pulse", "gpu", "gpu_comm")
+KINDS = ("heartbeat", "compute", "comm", "io", "idle", "pulse", "gpu", "gpu_comm", "work")
 # Kind of a section -> that of its time on the device, a row of the same name: never open, has no deadline. Waiting is
 # waiting there too: the fastest rank does it longest.
 DEVICE_KINDS = {"compute": "gpu", "io": "gpu", "comm": "gpu_comm"}
+WORK = "work"  # amounts in place of durations, as doubles: rows that are never open either
 BEAT_KINDS = ("heartbeat", "pulse")
 
 # lanes

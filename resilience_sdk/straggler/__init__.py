@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from resilience_sdk.straggler.listening import on_verdict, report
     from resilience_sdk.straggler.plots import log_to
     from resilience_sdk.straggler.roles import set_role
+    from resilience_sdk.straggler.telling import work
 
-__all__ = ["attach", "iterate", "log_to", "on_verdict", "report", "section", "set_role"]
+__all__ = ["attach", "iterate", "log_to", "on_verdict", "report", "section", "set_role", "work"]
 
 # name -> module: what a loop of sections alone does not need to load
 _LATE = {
@@ -22,6 +23,7 @@ _LATE = {
     "on_verdict": "listening",
     "report": "listening",
     "set_role": "roles",
+    "work": "telling",
 }
 
 

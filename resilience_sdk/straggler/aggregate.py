@@ -210,8 +210,9 @@ class Aggregate:
         sections = []
         for (name, kind), of_nodes in task.sections.items():
             rows = {rank: row for piece in of_nodes.values() for rank, row in piece.decoded().items()}
+            amounts = {rank: row for piece in of_nodes.values() for rank, row in piece.amounts().items()}
             self._remember(name, kind, rows)
-            sections.append(SectionWindow(name, kind, rows))
+            sections.append(SectionWindow(name, kind, rows, amounts))
         if task.step_s is None:
             return ()
         return self._judge_of_all.add(

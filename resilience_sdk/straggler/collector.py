@@ -9,8 +9,9 @@ import attrs
 
 from resilience_sdk.straggler.assembly import Assembly
 from resilience_sdk.straggler.cutting import RankCutter, Row, Section, first_pass
-from resilience_sdk.straggler.pieces import Piece, Thinning, write_row
+from resilience_sdk.straggler.pieces import Piece, Thinning, write_amounts, write_row
 from resilience_sdk.straggler.rates import Rate
+from resilience_sdk.straggler.told import WORK, Amounts, Told
 from resilience_sdk.straggler.window import COMPARED, WHOLE_STEP, WINDOW_STEPS, median
 
 _IGNORED = ("idle",)
@@ -38,6 +39,7 @@ class _Rank:
     """Heartbeats that it has completed; 0 where nothing tells."""
     steps_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=WINDOW_STEPS))
     rates: dict[Section, Rate] = attrs.field(factory=dict)
+    told: Told = attrs.field(factory=Told)
     beat: Section | None = None
     """The heartbeat that tells its steps."""
     _began: dict[Section, int] = attrs.field(factory=dict)
@@ -67,13 +69,21 @@ class _Rank:
         self._steps_before = self.steps
 
 
+@attrs.frozen
+class _Passed:
+    """A window of one rank."""
+
+    row: Row
+    amounts: Amounts | None
+
+
 class Collector:
     """The ranks of one node in one attempt."""
 
     def __init__(self, nodes: int) -> None:
         """Collect as one of `nodes` nodes."""
         self._ranks: dict[int, _Rank] = {}
-        self._assembly: Assembly[Row] = Assembly((), realign=True)
+        self._assembly: Assembly[_Passed] = Assembly((), realign=True)
         self._thinning = Thinning(nodes)
         self._has_taken = False
 
@@ -88,9 +98,15 @@ class Collector:
                 self._assembly.expect(rank)
 
     def add(self, rank: int, name: str, kind: str, lane: int, start: int, durations_ns: Sequence[int]) -> None:
-        """Take completed passes of a rank that is present; `start` is the number of the first since it began."""
+        """Take completed passes of a rank that is present; `start` is the number of the first since it began.
+
+        The amounts of work that it has told come first, and are the words of the page.
+        """
         known = self._ranks.get(rank)
         if known is None or kind in _IGNORED:
+            return
+        if kind == WORK:
+            known.told.add(name, start, durations_ns)
             return
         section = (name, kind)
         if kind in WHOLE_STEP:
@@ -98,7 +114,8 @@ class Collector:
         known.passes(section, start)
         every = 1 if known.is_late else self._thinning.stride(section)
         for index, row in known.cutter.add(section, lane, start, durations_ns, every):
-            self._assembly.offer(rank, section, index, row)
+            amounts = known.told.of(index, known.cutter.passes[section]) if kind in COMPARED else None
+            self._assembly.offer(rank, section, index, _Passed(row, amounts))
 
     def take(self, first_step: int, now_s: float) -> list[Piece]:
         """Return the windows that are complete on this node; `first_step` is the step that began the attempt."""
@@ -112,12 +129,12 @@ class Collector:
             sections = {section for section in sections if section[1] not in WHOLE_STEP}
         self._thinning.share(sections, WINDOW_STEPS * len(self._ranks))
         return [
-            self._piece(section, index, rows, first_step)
-            for section, index, rows in complete
+            self._piece(section, index, passed, first_step)
+            for section, index, passed in complete
             if section in sections and self._thinning.lets_through(section, index, now_s)
         ]
 
-    def _piece(self, section: Section, index: int, rows: Mapping[int, Row], first_step: int) -> Piece:
+    def _piece(self, section: Section, index: int, passed: Mapping[int, _Passed], first_step: int) -> Piece:
         first = first_pass(index)
         rates = [rate for known in self._ranks.values() if (rate := known.rates.get(section)) and known.steps]
         steps = sorted((rate.step_of(first), rate.step_of(first + WINDOW_STEPS - 1)) for rate in rates)
@@ -131,5 +148,6 @@ class Collector:
             last_step=first_step + last_of,
             passes_per_step=sorted(rate.often for rate in rates)[len(rates) // 2] if rates else 1.0,
             step_s=median(steps_ns) / _NANO if steps_ns else None,
-            rows={rank: write_row(row) for rank, row in rows.items()},
+            rows={rank: write_row(of_rank.row) for rank, of_rank in passed.items()},
+            work=write_amounts({rank: of_rank.amounts for rank, of_rank in passed.items()}),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -42,6 +42,8 @@ class Piece:
     """Median time of a whole step, where there are heartbeats."""
     rows: Mapping[int, str]
     """Rank -> durations in seconds, separated by commas; nothing between two where it is not known."""
+    work: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict)
+    """Amounts of work in these passes, written like durations -> the ranks that have told them: often all the same."""
 
     @property
     def section(self) -> Section:
@@ -50,7 +52,7 @@ class Piece:
 
     @property
     def values(self) -> int:
-        """How many durations it holds."""
+        """How many durations it holds. What is told about them is not counted: it goes with them, or is of no use."""
         return WINDOW_STEPS * len(self.rows)
 
     def decoded(self) -> dict[int, tuple[float | None, ...]]:
@@ -61,6 +63,11 @@ class Piece:
             if row is not None:
                 found[rank] = row
         return found
+
+    def amounts(self) -> dict[int, tuple[float | None, ...]]:
+        """Return rank -> amounts of work, of those that have told any."""
+        rows = ((read_row(text), ranks) for text, ranks in self.work.items())
+        return {rank: row for row, ranks in rows if row is not None for rank in ranks}
 
 
 @attrs.frozen
@@ -92,6 +99,16 @@ def decode(text: str) -> NodePieces | None:
 def write_row(row: Row) -> str:
     """Return a row, which is in nanoseconds, as `Piece.rows` has it: four digits are enough."""
     return ",".join(["" if value is None else f"{value * 1e-9:.4g}" for value in row])
+
+
+def write_amounts(amounts: Mapping[int, Sequence[float | None] | None]) -> dict[str, tuple[int, ...]]:
+    """Return what ranks have told as `Piece.work` has it; None: nothing."""
+    found: dict[str, tuple[int, ...]] = {}
+    for rank, row in amounts.items():
+        if row is not None:
+            text = ",".join(["" if value is None else f"{value:.6g}" for value in row])
+            found[text] = (*found.get(text, ()), rank)
+    return found
 
 
 def read_row(text: str) -> tuple[float | None, ...] | None:

@@ -117,7 +117,8 @@ class Judge:
         track, standing = self._tracks[key]
         if section.kind in COMPARED:
             whole_step_s = moment.step_s * moment.passes_per_step
-            findings = track.add(rows, moment.node_of, whole_step_s, self.rules, self._ranks_of[role])
+            ranks = self._ranks_of[role]
+            findings = track.add(rows, moment.node_of, whole_step_s, self.rules, ranks, section.amounts)
         else:
             findings = track.add_common(_shortest(rows), tuple(rows), self.rules, self._ranks_of[role])
         changes = standing.settle(findings, track.level_of, moment, self.rules)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 
-from resilience_sdk.straggler.change_point import find_rise, trimmed_mean
+from resilience_sdk.straggler.common import Common, level_of, work_of
 from resilience_sdk.straggler.history import Evidence, Levels
 from resilience_sdk.straggler.rules import Rules
 from resilience_sdk.straggler.stalls import Stalls
 from resilience_sdk.straggler.standing import EVERYBODY, NODE, RANK, STALL, Finding, Subject
 from resilience_sdk.straggler.window import MOST_Z, NOT_SEEN, centres, levels_of, median, upper_centres
+from resilience_sdk.straggler.workload import Points
 
+_NOTHING_TOLD: Mapping[int, Sequence[float | None]] = {}
 _MOST_OF_NODE = 0.75  # of the ranks of a node must be slow, for it to be the node
-_HISTORY = 64  # windows in which a global change is looked for
 
 
 class Track:
@@ -25,7 +25,7 @@ class Track:
         self._ranks: Levels[int] = Levels()
         self._nodes: Levels[str] = Levels()
         self._members: dict[str, list[int]] = {}
-        self._common: deque[float] = deque(maxlen=_HISTORY)
+        self._common = Common()
         self._stalls = Stalls()
 
     def forget(self, rank: int) -> None:
@@ -38,7 +38,7 @@ class Track:
             return self._ranks.newest(int(subject.name))
         if subject.what == NODE:
             return self._nodes.newest(subject.name)
-        return self._common[-1] if subject.what == EVERYBODY and self._common else NOT_SEEN
+        return self._common.newest if subject.what == EVERYBODY else NOT_SEEN
 
     def ranks_of(self, node: str) -> tuple[int, ...]:
         """Return the ranks that were seen on a node in the newest window."""
@@ -46,7 +46,7 @@ class Track:
 
     def restart_common(self) -> None:
         """Forget how long the section took altogether: a regression has ended, so the mixture is no baseline."""
-        self._common.clear()
+        self._common.restart()
 
     def add(
         self,
@@ -55,10 +55,12 @@ class Track:
         step_s: float,
         rules: Rules,
         of_ranks: int = 0,
+        amounts: Mapping[int, Sequence[float | None]] = _NOTHING_TOLD,
     ) -> list[Finding]:
         """Take one window: rank -> one duration per pass in seconds, NOT_SEEN where there is none.
 
-        `step_s` is the time of a whole step, `of_ranks` how many ranks the role has.
+        `step_s` is the time of a whole step, `of_ranks` how many ranks the role has, `amounts` how much work each pass
+        had on the ranks that have told it.
         """
         leveled = levels_of(rows, rules.few)
         self._ranks.add(leveled)
@@ -70,7 +72,8 @@ class Track:
         slow_nodes = self._slow_nodes(leveled.levels, slow_ranks, rules)
         on_slow_nodes = {rank for node in slow_nodes for rank in self._members[node]}
         slow = slow_ranks.keys() | on_slow_nodes
-        common = _common([row for rank, row in rows.items() if rank not in slow] or list(rows.values()), rules.few)
+        healthy = {rank: row for rank, row in rows.items() if rank not in slow} or rows
+        common = level_of(list(healthy.values()), rules.few)
         if common != common:
             return []
         findings = [
@@ -87,19 +90,22 @@ class Track:
             for rank, stall in self._stalls.add(rows, centres(rows.values()), step_s, rules).items()
             if rank not in slow
         ]
-        return findings + self.add_common(common, tuple(rows), rules, of_ranks)
+        points = work_of(healthy, amounts, rules.few) if amounts else ()
+        return findings + self.add_common(common, tuple(rows), rules, of_ranks, points)
 
-    def add_common(self, level: float, ranks: tuple[int, ...], rules: Rules, of_ranks: int = 0) -> list[Finding]:
+    def add_common(
+        self, level: float, ranks: tuple[int, ...], rules: Rules, of_ranks: int = 0, points: Points = ()
+    ) -> list[Finding]:
         """Take the logarithm of what `ranks` have in common in one window, and tell whether it has risen.
 
-        What fewer than half of the role's ranks do, such as the one that saves, does not concern all of them.
+        `points` are the steps whose amount of work is known. What fewer than half of the role's ranks do, such as the
+        one that saves, does not concern all of them.
         """
         if 2 * len(ranks) < of_ranks:
             return []
-        if level == level:
-            self._common.append(level)
+        self._common.add(level, points)
         few = len(ranks) < rules.few
-        rise = find_rise(list(self._common))
+        rise = self._common.rise()
         least = math.log1p(rules.excess_of_few if few else rules.regression)
         if rise is None or rise.z < rules.regression_z or rise.rise < least:
             return []
@@ -111,7 +117,7 @@ class Track:
                 excess_s=math.exp(rise.after) - math.exp(rise.before),
                 z=min(MOST_Z, rise.z),
                 needed_z=rules.regression_z,
-                windows=len(self._common) - rise.index,
+                windows=self._common.windows - rise.index,
                 bound=rise.middle,
                 few=few,
             )
@@ -142,17 +148,6 @@ def _own_s(rows: Mapping[int, Sequence[float]], ranks: Sequence[int]) -> float:
     """Return how long a pass takes on some ranks: the median of all of theirs, in seconds."""
     known = [value for rank in ranks for value in rows[rank] if value == value]
     return median(known) if known else 0.0
-
-
-def _common(rows: Sequence[Sequence[float]], few: int) -> float:
-    """Return the logarithm of what a pass takes everybody: the median rank, and where there are few, the fastest."""
-    if len(rows) >= few:
-        steps = centres(rows)
-    else:
-        columns = ([value for value in column if value > 0.0] for column in zip(*rows, strict=True))
-        steps = [min(column, default=NOT_SEEN) for column in columns]
-    known = [math.log(value) for value in steps if value > 0.0]
-    return trimmed_mean(known) if known else NOT_SEEN
 
 
 def _by_node(rows: Mapping[int, Sequence[float]], node_of: Mapping[int, str]) -> dict[str, list[int]]:

@@ -53,6 +53,8 @@ class SectionWindow:
     """`compute`, `io`, `comm`, `idle`; on the device `gpu`, `gpu_comm`; of the step as a whole `heartbeat`, `pulse`."""
     durations_s: Mapping[int, Sequence[float | None]]
     """Rank -> its duration in each step, in seconds. The n-th is of the same step on all ranks; None: not recorded."""
+    amounts: Mapping[int, Sequence[float | None]] = attrs.field(factory=dict)
+    """Rank -> how much work each of these steps had, where it has told that; in any unit."""
 
 
 @attrs.frozen

@@ -12,6 +12,7 @@ from tests.bench.figures import Context, Figure
 _MOST_TIMES_EMPTY = 6.0
 _CHECK_US = 0.1
 _TARGETS_US = {"heartbeat": 0.6, "section": 1.0}
+_WORK_US = 1.0
 
 
 def measure(context: Context) -> list[Figure]:
@@ -36,6 +37,7 @@ def measure(context: Context) -> list[Figure]:
         ratios = tuple(ours / least for ours, least in zip(samples, empty, strict=True))
         figures.append(Figure(f"{name} / empty with", "ours", "x", ratios, _MOST_TIMES_EMPTY))
     figures.append(Figure("beat(), tight", "ours", "us", microseconds["beat"]))
+    figures.append(Figure("straggler.work(), tight", "ours", "us", microseconds["work"], _WORK_US))
     figures.append(Figure("preemption.check(), tight", "ours", "us", microseconds["check"], _CHECK_US))
     figures += [
         Figure(f"{name}, paced", system, "us", microseconds[f"{name} paced"])

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness import job
 from straggler_runs import RANKS, enough, found_events, least_of, named, named_by_incidents, training
 
 from resilience_sdk.cli.main import main
@@ -67,6 +68,17 @@ def test_a_rank_that_is_stopped_now_and_then_is_a_transient_straggler(tmp_path):
     assert {tuple(event["ranks"]) for event in found} == {(1,)}
     assert {event["kind"] for event in found} == {"transient"}
     assert not run.incidents()
+
+
+def test_all_ranks_slower_is_told_from_longer_steps(tmp_path):
+    """Lengths that vary fourfold, which both ranks tell: from the page to the verdict. Nobody is blamed."""
+    (tmp_path / "told").mkdir()
+    with job(tmp_path, "--nproc-per-node", "2", "varying_lengths.py", "--slower-from", "160") as run:
+        (found,) = run.wait_event("straggler", what="found", kind="global")
+        enough(run)
+    assert (found["section"], found["ranks"]) == ("fwd", [])
+    assert found["step"] >= 160
+    assert found["ratio"] == pytest.approx(1.5, rel=0.2)
 
 
 def wait_found(run, rank):

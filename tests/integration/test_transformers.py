@@ -60,10 +60,11 @@ def test_a_save_that_fails_is_survived(straight):
 
 
 def test_evaluations_and_saves_are_sections(straight):
-    """Neither is part of a step."""
+    """Neither is part of a step. Each forward has told how many tokens it has."""
     for end in straight.told("end"):
         assert end["passes"]["eval"] == 2
         assert end["passes"]["checkpoint"] == 4
+        assert end["passes"]["calls"] == end["passes"]["fwd"] == STEPS
 
 
 def test_killed_in_a_save_it_resumes_the_one_before(straight, tmp_path):

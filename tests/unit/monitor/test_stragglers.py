@@ -163,6 +163,23 @@ def test_a_regression_of_all_has_no_culprits(node):
     assert node.asked == [None]
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_regression_of_all_is_found_among_steps_of_any_length(node, is_told):
+    """If the ranks tell how much work their steps have, each in its page; lengths vary fourfold."""
+    chance = random.Random(8)
+    for step in range(320):
+        length = chance.lognormvariate(0.0, 0.4)
+        for recorder in node.recorders:
+            if is_told:
+                recorder.amounts("calls").add(100.0 * length)
+        node.train(1, forward_ms=(50 if step < 200 else 60) * length)
+        if step % 4 == 3:
+            node.look()
+    assert {(found["kind"], found["section"]) for found in node.told(what="found")} == (
+        {("global", "fwd")} if is_told else set()
+    )
+
+
 def test_the_stop_is_asked_for_once_with_incident_and_node(tmp_path):
     """When it lasts, not before."""
     node = Node(tmp_path, Settings(stop_if_detected=True))

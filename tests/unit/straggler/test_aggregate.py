@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
 
@@ -10,6 +11,7 @@ from resilience_sdk.straggler.aggregate import Aggregate
 from resilience_sdk.straggler.collector import Collector
 from resilience_sdk.straggler.kernels import KernelTime, KernelWindow
 from resilience_sdk.straggler.pieces import NodePieces, Piece, decode
+from resilience_sdk.straggler.told import WORK
 
 STEP_S = 0.25
 
@@ -31,6 +33,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.mute = set()
         self.roles = {}
+        self.lengths = None
 
     def restart(self, rank):
         """Replace a rank's process: it counts from nothing."""
@@ -62,12 +65,16 @@ class Cluster:
     def pass_steps(self, collector, rank, steps):
         if rank in self.mute:
             return
+        lengths = [1.0 if self.lengths is None else self.lengths(rank, step) for step in steps]
+        if self.lengths is not None:
+            words = struct.unpack(f"{len(lengths)}Q", struct.pack(f"{len(lengths)}d", *lengths))
+            collector.add(rank, "calls", WORK, 0, steps[0], words)
         for section, (kind, often) in {**self.sections, "step": ("heartbeat", 1)}.items():
             durations = []
-            for step in steps:
+            for step, length in zip(steps, lengths, strict=True):
                 if often < 1 and step % round(1 / often):
                     continue
-                base = STEP_S if section == "step" else 0.010
+                base = STEP_S if section == "step" else 0.010 * length
                 durations += [
                     int(1e9 * (base * self.random.lognormvariate(0.0, 0.01) + self.slow(rank, section, step)))
                     for _ in range(max(1, round(often)))
@@ -156,6 +163,22 @@ def test_a_job_without_sections_still_tells_that_all_became_slower():
     assert (changes[0].what, changes[0].verdict.section) == ("found", "step")
     assert 150 <= changes[0].verdict.since_step <= 176
     assert {(c.verdict.kind, c.verdict.ranks) for c in changes} == {("global", ())}
+
+
+def test_two_roles_tell_amounts_of_their_own_and_one_of_them_becomes_slower():
+    """Told by each rank in its node's message; the lengths of the other role have nothing to do with it."""
+    length = {rank: random.Random(rank) for rank in (0, 5)}
+    steps = [{rank: source.uniform(1.0, 4.0) for rank, source in length.items()} for _ in range(160)]
+
+    def slow(rank, section, step):
+        return 0.010 * steps[step][5] if rank >= 5 and section == "fwd" and step >= 96 else 0.0
+
+    cluster = Cluster(nodes=2, ranks=5, slow=slow)
+    cluster.roles = {rank: "encoder" if rank < 5 else "decoder" for rank in range(10)}
+    cluster.lengths = lambda rank, step: steps[step][rank // 5 * 5]
+    cluster.run(160)
+    found = {(c.verdict.kind, c.verdict.section, c.verdict.role) for c in cluster.changes if c.what == "found"}
+    assert found == {("global", "fwd", "decoder")}
 
 
 def test_a_section_that_is_passed_more_often_from_now_on_stays_judged():

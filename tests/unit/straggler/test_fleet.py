@@ -20,7 +20,7 @@ def test_a_healthy_fleet_is_left_in_peace(model: str, ranks: int):
     assert tallies["ours"].false == 0
 
 
-@pytest.mark.parametrize("model", fleet.MODELS)
+@pytest.mark.parametrize("model", [model for model in fleet.MODELS if not model.startswith(fleet.TOLD)])
 @pytest.mark.parametrize(("scope", "ranks"), [("rank", 8), ("node", 24)])
 def test_one_that_is_ten_percent_slower_is_found(model: str, scope: str, ranks: int):
     """All of five, most within 24 steps; the reference's rule finds none of them, or flags innocents all the time."""
@@ -42,6 +42,13 @@ def test_everybody_ten_percent_slower_is_a_global_regression():
     """Named as such, and nobody is blamed."""
     tally = fleet.cell("lognormal", 12, "all", 0.10, 5, np.random.default_rng(6))["ours"]
     assert (tally.recall, tally.wrong) == (1.0, 0)
+
+
+@pytest.mark.parametrize(("told", "recall"), [(fleet.TOLD, 1.0), ("", 0.0)])
+def test_among_lengths_that_vary_it_takes_their_telling_to_see_that(told: str, recall: float):
+    """On the same traces: with the lengths told all of five, else none."""
+    tally = fleet.cell(f"{told}lengths", 12, "all", 0.10, 5, np.random.default_rng(6))["ours"]
+    assert (tally.recall, tally.wrong) == (recall, 0)
 
 
 def test_the_rules_of_others_are_applied_as_they_are_written():

@@ -18,6 +18,7 @@ from resilience_sdk.straggler.pieces import (
     decode,
     pace_s,
     read_row,
+    write_amounts,
     write_row,
 )
 
@@ -54,6 +55,19 @@ def test_messages_survive_the_journey_and_nothing_else_is_taken():
     assert decode("{}") is None
     assert decode(told.to_text().replace('"turn":7', '"turn":"7"')) is None
     assert decode(" " * (MOST_BYTES + 1)) is None
+
+
+def test_amounts_are_told_once_for_all_ranks_that_tell_the_same():
+    """In any unit; who tells nothing is left out, and so is what is no row."""
+    same, other = (1.0, 2.5e-7, None, 4e12, 5.0, 6.0, 7.0, 8.0), (3.0,) * 8
+    work = write_amounts({0: same, 1: same, 2: None, 3: other})
+    assert sorted(work.values()) == [(0, 1), (3,)]
+    told = NodePieces(1, 2, "n2", 7, (attrs.evolve(piece(ranks=4), work=work),))
+    heard = decode(told.to_text())
+    assert heard == told
+    assert heard.pieces[0].amounts() == {0: same, 1: same, 3: other}
+    assert attrs.evolve(piece(), work={"1,2": (0,), "x": (1,)}).amounts() == {}
+    assert decode(told.to_text().replace("[0,1]", '["0"]')) is None
 
 
 @pytest.mark.parametrize("nodes", [2, 64, 2000])
