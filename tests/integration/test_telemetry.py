@@ -105,7 +105,11 @@ def test_prometheus_and_a_collector_see_a_run_whose_rank_and_exporter_are_killed
         assert (check.returncode, check.stdout, check.stderr) == (0, b"", b"")
         until.touch()
         assert run.finish() == 0, run.screen
-        assert not run.left_behind()
+        assert not run.left_behind()  # the exporter goes once the end was fetched
+        prometheus.wait_for("resilience_run_up", lambda values: not values)
+        assert prometheus.values("last_over_time(resilience_run_up[10m])") == [0]
+        vanished = next(rule for rule in prometheus.rules() if rule["name"] == "ResilienceNodeVanished")
+        assert prometheus.values(vanished["query"]) == []
     _check_collector(collector.taken)
 
 
