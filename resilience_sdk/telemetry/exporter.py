@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -126,6 +127,8 @@ def serve(task: Task, ending: Ending) -> int:
     """Export until the end or that of the job; returns 0 when all was delivered, 1 when something was left."""
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)  # the training comes first
+    # A library that logs each try to reach somebody would fill the job's screen; that it fails is told once, by us.
+    logging.lastResort = None
     host = hostinfo.host_name()
     try:
         state_dir = _make_state_dir(task, host)
@@ -165,6 +168,11 @@ def _only_one(state_dir: Path, watch: JobWatch, over: threading.Event) -> Iterat
             except OSError:
                 break  # no locks on this file system: better twice than not at all
             held.close()
+            say_once(
+                f"exporter {state_dir}",
+                "telemetry: another exporter serves this run on this node, with sinks of its own; this one begins when "
+                "that one has ended",
+            )
             if over.wait(_LOOK_S) or watch.is_over():
                 yield False
                 return
