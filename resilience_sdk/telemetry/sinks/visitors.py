@@ -14,6 +14,7 @@ LONGEST_STAY_S = 75.0
 _UNKNOWN_INTERVAL_S = 60.0  # of one who came only once: Prometheus' own default
 _LATE = 1.5  # scrapes are a little late now and then
 _GONE_AFTER = 3.0  # intervals without a visit
+_MOST = 64  # whose pods come and go with new addresses
 _PAUSES = 4  # somebody else may have come in between, so the longest of them counts
 
 
@@ -41,29 +42,32 @@ class Visitors:
     @contextlib.contextmanager
     def visit(self, address: str) -> Iterator[None]:
         """Serve a request from `address` on this thread in the block."""
-        self._here.address, self._here.got, self._here.got_the_end = address, False, False
+        self._here.address, self._here.got_the_end = address, False
         try:
             yield
         finally:
-            if self._here.got:
-                self._note(address)
+            if self._here.got_the_end:  # only now is it written
+                with self._changed:
+                    if (visitor := self._known.get(address)) is not None:
+                        visitor.knows_the_end = True
+                    self._changed.notify_all()
 
     def note_request(self) -> None:
         """Take into account that the request of this thread is given the metrics of now, if it is one."""
-        if getattr(self._here, "address", None) is not None:
-            self._here.got, self._here.got_the_end = True, self._is_over
-
-    def _note(self, address: str) -> None:
+        address = getattr(self._here, "address", None)
+        if address is None:
+            return
         now = time.monotonic()
         with self._changed:
+            self._here.got_the_end = self._is_over
             visitor = self._known.get(address)
             if visitor is None:
-                visitor = self._known[address] = _Visitor(now)
+                if len(self._known) >= _MOST:
+                    del self._known[min(self._known, key=lambda known: self._known[known].last)]
+                self._known[address] = _Visitor(now)
             else:
                 visitor.pauses.append(now - visitor.last)
                 visitor.last = now
-            visitor.knows_the_end |= self._here.got_the_end
-            self._changed.notify_all()
 
     def wait_for_all(self) -> None:
         """Wait until everybody who comes regularly has been given what is true now, or has stayed away."""

@@ -155,6 +155,8 @@ def test_it_stays_until_the_end_was_fetched(run: ToldRun) -> None:
         sink.place.live.up = False
         staying = threading.Thread(target=sink.stay_until_fetched)
         staying.start()
+        while not sink._visitors._is_over:
+            time.sleep(0.001)
         with pytest.raises(urllib.error.HTTPError) as caught:
             scrape(sink, "guessed")
         caught.value.close()
