@@ -9,6 +9,7 @@ import attrs
 from resilience_sdk.health.findings import Finding, Status, severity
 
 _MINUTE_S = 60.0
+_GREW = "grew"
 
 
 def judge_growth(before: Iterable[Finding], after: Sequence[Finding], seconds: float) -> list[Finding]:
@@ -19,6 +20,11 @@ def judge_growth(before: Iterable[Finding], after: Sequence[Finding], seconds: f
     """
     earlier = {_key(finding): finding.value for finding in before}
     return [_judged(finding, earlier.get(_key(finding)), max(seconds, _MINUTE_S)) for finding in after]
+
+
+def has_grown(finding: Finding) -> bool:
+    """Tell whether `judge_growth` has found that a counter grew too fast."""
+    return bool(finding.data.get(_GREW))
 
 
 def worsened(before: Iterable[Finding], after: Iterable[Finding]) -> list[Finding]:
@@ -48,4 +54,5 @@ def _judged(finding: Finding, earlier: object, seconds: float) -> Finding:
     limit = f", at most {allowed:g} a minute is good" if allowed else ""
     evidence = f"{finding.evidence}; {rate}{limit}" if finding.evidence else f"{rate}{limit}"
     status = max(finding.status, Status.DEGRADED, key=severity)
-    return attrs.evolve(finding, status=status, evidence=evidence, cure=finding.cure or growth["cure"])
+    data = {**finding.data, _GREW: True}
+    return attrs.evolve(finding, status=status, evidence=evidence, cure=finding.cure or growth["cure"], data=data)

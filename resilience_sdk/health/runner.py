@@ -39,7 +39,7 @@ def run_probes(probes: Sequence[Probe], context: Context, *, limit_s: float | No
     second. Starts processes; may be called from any thread of any process but a rank's training thread. Raises
     nothing because of what a probe does.
     """
-    _collect_left()
+    collect_left()
     looks = [_start(probe, context, limit_s) for probe in probes]
     with selectors.PollSelector() as selector:  # needs no descriptor of its own, of which there may be few
         for look in looks:
@@ -59,11 +59,19 @@ def run_probes(probes: Sequence[Probe], context: Context, *, limit_s: float | No
     return [finding for look in looks for finding in look.findings()]
 
 
-def kill_running() -> None:
-    """Kill the probes that run now, for a process that ends before they do. Waits for nothing; any thread."""
-    for process in list(_running):
+def kill_running(wait_s: float = 0.0) -> None:
+    """Kill the probes that run now, for a process that ends before they do, and collect them. Any thread.
+
+    Takes `wait_s` seconds where one of them cannot be killed.
+    """
+    until = time.monotonic() + wait_s
+    running = list(_running)
+    for process in running:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
+    for process in running:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
 
 
 @attrs.define(eq=False)
@@ -200,8 +208,10 @@ def _end(looks: list[_Look]) -> None:
             stream.close()
 
 
-def _collect_left() -> None:
+def collect_left() -> bool:
+    """Collect the processes that were killed and have gone since; tell whether others have not. One thread."""
     _left[:] = [look for look in _left if look.process is not None and look.process.poll() is None]
+    return bool(_left)
 
 
 def _stuck(probe: Probe) -> _Look | None:

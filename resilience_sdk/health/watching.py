@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.health.changes import judge_growth, worsened
+from resilience_sdk.health.changes import has_grown, judge_growth, worsened
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.probes import GPU, HOST, KERNEL, NETWORK, Probe
 
@@ -19,7 +19,9 @@ _NOT_OF_A_GPU = frozenset({"memory_held"})
 _ANSWERS = "answers"
 _NO_DRIVER = (GPU.name, "driver")
 _LOG = (KERNEL.name, "kernel_log")
-_EVENTS = frozenset({"xid"})  # happen and are over: each is told, none ends
+_EVENTS = frozenset({"xid", "kernel_log", "oom_kills"})  # happen and are over: each is told, none ends
+_SAME_S = 2.0  # of one cause; the kernel's clock is not ours
+_LISTENING = "Xid events"
 
 _Key = tuple[str, str, str]
 
@@ -51,6 +53,27 @@ class Watch:
     """What is known of this node, look by look."""
 
     _known: dict[_Key, Finding] = attrs.field(factory=dict)
+    _open: set[_Key] = attrs.field(factory=set)
+    """What was told to be bad, and not yet to be in order again."""
+
+    @classmethod
+    def resumed(cls, events: Iterable[Mapping[str, Any]]) -> Watch:
+        """Return a watch that knows what an earlier one of the same job has told, from its `health` events.
+
+        What is bad still is no news then, and what is in order again is.
+        """
+        watch = cls()
+        for event in events:
+            try:
+                finding = _from_event(event)
+            except (KeyError, TypeError, ValueError):
+                continue  # of another version
+            key = _key(finding)
+            # Of a counter nobody knows when between the two watches it grew.
+            watch._known[key] = finding if _happens(finding) else attrs.evolve(finding, value=None)
+            if not _happens(finding):
+                (watch._open.add if _is_bad(finding) else watch._open.discard)(key)
+        return watch
 
     def take(self, findings: Sequence[Finding], seconds: float) -> list[Finding]:
         """Return what of a look is news: what became worse, grew too fast, happened, or is in order again.
@@ -59,29 +82,56 @@ class Watch:
         """
         seen = [finding for finding in findings if _is_watched(finding)]
         judged = judge_growth(self._known.values(), seen, seconds)
-        lasting = [finding for finding in judged if finding.check not in _EVENTS]
-        news = [finding for finding in judged if finding.check in _EVENTS and _is_bad(finding)]
+        lasting = [finding for finding in judged if not _happens(finding)]
+        news = [finding for finding in judged if _happens(finding) and _is_bad(finding) and self._is_another(finding)]
         news += worsened(self._known.values(), lasting)
-        news += [
-            finding
-            for finding in lasting
-            if finding.status is Status.OK and (known := self._known.get(_key(finding))) is not None and _is_bad(known)
-        ]
-        self._forget_hangs(lasting)
-        self._known.update((_key(finding), finding) for finding in lasting)
-        return news
+        news += [finding for finding in lasting if self._grows_again(finding)]
+        over = [finding for finding in lasting if finding.status is Status.OK and _key(finding) in self._open]
+        over += self._hangs_that_are_over(judged)
+        self._known.update((_key(finding), finding) for finding in [*judged, *over])
+        self._open.update(_key(finding) for finding in news if not _happens(finding))
+        self._open.difference_update(_key(finding) for finding in over)
+        return news + over
 
-    def _forget_hangs(self, findings: Iterable[Finding]) -> None:
-        """A probe that answers again says nothing of having hung: its next hang is news."""
+    def _is_another(self, finding: Finding) -> bool:
+        """Tell whether what has happened is not what was told before, and only seen again."""
+        known = self._known.get(_key(finding))
+        if known is None:
+            return True
+        if (at := finding.data.get("at")) is not None:
+            before = known.data.get("at")
+            return before is None or at > before + _SAME_S
+        return "growth" not in finding.data or finding.value != known.value  # a counter that was reset has grown too
+
+    def _grows_again(self, finding: Finding) -> bool:
+        """Tell whether a counter grew too fast that was bad before, so that its status tells nothing new."""
+        known = self._known.get(_key(finding))
+        return known is not None and _is_bad(known) and has_grown(finding) and not has_grown(known)
+
+    def _hangs_that_are_over(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Return, as in order, the hangs of probes that answer again: themselves they say nothing of having hung.
+
+        A GPU that is not even named any more is not back.
+        """
         told = {_key(finding) for finding in findings}
-        answered = {probe for probe, _, _ in told}
-        for key in [key for key in self._known if key[1] == _ANSWERS and key not in told and key[0] in answered]:
-            del self._known[key]
+        answered = {probe for probe, check, _ in told if check not in _EVENTS and check != _ANSWERS}
+        heard = {probe for probe, check, _ in told if check in _EVENTS}
+        return [
+            attrs.evolve(self._known[key], status=Status.OK, value=None, evidence="answers again", cure="")
+            for key in sorted(self._open - told)
+            if key[1] == _ANSWERS
+            and ((key[2] == "" and key[0] in answered) or (key[2] == _LISTENING and key[0] in heard))
+        ]
 
 
-def to_event(finding: Finding) -> dict[str, Any]:
-    """Return the fields of the journal's `health` event of a finding."""
+def to_event(finding: Finding, *, lasts: bool = False) -> dict[str, Any]:
+    """Return the fields of the journal's `health` event of a finding.
+
+    `lasts`: its end will be told. What was looked at only once, or has happened and is over, is no state of the node.
+    """
     return {
+        "lasts": lasts and not _happens(finding),
+        "at": finding.data.get("at"),
         "what": " ".join(part for part in (finding.probe, finding.check, finding.subject) if part),
         "ok": not _is_bad(finding),
         "why": finding.evidence or None,
@@ -119,11 +169,33 @@ def signs_near(
     to 5 minutes after.
     """
     signs = [
-        Sign(after_s=event["t"] - at, event=event)
+        Sign(after_s=_when(event) - at, event=event)
         for event in events
-        if event.get("event") == "health" and event.get("ok") is False and -before_s <= event["t"] - at <= after_s
+        if event.get("event") == "health" and event.get("ok") is False and -before_s <= _when(event) - at <= after_s
     ]
     return sorted(signs, key=lambda sign: (sign.event.get("status") != Status.FAILED, abs(sign.after_s)))
+
+
+def _when(event: Mapping[str, Any]) -> float:
+    """Return when it happened, which may be long before somebody looked; else when it was seen. Unix seconds."""
+    at = event.get("at")
+    return float(at if isinstance(at, (int, float)) else event["t"])
+
+
+def _from_event(event: Mapping[str, Any]) -> Finding:
+    at = event.get("at")
+    return Finding(
+        probe=str(event["probe"]),
+        check=str(event["check"]),
+        subject=str(event["subject"]),
+        status=event["status"],
+        value=event.get("value"),
+        data={"at": at} if isinstance(at, (int, float)) else {},
+    )
+
+
+def _happens(finding: Finding) -> bool:
+    return finding.check in _EVENTS
 
 
 def _is_watched(finding: Finding) -> bool:

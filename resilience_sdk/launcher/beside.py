@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,25 @@ class Beside:
     def __init__(self, run_dir: Path, job: str, settings: Settings, pages: Path | None, journal: Journal) -> None:
         """Serve the run in `run_dir`, as far as the settings ask for it and the SDK is not disabled."""
         on = not environ.is_disabled(environ.environment())
+        began = time.time()
         common: dict[str, Any] = {"run_dir": str(run_dir), "job": job, "pages": None if pages is None else str(pages)}
 
         def exporting() -> bytes:
             return _task({**common, "settings": settings.to_json()})
 
         def watching() -> bytes:
-            return _task({**common, "interval_s": settings.health_interval})
+            return _task({**common, "interval_s": settings.health_interval, "since": began})
 
         wanted = settings.asks_for_telemetry and on
         self._exporter = KeptProcess("telemetry", "the exporter", _EXPORTER, exporting if wanted else None, journal)
         watched = settings.health_interval > 0 and on
         self._watch = KeptProcess(
-            "health", "the watch", _WATCH, watching if watched else None, journal, delay_s=_WATCH_AFTER_S
+            "health",
+            "the watch",
+            _WATCH,
+            watching if watched else None,
+            journal,
+            delay_s=min(_WATCH_AFTER_S, settings.health_interval),
         )
 
     def keep_alive(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import select
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,6 +17,9 @@ from resilience_sdk.launcher.own_program import command_of
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+_LOOK_MS = 50
+OVER = b"over\n"
+"""The line that says that the job has ended in order. A pipe that is closed without it: the launcher was killed."""
 
 
 class KeptProcess:
@@ -33,7 +38,7 @@ class KeptProcess:
         """Run the Python code `program` with the line `task` on its standard input; without a task do nothing.
 
         It serves `what` and is called `name` where it fails; `delay_s` seconds pass before its first start. It has to
-        end when its standard input does.
+        end with the line `over`, or when its standard input does; closing that says that nobody need wait for the rest.
         """
         self._what = what
         self._name = name
@@ -66,9 +71,9 @@ class KeptProcess:
         self._task = None
         if self._process is None:
             return
+        _say_over(self._process)
+        _wait(self._process, patience_s)
         _hang_up(self._process)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
 
     def _tell(self, why: str) -> None:
         if say_once(self._what, f"{self._what}: {why}; it is started again, and the training goes on"):
@@ -88,8 +93,30 @@ def _start(program: str, task: bytes) -> subprocess.Popen[bytes]:
     return process
 
 
+def _say_over(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        if process.stdin is not None:
+            process.stdin.write(OVER)  # one line: it fits, unless the process never read its task
+            process.stdin.flush()
+
+
+def _wait(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Wait until the process has ended, or closed its standard input, or the patience is over."""
+    assert process.stdin is not None
+    reader = select.poll()
+    reader.register(process.stdin, 0)  # what is left to hear is that nobody reads it any more
+    for _ in range(math.ceil(1000 * patience_s / _LOOK_MS)):
+        if process.poll() is not None:
+            return
+        if reader.poll(_LOOK_MS):
+            # Its end closes the pipe too, a moment before it can be collected.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_MS / 1000)
+            return
+
+
 def _hang_up(process: subprocess.Popen[bytes]) -> None:
-    """Close the pipe that the process listens to, which tells it that the job is over."""
+    """Close the pipe that the process listens to, which tells it that there is no launcher any more."""
     with contextlib.suppress(OSError):
         if process.stdin is not None:
             process.stdin.close()

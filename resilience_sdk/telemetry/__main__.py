@@ -1,7 +1,8 @@
 """`python -m resilience_sdk.telemetry RUN_DIR [settings]`: exports a run that nobody exports, while it runs or later.
 
 `resilience run` starts the same program for its own run. This command serves runs under other launchers, and delivers
-what was left of a run that has ended. It ends when all is delivered and no job runs in the directory.
+what was left of a run that has ended. It ends when all is delivered and no job runs in the directory; where none has
+begun yet, it waits for one.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections.abc import Sequence
 from resilience_sdk.console import say
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.lease import current_holder
-from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.settings.options import add_setting_options, settings_from_options
-from resilience_sdk.telemetry.exporter import Task, main_by_hand, main_from_launcher
+from resilience_sdk.telemetry.exporter import Task, end_with_signals, main_by_hand, main_from_launcher
+from resilience_sdk.telemetry.waiting import wait_for_run
 
 _FROM_LAUNCHER = "--from-launcher"
 
@@ -30,16 +31,25 @@ def main(argv: Sequence[str]) -> int:
         description="Tell what happens in a run directory to the sinks that the settings name.",
     )
     parser.add_argument("run_directory", metavar="RUN_DIR", help="the run directory")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="wait for a job to begin, though others have ended in the directory; one that no job has used is always "
+        "waited for",
+    )
     add_setting_options(parser)
     options = parser.parse_args(argv)
+    ending = end_with_signals()
     try:
         settings = settings_from_options(options)
-        run_dir = RunDirectory.open(options.run_directory)
+        run_dir = wait_for_run(options.run_directory, ending.event, for_a_job=options.wait)
     except (ConfigError, RunDirectoryError) as error:
         say(str(error))
         return 2
+    if run_dir is None:
+        return 0
     holder = current_holder(run_dir)
-    return main_by_hand(Task(run_dir.path, holder.job if holder is not None else "", settings))
+    return main_by_hand(Task(run_dir.path, holder.job if holder is not None else "", settings), ending)
 
 
 if __name__ == "__main__":

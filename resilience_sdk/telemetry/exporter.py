@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ from resilience_sdk.settings import Settings, settings_from_json
 from resilience_sdk.telemetry.live import Live
 from resilience_sdk.telemetry.sinks import wanted_sinks
 from resilience_sdk.telemetry.sinks.base import Place
-from resilience_sdk.telemetry.worker import Worker
+from resilience_sdk.telemetry.worker import STUCK_S, Worker
 
 DIRECTORY = "telemetry"
 _LOOK_S = 0.5
+_FETCHED_LOOK_S = 0.1
 _ATTENDED_S = 1.5  # a little less than the launcher waits
 _DELIVERY_S = 15.0
 _BY_HAND_S = 60.0  # a person asked for nothing else
@@ -68,6 +70,17 @@ class Task:
         return json.dumps(values)
 
 
+@attrs.define
+class Ending:
+    """Set once the exporter is to end: by the launcher, or by a person."""
+
+    event: threading.Event = attrs.field(factory=threading.Event)
+    launcher_said_over: bool = False
+    """False as well while nobody said anything."""
+    is_final: bool = False
+    """Whether it is not even to wait for somebody who may fetch the end."""
+
+
 class JobWatch:
     """Tells whether the job of a task is over."""
 
@@ -89,6 +102,10 @@ class JobWatch:
         self._free_since = now if self._free_since is None else self._free_since
         return not self._was_held or now - self._free_since > _RESTART_WITHIN_S
 
+    def ended_in_order(self) -> bool:
+        """Tell, of a job without a launcher of ours, whether it has let go of its directory."""
+        return not self._was_held or not RunDirectory(self._task.run_dir).lease.exists()
+
 
 def task_from_json(text: str) -> Task:
     """Return what `Task.to_json` described; raises ValueError for anything else."""
@@ -106,10 +123,12 @@ def task_from_json(text: str) -> Task:
         raise ValueError(f"not the task of an exporter: {error!r}") from None
 
 
-def serve(task: Task, over: threading.Event) -> int:
-    """Export until `over` is set or the job has ended; returns 0 when all was delivered, 1 when something was left."""
+def serve(task: Task, ending: Ending) -> int:
+    """Export until the end or that of the job; returns 0 when all was delivered, 1 when something was left."""
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)  # the training comes first
+    # A library that logs each try to reach somebody would fill the job's screen; that it fails is told once, by us.
+    logging.lastResort = None
     host = hostinfo.host_name()
     try:
         state_dir = _make_state_dir(task, host)
@@ -117,8 +136,13 @@ def serve(task: Task, over: threading.Event) -> int:
         say(f"telemetry: nothing can be exported: {error}")
         return 1
     watch = JobWatch(task)
-    with _only_one(state_dir, watch, over) as mine:
-        return _export(task, host, state_dir, lambda: over.wait(_LOOK_S) or watch.is_over()) if mine else 0
+    with _only_one(state_dir, watch, ending.event) as mine:
+        if not mine:
+            return 0
+        code, workers = _export(task, host, state_dir, ending, watch)
+    # Without the lock: whoever exports the next job of this run and host need not wait for this.
+    _stay_until_fetched(workers, ending, attended=task.parent_pid is not None)
+    return code
 
 
 def _make_state_dir(task: Task, host: str) -> Path:
@@ -144,13 +168,18 @@ def _only_one(state_dir: Path, watch: JobWatch, over: threading.Event) -> Iterat
             except OSError:
                 break  # no locks on this file system: better twice than not at all
             held.close()
+            say_once(
+                f"exporter {state_dir}",
+                "telemetry: another exporter serves this run on this node, with sinks of its own; this one begins when "
+                "that one has ended",
+            )
             if over.wait(_LOOK_S) or watch.is_over():
                 yield False
                 return
         yield True
 
 
-def _export(task: Task, host: str, state_dir: Path, is_over: Callable[[], bool]) -> int:
+def _export(task: Task, host: str, state_dir: Path, ending: Ending, watch: JobWatch) -> tuple[int, list[Worker]]:
     run_dir = RunDirectory(task.run_dir)
     live = Live(task.run_dir, task.pages, environ.environment())
     journal = Journal(run_dir.journal, writer=DIRECTORY, host=host, boot_id=hostinfo.boot_id(), job=task.job)
@@ -162,13 +191,36 @@ def _export(task: Task, host: str, state_dir: Path, is_over: Callable[[], bool])
     ]
     if not workers:
         say("no sink is set: see docs/telemetry.md for the settings that name one")
-        return 0
+        return 0, []
     for worker in workers:
         worker.start()
-    while not is_over():
-        pass
+    while not ending.event.wait(_LOOK_S) and not watch.is_over():
+        for worker in workers:
+            if worker.is_stuck():
+                teller.failed(worker.sink.name, TimeoutError(f"no answer within {STUCK_S:.0f} s"))
+    live.ended_in_order = _ended_in_order(task, ending, watch)
     live.up = False
-    return 0 if _deliver_rest(workers, alone=task.parent_pid is not None) else 1
+    code = 0 if _deliver_rest(workers, alone=task.parent_pid is not None) else 1
+    return code, workers if live.ended_in_order else []
+
+
+def _ended_in_order(task: Task, ending: Ending, watch: JobWatch) -> bool:
+    """Tell whether the job has ended, as opposed to been killed or left to go on without an exporter."""
+    if task.parent_pid is None:
+        return watch.ended_in_order()
+    ending.event.wait(_LOOK_S)  # a launcher that is gone may have said it a moment ago
+    return ending.launcher_said_over
+
+
+def _stay_until_fetched(workers: list[Worker], ending: Ending, *, attended: bool) -> None:
+    """Serve the last metrics until those who fetch them have, which takes a minute at most; nobody waits for us."""
+    staying = [worker for worker in workers if worker.is_being_fetched()]
+    if not staying or ending.is_final:
+        return
+    if attended:
+        _let_go_of_the_launcher()
+    while not ending.is_final and any(worker.is_being_fetched() for worker in staying):
+        time.sleep(_FETCHED_LOOK_S)
 
 
 def _deliver_rest(workers: list[Worker], *, alone: bool) -> bool:
@@ -189,6 +241,15 @@ def _deliver_rest(workers: list[Worker], *, alone: bool) -> bool:
 
 def _unfinished(workers: list[Worker], until: float) -> list[Worker]:
     return [worker for worker in workers if not worker.join(max(0.0, until - time.monotonic()))]
+
+
+def _let_go_of_the_launcher() -> None:
+    """Close what the launcher and its user wait for, and what they gave us to listen to."""
+    _let_go_of_the_screen()
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nowhere, 0)
+        os.close(nowhere)
 
 
 def _let_go_of_the_screen() -> None:
@@ -234,19 +295,29 @@ def main_from_launcher() -> int:
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     task = task_from_json(sys.stdin.readline())
-    over = threading.Event()
+    ending = Ending()
 
     def listen() -> None:
-        sys.stdin.read()
-        over.set()
+        ending.launcher_said_over = bool(sys.stdin.readline())
+        ending.event.set()
 
     threading.Thread(target=listen, name="resilience-launcher", daemon=True).start()
-    return serve(task, over)
+    return serve(task, ending)
 
 
-def main_by_hand(task: Task) -> int:
-    """Serve a task until the job is over, or a person wants the end. Main thread."""
-    over = threading.Event()
+def end_with_signals() -> Ending:
+    """Return an ending that a person brings about with Ctrl-C or SIGTERM. Main thread."""
+    ending = Ending()
+
+    def stop(*_: object) -> None:
+        ending.is_final = True
+        ending.event.set()
+
     for number in _ENDING:
-        signal.signal(number, lambda *_: over.set())
-    return serve(task, over)
+        signal.signal(number, stop)
+    return ending
+
+
+def main_by_hand(task: Task, ending: Ending) -> int:
+    """Serve a task until the job is over, or a person wants the end."""
+    return serve(task, ending)

@@ -130,7 +130,8 @@ FAMILIES = _table(
     Family("journal.torn_lines", "counter", "Lines of the journal that cannot be read.", unit="{line}"),
     Family("journal.last_timestamp", "gauge", "Time of the newest event, in Unix time.", unit="s"),
     # What the rank pages and /proc tell at the moment.
-    Family("run.up", "gauge", "1 while the job runs on this node, 0 once it has ended."),
+    Family("run.up", "gauge", "1 while the job runs on this node, 0 once it has ended; 1 stays where it was killed."),
+    Family("telemetry.timestamp", "gauge", "When these values were looked up, in Unix time.", unit="s"),
     Family("ranks", "gauge", "Ranks that live on this node."),
     Family("rank.step", "gauge", "Step that a rank is at.", ("rank",), "{step}"),
     Family("rank.heartbeats", "counter", "Completed heartbeats of a rank in this attempt.", ("rank",), "{heartbeat}"),

@@ -30,10 +30,13 @@ class Live:
         self._env = env
         self.up = True
         """Whether the job runs; who knows it sets it."""
+        self.ended_in_order = True
+        """False where the job did not end: its launcher was killed, or it goes on and only nobody looks any more."""
 
     def samples(self) -> Iterator[Sample]:
         """Return the values of this moment; never raises, what cannot be read is left out."""
-        yield _sample("run.up", float(self.up))
+        yield _sample("run.up", float(self.up or not self.ended_in_order))
+        yield _sample("telemetry.timestamp", time.time())
         ranks = list(self.ranks()) if self.up else []
         yield _sample("ranks", float(len(ranks)))
         now_ns = time.monotonic_ns()

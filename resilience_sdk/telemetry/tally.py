@@ -98,6 +98,7 @@ class Tally:
         self._has_launcher = True
         self.job = _text(event.get("job"))
         self._forget("run.info")
+        self._forget("health.ok")  # of an earlier job, perhaps of another time: nobody has looked yet
         self._set("run.info", 1, self.job or "", __version__)
         self._add("run.starts")
         self._set("run.start_timestamp", clean_time(float(event["t"])))
@@ -191,7 +192,8 @@ class Tally:
     def _on_health(self, event: Mapping[str, Any]) -> None:
         ok, status = event.get("ok"), _text(event.get("status"))
         if isinstance(ok, bool):
-            self._set("health.ok", int(ok), _text(event.get("what")) or "unknown")
+            if event.get("lasts") is not False:  # what happened and is over, or was seen once, is no state
+                self._set("health.ok", int(ok), _text(event.get("what")) or "unknown")
             if not ok and status is not None:  # of a probe; else it is a resource that somebody waited for
                 self._add("health.findings", _text(event.get("check")) or "unknown", status)
 

@@ -21,6 +21,8 @@ _POLL_S = 1.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _FINISHING_PAUSE_S = 0.2
+STUCK_S = 120.0
+"""More than any sink waits by its design: one that needs longer has not failed, and does not answer either."""
 
 
 class Worker:
@@ -45,6 +47,8 @@ class Worker:
         self._first_pause_s, self._poll_s = first_pause_s, poll_s
         self._wake = threading.Event()
         self._finishing = False
+        self._delivered = threading.Event()
+        self._turn_began: float | None = None
         self._told_end = False
         self._told_unsaved = False
         self._items: deque[Any] = deque()
@@ -71,15 +75,24 @@ class Worker:
         self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end at most so long; tell whether all was delivered."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        """Wait until all was delivered, at most so long; tell whether it was."""
+        return self._delivered.wait(timeout_s)
+
+    def is_being_fetched(self) -> bool:
+        """Tell whether the sink has taken everything, and stays for those who have yet to fetch the end from it."""
+        return self._delivered.is_set() and self._thread.is_alive()
+
+    def is_stuck(self) -> bool:
+        """Tell whether the sink has not come back for so long that it will not by itself. Any thread."""
+        began = self._turn_began
+        return began is not None and time.monotonic() - began > STUCK_S
 
     # -- the thread
 
     def _run(self) -> None:
         pause_s, is_open = self._first_pause_s, False
         while True:
+            self._turn_began = time.monotonic()
             try:
                 if not is_open:
                     self.sink.open()
@@ -93,10 +106,12 @@ class Worker:
                 if is_open:  # what is broken may come again when it is opened anew
                     is_open = False
                     self._close()
+                self._turn_began = None
                 self._wake.wait(pause_s)
                 self._wake.clear()
                 pause_s = _FINISHING_PAUSE_S if self._finishing else min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
+            self._turn_began = None
             pause_s = self._first_pause_s
             if self._failing_since is not None:
                 self._note_recovery(self.sink.name, time.monotonic() - self._failing_since)
@@ -105,6 +120,9 @@ class Worker:
                 if is_over:
                     break
                 self._wake.wait(self._poll_s)
+        self._delivered.set()
+        with contextlib.suppress(Exception):
+            self.sink.stay_until_fetched()
         self._close()
 
     def _close(self) -> None:

@@ -50,6 +50,10 @@ class Prometheus:
         """Return the values that a query has now."""
         return [float(item["value"][1]) for item in self.get("query", query=query)["result"]]
 
+    def rules(self) -> list[dict[str, Any]]:
+        """Return the rules that it has loaded."""
+        return [rule for group in self.get("rules")["groups"] for rule in group["rules"]]
+
     def wait_for(self, query: str, enough: Callable[[list[float]], object]) -> list[float]:
         """Wait until the values of a query are as wanted."""
         deadline = time.monotonic() + _PATIENCE_S

@@ -175,9 +175,9 @@ def test_why_names_what_ailed_the_node(stub_library, tmp_path):
     """A rank is killed on a node whose GPU has fallen off the bus: the incident is told with that sign beside it."""
     driver = StubDriver(stub_library, tmp_path / "state").changed({"gpus": 2, "1.error": 15})
     end = tmp_path / "end"
-    arguments = ("--nproc-per-node", "2", "beating.py", str(end), str(tmp_path / "never"))
+    arguments = ("--nproc-per-node", "2", "--health-interval", "1", "beating.py", str(end), str(tmp_path / "never"))
     with job(tmp_path, *arguments, env=driver.environment) as run:
-        run.wait_event("rank_start", count=2)  # ten seconds later the watch is started: long on a busy machine
+        run.wait_event("rank_start", count=2)
         fallen = {"check": "answers", "subject": "GPU 1"}
         run.wait(lambda: bool(run.events("health", **fallen)), "the lost GPU", timeout_s=120.0)
         (lost,) = run.events("health", **fallen)

@@ -49,6 +49,7 @@ _SENDERS = {
     "rank": {("ranks", "ranks")},
 }
 _OF_THE_SCRIPT = "what the script itself writes"
+_OPTIONS = ("--nproc-per-node", "2", "--health-interval", "1")  # the watch begins one interval after the start
 _C_LIBRARY = {"SIGRTMIN": 32}
 
 
@@ -98,14 +99,12 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         needed.missing(why)
     folder = tmp_path_factory.mktemp("traced")
     until, prefix = folder / "until", folder / "trace"
-    with job(
-        folder, "--nproc-per-node", "2", "training.py", "--until", str(until), within=traced_run.command(prefix)
-    ) as run:
+    with job(folder, *_OPTIONS, "training.py", "--until", str(until), within=traced_run.command(prefix)) as run:
+        run.wait(lambda: _running(run, "health.child"), "the watch's look at the node")  # while the ranks start
         run.wait_event("first_beat", count=2)
         (victim,) = run.told("rank-0-1")
         os.kill(int(victim.read_text()), signal.SIGKILL)
         run.wait_event("recovered")
-        run.wait(lambda: _running(run, "health.child"), "the watch's look at the node")
         run.wait(lambda: not _running(run, "health.child"), "the end of that")
         listening = tuple(_listening({process.pid for process in _processes(run)}))
         until.touch()

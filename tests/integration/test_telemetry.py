@@ -105,7 +105,11 @@ def test_prometheus_and_a_collector_see_a_run_whose_rank_and_exporter_are_killed
         assert (check.returncode, check.stdout, check.stderr) == (0, b"", b"")
         until.touch()
         assert run.finish() == 0, run.screen
-        assert not run.left_behind()
+        assert not run.left_behind()  # the exporter goes once the end was fetched
+        prometheus.wait_for("resilience_run_up", lambda values: not values)
+        assert prometheus.values("last_over_time(resilience_run_up[10m])") == [0]
+        vanished = next(rule for rule in prometheus.rules() if rule["name"] == "ResilienceNodeVanished")
+        assert prometheus.values(vanished["query"]) == []
     _check_collector(collector.taken)
 
 
@@ -197,7 +201,7 @@ def test_two_launchers_on_one_host_tell_everything_once(tmp_path: Path) -> None:
         journal.emit(Event.DEGRADED, number=20)
         receiver.wait_for(lambda taken: len(taken) == 21)
         second.terminate()
-        second.communicate()
+        assert "another exporter serves this run" in second.communicate()[1]
     lease.release()
     assert [json.loads(request.body)["event"]["number"] for request in receiver.taken] == list(range(21))
 
@@ -223,6 +227,8 @@ def test_dead_and_deaf_sinks_delay_nobody_and_lose_nothing(tmp_path: Path) -> No
             finished = run.events("finished")[0]
             assert ended - finished["t"] < 10  # the moment that sinks are given, and a busy machine
             assert "could not take everything yet" in run.screen
+            assert run.screen.count("otel fails") == 1
+            assert "Transient error" not in run.screen  # nor what its library says of each try
             told = [event["what"] for event in run.events("degraded")]
             assert told.count("sink otel") == 1
             assert told.count("sink webhook") <= 1  # a deaf one fails when its time is over, which may be later

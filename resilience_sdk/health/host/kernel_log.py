@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 
 import attrs
@@ -70,8 +71,11 @@ def _parse(data: bytes, now_s: float) -> Iterator[Record]:
             yield Record(now_s - int(numbers[2]) / 1e6, message)
 
 
-def kernel_faults(log: Iterable[Record]) -> Iterator[Finding]:
-    """Yield one finding for each cause that the taxonomy sees in the log, or one that there is none. Pure."""
+def kernel_faults(log: Iterable[Record], now: float = 0.0) -> Iterator[Finding]:
+    """Yield one finding for each cause that the taxonomy sees in the log, or one that there is none. Pure.
+
+    `now` is the Unix time from which the ages of the records count.
+    """
     seen: dict[str, list[Record]] = {}
     count = 0
     for record in log:
@@ -84,10 +88,10 @@ def kernel_faults(log: Iterable[Record]) -> Iterator[Finding]:
             probe=PROBE, check="kernel_log", status=Status.OK, value=0, unit="faults", evidence=f"{count} messages read"
         )
     for name, lines in seen.items():
-        yield _fault(name, lines)
+        yield _fault(name, lines, now)
 
 
-def _fault(name: str, lines: list[Record]) -> Finding:
+def _fault(name: str, lines: list[Record], now: float) -> Finding:
     cause, newest = lookup(name), min(lines, key=lambda record: record.age_s)
     is_recent = newest.age_s <= (RECENT_S if cause.category in NODE_CATEGORIES else RECENT_OF_JOBS_S)
     is_lasting = cause.action == "exclude_node" and cause.persistence == "persistent"
@@ -102,7 +106,7 @@ def _fault(name: str, lines: list[Record]) -> Finding:
         threshold=0,
         evidence=f"{cause.meaning}; the last one {_ago(newest.age_s)}: {newest.text.strip()[:300]}",
         cure=_CURE.get(cause.action, "see `dmesg -T`"),
-        data={"cause": name, "category": cause.category, "newest_age_s": round(newest.age_s, 1)},
+        data={"cause": name, "category": cause.category, "at": round(now - newest.age_s, 3)},
     )
 
 
@@ -116,7 +120,9 @@ def _ago(age_s: float) -> str:
 def kernel_log(root: str, newer_s: float | None = None) -> Iterator[Finding]:
     """Yield what the kernel's log says (of its last `newer_s` seconds), or why it cannot be read."""
     try:
-        yield from kernel_faults(record for record in records(root) if newer_s is None or record.age_s <= newer_s)
+        now = time.time()
+        new = (record for record in records(root) if newer_s is None or record.age_s <= newer_s)
+        yield from kernel_faults(new, now)
     except OSError as error:
         yield Finding(
             probe=PROBE,

@@ -81,6 +81,9 @@ class Sink(abc.ABC):
     def refresh(self) -> None:  # noqa: B027
         """Tell what is true now, as opposed to what happened."""
 
+    def stay_until_fetched(self) -> None:  # noqa: B027
+        """Wait, once all was delivered, until those who come for it have it; with a limit, and raising nothing."""
+
     def close(self) -> None:  # noqa: B027
         """Let go of everything."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import itertools
@@ -10,21 +11,24 @@ import os
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from resilience_sdk.console import say
+from resilience_sdk.console import say, say_once
 from resilience_sdk.telemetry.families import DURATION_BOUNDS_S, Durations, Family, Sample
 from resilience_sdk.telemetry.follower import Line
 from resilience_sdk.telemetry.sinks.base import Metrics, Place, Sink
 from resilience_sdk.telemetry.sinks.extras import load
+from resilience_sdk.telemetry.sinks.visitors import LONGEST_STAY_S, Visitors
 from resilience_sdk.whole_file import write_whole
 
 _EXTRA = "prometheus"
 _RUN_LABELS = ("run", "node")
 _LOOK_S = 0.1  # how soon the end is noticed
+_PORT_FREE_WITHIN_S = LONGEST_STAY_S + 5.0
 _SERVED_S = 10.0  # how long one request may take
 ADDRESS_FILE = "prometheus.address"
 
@@ -66,22 +70,41 @@ class PrometheusServer(_Prometheus):
 
     name = "prometheus"
 
-    def __init__(self, place: Place, address: tuple[str, int], token: str | None) -> None:
+    def __init__(
+        self,
+        place: Place,
+        address: tuple[str, int],
+        token: str | None,
+        *,
+        port_free_within_s: float = _PORT_FREE_WITHIN_S,
+    ) -> None:
         """Serve at `address` (host and port; port 0: any that is free)."""
         super().__init__(place)
+        self._port_free_within_s = port_free_within_s
+        self._shown = ""
         self._address = address
         self._token = token
-        self._server: WSGIServer | None = None
+        self._server: _Server | None = None
+        self._visitors = Visitors()
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every family, to somebody who may have them."""
+        self._visitors.note_request()
+        return super().collect()
+
+    def stay_until_fetched(self) -> None:
+        """Serve until everybody who scrapes has been told the end, for one interval of theirs."""
+        self._visitors.wait_for_all()
 
     def open(self) -> None:
-        """Bind and serve; raises OSError where the address is taken."""
+        """Bind and serve; raises OSError where the address is taken, and nobody is about to leave it."""
         application = load("prometheus_client", extra=_EXTRA).make_wsgi_app(self._registry())
-        self._server = _Server(self._address)
+        self._server = self._bound()
         self._server.set_app(application if self._token is None else _guarded(application, self._token))
         serve = self._server.serve_forever
         threading.Thread(target=serve, args=(_LOOK_S,), name="resilience-prometheus", daemon=True).start()
         host, port = self._server.server_address[:2]
-        shown = f"{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
+        shown = self._shown = f"{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
         with contextlib.suppress(OSError):  # a full disk is what the metrics are wanted for
             write_whole(self.place.state_dir / ADDRESS_FILE, shown)
         say(f"metrics of this node at http://{shown}/metrics")
@@ -92,8 +115,25 @@ class PrometheusServer(_Prometheus):
             self._server.shutdown()
             self._server.server_close()
             self._server = None
-            with contextlib.suppress(OSError):
-                (self.place.state_dir / ADDRESS_FILE).unlink()
+            with contextlib.suppress(OSError):  # another exporter of this run may have written its own by now
+                if (file := self.place.state_dir / ADDRESS_FILE).read_text() == self._shown:
+                    file.unlink()
+
+    def _bound(self) -> _Server:
+        """Bind; the run before may have its last metrics fetched still, and leaves the port when they were."""
+        until = time.monotonic() + self._port_free_within_s
+        while True:
+            try:
+                return _Server(self._address, self._visitors)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
+                    raise
+            say_once(
+                f"port {self._address}",
+                f"metrics: port {self._address[1]} is taken, perhaps by a run that has just ended and waits for its "
+                f"last scrape: tried for {self._port_free_within_s:.0f} s",
+            )
+            time.sleep(_LOOK_S)
 
 
 class PrometheusTextfile(_Prometheus):
@@ -121,7 +161,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], visitors: Visitors) -> None:
+        self._visitors = visitors
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
@@ -130,6 +171,11 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve one request, on its own thread."""
+        with self._visitors.visit(str(client_address[0])):
+            super().process_request_thread(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a client that went or was silent: the base class would print a stack on the job's screen."""

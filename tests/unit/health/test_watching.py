@@ -105,15 +105,99 @@ def test_every_event_is_told():
 
 
 def test_a_hang_that_is_over_and_comes_back_is_told_again():
-    """The finding of a hang is not there when the probe answers, and what it saw before is still known."""
+    """The finding of a hang is not there when the probe answers: its end is told, and what it saw before is known."""
     watch = Watch()
     hang = _finding("answers", "failed", subject="")
     bad = _finding(status="degraded")
     assert _told(watch, bad) == [("throttle", "degraded")]
     assert _told(watch, hang) == [("answers", "failed")]
     assert _told(watch, hang) == []
+    assert _told(watch, _finding("xid", "ok", subject="")) == []  # it has listened, and was not asked
+    assert _told(watch, bad) == [("answers", "ok")]
     assert _told(watch, bad) == []
     assert _told(watch, hang) == [("answers", "failed")]
+
+
+def test_a_gpu_that_is_not_named_any_more_is_not_back():
+    """The others answer, and it is gone."""
+    watch = Watch()
+    assert _told(watch, _finding("answers", "failed", "GPU 1")) == [("answers", "failed")]
+    assert _told(watch, _finding("answers", "ok", "GPU 0")) == []
+    assert _told(watch, _finding("answers", "ok", "GPU 1")) == [("answers", "ok")]
+
+
+def _in_log(at, subject="host_oom_kill", status="degraded"):
+    return _finding("kernel_log", status, subject, "kernel", data={"at": at})
+
+
+def test_each_kill_for_memory_is_told_and_none_lasts():
+    """The second one of its kind as well as the first, each once, though lines of the log are read twice."""
+    watch = Watch()
+    assert _told(watch, _in_log(100.0)) == [("kernel_log", "degraded")]
+    assert _told(watch, _in_log(100.5), _in_log(100.0, "disk_io_error")) == [("kernel_log", "degraded")]
+    assert _told(watch, _finding("kernel_log", "ok", "", "kernel")) == []
+    assert _told(watch, _in_log(160.0)) == [("kernel_log", "degraded")]
+    counter = {"growth": {"per_minute": 0, "cure": "use less"}}
+    kills = [_finding("oom_kills", "degraded", "", "host", value=value, data=counter) for value in (1, 1, 2, 2)]
+    assert [len(watch.take([kill], 60.0)) for kill in kills] == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("finding", "lasts"),
+    [
+        (_finding("xid", "failed", value=79), False),
+        (_in_log(100.0), False),
+        (_finding("oom_kills", "degraded", "", "host"), False),
+        (_finding("answers", "failed", "GPU 0"), True),
+        (_finding("memory_available", "failed", "", "host"), True),
+    ],
+)
+def test_an_event_says_whether_its_end_will_be_told(finding, lasts):
+    """What is over is no state of the node; nor is what a preflight has seen, after which nobody looks again."""
+    assert to_event(finding, lasts=True)["lasts"] is lasts
+    assert to_event(finding)["lasts"] is False
+
+
+def test_what_ailed_and_could_not_be_seen_for_a_while_is_told_when_it_is_in_order():
+    """Else it would be wrong for ever to whoever was told."""
+    watch = Watch()
+    assert _told(watch, _finding(status="failed")) == [("throttle", "failed")]
+    assert _told(watch, _finding(status="unavailable")) == []
+    assert _told(watch, _finding(status="ok")) == [("throttle", "ok")]
+    assert _told(watch, _finding(status="ok")) == []
+
+
+def test_a_counter_that_was_bad_from_the_start_is_told_when_it_grows():
+    """Its status is the same before and after."""
+    watch = Watch()
+    growth = {"growth": {"per_minute": 0, "cure": "replace the cable"}}
+    bad = [_finding("interface", "degraded", "eth0", "network", value=value, data=growth) for value in (9, 9, 10, 10)]
+    assert [len(watch.take([finding], 60.0)) for finding in bad] == [1, 0, 1, 0]
+
+
+def _journalled(news, at=50.0):
+    return [{"event": "health", "t": at, **to_event(finding, lasts=True)} for finding in news]
+
+
+def test_the_next_watch_of_a_job_knows_what_the_one_before_has_told():
+    """Neither is what ails the node still told again, nor is what ails it no more bad for ever."""
+    hot, lost, dead = (
+        _finding(status="degraded"),
+        _finding("answers", "failed", "GPU 1"),
+        _finding("answers", "failed", ""),
+    )
+    counter = _finding("pcie_replays", "degraded", value=500, data={"growth": {"per_minute": 8, "cure": "reseat"}})
+    first = Watch()
+    told = _journalled(first.take([hot, lost, dead, counter, _in_log(100.0)], 0.0))
+    assert len(told) == 5
+    again = Watch.resumed([*told, {"event": "health", "t": 60.0, "what": "storage", "ok": False}])
+    grown = _counter(900)
+    assert _told(again, hot, _finding("answers", "ok", "GPU 1"), _in_log(100.1), grown) == [
+        ("answers", "ok"),
+        ("pcie_replays", "ok"),
+        ("answers", "ok"),
+    ]
+    assert _told(again, hot, _in_log(160.0)) == [("kernel_log", "degraded")]
 
 
 @pytest.mark.parametrize(
@@ -152,6 +236,13 @@ def test_signs_lie_within_ten_minutes_before_and_five_after(told):
     order = [(sign.event["status"] == "degraded", abs(sign.after_s)) for sign in signs]
     assert order == sorted(order)
     assert all(sign.before == (sign.after_s <= 0) for sign in signs)
+
+
+def test_a_sign_counts_from_when_it_happened():
+    """A kill for memory that the first look finds in the log may be hours old; one a moment ago came before."""
+    told = {"event": "health", "ok": False, "status": "degraded"}
+    (sign,) = signs_near(1000.0, [{**told, "t": 1030.0, "at": 999.0}, {**told, "t": 1030.0, "at": -9000.0}])
+    assert (sign.after_s, sign.before) == (-1.0, True)
 
 
 def test_severity_is_kept():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,8 @@ from resilience_sdk import console
 from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.launcher import kept_process
 from resilience_sdk.launcher.kept_process import KeptProcess
+
+_UNTIL_OVER = "sys.stdin.readline(); sys.stdin.readline()"
 
 
 class Kept:
@@ -114,8 +117,30 @@ def test_one_that_cannot_be_started_is_told(kept: Kept, monkeypatch: pytest.Monk
     process.close(20.0)
 
 
-@pytest.mark.parametrize("program", ["sys.stdin.read()", "sys.exit(1)"])
-def test_it_ends_with_the_pipe(kept: Kept, program: str) -> None:
+def test_it_is_told_that_the_job_is_over(kept: Kept, tmp_path: Path) -> None:
+    """In a line, which a launcher that is killed does not write: then there is only the end of the pipe."""
+    told = tmp_path / "told"
+    process = kept.make(f"open({str(told)!r}, 'w').write('|'.join(sys.stdin.readline() for _ in range(2)))")
+    process.keep_alive()
+    process.close(20.0)
+    assert told.read_text() == "a task\n|over\n"
+
+
+def test_nobody_waits_for_one_that_has_closed_its_input(kept: Kept) -> None:
+    """What it still does concerns nobody here."""
+    process = kept.make("import os, time; sys.stdin.readline(); os.close(0); time.sleep(600)")
+    process.keep_alive()
+    began = time.monotonic()
+    process.close(60.0)
+    assert time.monotonic() - began < 30.0
+    assert process._process is not None
+    assert process._process.poll() is None
+    process._process.kill()
+    process._process.wait()
+
+
+@pytest.mark.parametrize("program", [_UNTIL_OVER, "sys.exit(1)"])
+def test_it_ends_when_the_job_is_over(kept: Kept, program: str) -> None:
     """One that ended before does not matter; nothing is started afterwards."""
     process = kept.make(program)
     process.keep_alive()
@@ -140,7 +165,7 @@ def test_nobody_waits_for_one_that_does_not_end(kept: Kept) -> None:
 
 def test_what_is_sent_to_the_launchers_group_is_not_meant_for_it(kept: Kept) -> None:
     """A Ctrl-C ends the ranks; the exporter has to tell of that."""
-    process = kept.make("sys.stdin.read()")
+    process = kept.make(_UNTIL_OVER)
     process.keep_alive()
     assert process._process is not None
     assert os.getpgid(process._process.pid) != os.getpgrp()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from told_run import ToldRun
 
+from resilience_sdk.hostinfo import process_start_ticks
+from resilience_sdk.lease import Lease
+from resilience_sdk.settings import Settings
 from resilience_sdk.telemetry.__main__ import main
+from resilience_sdk.telemetry.exporter import Task
+from resilience_sdk.telemetry.waiting import wait_for_run
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,7 +28,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["nowhere"], "there is no run directory"),
+        ([__file__], "is a file"),
         ([".", "--otlp-endpoint", "collector"], "otlp_endpoint"),
         ([".", "--prometheus-address", "0.0.0.0:9464"], "prometheus_token"),
     ],
@@ -43,6 +50,78 @@ def test_what_there_is_is_delivered_where_no_job_runs(tmp_path: Path) -> None:
     done = command(str(run.run_dir.path))
     assert done.returncode == 0
     assert "docs/telemetry.md" in done.stderr
+
+
+@pytest.mark.parametrize(("said", "up"), [("over\n", "0.0"), ("", "1.0")])
+def test_a_job_has_ended_when_its_launcher_says_so(tmp_path: Path, said: str, up: str) -> None:
+    """One that was killed says nothing: what was told last stays, and somebody is told that nobody is heard of."""
+    run, textfiles = ToldRun.make(tmp_path), tmp_path / "textfiles"
+    launcher = subprocess.Popen(["sleep", "600"])
+    settings = Settings(prometheus_textfile=str(textfiles))
+    task = Task(run.run_dir.path, "job", settings, None, launcher.pid, process_start_ticks(launcher.pid))
+    exporter = subprocess.Popen(
+        [sys.executable, "-m", "resilience_sdk.telemetry", "--from-launcher"], stdin=subprocess.PIPE, text=True
+    )
+    assert exporter.stdin is not None
+    exporter.stdin.write(task.to_json() + "\n" + said)
+    exporter.stdin.flush()
+    if not said:
+        launcher.kill()
+        launcher.wait()
+    assert exporter.wait(60) == 0
+    exporter.stdin.close()
+    launcher.kill()
+    launcher.wait()
+    (file,) = textfiles.iterdir()
+    (line,) = [line for line in file.read_text().splitlines() if line.startswith("resilience_run_up")]
+    assert line.rpartition(" ")[2] == up
+
+
+class _Looked(threading.Event):
+    """Nobody wants the end, and how often that was asked is counted: between two looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.often = threading.Semaphore(0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.often.release()
+        return super().wait(0.01)
+
+
+@pytest.mark.parametrize("there_is", ["nothing", "a directory", "a script", "a run that did not begin"])
+def test_a_run_that_begins_later_is_waited_for(tmp_path: Path, there_is: str) -> None:
+    """Whoever starts both does not have to know which one is faster."""
+    if there_is == "a run that did not begin":
+        ToldRun.make(tmp_path)
+    elif there_is != "nothing":
+        (tmp_path / "run").mkdir()
+    if there_is == "a script":
+        (tmp_path / "run" / "train.py").touch()
+    looked = _Looked()
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        found = threads.submit(wait_for_run, tmp_path / "run", looked, for_a_job=False)
+        assert looked.often.acquire(timeout=20)
+        assert not found.done()
+        run = ToldRun.make(tmp_path)
+        run.begin()
+        assert found.result(20) == run.run_dir
+
+
+def test_a_job_is_waited_for_where_others_have_ended_if_that_is_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is a requeued one's beginning; without the option what is left of the others is delivered."""
+    run = ToldRun.make(tmp_path)
+    run.begin()
+    assert wait_for_run(run.run_dir.path, threading.Event(), for_a_job=False) == run.run_dir
+    stop = threading.Event()
+    stop.set()
+    assert wait_for_run(run.run_dir.path, stop, for_a_job=True) is None
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    lease = Lease.acquire(run.run_dir, "job")
+    assert wait_for_run(run.run_dir.path, stop, for_a_job=True) == run.run_dir
+    lease.release()
 
 
 def test_a_disk_that_takes_no_position_is_said_in_one_line(tmp_path: Path) -> None:

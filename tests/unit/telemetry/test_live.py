@@ -46,6 +46,9 @@ def test_only_the_living_count(tmp_path: Path) -> None:
     live.up = False
     values = {(sample.family.name, sample.labels): sample.value for sample in live.samples()}
     assert (values["run.up", ()], values["ranks", ()]) == (0, 0)
+    live.ended_in_order = False
+    values = {(sample.family.name, sample.labels): sample.value for sample in live.samples()}
+    assert (values["run.up", ()], values["ranks", ()]) == (1, 0)
 
 
 def test_the_newest_attempt_of_a_rank_counts(tmp_path: Path) -> None:

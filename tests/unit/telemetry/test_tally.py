@@ -90,6 +90,27 @@ def test_the_health_of_a_node(tmp_path: Path) -> None:
     }
 
 
+def test_what_happened_and_is_over_is_no_state(tmp_path: Path) -> None:
+    """An Xid is counted; a gauge of it would say for ever that the node is not well."""
+    run = ToldRun.make(tmp_path)
+    run.tell(Event.HEALTH, writer="health", what="gpu xid GPU 0", ok=False, check="xid", status="failed", lasts=False)
+    run.tell(Event.HEALTH, writer="health", what="gpu ecc GPU 0", ok=False, check="ecc", status="failed", lasts=True)
+    found = tally_of(run)
+    assert {name for name in found if name.startswith("health.ok")} == {"health.ok gpu ecc GPU 0"}
+    assert found["health.findings xid failed"] == 1
+
+
+def test_the_health_of_an_earlier_job_is_none_of_this_one(tmp_path: Path) -> None:
+    """It may be another time or a repaired node: before the first look nothing is said, neither good nor bad."""
+    run = ToldRun.make(tmp_path)
+    run.begin()
+    run.tell(Event.HEALTH, writer="health", what="gpu ecc GPU 0", ok=False, check="ecc", status="failed", lasts=True)
+    run.begin()
+    found = tally_of(run)
+    assert not [name for name in found if name.startswith("health.ok")]
+    assert found["health.findings ecc failed"] == 1
+
+
 def test_who_is_slow_now(tmp_path: Path) -> None:
     """A finding lasts until it is over, also where its ranks have changed; a new attempt begins without any."""
     run = ToldRun.make(tmp_path)

@@ -194,3 +194,20 @@ def test_a_full_disk_keeps_no_line_from_a_sink(run: ToldRun, told: Told) -> None
     (place.state_dir / "keeping.json").rmdir()
     assert worker.join(20)
     assert len(told.failures) == 2  # the second one is the end's
+
+
+def test_a_sink_that_does_not_come_back_is_seen(run: ToldRun, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not failed, so nothing else would tell of it."""
+    sink = Keeping(run.place())
+    sink.may_go_on.clear()
+    made = told.worker(run, sink)
+    made.start()
+    while sink.seen < 5:
+        assert not made.join(0.001)
+    assert not made.is_stuck()
+    monkeypatch.setattr("resilience_sdk.telemetry.worker.STUCK_S", 0.0)
+    assert made.is_stuck()
+    sink.may_go_on.set()
+    made.finish()
+    assert made.join(20)
+    assert not made.is_stuck()

@@ -53,6 +53,12 @@ def test_what_a_job_did_to_itself_is_soon_forgotten(hours, status):
     assert (found.subject, found.status) == ("host_oom_kill", status)
 
 
+def test_a_fault_has_the_time_at_which_it_happened():
+    """Not at which somebody looked, which may be a day later."""
+    (found,) = kernel_log.kernel_faults([Record(900.0, OOM), Record(60.0, OOM)], 5000.0)
+    assert found.data["at"] == 4940.0
+
+
 def test_each_cause_is_told_once():
     """However often the kernel repeats it."""
     found = list(kernel_log.kernel_faults([Record(60.0, FELL_OFF)] * 50 + [Record(50.0, OOM)]))

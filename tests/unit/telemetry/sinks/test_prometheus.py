@@ -17,6 +17,7 @@ import needed
 import pytest
 from told_run import ToldRun
 
+from resilience_sdk import console
 from resilience_sdk.telemetry.sinks.prometheus import ADDRESS_FILE, PrometheusServer, PrometheusTextfile
 
 parser = needed.library("prometheus_client.parser", "prometheus")
@@ -121,9 +122,63 @@ def test_an_address_that_is_taken_is_an_error(run: ToldRun) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        sink = PrometheusServer(run.place(), ("127.0.0.1", taken.getsockname()[1]), None)
+        sink = PrometheusServer(run.place(), ("127.0.0.1", taken.getsockname()[1]), None, port_free_within_s=0.0)
         with pytest.raises(OSError, match="in use"):
             sink.open()
+
+
+def test_a_port_that_the_run_before_is_about_to_leave_is_waited_for(
+    run: ToldRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It stays until its last metrics were fetched: told in one line, and no failure."""
+    console._said.clear()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        sink = PrometheusServer(run.place(), ("127.0.0.1", taken.getsockname()[1]), None, port_free_within_s=20.0)
+        opening = threading.Thread(target=sink.open)
+        opening.start()
+        shown = ""
+        while not shown:
+            shown += capfd.readouterr().err
+    opening.join(20)
+    assert "resilience_run_up" in samples(scrape(sink))
+    sink.close()
+    shown += capfd.readouterr().err
+    assert shown.count("is taken, perhaps by a run that has just ended") == 1
+
+
+def test_it_stays_until_the_end_was_fetched(run: ToldRun) -> None:
+    """Else Prometheus could not tell a job that has ended from a node that has died."""
+    with serving(run, token="s3cret") as sink:
+        scrape(sink, "s3cret")
+        sink.place.live.up = False
+        staying = threading.Thread(target=sink.stay_until_fetched)
+        staying.start()
+        while not sink._visitors._is_over:
+            time.sleep(0.001)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            scrape(sink, "guessed")
+        caught.value.close()
+        assert staying.is_alive()
+        assert samples(scrape(sink, "s3cret"))["resilience_run_up"] == 0
+        staying.join(20)
+        assert not staying.is_alive()
+
+
+def test_where_nobody_fetches_it_does_not_stay(run: ToldRun) -> None:
+    """Neither where nobody ever came."""
+    with serving(run) as sink:
+        began = time.monotonic()
+        sink.stay_until_fetched()
+        assert time.monotonic() - began < 5.0
+
+
+def test_another_exporters_address_is_not_removed(run: ToldRun) -> None:
+    """That of the next job may have begun before this one has left."""
+    with serving(run) as sink:
+        (sink.place.state_dir / ADDRESS_FILE).write_text("127.0.0.1:1")
+    assert (sink.place.state_dir / ADDRESS_FILE).read_text() == "127.0.0.1:1"
 
 
 def test_the_textfile_is_whole_and_readable_for_the_node_exporter(run: ToldRun, tmp_path: Path) -> None:
