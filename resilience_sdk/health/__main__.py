@@ -1,15 +1,16 @@
-"""The preflight for a launcher: `python -m resilience_sdk.health` reads its task from standard input, writes a report.
+"""The preflight for a launcher: `python -m resilience_sdk.health` reads its task from standard input, tells a report.
 
 The launcher starts it by name, because it is on the same floor; what a driver does to this process is not the
-launcher's. The task is a JSON object: `settings` (`Settings.to_json`), `run_dir`, `rendezvous`, `local_ranks`.
+launcher's. The task is a JSON object: `settings` (`Settings.to_json`), `run_dir`, `rendezvous`, `local_ranks`, and
+`answer` (see `answering`).
 """
 
 from __future__ import annotations
 
-import json
 import sys
 
 from resilience_sdk import environ
+from resilience_sdk.health.answering import read_task, tell
 from resilience_sdk.health.checkup import examine, job_context
 from resilience_sdk.health.watching import to_event
 from resilience_sdk.settings import settings_from_json
@@ -19,8 +20,8 @@ _PATIENCE = 4.0
 
 
 def main() -> int:
-    """Write a report as JSON, with `events` for the journal, to standard output; raises what makes that impossible."""
-    task = json.load(sys.stdin)
+    """Tell a report as JSON, with `events` for the journal; raises what makes that impossible."""
+    task = read_task()
     settings = settings_from_json(task["settings"])
     context = job_context(
         environ.environment(),
@@ -31,7 +32,7 @@ def main() -> int:
     )
     report = examine(context, settings, compute=True, patience=_PATIENCE)
     events = [to_event(finding) for finding in report.findings]
-    json.dump({**report.to_json(), "events": events}, sys.stdout)
+    tell(task, {**report.to_json(), "events": events})
     return 0
 
 

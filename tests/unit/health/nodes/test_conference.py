@@ -1,11 +1,12 @@
 """How nodes agree on one verdict over a store, and what happens to those that do not answer."""
 
+import json
 import threading
 
 import pytest
 from torch.distributed import HashStore
 
-from resilience_sdk.health.nodes.conference import BrokenError, Conference, read_report, trial_of
+from resilience_sdk.health.nodes.conference import Conference, read_report, trial_of
 from resilience_sdk.health.nodes.pairing import Trial
 from resilience_sdk.health.software.shared import variables
 
@@ -51,13 +52,12 @@ def hold(reports, *, cut=(), silent=(), dies=(), breaks=(), spare=1):
             store, node, names, reports[node], spare=spare, try_pair=try_pair, report_s=limit_s, round_s=limit_s
         )
         try:
-            ends[node] = own.hold()
+            end = own.hold()
         except GoneError:
             return
-        except (RuntimeError, BrokenError) as error:
-            if isinstance(error, RuntimeError):
-                own.tell_broken(str(error))
-            ends[node] = str(error)
+        except RuntimeError as error:
+            end = own.give_up(str(error))
+        ends[node] = end.get("verdict") or end["broken"]
 
     threads = [threading.Thread(target=confer, args=(n,)) for n in range(len(reports)) if n not in silent]
     for thread in threads:
@@ -98,7 +98,33 @@ def test_a_node_that_goes_in_the_middle_is_left_out(node):
 def test_a_mistake_of_ours_names_nobody():
     """All hear of it, and nothing follows."""
     ends = hold([report()] * 4, breaks={1})
-    assert set(ends.values()) == {"a mistake", "host1: a mistake"}
+    assert ends == dict.fromkeys(range(4), "host1: a mistake")
+
+
+def test_the_meeting_has_one_end():
+    """Who gives up after the verdict was told follows the verdict; who concludes after one has given up does not."""
+    store, end = HashStore(), {"verdict": {"leave_out": {}}, "listening": []}
+    one, two = (Conference(store, node, ["a", "b"], report(), spare=0, try_pair=lambda *_: SOUND) for node in (0, 1))
+    store.set("end", json.dumps(end))
+    assert two.give_up("a mistake") == one.hold() == end
+    store.delete_key("end")
+    assert two.give_up("a mistake") == {"broken": "b: a mistake"}
+    for node in (0, 1):  # all is there that a verdict needs
+        store.set(f"report/{node}", json.dumps(report()))
+        store.set(f"trial/0/{node}", json.dumps(SOUND))
+    assert one.hold() == {"broken": "b: a mistake"}
+
+
+def test_a_node_that_comes_too_late_is_told_the_end():
+    """At once, though nobody waits for it any more."""
+    store = HashStore()
+    one, late = (
+        Conference(store, node, ["a", "b", "c"], report(), spare=2, try_pair=lambda *_: SOUND, report_s=0.05)
+        for node in (0, 1)
+    )
+    end = one.hold()
+    assert list(end["verdict"]["leave_out"]) == ["1", "2"]
+    assert late.hold() == end
 
 
 def test_nothing_is_tried_where_the_reports_are_enough():
