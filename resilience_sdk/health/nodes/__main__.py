@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from resilience_sdk import environ
 from resilience_sdk.health.answering import read_task, tell
 from resilience_sdk.health.checkup import compute_probes
+from resilience_sdk.health.compute.probe import CPU, built_for_gpus
 from resilience_sdk.health.nodes.conference import Conference
 from resilience_sdk.health.nodes.pairing import Pair
 from resilience_sdk.health.nodes.reduce import part_of, take_part
@@ -33,11 +34,13 @@ def main() -> int:
     signal.alarm(LONGEST_S)
     task = read_task()
     environ.environment().setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a trial that fails is told by us
+    import torch
     from torch import distributed
 
+    devices = [probe.only for probe in compute_probes(environ.environment())] if built_for_gpus(torch) else [CPU]
     limit = timedelta(seconds=_STORE_S)
     store = distributed.TCPStore(task["host"], task["port"], is_master=False, wait_for_workers=False, timeout=limit)
-    conference = _conference(task, distributed.PrefixStore(task["prefix"], store))
+    conference = _conference(task, distributed.PrefixStore(task["prefix"], store), devices)
     try:
         end = conference.hold()
     except Exception as error:  # noqa: BLE001 - whatever it was, all must come to the same end
@@ -46,7 +49,7 @@ def main() -> int:
     os._exit(0)  # torch takes its time to end, and a store that is gone may hold it up
 
 
-def _conference(task: Mapping[str, Any], store: Any) -> Conference:
+def _conference(task: Mapping[str, Any], store: Any, devices: Sequence[str]) -> Conference:
     node = int(task["node"])
 
     def try_pair(number: int, pair: Pair, reports: Mapping[int, Report]) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def _conference(task: Mapping[str, Any], store: Any) -> Conference:
         {
             "findings": task["findings"],
             "refusal": task["refusal"],
-            "devices": [probe.only for probe in compute_probes(environ.environment())],
+            "devices": devices,
             "holds_store": task["holds_store"],
         },
         spare=int(task["spare"]),
