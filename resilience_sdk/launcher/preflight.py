@@ -23,7 +23,8 @@ from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.outcome import EXIT_HARDWARE, EXIT_STOP, Verdict
 from resilience_sdk.run_directory import RunDirectory
 
-_LONGEST_S = 300.0  # each probe has a deadline of its own
+_COMES_S = 300.0  # for a rendezvous whose node or name comes up later than this one
+_LONGEST_S = 300.0 + _COMES_S  # each probe has a deadline of its own
 # What another node may cure: by who looked, or by what was looked at. All else is the same wherever the job is sent.
 _PROBES_OF_THE_NODE = frozenset({"compute", "gpu", "kernel", "network"})
 _CHECKS_OF_THE_NODE = frozenset({"answers", "memory_available", "reach"})
@@ -58,6 +59,8 @@ def preflight(options: Options, run_dir: RunDirectory, local_ranks: int, inbox: 
         "run_dir": str(run_dir.path),
         "rendezvous": None if options.one_node else options.meeting_point,
         "local_ranks": local_ranks,
+        "nodes": 1 if options.one_node else most_nodes(options.elastic),
+        "comes_s": _COMES_S,
     }
     try:
         findings, events = _read(answer_of(_PROGRAM, task, inbox, _LONGEST_S))
