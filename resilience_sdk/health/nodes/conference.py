@@ -208,7 +208,15 @@ def trial_of(number: int, pair: Pair, told: Mapping[int, Mapping[str, Any]]) -> 
     seconds = [told[node]["seconds"] for node in pair]
     whys = dict.fromkeys(str(told[node]["why"]) for node in pair if told[node]["why"])
     rates = {node: float(told[node]["rate"]) for node in pair if told[node]["rate"] is not None}
-    return Trial(number, pair, None if None in seconds else max(map(float, seconds)), "; ".join(whys), rates)
+    return Trial(
+        round=number,
+        pair=pair,
+        seconds=None if None in seconds else max(map(float, seconds)),
+        why="; ".join(whys),
+        rates=rates,
+        models={node: str(told[node]["model"]) for node in pair},
+        backend=str(told[pair[0]]["backend"]),
+    )
 
 
 def read_report(data: Mapping[str, Any]) -> Report:
@@ -231,6 +239,8 @@ def read_state(word: Mapping[str, Any]) -> State:
             seconds=told["seconds"],
             why=told["why"],
             rates={int(node): rate for node, rate in told["rates"].items()},
+            models={int(node): model for node, model in told["models"].items()},
+            backend=told["backend"],
         )
         for told in word["trials"]
     )

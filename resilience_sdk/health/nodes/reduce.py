@@ -20,6 +20,7 @@ import attrs
 
 from resilience_sdk.health.compute import pattern
 from resilience_sdk.health.compute.probe import CPU
+from resilience_sdk.health.host.processors import processor_model
 from resilience_sdk.health.nodes.verdict import Report
 
 LIMIT_S = {"gloo": 12.0, "nccl": 60.0}  # to connect and to reduce; NCCL starts slowly
@@ -75,10 +76,11 @@ def _backend(pair: tuple[int, int], reports: Mapping[int, Report]) -> str:
 
 
 def take_part(part: Part, perform: Callable[[Part, int], dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Return `{seconds, why, rate}` of the slowest device: those of one reduction, and products per second.
+    """Return `{seconds, why, rate, model, backend}`, of the slowest device.
 
-    `seconds` is None where no reduction came about. Returns within the backend's limit and a margin. `perform` is
-    what the process of a device does (`_perform`).
+    `seconds` are those of one reduction, None where none came about; `rate` is in products per second, `model` what
+    the device is. Returns within the backend's limit and a margin. `perform` is what the process of a device does
+    (`_perform`).
     """
     ends = time.monotonic() + LIMIT_S[part.backend] + MARGIN_S
     children = [_fork(part, number, perform or _perform) for number in range(len(part.devices))]
@@ -88,10 +90,13 @@ def take_part(part: Part, perform: Callable[[Part, int], dict[str, Any]] | None 
     whys = [str(answer["why"]) for answer in answers if answer["why"]]
     seconds = [answer["seconds"] for answer in answers]
     rates = [answer["rate"] for answer in answers]
+    slowest = answers[rates.index(min(rates))] if None not in rates else answers[0]
     return {
         "seconds": None if whys or None in seconds else max(seconds),
         "why": "; ".join(dict.fromkeys(whys)),
         "rate": None if None in rates else min(rates),
+        "model": slowest["model"],
+        "backend": part.backend,
     }
 
 
@@ -127,7 +132,7 @@ def _answer(text: bytes, code: int | None) -> dict[str, Any]:
         return dict(json.loads(text))
     killed = code in (None, 0, -signal.SIGKILL)
     died = "did not answer in time" if killed else f"died by signal {-(code or 0)}"
-    return {"seconds": None, "why": f"its process {died}", "rate": None}
+    return {"seconds": None, "why": f"its process {died}", "rate": None, "model": ""}
 
 
 def _end(pids: Sequence[int]) -> list[int | None]:
@@ -151,7 +156,7 @@ def _end(pids: Sequence[int]) -> list[int | None]:
 
 def _perform(part: Part, number: int) -> dict[str, Any]:
     """Compute and reduce on one device; runs in a process of its own."""
-    result: dict[str, Any] = {"seconds": None, "why": "", "rate": None}
+    result: dict[str, Any] = {"seconds": None, "why": "", "rate": None, "model": ""}
     device = part.devices[number]
     try:
         import torch
@@ -159,6 +164,7 @@ def _perform(part: Part, number: int) -> dict[str, Any]:
         torch.set_num_threads(1)  # each node alike, and none held up by what else its neighbours run
         if device != CPU:
             torch.cuda.set_device(device)
+        result["model"] = processor_model() if device == CPU else torch.cuda.get_device_name(device)
         result["rate"] = round(_rate(torch, part.backend, device), 3)
         result["seconds"] = round(_reduce(torch, part, number, device), 6)
     except Exception as error:  # noqa: BLE001 - whatever it is, this is how the trial went

@@ -13,7 +13,7 @@ from resilience_sdk.health.nodes.pairing import (
     Standing,
     Trial,
     judge,
-    usual_rate,
+    usual_rates,
     usual_seconds,
 )
 from resilience_sdk.health.software.comparing import compare
@@ -128,7 +128,7 @@ def together(before: Verdict, after: Verdict) -> Verdict:
 
 
 def _of_node(
-    node: int, names: Sequence[str], standing: Standing, trials: Sequence[Trial], usual: float | None
+    node: int, names: Sequence[str], standing: Standing, trials: Sequence[Trial], usual: Mapping[tuple[str, ...], float]
 ) -> Finding:
     """Return what is wrong with a node that is named."""
     own = [trial for trial in trials if node in trial.pair]
@@ -138,13 +138,19 @@ def _of_node(
         evidence = f"no all_reduce with {partners} came about, others reduce with one another: {why}"
         return _finding("all_reduce", names[node], Status.FAILED, evidence)
     if node in standing.computes_slowly:  # its reductions may be slow for that
-        rates = [(trial.rates[node], usual_rate(trials, trial.round) or 0.0) for trial in own if node in trial.rates]
-        rate, others = max(rates)
-        evidence = f"computes {rate:.3g} products a second, others {others:.3g}"
+        rates = [
+            (trial.rates[node], usual_rates(trials, trial.round)[model], model)
+            for trial in own
+            if node in trial.rates
+            for model in [trial.models.get(node, "")]
+        ]
+        rate, others, model = max(rates)
+        alike = f"others of its model ({model})" if model else "others"
+        evidence = f"computes {rate:.3g} products a second, {alike} {others:.3g}"
         return _finding("compute_speed", names[node], Status.FAILED, evidence, rate, "products/s", others / SLOW)
-    took = min(trial.seconds for trial in own if trial.seconds is not None)
-    evidence = f"an all_reduce takes {_time(took)} with {partners}, {_time(usual or 0)} among others"
-    return _finding("all_reduce_speed", names[node], Status.FAILED, evidence, took, "s", SLOW * (usual or 0))
+    took, least = min((trial.seconds, usual[trial.kind]) for trial in own if trial.seconds is not None)
+    evidence = f"an all_reduce takes {_time(took)} with {partners}, {_time(least)} among others"
+    return _finding("all_reduce_speed", names[node], Status.FAILED, evidence, took, "s", SLOW * least)
 
 
 def _of_way(pair: tuple[int, int], names: Sequence[str], trials: Sequence[Trial]) -> Finding:

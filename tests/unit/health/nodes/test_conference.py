@@ -10,8 +10,8 @@ from resilience_sdk.health.nodes.conference import Conference, read_report, tria
 from resilience_sdk.health.nodes.pairing import Trial
 from resilience_sdk.health.software.shared import variables
 
-SOUND = {"seconds": 0.02, "why": "", "rate": 50.0}
-CUT = {"seconds": None, "why": "no route", "rate": 50.0}
+SOUND = {"seconds": 0.02, "why": "", "rate": 50.0, "model": "EPYC", "backend": "gloo"}
+CUT = {**SOUND, "seconds": None, "why": "no route"}
 
 
 class GoneError(Exception):
@@ -146,8 +146,10 @@ def test_differences_that_stop_nothing_are_told():
 
 def test_a_trial_is_what_both_nodes_tell():
     """It took as long as for the slower of them, and failed if it did for one."""
-    assert trial_of(1, (2, 3), {2: SOUND, 3: {**SOUND, "seconds": 0.5}}) == Trial(1, (2, 3), 0.5, "", {2: 50, 3: 50})
-    assert trial_of(1, (2, 3), {2: SOUND, 3: {**CUT, "rate": None}}) == Trial(1, (2, 3), None, "no route", {2: 50})
+    models = {2: "EPYC", 3: "EPYC"}
+    slower, failed = {**SOUND, "seconds": 0.5}, {**CUT, "rate": None}
+    assert trial_of(1, (2, 3), {2: SOUND, 3: slower}) == Trial(1, (2, 3), 0.5, "", {2: 50, 3: 50}, models)
+    assert trial_of(1, (2, 3), {2: SOUND, 3: failed}) == Trial(1, (2, 3), None, "no route", {2: 50}, models)
 
 
 def test_a_report_is_read_as_it_was_told():
