@@ -30,7 +30,10 @@ _CHECK_WAY = (
 
 @attrs.frozen
 class Refusal:
-    """Why the preflight of one node alone stands against the job: `of_the_node` where another node may do better."""
+    """Why the preflight of one node alone stands against the job.
+
+    `of_the_node` where it is known to be a fault of that node; else it may be the same on all.
+    """
 
     reason: str
     of_the_node: bool
@@ -71,24 +74,27 @@ class Verdict:
 
 
 def from_reports(names: Sequence[str], reports: Mapping[int, Report]) -> Verdict:
-    """Return what follows from what the nodes brought. A node without a report is left out."""
+    """Return what follows from what the nodes brought. A node without a report is left out.
+
+    Versions are compared among the nodes that stay: one that leaves for something else takes its own with it.
+    """
     findings = [_silent(name) for node, name in enumerate(names) if node not in reports]
     leave_out = {node: "it says nothing" for node in range(len(names)) if node not in reports}
-    stops = []
-    for node, report in sorted(reports.items()):
-        if report.refusal is None:
-            continue
-        if report.refusal.of_the_node:
-            leave_out[node] = report.refusal.reason
-        else:
-            stops.append(f"{names[node]}: {report.refusal.reason}")
-    differences = compare({names[node]: report.findings for node, report in reports.items()})
+    refusals = {node: report.refusal for node, report in sorted(reports.items()) if report.refusal is not None}
+    # What another node would not cure, as far as one node can tell: it is so where most have it.
+    same = [node for node, refusal in refusals.items() if not refusal.of_the_node]
+    everywhere = same if 2 * len(same) > len(reports) else []
+    stops = [f"{names[node]}: {refusals[node].reason}" for node in everywhere]
+    leave_out |= {node: refusal.reason for node, refusal in refusals.items() if node not in everywhere}
+    staying = {names[node]: report.findings for node, report in reports.items() if node not in leave_out}
+    differences = compare(staying)
     for difference in differences:
         odd = [node for node, name in enumerate(names) if name in difference.data["odd"]]
+        what = f"{difference.subject} ({difference.evidence})"
         if difference.stops and not odd:
-            stops.append(f"{difference.subject} differs: {difference.evidence}")
+            stops.append(f"no more than half of the nodes have the same {what}; {difference.cure}")
         if difference.stops:
-            leave_out |= {node: f"another {difference.subject} than most ({difference.evidence})" for node in odd}
+            leave_out |= {node: f"another version than most of {what}" for node in odd}
     return Verdict([*findings, *differences], leave_out, stop="; ".join(stops))
 
 

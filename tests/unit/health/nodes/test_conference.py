@@ -133,8 +133,8 @@ def test_nothing_is_tried_where_the_reports_are_enough():
     ends = hold([report(), report(refusal=refusal), report()], spare=0, breaks={0, 1, 2})
     assert [end["leave_out"] for end in ends.values()] == [{"1": "GPU 3 is lost"}] * 3
     refusal = {"reason": "ulimit -n is 64", "of_the_node": False}
-    ends = hold([report(), report(refusal=refusal)], breaks={0, 1})
-    assert {end["stop"] for end in ends.values()} == {"host1: ulimit -n is 64"}
+    ends = hold([report(refusal=refusal)] * 2, breaks={0, 1})
+    assert {end["stop"] for end in ends.values()} == {"host0: ulimit -n is 64; host1: ulimit -n is 64"}
 
 
 def test_differences_that_stop_nothing_are_told():
