@@ -151,7 +151,8 @@ def compute_probes(env: Mapping[str, str]) -> list[Probe]:
 
 def for_this_torch(findings: list[Finding]) -> list[Finding]:
     """Return findings of which none of a GPU stops a job whose torch was built for the processor alone. Pure."""
-    built = next((finding.data.get("same", {}) for finding in findings if finding.check == "torch"), {})
+    told = (finding.data.get("same", {}) for finding in findings if finding.check == "torch")
+    built: Mapping[str, object] = next(told, {})
     if built.get("cuda", "not known") is not None:
         return findings
     return [attrs.evolve(finding, must=False) if finding.probe == probes.GPU.name else finding for finding in findings]
