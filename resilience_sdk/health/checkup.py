@@ -14,6 +14,7 @@ from resilience_sdk.errors import ConfigError
 from resilience_sdk.health import probes
 from resilience_sdk.health.compute.probe import CPU, slow_devices
 from resilience_sdk.health.findings import Finding
+from resilience_sdk.health.gpu.visible import cuda_devices
 from resilience_sdk.health.network.rendezvous import split_endpoint
 from resilience_sdk.health.own_processes import own_processes
 from resilience_sdk.health.probes import Context, Probe
@@ -122,7 +123,7 @@ def examine(
     began, at = time.monotonic(), time.time()
     chosen = [*probes_for(context), *(compute_probes(context.environment) if compute else ())]
     chosen = [attrs.evolve(probe, deadline_s=patience * probe.deadline_s) for probe in chosen]
-    found: list[Finding] = slow_devices(run_probes(chosen, context, limit_s=limit_s))
+    found = for_this_torch(slow_devices(run_probes(chosen, context, limit_s=limit_s)))
     found += signals(settings, dispositions(context.root))
     return HealthReport(node=host_name(), at=at, took_s=round(time.monotonic() - began, 3), findings=found)
 
@@ -144,10 +145,17 @@ def probes_for(context: Context) -> list[Probe]:
 
 def compute_probes(env: Mapping[str, str]) -> list[Probe]:
     """Return a compute check for each GPU that the job may see, or one for the processor where there is none."""
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    count = gpu_devices() if visible is None else len([name for name in visible.split(",") if name.strip()])
-    devices = [f"cuda:{number}" for number in range(min(count, gpu_devices()))] or [CPU]
+    devices = [f"cuda:{number}" for number in range(cuda_devices(env, gpu_devices()))] or [CPU]
     return [attrs.evolve(probes.COMPUTE, only=device) for device in devices]
+
+
+def for_this_torch(findings: list[Finding]) -> list[Finding]:
+    """Return findings of which none of a GPU stops a job whose torch was built for the processor alone. Pure."""
+    told = (finding.data.get("same", {}) for finding in findings if finding.check == "torch")
+    built: Mapping[str, object] = next(told, {})
+    if built.get("cuda", "not known") is not None:
+        return findings
+    return [attrs.evolve(finding, must=False) if finding.probe == probes.GPU.name else finding for finding in findings]
 
 
 def gpu_devices() -> int:
@@ -168,4 +176,4 @@ def _local_ranks(env: Mapping[str, str]) -> int:
     told = env.get("LOCAL_WORLD_SIZE", "")
     if told.isdecimal() and int(told) > 0:
         return int(told)
-    return max(1, gpu_devices())
+    return max(1, cuda_devices(env, gpu_devices()))

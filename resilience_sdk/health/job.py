@@ -1,4 +1,4 @@
-"""What the job's variables say of its shape. Pure."""
+"""The shape of a job: what its launcher says, else its variables. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from resilience_sdk.health.probes import Context
 
 
 def world_size(context: Context) -> int:
-    """Return how many ranks the job has, as far as its variables tell; at least those of this node."""
+    """Return how many ranks the job has, as far as that is known; at least those of this node."""
+    if context.nodes is not None:
+        return context.nodes * context.local_ranks
     env = context.environment
     nodes = _count(env.get("SLURM_NNODES", env.get("SLURM_JOB_NUM_NODES")))
     return max(_count(env.get("WORLD_SIZE")), _count(env.get("SLURM_NTASKS")), nodes * context.local_ranks)
@@ -15,6 +17,8 @@ def world_size(context: Context) -> int:
 
 def has_nodes_elsewhere(context: Context) -> bool:
     """Tell whether the job has ranks on other nodes; False where nothing says so."""
+    if context.nodes is not None:
+        return context.nodes > 1
     env = context.environment
     # A batch script has no rank yet, and stands for the whole allocation.
     nodes = _count(env.get("SLURM_NNODES", env.get("SLURM_JOB_NUM_NODES")))

@@ -25,6 +25,7 @@ class Context:
     data_dirs: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
     rendezvous: str | None = None  # host:port
     local_ranks: int = 1
+    nodes: int | None = None  # of the job, where a launcher knows; else its variables are asked
     root: str = "/"
     only: str = ""
     deadline_s: float = 60.0  # what the probe that reads this has left; set in its process

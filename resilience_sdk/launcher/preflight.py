@@ -5,10 +5,6 @@ The probes are of the floor of the launcher, so they run by name in a process of
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,14 +16,15 @@ from resilience_sdk.console import say
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
 from resilience_sdk.launcher.decision import Decision
+from resilience_sdk.launcher.errand import answer_of
 from resilience_sdk.launcher.job import JobEnd
 from resilience_sdk.launcher.options import Options, least_nodes, most_nodes
-from resilience_sdk.launcher.own_program import command_of
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.outcome import EXIT_HARDWARE, EXIT_STOP, Verdict
 from resilience_sdk.run_directory import RunDirectory
 
-_LONGEST_S = 300.0  # each probe has a deadline of its own
+_COMES_S = 300.0  # for a rendezvous whose node or name comes up later than this one
+_LONGEST_S = 300.0 + _COMES_S  # each probe has a deadline of its own
 # What another node may cure: by who looked, or by what was looked at. All else is the same wherever the job is sent.
 _PROBES_OF_THE_NODE = frozenset({"compute", "gpu", "kernel", "network"})
 _CHECKS_OF_THE_NODE = frozenset({"answers", "memory_available", "reach"})
@@ -62,6 +59,8 @@ def preflight(options: Options, run_dir: RunDirectory, local_ranks: int, inbox: 
         "run_dir": str(run_dir.path),
         "rendezvous": None if options.one_node else options.meeting_point,
         "local_ranks": local_ranks,
+        "nodes": 1 if options.one_node else most_nodes(options.elastic),
+        "comes_s": _COMES_S,
     }
     try:
         findings, events = _read(answer_of(_PROGRAM, task, inbox, _LONGEST_S))
@@ -121,36 +120,9 @@ def say_finding(finding: Mapping[str, Any]) -> None:
         say(f"  cure: {finding['cure']}")
 
 
-def answer_of(program: str, task: Mapping[str, Any], inbox: SignalInbox, longest_s: float) -> bytes:
-    """Return what a process of the preflight wrote; it is ended when a signal asks to leave.
-
-    Raises:
-        OSError, ValueError, subprocess.SubprocessError: It could not be started, failed, or took longer.
-        LeaveRequested: A signal asked to leave.
-    """
-    process = subprocess.Popen(
-        command_of(program),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for us
-    )
-    try:
-        with inbox.raising():
-            out, _ = process.communicate(json.dumps(task).encode(), longest_s)
-    finally:
-        if process.poll() is None:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if process.returncode:
-        raise ValueError(f"its process left with {process.returncode}")
-    return out
-
-
-def _read(answer: bytes) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _read(report: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the findings, and for each the event that tells the journal of it."""
     try:
-        report = json.loads(answer)
         return list(report["findings"]), list(report["events"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"its answer has no {error}") from None

@@ -9,19 +9,27 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore
 
 from resilience_sdk.console import say
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal
 from resilience_sdk.launcher.agent import Agent
+from resilience_sdk.launcher.bounded import within
 from resilience_sdk.launcher.decision import Decision
+from resilience_sdk.launcher.errand import answer_of
+from resilience_sdk.launcher.meeting import StoreLostError, first_line
 from resilience_sdk.launcher.peers import Peer
-from resilience_sdk.launcher.preflight import Look, answer_of, say_finding
+from resilience_sdk.launcher.preflight import Look, say_finding
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.outcome import EXIT_HARDWARE, EXIT_STOP, Verdict
 
 _LONGEST_S = 620.0  # its process ends itself before
+_ASK_S, _MARGIN_S = 30.0, 10.0
+_END = "end"  # the key of a meeting's end
 _PROGRAM = "from resilience_sdk.health.nodes.__main__ import main; sys.exit(main())"
 
 
@@ -35,6 +43,7 @@ class NodesPreflight:
         self._least_nodes = least_nodes
         self._inbox = inbox
         self._journal = journal
+        self._asked_again = False
 
     def __call__(self) -> bool | Decision:
         """Return True to start, False to meet again without a node that leaves, a decision to end here.
@@ -42,27 +51,51 @@ class NodesPreflight:
         Raises:
             LeaveRequested: A signal asked to leave.
         """
-        agent, refused = self._agent, self._look.refused
-        place = meeting_place(agent.peers, agent.attempt)
+        refused = self._look.refused
+        place = meeting_place(self._agent.peers, self._agent.attempt)
         if place is not None:
             try:
-                verdict = self._verdict(place)
-            except (OSError, ValueError, subprocess.SubprocessError) as error:
-                why = " ".join(str(error).split())[:500]
-                say(f"the preflight across nodes failed itself, the job starts without: {why}")
-                self._journal.emit(Event.DEGRADED, what="preflight", why=why)
-            else:
-                return self._follow(verdict)
+                end = self._held(place)
+            except StoreLostError as error:
+                if not self._asked_again:  # the others may be meeting again, too; who cannot ask cannot train
+                    self._asked_again = True
+                    say(f"how the preflight across nodes ended cannot be asked ({first_line(error)}); meeting again")
+                    return False
+                end = {"broken": first_line(error)}
+            if "broken" not in end:
+                return self._follow(end["verdict"])
+            say(f"the preflight across nodes failed itself, the job starts without: {end['broken']}")
+            self._journal.emit(Event.DEGRADED, what="preflight", why=end["broken"])
         return True if refused is None else refused.decision
 
-    def _verdict(self, place: str) -> Mapping[str, Any]:
-        agent, refused = self._agent, self._look.refused
+    def _held(self, place: str) -> Mapping[str, Any]:
+        """Return how the meeting ended: the same on all nodes, whatever became of this one's part in it.
+
+        Raises:
+            StoreLostError: The store did not tell.
+        """
+        agent = self._agent
+        try:
+            host, port = _address(agent.store)
+        except ValueError as error:
+            return {"broken": str(error)}
+        prefix = f"resilience/preflight/{place}"
         say(f"preflight: comparing {agent.nodes} nodes and trying them in pairs")
-        host, port = _address(agent.store)
-        task = {
+        try:
+            end: Mapping[str, Any] = answer_of(_PROGRAM, self._task(host, port, prefix), self._inbox, _LONGEST_S)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            why = f"{agent.node_name}: {' '.join(str(error).split())[:500]}"
+            with self._inbox.raising():
+                end = give_up(host, port, prefix, why)
+        return end
+
+    def _task(self, host: str, port: int, prefix: str) -> dict[str, Any]:
+        agent, refused = self._agent, self._look.refused
+        return {
             "host": host,
             "port": port,
-            "prefix": f"resilience/preflight/{place}",
+            "prefix": prefix,
+            "end": _END,
             "node": agent.node,
             "names": [peer.name for peer in agent.peers],
             "spare": agent.nodes - self._least_nodes,
@@ -75,10 +108,6 @@ class NodesPreflight:
                 "of_the_node": refused.decision.exit_code == EXIT_HARDWARE,
             },
         }
-        verdict: dict[str, Any] = json.loads(answer_of(_PROGRAM, task, self._inbox, _LONGEST_S))
-        if "broken" in verdict:
-            raise ValueError(str(verdict["broken"]))
-        return verdict
 
     def _follow(self, verdict: Mapping[str, Any]) -> bool | Decision:
         agent = self._agent
@@ -108,6 +137,24 @@ def meeting_place(peers: Sequence[Peer], attempt: int) -> str | None:
         say(f"no preflight across nodes: {', '.join(others)} was started without --preflight")
         return None
     return None if all(peer.cleared for peer in peers) else peers[0].preflight
+
+
+def give_up(host: str, port: int, prefix: str, why: str, limit_s: float = _ASK_S) -> dict[str, Any]:
+    """End a meeting for this node's process, which is gone; return how it ended, which may have been well before.
+
+    Raises:
+        StoreLostError: The store does not answer.
+    """
+
+    def ask() -> bytes:
+        client = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit_s))
+        told: bytes = PrefixStore(prefix, client).compare_set(_END, "", json.dumps({"broken": why}))
+        return told
+
+    try:
+        return dict(json.loads(within(limit_s + _MARGIN_S, ask)))
+    except (RuntimeError, TimeoutError) as error:
+        raise StoreLostError(first_line(error)) from None
 
 
 def decide(verdict: Mapping[str, Any], node: int, names: Sequence[str], *, least_nodes: int) -> bool | Decision:

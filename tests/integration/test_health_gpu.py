@@ -96,6 +96,52 @@ def test_a_healthy_node_has_nothing_wrong(stub):
     assert answer.evidence.endswith("does not tell: retired_pages")
 
 
+UUID = "GPU-00000000-0000-0000-0000-00000000000"
+MIG = "MIG-00000000-0000-0000-0000-00000000000"
+_HELD = {"memory_used_mib": 60000, "process": 1}
+
+
+@pytest.mark.parametrize(("visible", "asked"), [("0,1", {0, 1}), (f"{UUID}1", {1}), (f"{MIG}1", {1})])
+def test_what_others_hold_on_gpus_that_the_job_does_not_see_is_not_looked_at(stub, visible, asked):
+    """On a node that several jobs share."""
+    others = set(range(3)) - asked
+    stub.changed({f"{gpu}.{key}": value for gpu in others for key, value in _HELD.items()})
+    part = 100 * visible.startswith("MIG")
+    if part:  # the other parts of a GPU are others', too
+        stub.changed({"1.mig": 1, **{f"1.{key}": value for key, value in _HELD.items()}})
+    environment = {"CUDA_VISIBLE_DEVICES": visible}
+    findings = _look(environment=environment)
+    assert _bad(findings) == {}
+    assert {finding.subject for finding in findings if finding.check == "answers"} == {f"GPU {n}" for n in asked}
+    stub.changed({f"{1 + part}.{key}": value for key, value in _HELD.items()})
+    assert set(_bad(_look(environment=environment))) == {("GPU 1", "memory_held")}
+
+
+@pytest.mark.slow
+def test_a_gpu_that_does_not_answer_is_others_where_each_of_the_jobs_does(stub):
+    """By number it may be the job's, as those behind it move up."""
+    stub.changed({"1.error": 15})
+    assert _bad(_look(environment={"CUDA_VISIBLE_DEVICES": f"{UUID}0,{UUID}2"})) == {}
+    assert ("GPU 1", "answers") in _bad(_look(environment={"CUDA_VISIBLE_DEVICES": f"{UUID}0,GPU-1"}))
+    stub.changed({"1.error": 4})  # not permitted: a scheduler gives each job GPUs of its own
+    findings = _look(environment={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert _bad(findings) == {}
+    assert {finding.subject for finding in findings if finding.check == "answers"} == {"GPU 0", "GPU 2"}
+    assert _bad(_look()) == {}
+
+
+@pytest.mark.slow
+def test_where_only_cuda_can_tell_nothing_stops_the_job(stub):
+    """GPUs of two models, of which some are named by number, and CUDA counts the fastest first."""
+    stub.changed({"0.name": "NVIDIA T400", **{f"0.{key}": value for key, value in _HELD.items()}})
+    environment = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    found = _bad(_look(environment=environment))
+    assert not found[("GPU 0", "memory_held")].stops
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in found[("", "driver")].cure
+    found = _bad(_look(environment={**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
+    assert found[("GPU 0", "memory_held")].stops
+
+
 @pytest.mark.slow
 def test_errors_that_grow_are_told_by_how_much(stub):
     """One uncorrectable error more than a minute ago is told, though the driver asks for nothing yet."""

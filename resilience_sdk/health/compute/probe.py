@@ -19,6 +19,8 @@ from resilience_sdk.health.probes import Context
 
 PROBE = "compute"
 CPU = "cpu"
+_CUDA = "cuda"
+_FOR_CPU = "torch is built for the processor alone"
 SIZES = {"cpu": 1024, "cuda": 4096}
 TYPES = {"cpu": ("float32",), "cuda": ("float32", "float16", "bfloat16")}
 SLOW_SHARE = 0.9  # of the median of the node's other devices: throttled or worn ones stay below, sound ones within 3 %
@@ -38,7 +40,18 @@ def probe(context: Context) -> Iterator[Finding]:
             probe=PROBE, check="compute", subject=context.only, status=Status.UNAVAILABLE, evidence=f"torch: {error}"
         )
         return
-    yield from check(torch, context.only)
+    device, first = context.only, f"{_CUDA}:0"
+    if device.startswith(_CUDA) and not built_for_gpus(torch):
+        if device != first:
+            yield Finding(probe=PROBE, check="compute", subject=device, status=Status.UNAVAILABLE, evidence=_FOR_CPU)
+            return
+        device = CPU
+    yield from check(torch, device)
+
+
+def built_for_gpus(torch: Any) -> bool:
+    """Tell whether this torch can use a GPU, whatever the machine has. Asks no driver."""
+    return bool(torch.version.cuda or torch.version.hip)
 
 
 def check(torch: Any, device: str) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ class Device:
 
     subject: str  # GPU 3
     handle: Any = None
+    mig: str = ""  # the instance that is the job's, where the GPU is divided
 
 
 @attrs.frozen

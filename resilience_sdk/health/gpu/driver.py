@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import attrs
 
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.gpu import nvml as codes
 from resilience_sdk.health.gpu.rules import found
+from resilience_sdk.health.gpu.visible import ORDER, VISIBLE, Choice, entries
 
 _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
@@ -74,6 +78,26 @@ def judge_driver(gpus: int, known: int, versions: dict[str, str]) -> Finding:
         return found("driver", "", Status.FAILED, value=value, evidence=evidence, cure=cure, data=data)
     status = Status.OK if gpus else Status.UNAVAILABLE
     return found("driver", "", status, value=value, evidence=evidence, data=data)
+
+
+def judge_choice(described: Finding, gpus: int, mine: Choice, env: Mapping[str, str]) -> Finding:
+    """Return what is said of the driver, with the GPUs that are the job's where those are not all."""
+    if len(mine.indices) == gpus and not mine.missing and mine.sure:
+        return described
+    seen = ", ".join(map(str, mine.indices)) or "none"
+    evidence = f"{described.evidence}; the job's: {seen}"
+    complete = mine.sure and not mine.missing and not any(entry.isdecimal() for entry in entries(env) or ())
+    # Those that did not start are others' where each of the job's is named by itself, and is there.
+    known = attrs.evolve(described, evidence=evidence, must=described.must and not complete)
+    if described.status is Status.FAILED or (mine.sure and not mine.missing):
+        return known
+    cure = f"correct {VISIBLE}"
+    if mine.missing:
+        evidence += f"; {VISIBLE} names {mine.missing}, which is not here: CUDA ignores it and all after it"
+    else:
+        evidence += f" at most: which they are by {VISIBLE} only CUDA can tell, as they are of several models"
+        cure = f"set {ORDER}=PCI_BUS_ID, or name them by UUID (`nvidia-smi -L`)"
+    return attrs.evolve(known, status=Status.DEGRADED, evidence=evidence, cure=cure)
 
 
 def pci_gpus(root: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from resilience_sdk.health.findings import Finding, Status
@@ -17,15 +17,15 @@ _WAITS = frozenset({"gpu_row_remap_pending"})  # the GPU can be used until its n
 _LOOK_S = 5.0  # one wait in the driver; short enough that a lost timeout costs little
 
 
-def listen(nvml: Any, gpus: int, seconds: float) -> Iterator[Finding]:
-    """Yield one finding for each Xid event until `seconds` have passed, or one that there was none.
+def listen(nvml: Any, gpus: Sequence[int], seconds: float) -> Iterator[Finding]:
+    """Yield one finding for each Xid event of these GPUs until `seconds` have passed, or one that there was none.
 
     The first event leaves time for those that come with it and no more, so that it is told soon. Blocks in the driver,
     which costs no processor time. Raises NVMLError.
     """
     events = nvml.nvmlEventSetCreate()
     heard = []
-    for index in range(gpus):
+    for index in gpus:
         try:
             nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(index), _XID, events)
         except Exception as error:

@@ -10,6 +10,7 @@ import attrs
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.gpu import nvml as codes
 from resilience_sdk.health.gpu.check import Check, Device
+from resilience_sdk.health.gpu.choosing import mig_handle
 from resilience_sdk.health.gpu.rules import RULES, found
 from resilience_sdk.health.probes import Context
 
@@ -134,11 +135,16 @@ class Held:
     own_pids: frozenset[int] = frozenset()
 
 
-def _read_memory(nvml: Any, device: Device, context: Context) -> Held:
+def _read_memory(nvml: Any, device: Device, context: Context) -> Held | None:
+    """Return who holds memory; None of a GPU that is divided, where it is not known which part is the job's."""
+    is_divided, instance = mig_handle(nvml, device.handle, device.mig)
+    if is_divided and instance is None:
+        return None
+    handle = instance if is_divided else device.handle
     # Only the second version tells what the driver reserves for itself apart.
-    newer = codes.answer(nvml.nvmlDeviceGetMemoryInfo, device.handle, nvml.nvmlMemory_v2)
-    memory = nvml.nvmlDeviceGetMemoryInfo(device.handle) if newer is None else newer
-    processes = nvml.nvmlDeviceGetComputeRunningProcesses(device.handle)
+    newer = codes.answer(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle) if newer is None else newer
+    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     return Held(
         total=memory.total,
         used=memory.used,
@@ -155,11 +161,15 @@ def _name(context: Context, pid: int) -> str:
         return ""  # of another pid namespace, or gone
 
 
-def judge_memory(subject: str, held: Held) -> Iterator[Finding]:
+def judge_memory(subject: str, held: Held | None) -> Iterator[Finding]:
     """Judge how much memory others hold: what is used less what the job's own processes use.
 
     Processes of other containers cannot be named, but their memory counts, unless it may be the job's own.
     """
+    if held is None:
+        evidence = "this GPU is divided (MIG), and which part is the job's is not told"
+        yield found("memory_held", subject, Status.UNAVAILABLE, evidence=evidence)
+        return
     own = sum(size or 0 for pid, size, _ in held.processes if pid in held.own_pids)
     unknown_own = any(size is None for pid, size, _ in held.processes if pid in held.own_pids)
     others = [process for process in held.processes if process[0] not in held.own_pids]

@@ -9,24 +9,32 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
+
+import attrs
 
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.gpu import driver, events, links, load, memory
 from resilience_sdk.health.gpu import nvml as codes
 from resilience_sdk.health.gpu.check import Device
+from resilience_sdk.health.gpu.choosing import choice
 from resilience_sdk.health.gpu.rules import found
+from resilience_sdk.health.gpu.visible import VISIBLE, Choice, entries
 from resilience_sdk.health.probes import Context
 
 # What tells most, and hangs least, comes first.
 CHECKS = (*memory.CHECKS, *load.CHECKS, *links.CHECKS)
+_TELL_PART = 0.2  # of the deadline, for each GPU to tell who it is
 _PATIENCE = 0.7  # of the deadline: what hangs is told while there is still time to tell it
 
 
 def probe(context: Context) -> Iterator[Finding]:
-    """Yield what NVML tells of this node's GPUs. Runs in a process of its own, which must end after it."""
+    """Yield what NVML tells of this node's GPUs that the job may see. Its process must end after it."""
+    if entries(context.environment) == []:
+        yield found("driver", "", Status.UNAVAILABLE, evidence=f"the job sees no GPU ({VISIBLE} names none)")
+        return
     ends = time.monotonic() + _PATIENCE * context.deadline_s
     nvml, missing = driver.connect(context.root)
     if missing is not None:
@@ -37,31 +45,42 @@ def probe(context: Context) -> Iterator[Finding]:
     except nvml.NVMLError as error:
         yield found("driver", "", Status.FAILED, evidence=codes.meaning(error)[0])
         return
-    yield described
+    mine = choice(nvml, gpus, context.environment, _TELL_PART * context.deadline_s)
+    yield driver.judge_choice(described, gpus, mine, context.environment)
     asks: dict[str, Callable[[], Iterator[Finding]]] = {
-        f"GPU {index}": partial(ask, nvml, index, context) for index in range(gpus)
+        f"GPU {index}": partial(_of_the_job, mine, partial(ask, nvml, index, context, mine.migs.get(index, "")))
+        for index in mine.indices
     }
-    if gpus:
+    if mine.indices:
         listen_s = min(context.listen_s, 0.5 * context.deadline_s)
-        asks["Xid events"] = partial(_listen, nvml, gpus, listen_s)
+        asks["Xid events"] = partial(_listen, nvml, mine.indices, listen_s)
     yield from beside_each_other(asks, ends)
+
+
+def _of_the_job(mine: Choice, source: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """Yield what a GPU tells; where it may be another job's, nothing of it stops this one."""
+    for finding in source():
+        yield finding if mine.sure else attrs.evolve(finding, must=False)
 
 
 def listen(context: Context) -> Iterator[Finding]:
     """Yield the Xid events of the next `context.listen_s` seconds; nothing where there is no driver or no GPU."""
     nvml, missing = driver.connect(context.root)
     if missing is None and (gpus := nvml.nvmlDeviceGetCount()):
-        yield from _listen(nvml, gpus, context.listen_s)
+        yield from _listen(nvml, range(gpus), context.listen_s)
 
 
-def ask(nvml: Any, index: int, context: Context) -> Iterator[Finding]:
-    """Yield what one GPU answers; stops at the first answer that tells that it is broken."""
+def ask(nvml: Any, index: int, context: Context, mig: str = "") -> Iterator[Finding]:
+    """Yield what one GPU answers; stops at the first answer that tells that it is broken.
+
+    `mig` names the instance of it that is the job's, where it is divided.
+    """
     started = time.monotonic()
     subject = f"GPU {index}"
     identity: dict[str, Any] = {}
     silent: list[str] = []
     try:
-        device = Device(subject, nvml.nvmlDeviceGetHandleByIndex(index))
+        device = Device(subject, nvml.nvmlDeviceGetHandleByIndex(index), mig)
         identity = _identity(nvml, device)
         for check in CHECKS:
             try:
@@ -77,6 +96,9 @@ def ask(nvml: Any, index: int, context: Context) -> Iterator[Finding]:
                 yield from check.judge(subject, answer)
     except nvml.NVMLError as error:
         evidence, cause = codes.meaning(error)
+        if codes.code_of(error) == codes.NO_PERMISSION:  # where the scheduler gives each job GPUs of its own
+            yield found("answers", subject, Status.UNAVAILABLE, evidence=f"not for this job: {evidence}")
+            return
         data = {**identity, "cause": cause}
         yield found("answers", subject, Status.FAILED, evidence=f"{evidence}{_where(identity)}", data=data)
         return
@@ -102,7 +124,7 @@ def _where(identity: dict[str, Any]) -> str:
     return f" at {identity['pci']}" if identity else ""
 
 
-def _listen(nvml: Any, gpus: int, seconds: float) -> Iterator[Finding]:
+def _listen(nvml: Any, gpus: Sequence[int], seconds: float) -> Iterator[Finding]:
     try:
         yield from events.listen(nvml, gpus, seconds)
     except nvml.NVMLError as error:

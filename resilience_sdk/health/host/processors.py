@@ -37,6 +37,14 @@ def load(root: str) -> Iterator[Finding]:
     )
 
 
+def processor_model(root: str = "/") -> str:
+    """Return what the first processor calls itself, empty where it does not."""
+    named = re.search(
+        r"^model name\s*:\s*(.+)$", kernel_files.text(kernel_files.below(root, "/proc/cpuinfo")) or "", re.M
+    )
+    return named[1].strip() if named else ""
+
+
 def processors(root: str, local_ranks: int) -> Iterator[Finding]:
     """Yield how many processors the ranks of this node have."""
     allowed = kernel_files.fields(kernel_files.below(root, "/proc/self/status"), ":").get("Cpus_allowed_list", "")

@@ -3,10 +3,15 @@
 Rounds follow one another by *words*, each made by `compare_set`: the plan of a round with all trials before it, and at
 last the verdict. The first node makes them, so that a thousand nodes do not read a thousand reports each; where it
 does not, whoever has waited long enough does, and only one of them succeeds. Every wait has an end.
+
+The meeting as a whole ends by one more such key: with the last word's verdict, or because a node had to give up. What
+stands there first holds for all, also for a node that knew better, or whose process was gone by then (its launcher
+asks that key): if one started its ranks and another did not, the job would wait for itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,11 +30,10 @@ _TAKE_OVER_S = 10.0  # beyond what the first node may take
 _LET_READ_S = 5.0
 _LAST_READ_S = 0.1
 _POLL_S, _MOST_POLL_S = 0.02, 0.25
-_BROKEN = "broken"
 
 
-class BrokenError(Exception):
-    """A node told that its part in this failed for a mistake of ours: then nothing follows from any of it."""
+class OverError(Exception):
+    """The meeting has ended meanwhile."""
 
 
 @attrs.frozen
@@ -64,11 +68,12 @@ class Conference:
         try_pair: Callable[[int, Pair, Mapping[int, Report]], Mapping[str, Any]],
         report_s: float = REPORT_S,
         round_s: float | None = None,
+        end: str = "end",
     ) -> None:
         """Take part as number `node` of the nodes of these names; `spare` are those that the job can do without.
 
         `report` is what `read_report` reads; `try_pair` does this node's part of a trial in a round, and returns what
-        `reduce.take_part` does. `round_s` overrides what a round may take.
+        `reduce.take_part` does. `round_s` overrides what a round may take, `end` is the key of the meeting's end.
         """
         self._store = store
         self._node = node
@@ -77,12 +82,35 @@ class Conference:
         self._spare = spare
         self._try_pair = try_pair
         self._report_s, self._round_s = report_s, round_s
+        self._end = end
 
     def hold(self) -> dict[str, Any]:
-        """Return the verdict as JSON values, with `holds_store`, the nodes that hold the store of the rendezvous.
+        """Return how the meeting ended, as JSON values: its `verdict`, or why it is `broken`, so that nothing follows.
+
+        The verdict is that of `Verdict.to_json` with `holds_store`, the nodes that hold the store of the rendezvous.
+        """
+        try:
+            word = self._confer()
+        except OverError:
+            word = json.loads(self._store.get(self._end))
+        else:
+            word = self._close({"verdict": word["verdict"], "listening": read_state(word).listening})
+        if "broken" not in word:
+            self._let_read(word["listening"])
+        return word
+
+    def give_up(self, why: str) -> dict[str, Any]:
+        """End the meeting, as this node's part failed for a mistake of ours; return how it ended, as `hold` does."""
+        return self._close({"broken": f"{self._names[self._node]}: {why}"})
+
+    def _close(self, word: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(json.loads(self._store.compare_set(self._end, "", json.dumps(word))))
+
+    def _confer(self) -> dict[str, Any]:
+        """Return the last word.
 
         Raises:
-            BrokenError: It failed by a mistake of ours, here or elsewhere.
+            OverError: The meeting has ended before.
         """
         self._tell("report", self._report)
         word = self._agree(0, 0, self._open, self._report_s)
@@ -95,12 +123,7 @@ class Conference:
                     self._tell(f"trial/{number}", self._try_pair(number, pair, self._reports(pair)))
             conclude = partial(self._go_on, state, number)
             word = self._agree(number + 1, min(state.listening), conclude, float(word["limit_s"]))
-        self._let_read(read_state(word))
-        return dict(word["verdict"])
-
-    def tell_broken(self, why: str) -> None:
-        """Tell the others that this node's part failed by a mistake of ours."""
-        self._store.set(_BROKEN, f"{self._names[self._node]}: {why}")
+        return word
 
     def _open(self, limit_s: float) -> dict[str, Any]:
         """Return the first word: the verdict where the reports are enough for one, else the first pairs."""
@@ -155,22 +178,29 @@ class Conference:
         return {node: read_report(data) for node, data in self._gather("report", nodes).items()}
 
     def _wait(self, keys: list[str], limit_s: float) -> bool:
-        """Wait until all keys exist, and tell whether they do. Asks, as a `wait` of torch's could not be given up."""
+        """Wait until all keys exist, and tell whether they do. Asks, as a `wait` of torch's could not be given up.
+
+        Raises:
+            OverError: The meeting has ended.
+        """
         ends, pause_s = time.monotonic() + limit_s, _POLL_S
         while not self._store.check(keys):
-            if self._store.check([_BROKEN]):
-                raise BrokenError(self._store.get(_BROKEN).decode("utf-8", "replace"))
+            if self._store.check([self._end]):
+                raise OverError
             if time.monotonic() > ends:
                 return False
             time.sleep(pause_s)
             pause_s = min(_MOST_POLL_S, 1.5 * pause_s)
         return True
 
-    def _let_read(self, state: State) -> None:
-        """Wait a moment until all others have read the last word: the store may go with one of the launchers."""
-        self._store.set(f"read/{self._node}", "1")
-        self._wait([f"read/{node}" for node in state.listening], _LET_READ_S)
-        time.sleep(_LAST_READ_S)  # nobody knows who has the store: the others read this last key, too
+    def _let_read(self, listening: Iterable[int]) -> None:
+        """Wait a moment until all others have read the end: the store may go with one of the launchers."""
+        with contextlib.suppress(Exception):  # it has gone: what was read holds
+            self._store.set(f"read/{self._node}", "1")
+            ends = time.monotonic() + _LET_READ_S
+            while not self._store.check([f"read/{node}" for node in listening]) and time.monotonic() < ends:
+                time.sleep(_POLL_S)
+            time.sleep(_LAST_READ_S)  # nobody knows who has the store: the others read this last key, too
 
 
 def trial_of(number: int, pair: Pair, told: Mapping[int, Mapping[str, Any]]) -> Trial:
@@ -178,7 +208,15 @@ def trial_of(number: int, pair: Pair, told: Mapping[int, Mapping[str, Any]]) -> 
     seconds = [told[node]["seconds"] for node in pair]
     whys = dict.fromkeys(str(told[node]["why"]) for node in pair if told[node]["why"])
     rates = {node: float(told[node]["rate"]) for node in pair if told[node]["rate"] is not None}
-    return Trial(number, pair, None if None in seconds else max(map(float, seconds)), "; ".join(whys), rates)
+    return Trial(
+        round=number,
+        pair=pair,
+        seconds=None if None in seconds else max(map(float, seconds)),
+        why="; ".join(whys),
+        rates=rates,
+        models={node: str(told[node]["model"]) for node in pair},
+        backend=str(told[pair[0]]["backend"]),
+    )
 
 
 def read_report(data: Mapping[str, Any]) -> Report:
@@ -201,6 +239,8 @@ def read_state(word: Mapping[str, Any]) -> State:
             seconds=told["seconds"],
             why=told["why"],
             rates={int(node): rate for node, rate in told["rates"].items()},
+            models={int(node): model for node, model in told["models"].items()},
+            backend=told["backend"],
         )
         for told in word["trials"]
     )

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 import attrs
 
 SLOW = 2.0  # times what others need: links and clocks of sound nodes differ by less, so DLRover's ratio
-LEAST_S = 0.05  # beyond what others need: on a busy machine a sound pair was seen 11 ms above another
+# Beyond what others need. gloo: on a busy machine a sound pair was seen 11 ms above another. NCCL moves its 256 MiB
+# within milliseconds and by no processor, so that all of half a link's speed would hide in as much.
+LEAST_S = {"gloo": 0.05, "nccl": 0.002}
 MOST_ROUNDS = 6
 _TIMES = 2  # a node is named when it went wrong so often, and never well
 
@@ -26,7 +28,8 @@ class Trial:
     """What came of a pair. Nodes are numbers.
 
     `seconds` is what one reduction took, None where none came about (`why` then says what happened). `rates` holds,
-    by node, how many products of two matrices it computed per second, of its slowest device.
+    by node, how many products of two matrices it computed per second, of its slowest device, and `models` what that
+    device is.
     """
 
     round: int
@@ -34,6 +37,14 @@ class Trial:
     seconds: float | None
     why: str = ""
     rates: Mapping[int, float] = attrs.field(factory=dict)
+    models: Mapping[int, str] = attrs.field(factory=dict)
+    backend: str = "gloo"
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """Which reductions take as long: those by the same backend, and of GPUs those among the same models."""
+        models = () if self.backend == "gloo" else sorted(self.models.get(node, "") for node in self.pair)
+        return (self.backend, *models)
 
 
 @attrs.frozen
@@ -58,21 +69,31 @@ class Standing:
         return self.failing | self.slow | self.computes_slowly
 
 
-def usual_seconds(trials: Iterable[Trial]) -> float | None:
-    """Return what a reduction takes among sound nodes: the lower quartile, which a few bad ones do not move."""
-    taken = sorted(trial.seconds for trial in trials if trial.seconds is not None)
-    return taken[(len(taken) - 1) // 4] if taken else None
+def usual_seconds(trials: Iterable[Trial]) -> dict[tuple[str, ...], float]:
+    """Return, by kind, what a reduction takes among sound nodes: the lower quartile, which few bad ones do not move."""
+    taken: dict[tuple[str, ...], list[float]] = {}
+    for trial in trials:
+        if trial.seconds is not None:
+            taken.setdefault(trial.kind, []).append(trial.seconds)
+    return {kind: sorted(values)[(len(values) - 1) // 4] for kind, values in taken.items()}
 
 
-def usual_rate(trials: Iterable[Trial], round_: int) -> float | None:
-    """Return how many products a sound node computes per second in a round: the upper quartile of its nodes."""
-    rates = sorted((rate for trial in trials if trial.round == round_ for rate in trial.rates.values()), reverse=True)
-    return rates[(len(rates) - 1) // 4] if rates else None
+def usual_rates(trials: Iterable[Trial], round_: int) -> dict[str, float]:
+    """Return, by model, how many products a sound node computes per second in a round: the upper quartile."""
+    rates: dict[str, list[float]] = {}
+    for trial in trials:
+        if trial.round == round_:
+            for node, rate in trial.rates.items():
+                rates.setdefault(trial.models.get(node, ""), []).append(rate)
+    return {model: sorted(values, reverse=True)[(len(values) - 1) // 4] for model, values in rates.items()}
 
 
-def is_slow(trial: Trial, usual: float | None) -> bool:
-    """Tell whether a reduction took much longer than others do."""
-    return trial.seconds is not None and usual is not None and trial.seconds > max(SLOW * usual, usual + LEAST_S)
+def is_slow(trial: Trial, usual: Mapping[tuple[str, ...], float]) -> bool:
+    """Tell whether a reduction took much longer than others of its kind do."""
+    least = usual.get(trial.kind)
+    if trial.seconds is None or least is None:
+        return False
+    return trial.seconds > max(SLOW * least, least + LEAST_S[trial.backend])
 
 
 def judge(nodes: Iterable[int], trials: Sequence[Trial]) -> Standing:
@@ -131,11 +152,11 @@ def _matched(wanting: Sequence[int], partners: Sequence[int], tried: Set[Pair]) 
 
 def _slow_rounds(trials: Sequence[Trial]) -> dict[int, int]:
     """Return, for each node that computed slowly in every round it took part in, in how many."""
-    usual = {round_: usual_rate(trials, round_) or 0.0 for round_ in {trial.round for trial in trials}}
+    usual = {round_: usual_rates(trials, round_) for round_ in {trial.round for trial in trials}}
     marks: dict[int, list[bool]] = {}
     for trial in trials:
         for node, rate in trial.rates.items():
-            marks.setdefault(node, []).append(rate * SLOW < usual[trial.round])
+            marks.setdefault(node, []).append(rate * SLOW < usual[trial.round][trial.models.get(node, "")])
     return {node: len(slow) for node, slow in marks.items() if all(slow)}
 
 

@@ -20,6 +20,7 @@ import attrs
 
 from resilience_sdk.health.compute import pattern
 from resilience_sdk.health.compute.probe import CPU
+from resilience_sdk.health.host.processors import processor_model
 from resilience_sdk.health.nodes.verdict import Report
 
 LIMIT_S = {"gloo": 12.0, "nccl": 60.0}  # to connect and to reduce; NCCL starts slowly
@@ -75,21 +76,27 @@ def _backend(pair: tuple[int, int], reports: Mapping[int, Report]) -> str:
 
 
 def take_part(part: Part, perform: Callable[[Part, int], dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Return `{seconds, why, rate}` of the slowest device: those of one reduction, and products per second.
+    """Return `{seconds, why, rate, model, backend}`, of the slowest device.
 
-    `seconds` is None where no reduction came about. Returns within the backend's limit and a margin. `perform` is
-    what the process of a device does (`_perform`).
+    `seconds` are those of one reduction, None where none came about; `rate` is in products per second, `model` what
+    the device is. Returns within the backend's limit and a margin. `perform` is what the process of a device does
+    (`_perform`).
     """
     ends = time.monotonic() + LIMIT_S[part.backend] + MARGIN_S
     children = [_fork(part, number, perform or _perform) for number in range(len(part.devices))]
-    answers = [_answer(pid, pipe, ends) for pid, pipe in children]
+    texts = [_line(pipe, ends) for _, pipe in children]
+    codes = _end([pid for pid, _ in children])
+    answers = [_answer(text, code) for text, code in zip(texts, codes, strict=True)]
     whys = [str(answer["why"]) for answer in answers if answer["why"]]
     seconds = [answer["seconds"] for answer in answers]
     rates = [answer["rate"] for answer in answers]
+    slowest = answers[rates.index(min(rates))] if None not in rates else answers[0]
     return {
         "seconds": None if whys or None in seconds else max(seconds),
         "why": "; ".join(dict.fromkeys(whys)),
         "rate": None if None in rates else min(rates),
+        "model": slowest["model"],
+        "backend": part.backend,
     }
 
 
@@ -102,42 +109,54 @@ def _fork(part: Part, number: int, perform: Callable[[Part, int], dict[str, Any]
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, LIMIT_S[part.backend] + 2 * MARGIN_S)  # should our parent be killed
-        os.write(write, json.dumps(perform(part, number)).encode())
+        os.write(write, json.dumps(perform(part, number)).encode() + b"\n")
     finally:
         os._exit(0)  # no destructor: that of a process group may wait for a partner that is gone
 
 
-def _answer(pid: int, pipe: int, ends: float) -> dict[str, Any]:
-    """Return what the process of a device wrote until `ends` (monotonic); it is killed and collected."""
+def _line(pipe: int, ends: float) -> bytes:
+    """Return what the process of a device wrote until `ends` (monotonic); something else may hold its pipe open."""
     text = b""
-    while select.select([pipe], [], [], max(0.0, ends - time.monotonic()))[0]:
+    while not text.endswith(b"\n") and select.select([pipe], [], [], max(0.0, ends - time.monotonic()))[0]:
         piece = os.read(pipe, 1 << 16)
         if not piece:
             break
         text += piece
     os.close(pipe)
-    code = _end(pid)
+    return text
+
+
+def _answer(text: bytes, code: int | None) -> dict[str, Any]:
+    """Return what the process of a device told, or how it ended; `code` is None where it could not be killed."""
     with contextlib.suppress(ValueError):
         return dict(json.loads(text))
-    died = f"died by signal {-code}" if code < 0 and code != -signal.SIGKILL else "did not answer in time"
-    return {"seconds": None, "why": f"its process {died}", "rate": None}
+    killed = code in (None, 0, -signal.SIGKILL)
+    died = "did not answer in time" if killed else f"died by signal {-(code or 0)}"
+    return {"seconds": None, "why": f"its process {died}", "rate": None, "model": ""}
 
 
-def _end(pid: int) -> int:
-    """Kill a process and return its exit code; one that is stuck in the kernel is left alone."""
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
+def _end(pids: Sequence[int]) -> list[int | None]:
+    """Kill processes and return their exit codes, None for each that is stuck in the kernel; that is left alone.
+
+    All together, so that several that are stuck take no longer than one: the partner waits for this node's answer.
+    """
+    codes: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
     for _ in range(_COLLECT_TIMES):
-        collected, status = os.waitpid(pid, os.WNOHANG)
-        if collected:
-            return os.waitstatus_to_exitcode(status)
+        for pid in pids:
+            if pid not in codes and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                codes[pid] = os.waitstatus_to_exitcode(ended[1])
+        if len(codes) == len(pids):
+            break
         time.sleep(_COLLECT_S)
-    return -signal.SIGKILL
+    return [codes.get(pid) for pid in pids]
 
 
 def _perform(part: Part, number: int) -> dict[str, Any]:
     """Compute and reduce on one device; runs in a process of its own."""
-    result: dict[str, Any] = {"seconds": None, "why": "", "rate": None}
+    result: dict[str, Any] = {"seconds": None, "why": "", "rate": None, "model": ""}
     device = part.devices[number]
     try:
         import torch
@@ -145,6 +164,7 @@ def _perform(part: Part, number: int) -> dict[str, Any]:
         torch.set_num_threads(1)  # each node alike, and none held up by what else its neighbours run
         if device != CPU:
             torch.cuda.set_device(device)
+        result["model"] = processor_model() if device == CPU else torch.cuda.get_device_name(device)
         result["rate"] = round(_rate(torch, part.backend, device), 3)
         result["seconds"] = round(_reduce(torch, part, number, device), 6)
     except Exception as error:  # noqa: BLE001 - whatever it is, this is how the trial went

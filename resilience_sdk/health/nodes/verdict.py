@@ -13,7 +13,7 @@ from resilience_sdk.health.nodes.pairing import (
     Standing,
     Trial,
     judge,
-    usual_rate,
+    usual_rates,
     usual_seconds,
 )
 from resilience_sdk.health.software.comparing import compare
@@ -30,7 +30,10 @@ _CHECK_WAY = (
 
 @attrs.frozen
 class Refusal:
-    """Why the preflight of one node alone stands against the job: `of_the_node` where another node may do better."""
+    """Why the preflight of one node alone stands against the job.
+
+    `of_the_node` where it is known to be a fault of that node; else it may be the same on all.
+    """
 
     reason: str
     of_the_node: bool
@@ -71,24 +74,27 @@ class Verdict:
 
 
 def from_reports(names: Sequence[str], reports: Mapping[int, Report]) -> Verdict:
-    """Return what follows from what the nodes brought. A node without a report is left out."""
+    """Return what follows from what the nodes brought. A node without a report is left out.
+
+    Versions are compared among the nodes that stay: one that leaves for something else takes its own with it.
+    """
     findings = [_silent(name) for node, name in enumerate(names) if node not in reports]
     leave_out = {node: "it says nothing" for node in range(len(names)) if node not in reports}
-    stops = []
-    for node, report in sorted(reports.items()):
-        if report.refusal is None:
-            continue
-        if report.refusal.of_the_node:
-            leave_out[node] = report.refusal.reason
-        else:
-            stops.append(f"{names[node]}: {report.refusal.reason}")
-    differences = compare({names[node]: report.findings for node, report in reports.items()})
+    refusals = {node: report.refusal for node, report in sorted(reports.items()) if report.refusal is not None}
+    # What another node would not cure, as far as one node can tell: it is so where most have it.
+    same = [node for node, refusal in refusals.items() if not refusal.of_the_node]
+    everywhere = same if 2 * len(same) > len(reports) else []
+    stops = [f"{names[node]}: {refusals[node].reason}" for node in everywhere]
+    leave_out |= {node: refusal.reason for node, refusal in refusals.items() if node not in everywhere}
+    staying = {names[node]: report.findings for node, report in reports.items() if node not in leave_out}
+    differences = compare(staying)
     for difference in differences:
         odd = [node for node, name in enumerate(names) if name in difference.data["odd"]]
+        what = f"{difference.subject} ({difference.evidence})"
         if difference.stops and not odd:
-            stops.append(f"{difference.subject} differs: {difference.evidence}")
+            stops.append(f"no more than half of the nodes have the same {what}; {difference.cure}")
         if difference.stops:
-            leave_out |= {node: f"another {difference.subject} than most ({difference.evidence})" for node in odd}
+            leave_out |= {node: f"another version than most of {what}" for node in odd}
     return Verdict([*findings, *differences], leave_out, stop="; ".join(stops))
 
 
@@ -128,7 +134,7 @@ def together(before: Verdict, after: Verdict) -> Verdict:
 
 
 def _of_node(
-    node: int, names: Sequence[str], standing: Standing, trials: Sequence[Trial], usual: float | None
+    node: int, names: Sequence[str], standing: Standing, trials: Sequence[Trial], usual: Mapping[tuple[str, ...], float]
 ) -> Finding:
     """Return what is wrong with a node that is named."""
     own = [trial for trial in trials if node in trial.pair]
@@ -138,13 +144,19 @@ def _of_node(
         evidence = f"no all_reduce with {partners} came about, others reduce with one another: {why}"
         return _finding("all_reduce", names[node], Status.FAILED, evidence)
     if node in standing.computes_slowly:  # its reductions may be slow for that
-        rates = [(trial.rates[node], usual_rate(trials, trial.round) or 0.0) for trial in own if node in trial.rates]
-        rate, others = max(rates)
-        evidence = f"computes {rate:.3g} products a second, others {others:.3g}"
+        rates = [
+            (trial.rates[node], usual_rates(trials, trial.round)[model], model)
+            for trial in own
+            if node in trial.rates
+            for model in [trial.models.get(node, "")]
+        ]
+        rate, others, model = max(rates)
+        alike = f"others of its model ({model})" if model else "others"
+        evidence = f"computes {rate:.3g} products a second, {alike} {others:.3g}"
         return _finding("compute_speed", names[node], Status.FAILED, evidence, rate, "products/s", others / SLOW)
-    took = min(trial.seconds for trial in own if trial.seconds is not None)
-    evidence = f"an all_reduce takes {_time(took)} with {partners}, {_time(usual or 0)} among others"
-    return _finding("all_reduce_speed", names[node], Status.FAILED, evidence, took, "s", SLOW * (usual or 0))
+    took, least = min((trial.seconds, usual[trial.kind]) for trial in own if trial.seconds is not None)
+    evidence = f"an all_reduce takes {_time(took)} with {partners}, {_time(least)} among others"
+    return _finding("all_reduce_speed", names[node], Status.FAILED, evidence, took, "s", SLOW * least)
 
 
 def _of_way(pair: tuple[int, int], names: Sequence[str], trials: Sequence[Trial]) -> Finding:

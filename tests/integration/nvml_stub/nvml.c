@@ -19,6 +19,7 @@
 #define SUCCESS 0
 #define INVALID_ARGUMENT 2
 #define NOT_SUPPORTED 3
+#define NOT_FOUND 6
 #define INSUFFICIENT_SIZE 7
 #define TIMEOUT 10
 
@@ -97,6 +98,24 @@ result nvmlDeviceGetName(device gpu, char *out, unsigned size) { ENTER(gpu); ret
 result nvmlDeviceGetUUID(device gpu, char *out, unsigned size) {
     ENTER(gpu);
     snprintf(out, size, "GPU-00000000-0000-0000-0000-00000000000%d", index_of(gpu));
+    return SUCCESS;
+}
+
+/* GPU i is divided where `i.mig` is 1; its one instance is then GPU 100+i. */
+result nvmlDeviceGetMigMode(device gpu, unsigned *current, unsigned *pending) {
+    ENTER(gpu);
+    *current = *pending = (unsigned)reading(gpu, "mig", 0);
+    return SUCCESS;
+}
+result nvmlDeviceGetHandleByUUID(const char *uuid, device *out) {
+    int gpu;
+    ENTER(NULL);
+    if (sscanf(uuid, "MIG-00000000-0000-0000-0000-%d", &gpu) != 1) return NOT_FOUND;
+    *out = (device)(intptr_t)(100 + gpu + 1);
+    return SUCCESS;
+}
+result nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device mig, device *out) {
+    *out = (device)((intptr_t)mig - 100);
     return SUCCESS;
 }
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.health import preflight, probes
-from resilience_sdk.health.checkup import compute_probes, gpu_devices, job_context, probes_for
+from resilience_sdk.health import Finding, Status, preflight, probes
+from resilience_sdk.health.checkup import compute_probes, for_this_torch, gpu_devices, job_context, probes_for
 from resilience_sdk.settings import Settings
 
 
@@ -77,3 +77,14 @@ def test_a_rank_is_judged_by_its_launchers_settings(tmp_path, monkeypatch):
     report = preflight(tmp_path, limit_s=0.01)  # what the probes of this machine say is not asked here
     (found,) = [finding for finding in report.findings if finding.check == "signal"]
     assert found.subject == "SIGUSR1"
+
+
+@pytest.mark.parametrize(("same", "stops"), [({"cuda": None}, False), ({"cuda": "12.8"}, True), ({}, True)])
+def test_no_gpu_stops_a_job_whose_torch_cannot_use_one(same, stops):
+    """It is told nevertheless."""
+    found = [
+        Finding(probe="gpu", check="driver", status="failed", must=True),
+        Finding(probe="software", check="torch", status="ok", must=True, data={"same": same}),
+    ]
+    gpu, torch = for_this_torch(found)
+    assert (gpu.stops, gpu.status, torch.must) == (stops, Status.FAILED, True)

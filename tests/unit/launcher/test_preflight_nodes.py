@@ -1,9 +1,15 @@
 """When a preflight across nodes is held, and what its verdict means for a node."""
 
-import pytest
+import json
+import socket
+from contextlib import closing
 
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from resilience_sdk.launcher.meeting import StoreLostError
 from resilience_sdk.launcher.peers import Peer
-from resilience_sdk.launcher.preflight_nodes import decide, meeting_place
+from resilience_sdk.launcher.preflight_nodes import decide, give_up, meeting_place
 
 NAMES = ("a", "b", "c", "d")
 
@@ -67,3 +73,21 @@ def test_where_nobody_is_named_all_end():
     assert decide(verdict(stop="ulimit"), 0, NAMES, least_nodes=1).exit_code == 77
     assert decide(verdict(2, stop="ulimit"), 2, NAMES, least_nodes=1).exit_code == 77
     assert decide(verdict(unnamed="a and b"), 0, NAMES, least_nodes=1).exit_code == 76
+
+
+def test_a_launcher_whose_process_is_gone_learns_how_the_meeting_ended():
+    """From the store; where it had not ended, it ends now, for all alike."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ended = {"verdict": {"leave_out": {}}}
+    PrefixStore("earlier", server).set("end", json.dumps(ended))
+    assert give_up("127.0.0.1", server.port, "earlier", "a: it was killed") == ended
+    assert give_up("127.0.0.1", server.port, "now", "a: it was killed") == {"broken": "a: it was killed"}
+    assert json.loads(PrefixStore("now", server).get("end")) == {"broken": "a: it was killed"}
+
+
+def test_a_store_that_is_gone_is_not_waited_for():
+    """Its node has ended."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(StoreLostError):
+        give_up("127.0.0.1", port, "now", "a: it was killed", limit_s=0.2)

@@ -1,16 +1,17 @@
 """How nodes agree on one verdict over a store, and what happens to those that do not answer."""
 
+import json
 import threading
 
 import pytest
 from torch.distributed import HashStore
 
-from resilience_sdk.health.nodes.conference import BrokenError, Conference, read_report, trial_of
+from resilience_sdk.health.nodes.conference import Conference, read_report, trial_of
 from resilience_sdk.health.nodes.pairing import Trial
 from resilience_sdk.health.software.shared import variables
 
-SOUND = {"seconds": 0.02, "why": "", "rate": 50.0}
-CUT = {"seconds": None, "why": "no route", "rate": 50.0}
+SOUND = {"seconds": 0.02, "why": "", "rate": 50.0, "model": "EPYC", "backend": "gloo"}
+CUT = {**SOUND, "seconds": None, "why": "no route"}
 
 
 class GoneError(Exception):
@@ -51,13 +52,12 @@ def hold(reports, *, cut=(), silent=(), dies=(), breaks=(), spare=1):
             store, node, names, reports[node], spare=spare, try_pair=try_pair, report_s=limit_s, round_s=limit_s
         )
         try:
-            ends[node] = own.hold()
+            end = own.hold()
         except GoneError:
             return
-        except (RuntimeError, BrokenError) as error:
-            if isinstance(error, RuntimeError):
-                own.tell_broken(str(error))
-            ends[node] = str(error)
+        except RuntimeError as error:
+            end = own.give_up(str(error))
+        ends[node] = end.get("verdict") or end["broken"]
 
     threads = [threading.Thread(target=confer, args=(n,)) for n in range(len(reports)) if n not in silent]
     for thread in threads:
@@ -98,7 +98,33 @@ def test_a_node_that_goes_in_the_middle_is_left_out(node):
 def test_a_mistake_of_ours_names_nobody():
     """All hear of it, and nothing follows."""
     ends = hold([report()] * 4, breaks={1})
-    assert set(ends.values()) == {"a mistake", "host1: a mistake"}
+    assert ends == dict.fromkeys(range(4), "host1: a mistake")
+
+
+def test_the_meeting_has_one_end():
+    """Who gives up after the verdict was told follows the verdict; who concludes after one has given up does not."""
+    store, end = HashStore(), {"verdict": {"leave_out": {}}, "listening": []}
+    one, two = (Conference(store, node, ["a", "b"], report(), spare=0, try_pair=lambda *_: SOUND) for node in (0, 1))
+    store.set("end", json.dumps(end))
+    assert two.give_up("a mistake") == one.hold() == end
+    store.delete_key("end")
+    assert two.give_up("a mistake") == {"broken": "b: a mistake"}
+    for node in (0, 1):  # all is there that a verdict needs
+        store.set(f"report/{node}", json.dumps(report()))
+        store.set(f"trial/0/{node}", json.dumps(SOUND))
+    assert one.hold() == {"broken": "b: a mistake"}
+
+
+def test_a_node_that_comes_too_late_is_told_the_end():
+    """At once, though nobody waits for it any more."""
+    store = HashStore()
+    one, late = (
+        Conference(store, node, ["a", "b", "c"], report(), spare=2, try_pair=lambda *_: SOUND, report_s=0.05)
+        for node in (0, 1)
+    )
+    end = one.hold()
+    assert list(end["verdict"]["leave_out"]) == ["1", "2"]
+    assert late.hold() == end
 
 
 def test_nothing_is_tried_where_the_reports_are_enough():
@@ -107,8 +133,8 @@ def test_nothing_is_tried_where_the_reports_are_enough():
     ends = hold([report(), report(refusal=refusal), report()], spare=0, breaks={0, 1, 2})
     assert [end["leave_out"] for end in ends.values()] == [{"1": "GPU 3 is lost"}] * 3
     refusal = {"reason": "ulimit -n is 64", "of_the_node": False}
-    ends = hold([report(), report(refusal=refusal)], breaks={0, 1})
-    assert {end["stop"] for end in ends.values()} == {"host1: ulimit -n is 64"}
+    ends = hold([report(refusal=refusal)] * 2, breaks={0, 1})
+    assert {end["stop"] for end in ends.values()} == {"host0: ulimit -n is 64; host1: ulimit -n is 64"}
 
 
 def test_differences_that_stop_nothing_are_told():
@@ -120,8 +146,10 @@ def test_differences_that_stop_nothing_are_told():
 
 def test_a_trial_is_what_both_nodes_tell():
     """It took as long as for the slower of them, and failed if it did for one."""
-    assert trial_of(1, (2, 3), {2: SOUND, 3: {**SOUND, "seconds": 0.5}}) == Trial(1, (2, 3), 0.5, "", {2: 50, 3: 50})
-    assert trial_of(1, (2, 3), {2: SOUND, 3: {**CUT, "rate": None}}) == Trial(1, (2, 3), None, "no route", {2: 50})
+    models = {2: "EPYC", 3: "EPYC"}
+    slower, failed = {**SOUND, "seconds": 0.5}, {**CUT, "rate": None}
+    assert trial_of(1, (2, 3), {2: SOUND, 3: slower}) == Trial(1, (2, 3), 0.5, "", {2: 50, 3: 50}, models)
+    assert trial_of(1, (2, 3), {2: SOUND, 3: failed}) == Trial(1, (2, 3), None, "no route", {2: 50}, models)
 
 
 def test_a_report_is_read_as_it_was_told():

@@ -1,5 +1,6 @@
 """What is said of nodes that are compared and tried, and what follows for the job."""
 
+import attrs
 import pytest
 
 from resilience_sdk.health import Finding
@@ -33,16 +34,34 @@ def test_the_odd_version_is_left_out_and_without_a_majority_all_stop():
     assert not verdict.stop
     verdict = from_reports(NAMES, dict(enumerate(map(version, ("2.8", "2.8", "2.7", "2.7")))))
     assert not verdict.leave_out
-    assert verdict.stop.startswith("torch differs: 2.8 on a, b")
+    assert verdict.stop.startswith("no more than half of the nodes have the same torch (2.8 on a, b; 2.7 on c, d); ")
+    assert "install the same version everywhere" in verdict.stop
+
+
+def test_the_version_of_a_node_that_leaves_does_not_count():
+    """The others have the same."""
+    one, two, three = map(version, ("2.8", "2.8", "2.7"))
+    bad = attrs.evolve(three, refusal=Refusal("GPU 3 is lost", True))
+    verdict = from_reports(NAMES[:3], {0: one, 1: two, 2: bad})
+    assert (verdict.leave_out, verdict.stop, verdict.findings) == ({2: "GPU 3 is lost"}, "", [])
+    verdict = from_reports(NAMES[:2], {0: one, 1: bad})
+    assert (verdict.leave_out, verdict.stop) == ({1: "GPU 3 is lost"}, "")
 
 
 def test_who_brings_no_report_or_refuses_is_left_out():
-    """What is the same everywhere is for somebody to cure."""
+    """Also for what may be the same everywhere, where it is not."""
     reports = {0: Report(), 1: Report(refusal=Refusal("bad GPU", True)), 3: Report(refusal=Refusal("no room", False))}
     verdict = from_reports(NAMES, reports)
-    assert verdict.leave_out == {2: "it says nothing", 1: "bad GPU"}
-    assert verdict.stop == "d: no room"
+    assert verdict.leave_out == {2: "it says nothing", 1: "bad GPU", 3: "no room"}
+    assert not verdict.stop
     assert [(finding.check, finding.subject) for finding in verdict.findings] == [("answers", "c")]
+
+
+def test_what_most_nodes_refuse_is_for_somebody_to_cure():
+    """And those with a fault of their own leave."""
+    full = Report(refusal=Refusal("no room", False))
+    verdict = from_reports(NAMES, {0: full, 1: Report(refusal=Refusal("bad GPU", True)), 2: full, 3: full})
+    assert (verdict.leave_out, verdict.stop) == ({1: "bad GPU"}, "a: no room; c: no room; d: no room")
 
 
 @pytest.mark.parametrize(

@@ -124,4 +124,57 @@ def test_one_slow_trial_is_no_slow_node():
 def test_what_is_usual(seconds, usual):
     """A few bad pairs do not move it; pairs that failed do not count."""
     trials = [Trial(0, (2 * n, 2 * n + 1), s) for n, s in enumerate([*seconds, None])]
-    assert usual_seconds(trials) == usual
+    assert usual_seconds(trials).get(("gloo",)) == usual
+
+
+H, A = "NVIDIA H100", "NVIDIA A100"
+
+
+def of_gpus(number, first, second, seconds, models, rates=None):
+    """Return the trial of a pair of nodes with GPUs."""
+    pair = (first, second)
+    own = {node: models[node] for node in pair}
+    return Trial(number, pair, seconds, rates=rates or {}, models=own, backend="nccl")
+
+
+def test_nccl_is_measured_by_its_own_times():
+    """256 MiB in 12 ms instead of 5: half of the network is gone, and 50 ms would hide it. A jitter is no fault."""
+    models = dict.fromkeys(range(4), H)
+    first = [of_gpus(0, 0, 1, 0.012, models), of_gpus(0, 2, 3, 0.005, models)]
+    bad = [*first, of_gpus(1, 0, 2, 0.012, models), of_gpus(1, 1, 3, 0.005, models)]
+    assert judge(range(4), bad).slow == {0}
+    jitter = [of_gpus(0, 0, 1, 0.0015, models), of_gpus(0, 2, 3, 0.0005, models)]
+    assert judge(range(4), jitter).cleared == {0, 1, 2, 3}
+
+
+def test_a_slower_model_is_no_slow_node():
+    """Within a model nodes are compared, for products and for reductions."""
+    models = {0: H, 1: H, 2: H, 3: A, 4: A, 5: A}
+    rates = {node: 50.0 if model == H else 20.0 for node, model in models.items()}
+    pairs = [(0, 0, 1), (0, 2, 3), (0, 4, 5), (1, 0, 2), (1, 3, 4), (1, 1, 5)]
+
+    def tried(rates):
+        took = {(H, H): 0.005, (A, H): 0.02, (A, A): 0.02}
+        return [
+            of_gpus(
+                number,
+                one,
+                two,
+                took[tuple(sorted((models[one], models[two])))],
+                models,
+                {n: rates[n] for n in (one, two)},
+            )
+            for number, one, two in pairs
+        ]
+
+    standing = judge(range(6), tried(rates))
+    assert (standing.bad, standing.cleared, standing.open) == (set(), set(range(6)), set())
+    assert judge(range(6), tried({**rates, 4: 8.0})).bad == {4}
+
+
+def test_nodes_without_gpus_are_not_compared_with_those_that_have_some():
+    """In one round some pairs compute on GPUs, others on processors."""
+    models = {0: H, 1: H, 2: "EPYC", 3: "EPYC"}
+    for_gpus = [of_gpus(n, 0, 1, 0.005, models, {0: 50.0, 1: 50.0}) for n in (0, 1)]
+    others = [Trial(n, (2, 3), 0.02, rates={2: 4.0, 3: 4.0}, models={2: "EPYC", 3: "EPYC"}) for n in (0, 1)]
+    assert judge(range(4), [*for_gpus, *others]).bad == set()

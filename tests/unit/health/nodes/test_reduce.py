@@ -21,18 +21,20 @@ def test_the_slowest_device_is_what_a_node_tells():
     """Each device has a process of its own."""
 
     def perform(_, number):
-        return {"seconds": 0.1 * (number + 1), "why": "", "rate": 9.0 - number}
+        return {"seconds": 0.1 * (number + 1), "why": "", "rate": 9.0 - number, "model": f"model {number}"}
 
-    assert take_part(part(GPUS), perform) == {"seconds": 0.2, "why": "", "rate": 8.0}
+    told = {"seconds": 0.2, "why": "", "rate": 8.0, "model": "model 1", "backend": "gloo"}
+    assert take_part(part(GPUS), perform) == told
 
 
 def test_one_device_that_fails_fails_the_trial():
     """With its reason; what was measured before counts."""
 
     def perform(_, number):
-        return {"seconds": None if number else 0.1, "why": "no route" if number else "", "rate": 9.0}
+        return {"seconds": None if number else 0.1, "why": "no route" if number else "", "rate": 9.0, "model": "m"}
 
-    assert take_part(part(GPUS), perform) == {"seconds": None, "why": "no route", "rate": 9.0}
+    told = {"seconds": None, "why": "no route", "rate": 9.0, "model": "m", "backend": "gloo"}
+    assert take_part(part(GPUS), perform) == told
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,8 @@ def test_a_process_that_crashes_or_hangs_is_told(monkeypatch, what, told):
 
     real = os.fork
     monkeypatch.setattr(os, "fork", fork)
-    assert take_part(part(), lambda *_: what()) == {"seconds": None, "why": told, "rate": None}
+    answer = {"seconds": None, "why": told, "rate": None, "model": "", "backend": "gloo"}
+    assert take_part(part(), lambda *_: what()) == answer
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
 
