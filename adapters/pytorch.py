@@ -108,6 +108,13 @@ class Attached:
         self._handles: list[Any] = []
         self._loader: TimedLoader | None = None
         self._complete = self._step_is_complete
+        try:
+            self._put_on(model, optimizer, loader, through)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _put_on(self, model: Any, optimizer: Any, loader: Any, through: Any) -> None:
         if environ.is_disabled(environ.environment()):
             self._guard.is_on = False
             lanes.recorder()  # says so
@@ -120,11 +127,7 @@ class Attached:
             preemption.time_left()  # before the loader forks workers, which would take the signals as theirs
         # Around the hooks of the sections: torch calls hooks in the order in which they were put on.
         self._handles.append(optimizer.register_step_pre_hook(self._guard(self._step_begins)))
-        try:
-            self._sections = straggler.attach(model, optimizer, on_forward=self._forward_begins)
-        except BaseException:
-            self.detach()
-            raise
+        self._sections = straggler.attach(model, optimizer, on_forward=self._forward_begins)
         self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
 
     @property

@@ -99,6 +99,7 @@ class Attached:
         self._checkpointer: Checkpointer | None = None
         self._position: Position | None = None
         self._own: OwnSaves | None = None
+        self._uneven: Uneven | None = None
         if prepared.loader is not None:
             skip = framework("accelerate", "accelerate").skip_first_batches
             self._position = Position(prepared.loader, int(accelerator.num_processes), skip)
@@ -122,13 +123,21 @@ class Attached:
                 through=None if self._position is None else self._walk,
             )
         )
+        try:
+            self._put_on_the_rest(prepared.loader)
+        except BaseException:
+            self.detach()  # so that nothing is left, and a second attach is a first one
+            raise
+
+    def _put_on_the_rest(self, loader: Any) -> None:
         # Also where the SDK is switched off: loops end by the number of steps.
-        self._uneven = Uneven(accelerator, self._loop, prepared.loader) if accelerator.num_processes > 1 else None
-        if session is None:
+        if self._accelerator.num_processes > 1:
+            self._uneven = Uneven(self._accelerator, self._loop, loader)
+        if self._session is None:
             return
-        self._own = OwnSaves(accelerator, self._states, self._load)
+        self._own = OwnSaves(self._accelerator, self._states, self._load)
         listening.begin(self._expected_save_s)
-        connect(accelerator, session)
+        connect(self._accelerator, self._session)
 
     # -- how far it is
 
