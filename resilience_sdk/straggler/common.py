@@ -103,20 +103,27 @@ def _reach(curve: Curve | None) -> float:
     return _SAME_AMOUNT if curve is None else max(_SAME_AMOUNT, _SPREADS * curve.spread)
 
 
-def level_of(rows: Sequence[Sequence[float]], few: int) -> float:
-    """Return the logarithm of what a pass takes everybody: the median rank, and where there are few, the fastest."""
-    known = [math.log(value) for value in _steps(rows, few) if value > 0.0]
+def steps_of(rows: Sequence[Sequence[float]], few: int) -> list[float]:
+    """Return what each pass takes everybody, in seconds: the median rank, and where there are few, the fastest."""
+    if len(rows) >= few:
+        return centres(rows)
+    columns = ([value for value in column if value > 0.0] for column in zip(*rows, strict=True))
+    return [min(column, default=NOT_SEEN) for column in columns]
+
+
+def level_of(steps: Sequence[float]) -> float:
+    """Return the logarithm of what a pass takes everybody in a window of `steps`; NOT_SEEN where none is known."""
+    known = [math.log(value) for value in steps if value > 0.0]
     return trimmed_mean(known) if known else NOT_SEEN
 
 
 def work_of(
-    rows: Mapping[int, Sequence[float]], amounts: Mapping[int, Sequence[float | None]], few: int
+    steps: Sequence[float], rows: Mapping[int, Sequence[float]], amounts: Mapping[int, Sequence[float | None]], few: int
 ) -> list[Point]:
-    """Return the amounts of work beside what the steps took everybody; that of the same rank where one is taken.
+    """Return the amounts of work beside what the steps of `rows` took everybody; of the fastest where there are few.
 
     The median rank has the median amount, where ranks have different ones.
     """
-    steps = _steps(list(rows.values()), few)
     clean: dict[int, list[float]] = {}
     ours: dict[int, list[float]] = {}
     for rank in rows:
@@ -135,10 +142,3 @@ def work_of(
         next((row for rank, row in ours.items() if rows[rank][at] == took), None) for at, took in enumerate(steps)
     ]
     return points_of([NOT_SEEN if row is None else row[at] for at, row in enumerate(fastest)], steps)
-
-
-def _steps(rows: Sequence[Sequence[float]], few: int) -> list[float]:
-    if len(rows) >= few:
-        return centres(rows)
-    columns = ([value for value in column if value > 0.0] for column in zip(*rows, strict=True))
-    return [min(column, default=NOT_SEEN) for column in columns]

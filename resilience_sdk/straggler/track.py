@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from resilience_sdk.straggler.common import Common, level_of, work_of
+from resilience_sdk.straggler.common import Common, level_of, steps_of, work_of
 from resilience_sdk.straggler.history import Evidence, Levels
 from resilience_sdk.straggler.rules import Rules
 from resilience_sdk.straggler.stalls import Stalls
@@ -73,7 +73,8 @@ class Track:
         on_slow_nodes = {rank for node in slow_nodes for rank in self._members[node]}
         slow = slow_ranks.keys() | on_slow_nodes
         healthy = {rank: row for rank, row in rows.items() if rank not in slow} or rows
-        common = level_of(list(healthy.values()), rules.few)
+        steps = steps_of(list(healthy.values()), rules.few)
+        common = level_of(steps)
         if common != common:
             return []
         findings = [
@@ -90,7 +91,7 @@ class Track:
             for rank, stall in self._stalls.add(rows, centres(rows.values()), step_s, rules).items()
             if rank not in slow
         ]
-        points = work_of(healthy, amounts, rules.few) if amounts else ()
+        points = work_of(steps, healthy, amounts, rules.few) if amounts else ()
         return findings + self.add_common(common, tuple(rows), rules, of_ranks, points)
 
     def add_common(

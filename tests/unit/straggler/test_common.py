@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.straggler.common import Common, level_of, work_of
+from resilience_sdk.straggler.common import Common, level_of, steps_of, work_of
 from resilience_sdk.straggler.rules import Rules
 
 Z = Rules().regression_z
@@ -17,6 +17,10 @@ Z = Rules().regression_z
 
 def lengths(chance):
     return [math.exp(chance.uniform(0.0, math.log(4.0))) for _ in range(8)]
+
+
+def points_in(rows, amounts, few):
+    return work_of(steps_of(list(rows.values()), few), rows, amounts, few)
 
 
 def rises(windows, slower=lambda window: 1.0, amounts=lambda chance, window: lengths(chance), told=lambda a, w: a):
@@ -27,8 +31,8 @@ def rises(windows, slower=lambda window: 1.0, amounts=lambda chance, window: len
         row = [0.1 * a**1.2 * slower(window) * chance.lognormvariate(0.0, 0.02) for a in work]
         rows = dict.fromkeys(range(8), row)
         said = told(work, window)
-        points = [] if said is None else work_of(rows, dict.fromkeys(range(8), said), few=5)
-        common.add(level_of(list(rows.values()), 5), points)
+        points = [] if said is None else points_in(rows, dict.fromkeys(range(8), said), few=5)
+        common.add(level_of(row), points)
         rise = common.rise()
         if rise is not None and rise.z >= Z and rise.rise >= math.log1p(0.03):
             found.append(window)
@@ -106,10 +110,10 @@ def test_the_unit_does_not_matter_and_a_constant_changes_nothing(unit, constant,
     for _ in range(16):
         work = lengths(chance)
         row = [0.1 * a * chance.lognormvariate(0.0, 0.02) for a in work]
-        rows, level = {0: row}, level_of([row], 5)
-        plain.add(level, work_of(rows, {0: work}, 5))
-        scaled.add(level, work_of(rows, {0: [unit * a for a in work]}, 5))
-        alike.add(level, work_of(rows, {0: [constant] * 8}, 5))
+        rows, level = {0: row}, level_of(row)
+        plain.add(level, points_in(rows, {0: work}, 5))
+        scaled.add(level, points_in(rows, {0: [unit * a for a in work]}, 5))
+        alike.add(level, points_in(rows, {0: [constant] * 8}, 5))
         untold.add(level)
     assert scaled.newest == pytest.approx(plain.newest, abs=1e-6)
     assert (alike.newest, alike.windows) == (untold.newest, untold.windows)
@@ -119,11 +123,11 @@ def test_ranks_of_different_amounts_are_taken_by_their_middle_and_few_by_the_fas
     """The median rank has the median amount; of few, the amount counts that the fastest had."""
     rows = {rank: [0.1 * (rank + 1)] * 8 for rank in range(5)}
     amounts = {rank: [10.0 * (rank + 1)] * 8 for rank in range(5)}
-    assert work_of(rows, amounts, few=5) == [(math.log(30.0), math.log(rows[2][0]))] * 8
-    assert work_of(rows, amounts, few=6) == [(math.log(10.0), math.log(0.1))] * 8
-    assert work_of(rows, {3: amounts[3]}, few=6) == []  # nothing is known of the fastest
-    assert work_of(rows, {}, few=5) == []
-    assert work_of(rows, {0: [1.0]}, few=5) == []
+    assert points_in(rows, amounts, few=5) == [(math.log(30.0), math.log(rows[2][0]))] * 8
+    assert points_in(rows, amounts, few=6) == [(math.log(10.0), math.log(0.1))] * 8
+    assert points_in(rows, {3: amounts[3]}, few=6) == []  # nothing is known of the fastest
+    assert points_in(rows, {}, few=5) == []
+    assert points_in(rows, {0: [1.0]}, few=5) == []
 
 
 @given(st.permutations(list(range(6))))
@@ -132,4 +136,4 @@ def test_the_order_of_the_ranks_does_not_matter(order):
     rows = {rank: [0.1 * (rank + 1) + 0.01 * at for at in range(8)] for rank in range(6)}
     amounts = {rank: [float(rank + 1 + at) for at in range(8)] for rank in range(6) if rank != 2}
     for few in (5, 7):
-        assert work_of({rank: rows[rank] for rank in order}, amounts, few) == work_of(rows, amounts, few)
+        assert points_in({rank: rows[rank] for rank in order}, amounts, few) == points_in(rows, amounts, few)
