@@ -86,7 +86,7 @@ class NodesPreflight:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             why = f"{agent.node_name}: {' '.join(str(error).split())[:500]}"
             with self._inbox.raising():
-                end = give_up(host, port, prefix, why)
+                end = give_up(host, port, prefix, why, _ASK_S)
         return end
 
     def _task(self, host: str, port: int, prefix: str) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def meeting_place(peers: Sequence[Peer], attempt: int) -> str | None:
     return None if all(peer.cleared for peer in peers) else peers[0].preflight
 
 
-def give_up(host: str, port: int, prefix: str, why: str, limit_s: float = _ASK_S) -> dict[str, Any]:
+def give_up(host: str, port: int, prefix: str, why: str, limit_s: float) -> dict[str, Any]:
     """End a meeting for this node's process, which is gone; return how it ended, which may have been well before.
 
     Raises:

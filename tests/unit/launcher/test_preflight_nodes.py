@@ -3,13 +3,18 @@
 import json
 import socket
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
+from resilience_sdk.journal import Journal
+from resilience_sdk.launcher import preflight_nodes
 from resilience_sdk.launcher.meeting import StoreLostError
 from resilience_sdk.launcher.peers import Peer
-from resilience_sdk.launcher.preflight_nodes import decide, give_up, meeting_place
+from resilience_sdk.launcher.preflight import Look
+from resilience_sdk.launcher.preflight_nodes import NodesPreflight, decide, give_up, meeting_place
+from resilience_sdk.launcher.signals import SignalInbox
 
 NAMES = ("a", "b", "c", "d")
 
@@ -80,8 +85,8 @@ def test_a_launcher_whose_process_is_gone_learns_how_the_meeting_ended():
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ended = {"verdict": {"leave_out": {}}}
     PrefixStore("earlier", server).set("end", json.dumps(ended))
-    assert give_up("127.0.0.1", server.port, "earlier", "a: it was killed") == ended
-    assert give_up("127.0.0.1", server.port, "now", "a: it was killed") == {"broken": "a: it was killed"}
+    assert give_up("127.0.0.1", server.port, "earlier", "a: it was killed", 20) == ended
+    assert give_up("127.0.0.1", server.port, "now", "a: it was killed", 20) == {"broken": "a: it was killed"}
     assert json.loads(PrefixStore("now", server).get("end")) == {"broken": "a: it was killed"}
 
 
@@ -91,3 +96,50 @@ def test_a_store_that_is_gone_is_not_waited_for():
         port = server.getsockname()[1]
     with pytest.raises(StoreLostError):
         give_up("127.0.0.1", port, "now", "a: it was killed", limit_s=0.2)
+
+
+@pytest.fixture
+def without_its_process(monkeypatch, tmp_path):
+    """Return how the second of two nodes asks, whose own process dies before it says a word."""
+    monkeypatch.setattr(preflight_nodes, "_PROGRAM", "sys.exit(3)")
+    monkeypatch.setattr(preflight_nodes, "_ASK_S", 0.3)
+    journal = Journal(tmp_path, writer="launcher", host="b", boot_id="", job="job")
+
+    def made(store):
+        own = {"node": 1, "node_name": "b", "store": store, "holds_store": False, "cleared": False}
+        agent = SimpleNamespace(peers=peers("x", "y"), attempt=0, nodes=2, **own)
+        return NodesPreflight(agent, Look(), 1, inbox, journal)
+
+    with SignalInbox(["SIGTERM"]) as inbox:
+        yield made
+
+
+def test_a_node_follows_the_end_that_the_others_came_to(without_its_process):
+    """Its own process died: it starts, meets again or leaves as they say, not as it thinks."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = PrefixStore("resilience/preflight/x", server)
+    for out, follows in (((), True), ((0,), False)):
+        place.set("end", json.dumps({"verdict": {**verdict(*out), "findings": [], "events": []}}))
+        assert without_its_process(PrefixStore("run", server))() is follows
+    place.set("end", json.dumps({"verdict": {**verdict(1), "findings": [], "events": []}}))
+    assert without_its_process(PrefixStore("run", server))().exit_code == 76
+
+
+def test_where_it_is_the_first_to_end_nothing_follows_for_all(without_its_process, capfd):
+    """And that is said."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert without_its_process(PrefixStore("run", server))() is True
+    told = json.loads(PrefixStore("resilience/preflight/x", server).get("end"))
+    assert told == {"broken": "b: its process left with 3 and without an answer"}
+    assert "the job starts without: b: its process left with 3" in capfd.readouterr().err
+
+
+def test_a_node_that_cannot_ask_meets_again_once(without_its_process, capfd):
+    """The others may have ended, or meet again themselves."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    asks = without_its_process(SimpleNamespace(host="127.0.0.1", port=port))
+    assert (asks(), asks()) == (False, True)
+    told = capfd.readouterr().err
+    assert "how the preflight across nodes ended cannot be asked" in told
+    assert "the job starts without" in told
