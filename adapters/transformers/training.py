@@ -51,7 +51,7 @@ class Training:
     def resume_from(self, asked: str | bool | None, *, by_itself: bool) -> str | None:
         """Return what `train(resume_from_checkpoint=asked)` loads. Collective; raises CheckpointError."""
         found, output_dir = None, str(self._trainer.args.output_dir)
-        resuming.put_back(output_dir)
+        resuming.put_back(output_dir, is_keeper=self._trainer.args.should_save)
         if by_itself and asked is None and not self._is_trial and self._session not in _TRAINED:
             found = checkpoint_of_run(self._session, output_dir) if self._session.may_resume else None
         return resuming.checked(asked, output_dir, found)
