@@ -215,7 +215,11 @@ class Attached:
         # so that the other ranks would wait there for one whose hooks have failed.
         self.step += 1
         self._is_between = True
-        self._guard.run(self._complete)
+        if self._guard.is_on:  # `Guard.run`, written out
+            try:
+                self._complete()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
+                self._guard.fail(error)
 
     def _step_is_complete(self) -> None:
         self._beat.end()
