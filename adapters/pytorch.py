@@ -28,6 +28,8 @@ from resilience_sdk.straggler.hooks import Guard
 
 __all__ = ["Attached", "attach", "resilient"]
 
+Through = Callable[[Iterator[Any]], Iterator[Any]]
+
 _current: Attached | None = None
 
 
@@ -87,7 +89,7 @@ class Attached:
         first_step: int | None,
         *,
         between_steps: Callable[[bool], None] | None = None,
-        through: Callable[[Iterator[Any]], Iterator[Any]] | None = None,
+        through: Through | None = None,
     ) -> None:
         """Put the hooks on; use `attach`.
 
@@ -115,16 +117,19 @@ class Attached:
             if through is not None and loader is not None:
                 self._loader = TimedLoader(loader, _nothing, through)
             return
+        try:
+            self._hang_on(model, optimizer, loader, through)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _hang_on(self, model: Any, optimizer: Any, loader: Any, through: Through | None) -> None:
         if loader is not None:
             self._loader = TimedLoader(loader, self._leave_if_asked, through)
             preemption.time_left()  # before the loader forks workers, which would take the signals as theirs
         # Around the hooks of the sections: torch calls hooks in the order in which they were put on.
         self._handles.append(optimizer.register_step_pre_hook(self._guard(self._step_begins)))
-        try:
-            self._sections = straggler.attach(model, optimizer, on_forward=self._forward_begins)
-        except BaseException:
-            self.detach()
-            raise
+        self._sections = straggler.attach(model, optimizer, on_forward=self._forward_begins)
         self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
 
     @property

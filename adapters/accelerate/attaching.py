@@ -122,13 +122,22 @@ class Attached:
                 through=None if self._position is None else self._walk,
             )
         )
-        # Also where the SDK is switched off: loops end by the number of steps.
-        self._uneven = Uneven(accelerator, self._loop, prepared.loader) if accelerator.num_processes > 1 else None
-        if session is None:
+        self._uneven: Uneven | None = None
+        try:
+            self._hang_on(prepared)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _hang_on(self, prepared: Prepared) -> None:
+        accelerator = self._accelerator
+        if accelerator.num_processes > 1:  # also where the SDK is switched off: loops end by the number of steps
+            self._uneven = Uneven(accelerator, self._loop, prepared.loader)
+        if self._session is None:
             return
         self._own = OwnSaves(accelerator, self._states, self._load)
         listening.begin(self._expected_save_s)
-        connect(accelerator, session)
+        connect(accelerator, self._session)
 
     # -- how far it is
 

@@ -37,6 +37,14 @@ class Seams:
         """Hang it on, once the trainer has wrapped its model and made its optimizer."""
         self._trainer = trainer
         self._before: dict[str, Any] = {}
+        self._attached: Any = None
+        try:
+            self._hang_on(trainer)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _hang_on(self, trainer: Any) -> None:
         self.put("get_batch_samples", Timed(trainer.get_batch_samples, HookedSection("data", "io")))
         self.put("evaluate", Timed(trainer.evaluate, HookedSection("eval", "compute")))
         self._attached = straggler.attach(trainer.model_wrapped, torch_optimizer(trainer))
@@ -56,4 +64,5 @@ class Seams:
             else:
                 own[name] = before
         self._before = {}
-        self._attached.detach()
+        if self._attached is not None:
+            self._attached.detach()

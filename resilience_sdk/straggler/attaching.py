@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 from resilience_sdk import environ, lanes
@@ -97,8 +98,14 @@ class Attachment:
         self._steps = 0
         self._has_wrapped = False
         self._has_brackets = bool(sharded_modules(model))
-        self._handles = [*self._hook_model(model), *self._hook_optimizer(optimizer)]
-        self._wrap_compiled(model)
+        self._handles: list[Any] = []
+        try:
+            for handle in chain(self._hook_model(model), self._hook_optimizer(optimizer)):
+                self._handles.append(handle)
+            self._wrap_compiled(model)
+        except BaseException:
+            self.detach()  # what was put on until then
+            raise
 
     def detach(self) -> None:
         """Take the hooks off, also in the middle of a step: what is open is closed, not counted. May be repeated."""
@@ -124,28 +131,29 @@ class Attachment:
             call, guard, guard(passes.forward_begins), guard(passes.forward_gives), guard(passes.forward_ends)
         )
 
-    def _hook_model(self, model: Any) -> list[Any]:
+    def _hook_model(self, model: Any) -> Iterator[Any]:
         guard, passes = self._guard, self._passes
         begins = guard(lambda _module, _args: passes.forward_begins())
         gives = guard(lambda _module, _args, output: passes.forward_gives(output))
         ends = guard(lambda _module, _args, _output: passes.forward_ends())
         brackets = Brackets(passes.waits, guard)
-        handles = [handle for module in sharded_modules(model) for handle in brackets.install(module)]
+        for module in sharded_modules(model):
+            yield from brackets.install(module)
         # Around the brackets: prepended after them, and appended after them.
-        return [
-            *handles,
-            model.register_forward_pre_hook(begins, prepend=True),
-            model.register_forward_hook(gives, prepend=True),
-            model.register_forward_hook(ends, always_call=True),
-        ]
+        yield model.register_forward_pre_hook(begins, prepend=True)
+        yield model.register_forward_hook(gives, prepend=True)
+        yield model.register_forward_hook(ends, always_call=True)
 
-    def _hook_optimizer(self, optimizer: Any) -> list[Any]:
+    def _hook_optimizer(self, optimizer: Any) -> Iterator[Any]:
         begins, ends = self._guard(self._step_begins), self._guard(self._step_ends)
         if optimizer is not None:
-            return [optimizer.register_step_pre_hook(begins), optimizer.register_step_post_hook(ends)]
+            yield optimizer.register_step_pre_hook(begins)
+            yield optimizer.register_step_post_hook(ends)
+            return
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        return [register_optimizer_step_pre_hook(begins), register_optimizer_step_post_hook(ends)]
+        yield register_optimizer_step_pre_hook(begins)
+        yield register_optimizer_step_post_hook(ends)
 
     def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         model = self._model()
