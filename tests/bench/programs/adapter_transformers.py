@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import transformers
-from paired import on_one_core, tell
+from paired import on_one_core, settle, tell
 from torch import nn
 
 from resilience_sdk.adapters.transformers import ResilienceCallback
@@ -55,6 +55,8 @@ class Turns(transformers.TrainerCallback):
         now = time.thread_time_ns()
         if self._way and state.global_step % _TURN != 1:
             self.took[self._way].append(now - self._at_ns)
+        if not self._way:
+            settle(_nothing)
         if state.global_step % _TURN == 0:
             self._change(next(self._turns, "bare"))
         self._at_ns = time.thread_time_ns()
@@ -104,6 +106,10 @@ def main(rounds: int, steps: int) -> None:
             "added": [more - some for more, some in zip(whole, sections, strict=True)],
         }
     )
+
+
+def _nothing() -> None:
+    """Make no step while the monitor begins."""
 
 
 def medians(took: Sequence[float], steps: int) -> list[float]:
