@@ -28,6 +28,8 @@ from resilience_sdk.straggler.hooks import Guard
 
 __all__ = ["Attached", "attach", "resilient"]
 
+Through = Callable[[Iterator[Any]], Iterator[Any]]
+
 _current: Attached | None = None
 
 
@@ -87,7 +89,7 @@ class Attached:
         first_step: int | None,
         *,
         between_steps: Callable[[bool], None] | None = None,
-        through: Callable[[Iterator[Any]], Iterator[Any]] | None = None,
+        through: Through | None = None,
     ) -> None:
         """Put the hooks on; use `attach`.
 
@@ -122,6 +124,13 @@ class Attached:
             if through is not None and loader is not None:
                 self._loader = TimedLoader(loader, _nothing, through)
             return
+        try:
+            self._hang_on(model, optimizer, loader, through)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _hang_on(self, model: Any, optimizer: Any, loader: Any, through: Through | None) -> None:
         if loader is not None:
             self._loader = TimedLoader(loader, self._leave_if_asked, through)
             preemption.time_left()  # before the loader forks workers, which would take the signals as theirs
@@ -218,7 +227,11 @@ class Attached:
         # so that the other ranks would wait there for one whose hooks have failed.
         self.step += 1
         self._is_between = True
-        self._guard.run(self._complete)
+        if self._guard.is_on:  # `Guard.run`, written out
+            try:
+                self._complete()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
+                self._guard.fail(error)
 
     def _step_is_complete(self) -> None:
         self._beat.end()

@@ -68,18 +68,16 @@ class Position:
                 self.epoch, self.samples = self.epoch + 1, 0
             self._iteration = int(getattr(self._loader, "iteration", 0))
             self._rng = take_rng(self._generators())
+        per_batch, per_epoch = self._per_batch, self._per_epoch
         for batch in batches:
-            read = self._next_read()
+            read = per_batch
+            if per_epoch is not None and 0 < per_epoch - self.samples < per_batch:
+                read = per_epoch - self.samples  # the last one is filled up with others, or is short
             self.samples += read
             self.total += read
             yield batch
         self.epoch, self.samples, self._rng = self.epoch + 1, 0, None
         self._iteration = int(getattr(self._loader, "iteration", self._iteration + 1))
-
-    def _next_read(self) -> int:
-        """Return how many samples the next batch has; the last one is filled up with others, or is short."""
-        left = self._per_batch if self._per_epoch is None else self._per_epoch - self.samples
-        return min(self._per_batch, left) if left > 0 else self._per_batch
 
     def _done(self) -> int:
         """Return how many batches of this epoch, as they are now, have been read as a whole."""

@@ -72,7 +72,11 @@ class Fit:
         self._checkpointer: Checkpointer | None = None
         self.resume: Resume | None = None
         if roles.CHECKPOINT in role and not self._is_trial:
-            self._prepare_saves(resumes=resumes and session not in _TRAINED)
+            try:
+                self._prepare_saves(resumes=resumes and session not in _TRAINED)
+            except BaseException:  # the callback has no fit yet that it could end
+                self._release()
+                raise
 
     # -- checkpoints
 

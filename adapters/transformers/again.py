@@ -6,8 +6,10 @@ neither a trainer nor anybody else takes for a checkpoint, and comes back where 
 
 from __future__ import annotations
 
+import errno
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from resilience_sdk.adapters.transformers import marks
@@ -30,19 +32,37 @@ def drop(directory: Path) -> None:
 def put_back(output_dir: Path) -> None:
     """Give what a failed or killed save has left aside its name again; raises `OSError`.
 
-    Before anything is saved there, by the training that saves there. Several ranks may do so at once.
+    Before anything is saved there, by the training that saves there. Ranks may do so at once, on several nodes too:
+    what is complete is only ever renamed, and a tree is deleted only under a name that no other rank gives.
     """
     for directory, aside in _asides(output_dir):
         if marks.examine(directory).fault is None:
             remove_tree(aside)
-            continue
-        own = aside.with_name(f".{directory.name}.before-{secrets.token_hex(8)}")
-        try:
-            aside.rename(own)
-        except FileNotFoundError:  # another rank does it
-            continue
-        remove_tree(directory)
-        own.rename(directory)
+        elif marks.examine(aside).fault is None:
+            _exchange(directory, aside)
+
+
+def _exchange(directory: Path, aside: Path) -> None:
+    """Put what is aside in the place of a save that did not end; another rank may be doing the same."""
+    own = aside.with_name(f".{directory.name}.before-{secrets.token_hex(8)}")
+    with suppress(FileNotFoundError):
+        directory.rename(own)
+    _rename_unless_taken(aside, directory)
+    # What was taken away may be what another rank had put there since it was looked at. Killed here, it is found aside.
+    if marks.examine(own).fault is None:
+        _rename_unless_taken(own, directory)
+    else:
+        remove_tree(own)
+
+
+def _rename_unless_taken(path: Path, name: Path) -> None:
+    try:
+        path.rename(name)
+    except FileNotFoundError:  # another rank has renamed it
+        pass
+    except OSError as error:  # a directory never takes the place of one with files in it
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 def place_of(directory: Path) -> Path:

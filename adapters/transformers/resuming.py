@@ -46,11 +46,15 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     return None if step is None else str(again.place_of(directory / f"checkpoint-{step}"))
 
 
-def put_back(output_dir: str) -> None:
-    """Put back what a killed save of this training has left aside. Collective; what fails is passed over."""
-    with contextlib.suppress(OSError):
-        again.put_back(Path(output_dir))
-    _ranks().gather(None)  # what the others have begun is done
+def put_back(output_dir: str, *, is_keeper: bool) -> None:
+    """Put back what a killed save of this training has left aside. Collective; what fails is passed over.
+
+    `is_keeper`: whether this rank is the one that does so, of all or of its node, as it is for what is saved there.
+    """
+    if is_keeper:
+        with contextlib.suppress(OSError):
+            again.put_back(Path(output_dir))
+    _ranks().gather(None)  # it is done
 
 
 def checked(asked: str | bool | None, output_dir: str, found: str | None) -> str | None:

@@ -38,6 +38,14 @@ class Seams:
         """Hang it on, once the trainer has wrapped its model and made its optimizer."""
         self._trainer = trainer
         self._before: dict[str, Any] = {}
+        self._attached: Any = None
+        try:
+            self._hang_on(trainer)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _hang_on(self, trainer: Any) -> None:
         fetched = Timed(trainer.get_batch_samples, HookedSection("data", "io"))
         self.put("get_batch_samples", Telling(fetched, trainer.model))
         self.put("evaluate", Timed(trainer.evaluate, HookedSection("eval", "compute")))
@@ -58,4 +66,5 @@ class Seams:
             else:
                 own[name] = before
         self._before = {}
-        self._attached.detach()
+        if self._attached is not None:
+            self._attached.detach()

@@ -38,10 +38,6 @@ class Training:
         self._guard = Guard(self._failed)
         self._saves: Saves | None = None
         self._seams: Seams | None = None
-        self.step_begins = self._guard(self._begin_step)
-        """Begin a step: its first batch is there."""
-        self.step_ends = self._guard(self._end_step)
-        """End it; then stop if all ranks agreed to."""
         recorder = lanes.recorder()
         if recorder is not None:
             recorder.begin()  # an earlier training has ended all deadlines
@@ -51,7 +47,7 @@ class Training:
     def resume_from(self, asked: str | bool | None, *, by_itself: bool) -> str | None:
         """Return what `train(resume_from_checkpoint=asked)` loads. Collective; raises CheckpointError."""
         found, output_dir = None, str(self._trainer.args.output_dir)
-        resuming.put_back(output_dir)
+        resuming.put_back(output_dir, is_keeper=self._trainer.args.should_save)
         if by_itself and asked is None and not self._is_trial and self._session not in _TRAINED:
             found = checkpoint_of_run(self._session, output_dir) if self._session.may_resume else None
         return resuming.checked(asked, output_dir, found)
@@ -100,16 +96,30 @@ class Training:
         if self._is_over:
             control.should_training_stop = True
 
-    def _begin_step(self, state: Any) -> None:
-        if self._is_stopping:
-            self.leave()  # another callback has told the trainer to go on
-        self._beat.begin(int(state.global_step))
+    # What a callback does is never compiled, so these are no `Hook`s, which ask for that.
 
-    def _end_step(self, state: Any, control: Any) -> None:
-        self._beat.end()
-        step = int(state.global_step)
-        if not preemption.check(step):
-            return
+    def step_begins(self, state: Any) -> None:
+        """Begin a step: its first batch is there."""
+        if self._guard.is_on:
+            try:
+                if self._is_stopping:
+                    self.leave()  # another callback has told the trainer to go on
+                self._beat.begin(int(state.global_step))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
+                self._guard.fail(error)
+
+    def step_ends(self, state: Any, control: Any) -> None:
+        """End it; then stop if all ranks agreed to."""
+        if self._guard.is_on:
+            try:
+                self._beat.end()
+                step = int(state.global_step)
+                if preemption.check(step):
+                    self._stop(step, control)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._guard.fail(error)
+
+    def _stop(self, step: int, control: Any) -> None:
         # The trainer saves behind this hook, with what callbacks after this one have seen of the step.
         self._is_stopping = True
         heartbeat.done()  # saving may take any time

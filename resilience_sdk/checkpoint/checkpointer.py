@@ -274,7 +274,8 @@ class Checkpointer:
 
         Raises as `save`.
         """
-        self._begin(step)
+        if not self._is_started or self._is_read_only:  # in every step: a call that can be spared is
+            self._begin(step)
         due = self._policy.due(step)
         if due == "ask":
             ranks = find_ranks()

@@ -43,14 +43,20 @@ def paired(step: Callable[[], None], attach: Callable[[], Any], rounds: int, ste
 
 def _begin(step: Callable[[], None], attach: Callable[[], Any]) -> None:
     """Have the recording begun, and its monitor: until it is there, each check for preemption looks for it."""
-    handle, until = attach(), time.monotonic() + _MOST_S
+    handle = attach()
+    settle(step)
+    handle.detach()
+
+
+def settle(step: Callable[[], None]) -> None:
+    """Make steps until the checks for preemption know whom to ask, 10 s at most."""
+    until = time.monotonic() + _MOST_S
     while time.monotonic() < until:
         step()
         listening.check()
         if getattr(listening._me, "is_settled", True):
             break
         time.sleep(0.01)
-    handle.detach()
 
 
 def _took(step: Callable[[], None], steps: int) -> float:

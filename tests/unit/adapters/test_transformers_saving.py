@@ -106,7 +106,7 @@ def test_a_second_save_that_is_killed_leaves_the_first_one(save, tmp_path, has_b
     found = last_checkpoint(tmp_path)
     assert marks.examine(again.place_of(path)).fault is None
     assert [marks.step_of(one) for one in marks.checkpoints_in(tmp_path).values()] == [5] * has_begun
-    put_back(str(tmp_path))
+    put_back(str(tmp_path), is_keeper=True)
     assert checked(found, str(tmp_path), None) == str(path) == last_checkpoint(tmp_path)
     assert contents(tmp_path) == (["checkpoint-5"], "save 0")
 
@@ -115,5 +115,13 @@ def test_what_is_aside_goes_where_the_second_save_is_whole(save, tmp_path):
     """Its writer was killed before it could remove it."""
     save()
     shutil.copytree(tmp_path / "checkpoint-5", tmp_path / ".checkpoint-5.before")
-    put_back(str(tmp_path))
+    put_back(str(tmp_path), is_keeper=True)
     assert contents(tmp_path) == (["checkpoint-5"], "save 0")
+
+
+def test_a_rank_that_does_not_save_puts_nothing_back(save, tmp_path):
+    """The one that saves does."""
+    save()
+    again.set_aside(tmp_path / "checkpoint-5")
+    put_back(str(tmp_path), is_keeper=False)
+    assert [path.name for path in tmp_path.iterdir()] == [".checkpoint-5.before"]
