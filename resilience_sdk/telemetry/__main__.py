@@ -16,7 +16,7 @@ from resilience_sdk.console import say
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.lease import current_holder
 from resilience_sdk.settings.options import add_setting_options, settings_from_options
-from resilience_sdk.telemetry.exporter import Task, end_with_signals, main_by_hand, main_from_launcher
+from resilience_sdk.telemetry.exporter import Task, ending_with_signals, main_from_launcher, serve
 from resilience_sdk.telemetry.waiting import wait_for_run
 
 _FROM_LAUNCHER = "--from-launcher"
@@ -39,17 +39,17 @@ def main(argv: Sequence[str]) -> int:
     )
     add_setting_options(parser)
     options = parser.parse_args(argv)
-    ending = end_with_signals()
-    try:
-        settings = settings_from_options(options)
-        run_dir = wait_for_run(options.run_directory, ending.event, for_a_job=options.wait)
-    except (ConfigError, RunDirectoryError) as error:
-        say(str(error))
-        return 2
-    if run_dir is None:
-        return 0
-    holder = current_holder(run_dir)
-    return main_by_hand(Task(run_dir.path, holder.job if holder is not None else "", settings), ending)
+    with ending_with_signals() as ending:
+        try:
+            settings = settings_from_options(options)
+            run_dir = wait_for_run(options.run_directory, ending.event, for_a_job=options.wait)
+        except (ConfigError, RunDirectoryError) as error:
+            say(str(error))
+            return 2
+        if run_dir is None:
+            return 0
+        holder = current_holder(run_dir)
+        return serve(Task(run_dir.path, holder.job if holder is not None else "", settings), ending)
 
 
 if __name__ == "__main__":

@@ -305,19 +305,18 @@ def main_from_launcher() -> int:
     return serve(task, ending)
 
 
-def end_with_signals() -> Ending:
-    """Return an ending that a person brings about with Ctrl-C or SIGTERM. Main thread."""
+@contextlib.contextmanager
+def ending_with_signals() -> Iterator[Ending]:
+    """Yield an ending that a person brings about with Ctrl-C or SIGTERM in the block. Main thread."""
     ending = Ending()
 
     def stop(*_: object) -> None:
         ending.is_final = True
         ending.event.set()
 
-    for number in _ENDING:
-        signal.signal(number, stop)
-    return ending
-
-
-def main_by_hand(task: Task, ending: Ending) -> int:
-    """Serve a task until the job is over, or a person wants the end."""
-    return serve(task, ending)
+    before = {number: signal.signal(number, stop) for number in _ENDING}
+    try:
+        yield ending
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
