@@ -42,7 +42,7 @@ def test_a_trainer_has_its_methods_again():
     """Here a model that cannot be timed."""
 
     class Trainer:
-        model_wrapped, optimizer = "no model", None
+        model, model_wrapped, optimizer = None, "no model", None
 
         def get_batch_samples(self): ...
 
