@@ -38,15 +38,15 @@ def test_one_device_that_fails_fails_the_trial():
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "limit_s", "told"),
     [
-        (lambda: os.kill(os.getpid(), signal.SIGTERM), "its process died by signal 15"),
-        (lambda: signal.pause(), "its process did not answer in time"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), 60.0, "its process died by signal 15"),
+        (lambda: signal.pause(), 0.2, "its process did not answer in time"),
     ],
 )
-def test_a_process_that_crashes_or_hangs_is_told(monkeypatch, what, told):
+def test_a_process_that_crashes_or_hangs_is_told(monkeypatch, what, limit_s, told):
     """And is gone."""
-    monkeypatch.setattr(reduce, "LIMIT_S", {"gloo": 0.2})
+    monkeypatch.setattr(reduce, "LIMIT_S", {"gloo": limit_s})
     monkeypatch.setattr(reduce, "MARGIN_S", 0.1)
     pids = []
 
