@@ -128,7 +128,7 @@ def serve(task: Task, ending: Ending) -> int:
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)  # the training comes first
     # A library that logs each try to reach somebody would fill the job's screen; that it fails is told once, by us.
-    logging.lastResort = None
+    logging.lastResort = logging.NullHandler()
     host = hostinfo.host_name()
     try:
         state_dir = _make_state_dir(task, host)

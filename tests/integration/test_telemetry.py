@@ -227,8 +227,8 @@ def test_dead_and_deaf_sinks_delay_nobody_and_lose_nothing(tmp_path: Path) -> No
             finished = run.events("finished")[0]
             assert ended - finished["t"] < 10  # the moment that sinks are given, and a busy machine
             assert "could not take everything yet" in run.screen
-            assert run.screen.count("otel fails") == 1
-            assert "Transient error" not in run.screen  # nor what its library says of each try
+            said = [line for line in run.screen.splitlines() if not line.startswith("resilience: ")]
+            assert not said  # nor what its library says of each try
             told = [event["what"] for event in run.events("degraded")]
             assert told.count("sink otel") == 1
             assert told.count("sink webhook") <= 1  # a deaf one fails when its time is over, which may be later
