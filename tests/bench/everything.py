@@ -64,7 +64,10 @@ def _of_the_rank(found: dict[str, Any], pairs: int) -> list[Figure]:
     cpu = [
         (pair["on_cpu"] - pair["off_cpu"]) / 1000 + us for pair, us in zip(found["pairs"], threads, strict=True)
     ]  # less what reading the clock costs
-    empty = tuple((pair["empty_cpu"] - pair["off_cpu"]) / 1000 for pair in found["pairs"])
+    empty, locked = (
+        tuple((pair[name] - pair["off_cpu"]) / 1000 for pair in found["pairs"]) for name in ("empty_cpu", "locked_cpu")
+    )
+    tight = tuple(ns / 1000 for ns in found["tight_cpu"])
     slower = [100 * (pair["on"] / pair["off"] - 1) for pair in found["pairs"]]
     low, high = interval(slower, median)
     means = median(100 * (pair["on_mean"] / pair["off_mean"] - 1) for pair in found["pairs"])
@@ -81,6 +84,11 @@ def _of_the_rank(found: dict[str, Any], pairs: int) -> list[Figure]:
             "everything on: as many empty `with`", "python", "us", empty,
             note=f"95 %: {_told(interval(empty, median))}",
         ),
+        Figure(
+            "everything on: as many `with` of a lock in C", "python", "us", locked,
+            note=f"95 %: {_told(interval(locked, median))}",
+        ),
+        Figure("everything on: the same steps without work, tight", "ours", "us", tight),
         Figure("everything on: slowdown, pairs of blocks", "ours", "%", tuple(slower)),
         Figure(
             "everything on: slowdown, upper end of 95 %", "ours", "%", (high,), _TARGET_PERCENT,

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import sys
-import time
 import warnings
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from paired import on_one_core, tell
 from torch import nn
+from turns import Turns
 
-from resilience_sdk.adapters.lightning import ResilienceCallback, roles
-from resilience_sdk.adapters.lightning.base import SdkCallback
-
-_TURNS = 5
-
-
-class Sections(SdkCallback):
-    """The sections alone, which the callback is built on."""
-
-    duties = frozenset({roles.SECTIONS})
+from resilience_sdk.adapters.lightning import ResilienceCallback
+from resilience_sdk.adapters.lightning.sections import FitSections
 
 
 class Module(pl.LightningModule):
-    """A layer, and the CPU time at which each step began."""
+    """A layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(16, 16)
-        self.at_ns: list[int] = []
 
     def training_step(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the loss."""
-        self.at_ns.append(time.thread_time_ns())
         return self.net(batch).sum()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -49,40 +37,57 @@ class Module(pl.LightningModule):
 class Loader:
     """Gives the same batch, in next to no time."""
 
-    def __init__(self, batches: int) -> None:
-        self._batches = [torch.randn(8, 16)] * batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
+    batch = torch.randn(8, 16)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self._batches)
+        while True:
+            yield self.batch
 
 
-def step_ns(steps: int, *callbacks: Any) -> float:
-    """Fit once; return the nanoseconds of the middle one of the steps."""
-    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = pl.Trainer(callbacks=list(callbacks), max_epochs=1, accelerator="cpu", **off)
-    module = Module()
-    trainer.fit(module, Loader(steps))
-    return statistics.median(later - earlier for earlier, later in pairwise(module.at_ns))
+class Ways(pl.Callback):
+    """Puts the adapter on and takes it off; it is the last callback."""
+
+    def __init__(self, adapter: ResilienceCallback, rounds: int, steps: int) -> None:
+        self._adapter = adapter
+        self._fit: Any = None
+        self._trainer: Any = None
+        self.turns = Turns(rounds, steps, self._change)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin with the adapter, which is on."""
+        self._trainer, self._fit = trainer, self._adapter._fit
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Tell of the step."""
+        self.turns.step_ends(batch_idx + 1)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Have the adapter end its fit."""
+        self._change("whole")
+
+    def _change(self, way: str) -> None:
+        fit, trainer = self._fit, self._trainer
+        if way == "bare" and fit.sections is not None:
+            fit.sections.detach()
+            fit.sections = None
+        elif way != "bare" and fit.sections is None:
+            fit.sections = FitSections(trainer)
+            fit.sections.attach(trainer.lightning_module)
+        trainer.callbacks = [self._adapter, self] if way == "whole" else [self]
 
 
 def main(rounds: int, steps: int) -> None:
-    """Measure the three in turns, and compare neighbours."""
+    """Fit once."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     on_one_core()
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {"step": [], "sections": [], "added": []}
-    for _ in range(rounds * _TURNS):
-        alone = step_ns(steps)
-        sections = step_ns(steps, Sections())
-        whole = step_ns(steps, ResilienceCallback(save=False))
-        found["step"].append(alone)
-        found["sections"].append(sections - alone)
-        found["added"].append(whole - sections)
-    tell(found)
+    adapter = ResilienceCallback(save=False)
+    ways = Ways(adapter, rounds, steps)
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = pl.Trainer(callbacks=[adapter, ways], max_steps=ways.turns.steps, accelerator="cpu", **off)
+    trainer.fit(Module(), Loader())
+    tell(ways.turns.found())
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import random
 import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from resilience_sdk import heartbeat, preemption, straggler
 
 _COMPUTING_S, _WAITING_S = 0.008, 0.002  # of a step: real-time priority is not taken away below 95 % of a core
 _SETTLE_S = 15.0  # the watch over the node's health starts 10 s after the job
+_TIGHT = 200  # steps of each sample
 _DATA = bytes(16384)
 _PRIORITY = 20
 
@@ -31,14 +33,15 @@ _PRIORITY = 20
 def main(out: Path, pairs: int, steps: int, seed: int) -> None:
     """Measure and write what was found to `out` as JSON."""
     step = _step_of_10_ms()
-    on, off, empty = _on(step), _off(step), _empty(step)
+    on, off = _on(step), _off(step)
+    empty, locked = _empty(step, _Empty()), _empty(step, threading.RLock())
     end = time.monotonic() + _SETTLE_S
     while time.monotonic() < end:
         on()
     helpers = _Helpers()
     real_time = _real_time()
+    result: dict[str, Any] = {"real_time": real_time, "pairs": [], "tight_cpu": _tight()}
     before, began = helpers.costs(), time.monotonic()
-    result: dict[str, Any] = {"real_time": real_time, "pairs": []}
     chance = random.Random(seed)
     for _ in range(pairs):
         pair: dict[str, float] = {}
@@ -54,7 +57,8 @@ def main(out: Path, pairs: int, steps: int, seed: int) -> None:
                 f"{kind}_threads": threads / steps,
             }
         with helpers.stopped():
-            pair["empty_cpu"] = sum(cpu for _, cpu in [empty() for _ in range(steps // 5)]) / (steps // 5)
+            for name, control in (("empty_cpu", empty), ("locked_cpu", locked)):
+                pair[name] = sum(cpu for _, cpu in [control() for _ in range(steps // 5)]) / (steps // 5)
         result["pairs"].append(pair)
     result["seconds"] = time.monotonic() - began
     after = helpers.costs()
@@ -104,9 +108,19 @@ def _off(step: Callable[[], None]) -> Callable[[], tuple[int, int]]:
     return run
 
 
-def _empty(step: Callable[[], None]) -> Callable[[], tuple[int, int]]:
-    """Return a step with as many `with` and calls as that with the SDK, of what does nothing: Python's own part."""
-    nothing, wall, cpu = _Empty(), time.perf_counter_ns, time.thread_time_ns
+def _tight() -> list[float]:
+    """Return what the SDK takes, in ns, of each of some steps that do nothing, so that all it needs stays cached."""
+    on, off = _on(lambda: None), _off(lambda: None)
+    without = statistics.median(off()[1] for _ in range(_TIGHT))
+    return [statistics.median(on()[1] for _ in range(_TIGHT)) - without for _ in range(10)]
+
+
+def _empty(step: Callable[[], None], nothing: Any) -> Callable[[], tuple[int, int]]:
+    """Return a step with as many `with` and calls as that with the SDK, of what does next to nothing.
+
+    That is Python's own part: of a class in Python, and of a lock, which is in C.
+    """
+    wall, cpu = time.perf_counter_ns, time.thread_time_ns
 
     def run() -> tuple[int, int]:
         began = wall()
@@ -122,7 +136,7 @@ def _empty(step: Callable[[], None]) -> Callable[[], tuple[int, int]]:
                 pass
             with nothing:
                 pass
-        nothing.check()
+        nothing.__sizeof__()
         last = cpu()
         return wall() - began, entered - first + last - left
 
@@ -138,8 +152,8 @@ class _Empty:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def check(self) -> None:
-        return None
+    def __sizeof__(self) -> int:
+        return 0
 
 
 def _step_of_10_ms() -> Callable[[], None]:
