@@ -1,6 +1,13 @@
 """Helpers of this folder can be imported by all tests."""
 
+import gc
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_collection_finish():
+    """Leave what was imported until now out of every later collection of garbage: with frameworks that is most of it."""
+    gc.collect()
+    gc.freeze()
