@@ -8,6 +8,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_collection_finish():
-    """Leave what was imported until now out of every later collection of garbage: with frameworks that is most of it."""
+    """Leave what was imported until now, with frameworks most of what there is, out of all collections of garbage."""
     gc.collect()
     gc.freeze()
