@@ -47,7 +47,9 @@ class PagelessSession(Session):
             )
         self.run_dir = RunDirectory.create(self.config.run_dir, group_readable=settings.group_readable)
         self.journal = rank_journal(self.run_dir, job, self.attempt, identity.rank)
-        self.may_resume = self.config.run_named or self.attempt > 0
+        # Our launcher hands on a name that nobody has given, too.
+        is_made_up = run_dir is None and env.get(environ.INTERNAL_RUN_NAMED) == "0"
+        self.may_resume = (self.config.run_named and not is_made_up) or self.attempt > 0
 
 
 def pageless_session(

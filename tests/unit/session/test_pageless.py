@@ -10,6 +10,8 @@ import pytest
 
 from resilience_sdk.journal import read_journal
 from resilience_sdk.session.on_all_ranks import have_one_monitor
+from resilience_sdk.session.pageless import PagelessSession
+from resilience_sdk.settings import load_settings
 
 NOWHERE = {"RESILIENCE_PAGE_DIR": "/dev/null/nowhere"}
 TRAINS = """
@@ -85,6 +87,23 @@ def test_a_full_place_for_pages_counts_as_none(tmp_path):
     done = train(tmp_path, full + TRAINS, RESILIENCE_RUN_DIR="run", RESILIENCE_PAGE_DIR="pages")
     assert (done.returncode, done.stdout) == (0, "0 5 True 5\n5 6 True 6\n"), done.stderr
     assert "No space left" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("named", "attempt", "in_code", "may_resume"),
+    [("1", 0, False, True), ("0", 0, False, False), ("0", 1, False, True), ("0", 0, True, True)],
+)
+def test_a_name_that_our_launcher_made_up_is_nothing_to_resume_from(tmp_path, named, attempt, in_code, may_resume):
+    """As for the ranks beside it, which have pages: alone it would wait for them in the resume. Code names one, too."""
+    place = str(tmp_path / "run")
+    env = {
+        "RESILIENCE_RUN_DIR": place,
+        "RESILIENCE_INTERNAL_RUN_NAMED": named,
+        "RESILIENCE_INTERNAL_ATTEMPT": str(attempt),
+        **OURS,
+    }
+    session = PagelessSession(load_settings(env=env, strict_env=False), env, place if in_code else None, resumes=True)
+    assert session.may_resume is may_resume
 
 
 @pytest.mark.parametrize(
