@@ -169,6 +169,8 @@ class Attached:
             yield
         finally:
             self._complete, self._between_steps = complete, between_steps
+            # Of micro-batches that make no step any more: its deadline would go on while this rank waits for others.
+            self._beat.drop()
 
     def meet(self, gather: Callable[[int], list[int]]) -> None:
         """Go on with as many steps as the rank that took most, and do what is due between two. Collective, as `gather`.
@@ -176,7 +178,6 @@ class Attached:
         Raises `Preempted`.
         """
         self.step = max(gather(self.step))
-        self._beat.drop()  # of micro-batches that make no step any more
         self._is_between = True
         self._guard.run(self._complete)
         self._leave_if_asked()
