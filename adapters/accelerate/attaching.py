@@ -113,6 +113,8 @@ class Attached:
         if recorder is not None:
             recorder.user_beats()
         self._began = first = self._resume() if session is not None and resumes and session.may_resume else 0
+        if self._checkpointer is not None:
+            self._checkpointer.begins_at(first)
         self._loop = pytorch.watch(
             lambda: pytorch.Attached(
                 prepared.model,

@@ -219,6 +219,14 @@ class Checkpointer:
         self._start(step)
         return step
 
+    def begins_at(self, step: int) -> None:
+        """Count from `step` completed steps, where nothing is resumed; else the first `maybe_save` begins. Collective.
+
+        For a training whose first `maybe_save` may come late: what was due until then would not be saved. Raises as
+        `save`.
+        """
+        self._begin(step)
+
     def find(self) -> GoodCheckpoint | None:
         """Return the checkpoint that `resume` would load, as this rank finds it by itself; None = fresh. Any rank.
 

@@ -14,7 +14,7 @@ from resilience_sdk.journal import Journal, read_journal
 
 
 def make_journal(tmp_path, attempt):
-    (tmp_path / "journal").mkdir(exist_ok=True)
+    (tmp_path / "journal").mkdir(parents=True, exist_ok=True)
     return Journal(tmp_path / "journal", writer="rank0", host="h", boot_id="b", job="j", attempt=attempt)
 
 
@@ -84,6 +84,19 @@ def test_a_reader_changes_nothing(tmp_path):
             save(4)
     assert sorted(tmp_path.rglob("*")) == before
     assert [path.read_bytes() for path in sorted((tmp_path / "journal").iterdir())] == journal
+
+
+def test_what_is_due_before_the_first_question_is_saved_where_the_begin_was_told(tmp_path):
+    """As where many steps are counted at once; told or not, nothing else changes, and a resume knows it better."""
+    _, _, untold = make(tmp_path / "untold", every=50)
+    assert not untold.maybe_save(137)
+    _, _, told = make(tmp_path / "told", every=50)
+    told.begins_at(0)
+    assert told.maybe_save(137)
+    _, _, resumed = make(tmp_path / "told", every=50)
+    assert resumed.resume() == 137
+    resumed.begins_at(0)
+    assert [resumed.maybe_save(step) for step in (138, 149, 150)] == [False, False, True]
 
 
 def test_a_reader_makes_no_directory(tmp_path):
