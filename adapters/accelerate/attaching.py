@@ -170,15 +170,34 @@ class Attached:
         return self._checkpointer is not None and self._checkpointer.save(self.step)
 
     def finish(self) -> None:
-        """End a training that is complete: save once more, set the finished flag, detach. Collective."""
+        """End a training that is complete: save once more, set the finished flag, detach. Collective.
+
+        Where ranks are at different steps, it says so, and neither saves nor sets the flag.
+        """
         if not self._loop.is_attached:
             return
-        # Of all ranks: one may have had no batch at all.
-        if self._checkpointer is not None and any(find_ranks().gather(self.step != self._began)):
-            self.save()
+        is_one = self._save_the_end()
         self.detach()
         if self._session is not None:
-            finish(self._session, self.step)
+            finish(self._session, self.step, is_complete=is_one)
+
+    def _save_the_end(self) -> bool:
+        """Save what was trained; tell whether all ranks are at one step, without which it would be no one's state."""
+        if self._checkpointer is None:
+            return True
+        steps = find_ranks().gather(self.step)
+        least, most = min(steps), max(steps)
+        if least != most:
+            if self._accelerator.is_main_process:
+                say_once(
+                    "steps differ",
+                    f"the end of the training is NOT SAVED: its ranks are at different steps ({least} to {most}), as "
+                    "behind a load_state of one of them; load alone only behind handle.finish()",
+                )
+            return False
+        if most != self._began:
+            self.save()
+        return True
 
     def detach(self) -> None:
         """Leave the accelerator and what it has prepared as they were; ends the deadlines. May be repeated."""

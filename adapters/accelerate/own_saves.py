@@ -85,7 +85,8 @@ class OwnSaves:
     def load_state(self, input_dir: str | None = None, *args: Any, **options: Any) -> None:
         """As `Accelerator.load_state`, but only what is whole; goes on counting the directories.
 
-        Collective with FSDP alone, as Accelerate's own is: elsewhere one rank may load what it evaluates.
+        Collective with FSDP alone, as Accelerate's own is. Elsewhere one rank may load what it evaluates, but only when
+        the training has ended: its count of steps, by which all ranks agree on saves, is another one from there on.
         """
         ranks = find_ranks() if self._is_spread else Alone()
         configuration = self._accelerator.project_configuration

@@ -52,3 +52,18 @@ def test_a_first_pass_whose_end_is_the_first_question_is_saved(handle):
         handle._loop.step = 137
     handle._loop.meet(lambda step: [step])
     assert handle.saved() == [137]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "saved"), [(7, 7, [7]), (0, 0, []), (0, 7, []), (7, 5, [])], ids=["all", "none", "one", "apart"]
+)
+def test_the_end_is_saved_where_all_ranks_have_come_to_it(handle, monkeypatch, capsys, own, other, saved):
+    """One that has loaded an older state alone is elsewhere: what would be saved then is said, and not taken for it."""
+    ended = []
+    ranks = types.SimpleNamespace(gather=lambda mine: [mine, other])
+    monkeypatch.setattr(attaching, "find_ranks", lambda: ranks)
+    monkeypatch.setattr(attaching, "finish", lambda *_, is_complete: ended.append(is_complete))
+    handle._loop.step = own
+    handle.finish()
+    assert (handle.saved(), ended) == (saved, [own == other])
+    assert ("NOT SAVED" in capsys.readouterr().err) is (own != other)
