@@ -249,7 +249,8 @@ class Run:
     def _resume(self) -> None:
         if self._is_resumed:
             return
-        is_asked = group_is_ready() and self._is_recorded_somewhere()
+        # Without state nothing here is collective: one rank alone may have such a run, or no gloo to meet by.
+        is_asked = self._is_to_save and group_is_ready() and self._is_recorded_somewhere()
         if is_asked and session_on_all_ranks(lambda: self.session) is None:
             self._save_nothing()
         if not isinstance(self.checkpointer, NoCheckpointer):

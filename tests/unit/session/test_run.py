@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from resilience_sdk.errors import ConfigError, ResilienceError
+from resilience_sdk.session import run as runs
 from resilience_sdk.session.run import Run, current_run
 
 
@@ -42,6 +43,15 @@ def test_each_loop_of_a_run_is_guarded(recording):
         assert recording.snapshot().done
     assert list(run.steps("ab", max_steps=4)) == []  # nothing is left to do
     assert recording.snapshot().done
+
+
+def test_a_run_that_saves_nothing_asks_no_other_rank(recording, monkeypatch):
+    """It may be that of one rank alone, and has nothing that all would have to be in."""
+    monkeypatch.setattr(runs, "group_is_ready", lambda: True)
+    monkeypatch.setattr(runs, "session_on_all_ranks", lambda _: pytest.fail("it waits for the others"))
+    run = Run(None, None)
+    run.session = SimpleNamespace(recorder=recording.recorder, may_resume=False)
+    assert [step for step, _ in run.steps("ab")] == [0, 1]
 
 
 def test_calls_whose_epochs_are_complete_yield_nothing_after_a_resume():
