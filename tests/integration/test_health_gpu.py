@@ -20,7 +20,7 @@ from resilience_sdk.health import runner
 from resilience_sdk.health.changes import judge_growth, worsened
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.gpu.rules import RULES
-from resilience_sdk.health.probes import GPU, Context
+from resilience_sdk.health.probes import GPU, GPU_EVENTS, Context
 from resilience_sdk.health.runner import run_probes
 
 _DRIVER = "/proc/driver/nvidia/version"
@@ -216,6 +216,15 @@ def test_each_xid_event_is_a_finding(stub):
     assert heard == [("GPU 0", 13, False), ("GPU 2", 79, True), ("GPU 2", 45, False)]
 
 
+def test_an_xid_of_a_gpu_that_the_job_does_not_see_is_others(stub):
+    """Also for the watch, which listens while it has nothing else to do."""
+    stub.changed({"xid.0": "0:79", "xid.1": "2:79"})
+    for visible, subjects in (("1,2", ["GPU 2"]), ("1", [""]), ("-1", [])):
+        context = Context(listen_s=0.05, environment={"CUDA_VISIBLE_DEVICES": visible})
+        heard = [(finding.check, finding.subject) for finding in run_probes([GPU_EVENTS], context)]
+        assert heard == [("xid", subject) for subject in subjects]
+
+
 @pytest.mark.slow
 def test_a_call_that_sleeps_for_ever_delays_no_other_gpu(stub):
     """The GPU whose driver call never returns is named with the call; the others are asked to the end."""
@@ -297,7 +306,7 @@ def test_a_process_that_does_not_go_is_collected_later(stub, monkeypatch):
 def test_a_machine_without_descriptors_still_answers():
     """Each probe that cannot be started says so, with the cure; that is what a low `ulimit -n` looks like."""
     code = (
-        "from resilience_sdk.health.runner import run_probes; from resilience_sdk.health.probes import GPU, Context\n"
+        "from resilience_sdk.health.runner import run_probes; from resilience_sdk.health.probes import GPU, GPU_EVENTS, Context\n"
         "for finding in run_probes([GPU, GPU], Context()): print(finding.status.value, finding.evidence, finding.cure)"
     )
     command = f"ulimit -n 7; exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}"

@@ -64,10 +64,13 @@ def _of_the_job(mine: Choice, source: Callable[[], Iterator[Finding]]) -> Iterat
 
 
 def listen(context: Context) -> Iterator[Finding]:
-    """Yield the Xid events of the next `context.listen_s` seconds; nothing where there is no driver or no GPU."""
+    """Yield the Xid events of the job's GPUs in the next `context.listen_s` seconds; nothing where it has none."""
     nvml, missing = driver.connect(context.root)
-    if missing is None and (gpus := nvml.nvmlDeviceGetCount()):
-        yield from _listen(nvml, range(gpus), context.listen_s)
+    if missing is not None or not (gpus := nvml.nvmlDeviceGetCount()):
+        return
+    left_s = max(0.0, context.deadline_s - context.listen_s)
+    if mine := choice(nvml, gpus, context.environment, _TELL_PART * left_s).indices:
+        yield from _listen(nvml, mine, context.listen_s)
 
 
 def ask(nvml: Any, index: int, context: Context, mig: str = "") -> Iterator[Finding]:
