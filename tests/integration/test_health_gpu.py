@@ -140,6 +140,10 @@ def test_where_only_cuda_can_tell_nothing_stops_the_job(stub):
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in found[("", "driver")].cure
     found = _bad(_look(environment={**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
     assert found[("GPU 0", "memory_held")].stops
+    stub.changed({"0.nvmlDeviceGetTotalEccErrors": "hang"})
+    hung = _bad(_look(deadline_s=4.0, environment=environment))[("GPU 0", "answers")]
+    assert "has not returned" in hung.evidence
+    assert not hung.stops
 
 
 @pytest.mark.slow
@@ -306,7 +310,7 @@ def test_a_process_that_does_not_go_is_collected_later(stub, monkeypatch):
 def test_a_machine_without_descriptors_still_answers():
     """Each probe that cannot be started says so, with the cure; that is what a low `ulimit -n` looks like."""
     code = (
-        "from resilience_sdk.health.runner import run_probes; from resilience_sdk.health.probes import GPU, GPU_EVENTS, Context\n"
+        "from resilience_sdk.health.runner import run_probes; from resilience_sdk.health.probes import GPU, Context\n"
         "for finding in run_probes([GPU, GPU], Context()): print(finding.status.value, finding.evidence, finding.cure)"
     )
     command = f"ulimit -n 7; exec {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
