@@ -14,6 +14,7 @@ from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.grading import judged
 
 PROBE = "rendezvous"
+OWN_NAME = "own_name"
 SLOW_NAME_S = 1.0
 SLOW_REACH_S = 0.010  # nodes of one job are well below a millisecond from each other
 REACH_TRIES = 3
@@ -212,5 +213,5 @@ def own_name(
         "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface between the nodes (`ip -br addr`), or correct "
     )
     cure += "/etc/hosts (Debian puts the machine's name on 127.0.1.1)"
-    finding, _ = name_finding("own_name", name, resolve, elsewhere=elsewhere, must=must, cure=cure)
+    finding, _ = name_finding(OWN_NAME, name, resolve, elsewhere=elsewhere, must=must, cure=cure)
     yield finding
