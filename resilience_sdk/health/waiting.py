@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from resilience_sdk.health.findings import Finding
+from resilience_sdk.health.network.rendezvous import OWN_NAME
 from resilience_sdk.health.probes import RENDEZVOUS
 
 _AGAIN_S = 2.0
@@ -44,5 +45,8 @@ def _missing(findings: Sequence[Finding]) -> Finding | None:
 
 
 def _may_come(finding: Finding) -> bool:
-    """Tell whether time may cure a finding: a name that does resolve, to a loopback address, stays as it is."""
-    return finding.probe == RENDEZVOUS.name and not finding.data.get("addresses")
+    """Tell whether time may cure a finding.
+
+    Not a name that does resolve, to a loopback address; nor this machine's own, which is up.
+    """
+    return finding.probe == RENDEZVOUS.name and finding.check != OWN_NAME and not finding.data.get("addresses")

@@ -68,7 +68,8 @@ class Task:
 
 def main() -> None:
     """Watch until the process that asked for it is gone; never returns."""
-    task = Task(**json.loads(os.fdopen(0, closefd=False).readline()))
+    with open(0, "rb", buffering=0, closefd=False) as told:  # it takes nothing but the line: the next one ends us
+        task = Task(**json.loads(told.readline()))
     signal.signal(signal.SIGTERM, lambda *_: _end())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the launcher's
     with contextlib.suppress(OSError):

@@ -114,7 +114,10 @@ class Watch:
         A GPU that is not even named any more is not back.
         """
         told = {_key(finding) for finding in findings}
-        answered = {probe for probe, check, _ in told if check not in _EVENTS and check != _ANSWERS}
+        # Of a GPU's events another process tells, which listens; of the kernel's the probe itself, and of nothing else.
+        answered = {
+            probe for probe, check, _ in told if check != _ANSWERS and (check not in _EVENTS or probe == KERNEL.name)
+        }
         heard = {probe for probe, check, _ in told if check in _EVENTS}
         return [
             attrs.evolve(self._known[key], status=Status.OK, value=None, evidence="answers again", cure="")

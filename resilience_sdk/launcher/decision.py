@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import Any
 
 import attrs
 
@@ -117,6 +118,18 @@ class Decision:
     def ends_the_job(self) -> bool:
         """Tell whether the other nodes have to end because of it: not where all finish, and not where they go on."""
         return self.verdict is not Verdict.FINISHED and not self.others_go_on
+
+    def to_event(self) -> dict[str, Any]:
+        """Return the fields of the journal's `decision` event."""
+        return {
+            "verdict": self.verdict.value,
+            "exit_code": None if self.restarts else self.exit_code,
+            "reason": self.reason,
+            "restarts_left": self.restarts_left,
+            "delay_s": self.delay_s,
+            "waits_for": None if self.waits_for is None else str(self.waits_for),
+            "others_go_on": self.others_go_on,
+        }
 
 
 def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:

@@ -13,9 +13,10 @@ import os
 import select
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 from resilience_sdk.launcher.own_program import command_of
 from resilience_sdk.launcher.signals import SignalInbox
@@ -50,8 +51,7 @@ def answer_of(program: str, task: Mapping[str, Any], inbox: SignalInbox, longest
 
 
 def _start(program: str, task: Mapping[str, Any], answer: int) -> subprocess.Popen[bytes]:
-    # In memory, not a pipe: one that is stuck before it reads would hold up whoever writes.
-    with open(os.memfd_create("task"), "w+b") as file:
+    with _file() as file:
         file.write(json.dumps(task).encode())
         file.seek(0)
         return subprocess.Popen(
@@ -60,6 +60,13 @@ def _start(program: str, task: Mapping[str, Any], answer: int) -> subprocess.Pop
             pass_fds=(answer,),
             start_new_session=True,  # Ctrl-C is for us
         )
+
+
+def _file() -> IO[bytes]:
+    """Return a file without a name. No pipe: one that is stuck before it reads would hold up whoever writes."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("task"), "w+b")
+    return tempfile.TemporaryFile()  # not Linux, or a Python that was built against an old C library
 
 
 def _line(process: subprocess.Popen[bytes], pipe: int, ends: float) -> bytes:
@@ -83,6 +90,9 @@ def _line(process: subprocess.Popen[bytes], pipe: int, ends: float) -> bytes:
 
 def _ended(process: subprocess.Popen[bytes]) -> str:
     """Return how a process ended, empty while it runs. It stays a zombie: its number is its group's until `_end`."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13; who asks ends the group at once
+        code = process.poll()
+        return "" if code is None else f"left with {code}" if code >= 0 else f"died by signal {-code}"
     ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return ""

@@ -114,6 +114,8 @@ class Job:
             if finding is None:
                 continue
             if isinstance(finding, Decision):
+                if not finding.elsewhere:  # else whoever took it tells it
+                    self._journal.emit(Event.DECISION, **finding.to_event())
                 return self._ended(finding)
             if finding.incident is not None:
                 self._incidents.append(finding.incident)
@@ -285,17 +287,7 @@ class Job:
         decision = decide(self._history, self._settings.max_restarts)
         end = finding.end
         self._journal.emit(
-            Event.DECISION,
-            attempt=end.attempt,
-            verdict=decision.verdict.value,
-            exit_code=None if decision.restarts else decision.exit_code,
-            reason=decision.reason,
-            restarts_left=decision.restarts_left,
-            cause=end.cause,
-            confidence=end.confidence,
-            delay_s=decision.delay_s,
-            waits_for=None if decision.waits_for is None else str(decision.waits_for),
-            others_go_on=decision.others_go_on,
+            Event.DECISION, attempt=end.attempt, cause=end.cause, confidence=end.confidence, **decision.to_event()
         )
         if decision.restarts and finding.incident is not None:
             self._reporter.note_restart(finding.incident)

@@ -102,7 +102,8 @@ def _say_over(process: subprocess.Popen[bytes]) -> None:
 
 def _wait(process: subprocess.Popen[bytes], patience_s: float) -> None:
     """Wait until the process has ended, or closed its standard input, or the patience is over."""
-    assert process.stdin is not None
+    if process.stdin is None or process.stdin.closed or process.poll() is not None:
+        return  # closed: the helper has ended, and the next one could not be started
     reader = select.poll()
     reader.register(process.stdin, 0)  # what is left to hear is that nobody reads it any more
     for _ in range(math.ceil(1000 * patience_s / _LOOK_MS)):

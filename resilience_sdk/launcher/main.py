@@ -199,6 +199,7 @@ class _Launch:
         self._announce(files)
         look = self._preflight(int(config.nproc_per_node), beside) if options.preflight else Look()
         if look.refused is not None and not look.tells_others:
+            self.journal.emit(Event.DECISION, **look.refused.decision.to_event())
             if not look.refused.decision.others_go_on:
                 self._write_outcome(look.refused, first_node=True)
             return look.refused

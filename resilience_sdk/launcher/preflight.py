@@ -64,7 +64,7 @@ def preflight(options: Options, run_dir: RunDirectory, local_ranks: int, inbox: 
     }
     try:
         findings, events = _read(answer_of(_PROGRAM, task, inbox, _LONGEST_S))
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as error:
         why = " ".join(str(error).split())[:500]
         say(f"the preflight failed itself, the job starts without: {why}")
         journal.emit(Event.DEGRADED, what="preflight", why=why)

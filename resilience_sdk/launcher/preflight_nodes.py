@@ -83,7 +83,7 @@ class NodesPreflight:
         say(f"preflight: comparing {agent.nodes} nodes and trying them in pairs")
         try:
             end: Mapping[str, Any] = answer_of(_PROGRAM, self._task(host, port, prefix), self._inbox, _LONGEST_S)
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as error:
             why = f"{agent.node_name}: {' '.join(str(error).split())[:500]}"
             with self._inbox.raising():
                 end = give_up(host, port, prefix, why, _ASK_S)

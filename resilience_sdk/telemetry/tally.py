@@ -142,7 +142,8 @@ class Tally:
             self._add("lost.steps", amount=lost)
 
     def _on_decision(self, event: Mapping[str, Any]) -> None:
-        if (verdict := _text(event.get("verdict"))) is not None:
+        # A node that leaves alone has ended nothing: the job goes on without it.
+        if (verdict := _text(event.get("verdict"))) is not None and event.get("others_go_on") is not True:
             self._add("decisions", verdict)
 
     def _on_commit(self, event: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from resilience_sdk.health import runner
 from resilience_sdk.health.changes import judge_growth, worsened
 from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.gpu.rules import RULES
-from resilience_sdk.health.probes import GPU, Context
+from resilience_sdk.health.probes import GPU, GPU_EVENTS, Context
 from resilience_sdk.health.runner import run_probes
 
 _DRIVER = "/proc/driver/nvidia/version"
@@ -140,6 +140,10 @@ def test_where_only_cuda_can_tell_nothing_stops_the_job(stub):
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in found[("", "driver")].cure
     found = _bad(_look(environment={**environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}))
     assert found[("GPU 0", "memory_held")].stops
+    stub.changed({"0.nvmlDeviceGetTotalEccErrors": "hang"})
+    hung = _bad(_look(deadline_s=4.0, environment=environment))[("GPU 0", "answers")]
+    assert "has not returned" in hung.evidence
+    assert not hung.stops
 
 
 @pytest.mark.slow
@@ -214,6 +218,15 @@ def test_each_xid_event_is_a_finding(stub):
     stub.changed({"xid.0": "0:13", "xid.1": "2:79", "xid.2": "2:45"})
     heard = [(finding.subject, finding.value, finding.stops) for finding in _look() if finding.check == "xid"]
     assert heard == [("GPU 0", 13, False), ("GPU 2", 79, True), ("GPU 2", 45, False)]
+
+
+def test_an_xid_of_a_gpu_that_the_job_does_not_see_is_others(stub):
+    """Also for the watch, which listens while it has nothing else to do."""
+    stub.changed({"xid.0": "0:79", "xid.1": "2:79"})
+    for visible, subjects in (("1,2", ["GPU 2"]), ("1", [""]), ("-1", [])):
+        context = Context(listen_s=0.05, environment={"CUDA_VISIBLE_DEVICES": visible})
+        heard = [(finding.check, finding.subject) for finding in run_probes([GPU_EVENTS], context)]
+        assert heard == [("xid", subject) for subject in subjects]
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ def test_a_job_does_not_start_where_it_cannot(tmp_path, script):
     assert (outcome["verdict"], outcome["attempts"]) == ("stop", 0)
     assert "=nosuch0" in outcome["what"]
     assert "--preflight" in outcome["resume"]
+    assert [event["verdict"] for event in run.events("decision")] == ["stop"]
     told = {event["check"]: event for event in run.events("health")}
     assert told["chosen_interface"]["ok"] is False
     assert "unset NCCL_SOCKET_IFNAME" in told["chosen_interface"]["cure"]

@@ -48,26 +48,28 @@ def probe(context: Context) -> Iterator[Finding]:
     mine = choice(nvml, gpus, context.environment, _TELL_PART * context.deadline_s)
     yield driver.judge_choice(described, gpus, mine, context.environment)
     asks: dict[str, Callable[[], Iterator[Finding]]] = {
-        f"GPU {index}": partial(_of_the_job, mine, partial(ask, nvml, index, context, mine.migs.get(index, "")))
-        for index in mine.indices
+        f"GPU {index}": partial(ask, nvml, index, context, mine.migs.get(index, "")) for index in mine.indices
     }
     if mine.indices:
         listen_s = min(context.listen_s, 0.5 * context.deadline_s)
         asks["Xid events"] = partial(_listen, nvml, mine.indices, listen_s)
-    yield from beside_each_other(asks, ends)
+    yield from _of_the_job(mine, beside_each_other(asks, ends))
 
 
-def _of_the_job(mine: Choice, source: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Yield what a GPU tells; where it may be another job's, nothing of it stops this one."""
-    for finding in source():
+def _of_the_job(mine: Choice, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield what is said of GPUs, that they hang, too; of those that may be another job's nothing stops this one."""
+    for finding in findings:
         yield finding if mine.sure else attrs.evolve(finding, must=False)
 
 
 def listen(context: Context) -> Iterator[Finding]:
-    """Yield the Xid events of the next `context.listen_s` seconds; nothing where there is no driver or no GPU."""
+    """Yield the Xid events of the job's GPUs in the next `context.listen_s` seconds; nothing where it has none."""
     nvml, missing = driver.connect(context.root)
-    if missing is None and (gpus := nvml.nvmlDeviceGetCount()):
-        yield from _listen(nvml, range(gpus), context.listen_s)
+    if missing is not None or not (gpus := nvml.nvmlDeviceGetCount()):
+        return
+    left_s = max(0.0, context.deadline_s - context.listen_s)
+    if mine := choice(nvml, gpus, context.environment, _TELL_PART * left_s).indices:
+        yield from _listen(nvml, mine, context.listen_s)
 
 
 def ask(nvml: Any, index: int, context: Context, mig: str = "") -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from resilience_sdk.health.findings import Finding, Status
 from resilience_sdk.health.grading import judged
 
 PROBE = "rendezvous"
+OWN_NAME = "own_name"
 SLOW_NAME_S = 1.0
 SLOW_REACH_S = 0.010  # nodes of one job are well below a millisecond from each other
 REACH_TRIES = 3
@@ -53,11 +54,19 @@ def addresses(name: str) -> list[str]:
 
 
 def name_finding(
-    check: str, name: str, resolve: Callable[[str], list[str]], *, elsewhere: bool, must: bool, cure: str = _NAME_CURE
+    check: str,
+    name: str,
+    resolve: Callable[[str], list[str]],
+    *,
+    elsewhere: bool,
+    must: bool,
+    cure: str = _NAME_CURE,
+    may_be_here: Callable[[str], bool] = lambda _: False,
 ) -> tuple[Finding, list[str]]:
     """Return whether a name resolves, how long that took, and to what.
 
-    `elsewhere`: ranks on other nodes use the answer, for whom a loopback address is their own machine.
+    `elsewhere`: ranks on other nodes use the answer, for whom a loopback address is their own machine. `may_be_here`:
+    whether a name may well have one, so that it stops nothing.
     """
     began = time.monotonic()
     try:
@@ -71,8 +80,12 @@ def name_finding(
     if error or not found:
         status, evidence = Status.FAILED if must else Status.DEGRADED, f"does not resolve: {error or 'no address'}"
     elif is_own and elsewhere:
-        status = Status.FAILED if must else Status.DEGRADED
-        evidence = f"{', '.join(found)}: a loopback address, by which the other nodes reach themselves"
+        is_wrong = must and not may_be_here(name)
+        status = Status.FAILED if is_wrong else Status.DEGRADED
+        meaning = "a loopback address, by which the other nodes reach themselves"
+        if must and not is_wrong:
+            meaning = "a loopback address: right where all launchers are here, or the other nodes resolve it otherwise"
+        evidence = f"{', '.join(found)}: {meaning}"
     finding = judged(
         probe=PROBE,
         check=check,
@@ -150,6 +163,23 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def is_of_this_machine(name: str) -> bool:
+    """Tell whether a name is one of this machine's own: only here may it have a loopback address.
+
+    Debian gives one to the machine's name; and launchers may be several on one machine. Asks the resolver.
+    """
+    plain = name.lower().rstrip(".")
+    if is_loopback(name) or plain == "localhost" or plain.endswith(".localhost"):
+        return True
+    own = (socket.gethostname(), socket.getfqdn())
+    return plain.partition(".")[0] in {each.lower().partition(".")[0] for each in own}
+
+
+def is_elsewhere(found: Sequence[str]) -> bool:
+    """Tell whether addresses are another machine's, for sure."""
+    return bool(found) and not any(map(is_loopback, found)) and not is_here(found)
+
+
 def is_here(found: Sequence[str]) -> bool:
     """Tell whether one of the addresses is this machine's: only those can be bound."""
     for address in found:
@@ -170,10 +200,12 @@ def reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def own_name(name: str, resolve: Callable[[str], list[str]], *, elsewhere: bool, chosen: bool) -> Iterator[Finding]:
+def own_name(
+    name: str, resolve: Callable[[str], list[str]], *, elsewhere: bool, must: bool, chosen: bool
+) -> Iterator[Finding]:
     """Yield whether this machine's own name resolves: gloo offers that address to its peers.
 
-    `chosen`: a variable names the interface, so the name does not matter.
+    `chosen`: a variable names gloo's interface, so the name does not matter. `must`: nothing else can be used.
     """
     if chosen:
         return
@@ -181,5 +213,5 @@ def own_name(name: str, resolve: Callable[[str], list[str]], *, elsewhere: bool,
         "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface between the nodes (`ip -br addr`), or correct "
     )
     cure += "/etc/hosts (Debian puts the machine's name on 127.0.1.1)"
-    finding, _ = name_finding("own_name", name, resolve, elsewhere=elsewhere, must=elsewhere, cure=cure)
+    finding, _ = name_finding(OWN_NAME, name, resolve, elsewhere=elsewhere, must=must, cure=cure)
     yield finding

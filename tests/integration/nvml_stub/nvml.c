@@ -235,7 +235,13 @@ result nvmlDeviceGetGpuFabricInfoV(device gpu, struct fabric *out) {
 
 struct event { device gpu; unsigned long long type, data; unsigned gpu_instance, compute_instance; };
 result nvmlEventSetCreate(void **set) { ENTER(NULL); *set = malloc(1); return SUCCESS; }
-result nvmlDeviceRegisterEvents(device gpu, unsigned long long types, void *set) { (void)types; (void)set; ENTER(gpu); return SUCCESS; }
+static unsigned long long registered;  /* a bit for each GPU */
+result nvmlDeviceRegisterEvents(device gpu, unsigned long long types, void *set) {
+    (void)types; (void)set;
+    ENTER(gpu);
+    registered |= 1ull << ((intptr_t)gpu - 1);
+    return SUCCESS;
+}
 result nvmlEventSetFree(void *set) { free(set); return SUCCESS; }
 result nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout_ms) {
     static int delivered;
@@ -247,6 +253,7 @@ result nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout_ms) {
         snprintf(key, sizeof key, "xid.%d", delivered);
         if (text_of(key, value, sizeof value) && sscanf(value, "%d:%d", &gpu, &number) == 2) {
             delivered++;
+            if (!(registered >> gpu & 1)) continue;
             *out = (struct event){(device)(intptr_t)(gpu + 1), 8, (unsigned long long)number, -1u, -1u};
             return SUCCESS;
         }

@@ -35,6 +35,7 @@ def test_it_never_comes():
     "found",
     [
         [THERE],
+        [Finding(probe="rendezvous", check="own_name", status="failed", must=True, evidence="none")],
         [UNKNOWN, Finding(probe="gpu", check="answers", status="failed", must=True)],
         [Finding(probe="rendezvous", check="resolves", status="failed", must=True, data={"addresses": ["127.0.1.1"]})],
     ],

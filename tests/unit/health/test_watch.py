@@ -1,5 +1,6 @@
 """What the watch over a node takes from before it, and what it leaves behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -41,6 +42,21 @@ def test_the_probes_are_told_which_gpus_are_the_jobs_and_nothing_else(monkeypatc
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     task = watch.Task(run_dir=".", job="job", interval_s=1.0, parent_pid=os.getpid())
     assert watch._Rounds(task, None)._environment == {"CUDA_VISIBLE_DEVICES": "1,3"}
+
+
+def test_a_job_that_is_over_at_once_is_not_watched(tmp_path):
+    """Both lines are in the pipe before the first is read."""
+    (tmp_path / "journal").mkdir()
+    task = {"run_dir": str(tmp_path), "job": "job", "interval_s": 600.0, "parent_pid": os.getpid()}
+    command = [sys.executable, "-m", "resilience_sdk.health.watch"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+    try:
+        process.stdin.write(json.dumps(task).encode() + b"\nover\n")
+        assert process.wait(30) == 0
+    finally:
+        process.stdin.close()
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

@@ -104,6 +104,15 @@ def test_every_event_is_told():
     assert _told(watch, xid) == [("xid", "failed")]
 
 
+def test_a_hang_of_the_kernels_log_is_over_once_it_can_be_read():
+    """Its probe yields nothing that lasts."""
+    watch = Watch()
+    hang = _finding("answers", "failed", subject="", probe="kernel")
+    assert _told(watch, hang) == [("answers", "failed")]
+    assert _told(watch, _finding("kernel_log", subject="", probe="kernel"), hang) == []
+    assert _told(watch, _finding("kernel_log", subject="", probe="kernel")) == [("answers", "ok")]
+
+
 def test_a_hang_that_is_over_and_comes_back_is_told_again():
     """The finding of a hang is not there when the probe answers: its end is told, and what it saw before is known."""
     watch = Watch()

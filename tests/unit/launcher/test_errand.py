@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -69,6 +70,19 @@ def test_a_program_without_an_answer(ask, program, longest_s, told):
     """Nobody waits for one that is gone, nor for ever."""
     with pytest.raises(ValueError, match=told):
         ask(program, longest_s=longest_s)
+
+
+def test_where_python_knows_less_of_the_system(ask, monkeypatch, tmp_path):
+    """macOS, and builds against an old C library: the task lies in a file that never has a name for others."""
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(os, "waitid")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert ask(HEAD + "tell(task, {'told': task['it']})", {"it": 7}) == {"told": 7}
+    with pytest.raises(ValueError, match="left with 3 and without"):
+        ask("sys.exit(3)")
+    with pytest.raises(ValueError, match="died by signal 9"):
+        ask("os.kill(os.getpid(), 9)")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_signal_ends_it(ask):

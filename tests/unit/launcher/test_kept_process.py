@@ -117,6 +117,18 @@ def test_one_that_cannot_be_started_is_told(kept: Kept, monkeypatch: pytest.Monk
     process.close(20.0)
 
 
+def test_one_that_cannot_be_started_again_holds_up_nothing(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe of the one before is closed by then."""
+    process = kept.make("sys.exit(3)")
+    process.keep_alive()
+    assert ended(process) == 3
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    kept.now += 60.0
+    process.keep_alive()
+    assert kept.started == 2
+    process.close(20.0)
+
+
 def test_it_is_told_that_the_job_is_over(kept: Kept, tmp_path: Path) -> None:
     """In a line, which a launcher that is killed does not write: then there is only the end of the pipe."""
     told = tmp_path / "told"

@@ -11,7 +11,9 @@ from resilience_sdk.launcher import chores
 from resilience_sdk.launcher import preflight as preflight_module
 from resilience_sdk.launcher.beside import Beside
 from resilience_sdk.launcher.main import _Launch
+from resilience_sdk.launcher.options import parse_options
 from resilience_sdk.launcher.preflight import decide, headline
+from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.lease import Lease
 from resilience_sdk.outcome import Verdict
 from resilience_sdk.run_directory import RunDirectory
@@ -21,6 +23,17 @@ from resilience_sdk.settings import Settings
 def finding(probe="host", check="load", status=Status.FAILED, must=True, **more):
     """Return a finding as it comes from the process of the preflight."""
     return Finding(probe=probe, check=check, status=status, must=must, evidence="seen", **more).to_json()
+
+
+def test_where_the_system_lacks_something_the_job_starts_without(monkeypatch, tmp_path, capfd):
+    """A Python that knows a function less stops nobody's job; that is said."""
+    journal = Journal(tmp_path, writer="launcher", host="a", boot_id="", job="job")
+    options = parse_options([__file__])
+    with SignalInbox(["SIGTERM"]) as inbox:
+        monkeypatch.delattr(os, "pipe")
+        look = preflight_module.preflight(options, RunDirectory.create(tmp_path / "run"), 1, inbox, journal)
+    assert look == preflight_module.Look()
+    assert "the preflight failed itself, the job starts without" in capfd.readouterr().err
 
 
 def test_warnings_stop_nothing():

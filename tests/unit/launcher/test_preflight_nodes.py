@@ -1,6 +1,7 @@
 """When a preflight across nodes is held, and what its verdict means for a node."""
 
 import json
+import os
 import socket
 from contextlib import closing
 from types import SimpleNamespace
@@ -132,6 +133,14 @@ def test_where_it_is_the_first_to_end_nothing_follows_for_all(without_its_proces
     told = json.loads(PrefixStore("resilience/preflight/x", server).get("end"))
     assert told == {"broken": "b: its process left with 3 and without an answer"}
     assert "the job starts without: b: its process left with 3" in capfd.readouterr().err
+
+
+def test_where_the_system_lacks_something_the_job_starts_without(without_its_process, monkeypatch, capfd):
+    """A Python that knows a function less stops nobody's job."""
+    monkeypatch.delattr(os, "pipe")
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert without_its_process(PrefixStore("run", server))() is True
+    assert "the job starts without: b: module 'os' has no attribute" in capfd.readouterr().err
 
 
 def test_a_node_that_cannot_ask_meets_again_once(without_its_process, capfd):

@@ -55,6 +55,17 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert found["checkpoint.stall"] == 0.75
 
 
+def test_a_node_that_leaves_alone_has_ended_no_job(tmp_path: Path) -> None:
+    """The others go on, and nobody is to be woken for a job that has failed."""
+    run = ToldRun.make(tmp_path)
+    run.begin()
+    run.tell(Event.DECISION, verdict="hardware", exit_code=76, others_go_on=True)
+    run.tell(Event.DECISION, verdict="stop", exit_code=77, others_go_on=False)
+    found = tally_of(run)
+    assert "decisions hardware" not in found
+    assert found["decisions stop"] == 1
+
+
 def test_a_stop_is_counted_once_however_many_ranks_tell_it(tmp_path: Path) -> None:
     """Each rank journals the agreed stop; the next attempt may have one of its own."""
     run = ToldRun.make(tmp_path)

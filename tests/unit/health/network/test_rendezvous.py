@@ -53,14 +53,57 @@ def test_a_loopback_address_is_wrong_only_between_nodes():
     assert "reach themselves" in between.evidence
 
 
-def test_own_name_does_not_matter_where_the_interface_is_chosen():
-    """Gloo does not ask for it then."""
+def names_of(endpoint, env=(), nodes=2):
+    """Return by check what is said of the names of a job on several nodes."""
+    context = Context(rendezvous=endpoint, environment=dict(env), nodes=nodes)
+    return {finding.check: finding for finding in names(context)}
+
+
+OWN = socket.gethostname()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "127.0.1.1", OWN, OWN.upper(), f"{OWN}.cluster"])
+def test_a_name_that_may_have_a_loopback_address_stops_nothing(host, monkeypatch):
+    """Several launchers on one machine; and Debian gives one to the machine's own name, which only here has it."""
+    monkeypatch.setattr(rendezvous, "addresses", lambda _: ["127.0.1.1"])
+    found = names_of(f"{host}:0", {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"})
+    assert found["resolves"].status is Status.DEGRADED
+    assert "all launchers are here" in found["resolves"].evidence
+    assert "MASTER_ADDR" in found["resolves"].cure
+    assert not [finding for finding in found.values() if finding.stops]
+
+
+def test_another_nodes_name_with_a_loopback_address_stops_the_job(monkeypatch):
+    """There this node would wait for itself."""
+    monkeypatch.setattr(rendezvous, "addresses", lambda _: ["127.0.1.1"])
+    assert names_of("surely-not-this-one:29500")["resolves"].stops
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "env", "status"),
+    [
+        ("192.0.2.7:1", {}, Status.FAILED),  # nobody here has this address
+        ("192.0.2.7:1", {"NCCL_SOCKET_IFNAME": "eth0"}, Status.DEGRADED),  # it may do without gloo
+        ("192.0.2.7:1", {"GLOO_SOCKET_IFNAME": "eth0"}, None),
+        ("127.0.0.1:1", {}, Status.DEGRADED),  # all may be on this machine
+        (None, {}, Status.DEGRADED),
+    ],
+)
+def test_own_name_stops_a_job_only_where_it_surely_needs_it(endpoint, env, status, monkeypatch):
+    """Gloo does not ask for it where the interface is chosen."""
+    monkeypatch.setattr(rendezvous, "addresses", lambda name: ["127.0.1.1"] if name == OWN else [name])
+    monkeypatch.setattr(rendezvous, "REACH_TIMEOUT_S", 0.01)
+    own = names_of(endpoint, env).get("own_name")
+    assert (own and own.status) == status
+    assert own is None or own.stops is (status is Status.FAILED)
+    assert own is None or "GLOO_SOCKET_IFNAME" in own.cure
+
+
+def test_own_name_of_one_node_is_a_warning():
+    """Nobody else asks for it."""
     args = ("this-node.invalid", rendezvous.addresses)
-    assert list(rendezvous.own_name(*args, elsewhere=True, chosen=True)) == []
-    (alone,) = rendezvous.own_name(*args, elsewhere=False, chosen=False)
-    (between,) = rendezvous.own_name(*args, elsewhere=True, chosen=False)
-    assert (alone.status, between.status) == (Status.DEGRADED, Status.FAILED)
-    assert "GLOO_SOCKET_IFNAME" in between.cure
+    (alone,) = rendezvous.own_name(*args, elsewhere=False, must=False, chosen=False)
+    assert alone.status is Status.DEGRADED
 
 
 @pytest.fixture

@@ -1,0 +1,83 @@
+"""How a job ends whose attempts never begin."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.launcher.attempt_files import AttemptFiles
+from resilience_sdk.launcher.decision import Decision
+from resilience_sdk.launcher.job import Job
+from resilience_sdk.launcher.signals import SignalInbox
+from resilience_sdk.outcome import EXIT_HARDWARE, Outcome, Verdict, write_outcome
+from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.settings import Settings
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """An empty run directory."""
+    return RunDirectory.create(tmp_path / "run")
+
+
+def ended(run_dir, meet, ready=True):
+    """Return the decision that ended a job, and the decisions that its journal tells."""
+    journal = Journal(run_dir.journal, writer="launcher", host="a", boot_id="", job="job")
+    with SignalInbox(["SIGTERM"]) as inbox:
+        job = Job(
+            SimpleNamespace(meet=meet),
+            key="job",
+            settings=Settings(),
+            run_dir=run_dir,
+            journal=journal,
+            files=AttemptFiles(None),
+            inbox=inbox,
+            chores=lambda: None,
+            error_files=dict,
+            log_files=dict,
+            nodes_are_ready=lambda: ready,
+        )
+        decision = job.run().decision
+    events = read_journal(run_dir.journal).events
+    return decision, [(event["verdict"], event["others_go_on"]) for event in events if event["event"] == "decision"]
+
+
+def no_store(_):
+    """Fail to meet."""
+    raise RuntimeError("no store")
+
+
+def test_nodes_that_never_met_are_told(run_dir):
+    """To the journal, too: whoever watches it is to learn that the job has ended."""
+    decision, told = ended(run_dir, no_store)
+    assert decision.reason == "the nodes did not meet (RuntimeError: no store)"
+    assert told == [("give_up", False)]
+
+
+def test_what_nodes_found_of_one_another_is_told(run_dir):
+    """And whether the job goes on without this one."""
+    out = Decision(Verdict.HARDWARE, EXIT_HARDWARE, "it is slow", 0, others_go_on=True)
+    assert ended(run_dir, lambda number: number, out) == (out, [("hardware", True)])
+
+
+def test_what_another_node_has_decided_is_told_by_that(run_dir):
+    """It is one decision."""
+    outcome = Outcome(
+        verdict=Verdict.PREEMPTED,
+        exit_code=EXIT_PREEMPTED,
+        reason="asked to leave",
+        job="job",
+        run_dir=str(run_dir.path),
+        node="b",
+        started_at=1.0,
+        ended_at=2.0,
+        attempts=1,
+        what=None,
+        incidents=(),
+        checkpoint=None,
+        resume=None,
+    )
+    write_outcome(run_dir.outcome, outcome)
+    decision, told = ended(run_dir, no_store)
+    assert (decision.exit_code, decision.elsewhere, told) == (EXIT_PREEMPTED, True, [])
