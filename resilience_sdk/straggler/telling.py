@@ -24,7 +24,7 @@ def work(amount: float) -> None:
 
     Call it on every rank, on the thread that trains, once for each forward (of each micro-batch): within a step amounts
     add up. Everybody being slower is then told from everybody having more to do. Takes a number, or a tensor of one
-    element on the CPU. Costs well under a microsecond, never blocks. Needs a heartbeat, or an optimizer's steps, to
+    element on the CPU. Costs about a microsecond, never blocks. Needs a heartbeat, or an optimizer's steps, to
     know what a step is.
 
     Raises ConfigError for what is no number, or below zero, and for a tensor on a device: reading it would wait.
