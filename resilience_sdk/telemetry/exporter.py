@@ -200,8 +200,10 @@ def _export(task: Task, host: str, state_dir: Path, ending: Ending, watch: JobWa
                 teller.failed(worker.sink.name, TimeoutError(f"no answer within {STUCK_S:.0f} s"))
     live.ended_in_order = _ended_in_order(task, ending, watch)
     live.up = False
-    code = 0 if _deliver_rest(workers, alone=task.parent_pid is not None) else 1
-    return code, workers if live.ended_in_order else []
+    left = _deliver_rest(workers, alone=task.parent_pid is not None)
+    for worker in left:
+        teller.left_behind(worker.sink.name)
+    return int(bool(left)), workers if live.ended_in_order else []
 
 
 def _ended_in_order(task: Task, ending: Ending, watch: JobWatch) -> bool:
@@ -223,8 +225,8 @@ def _stay_until_fetched(workers: list[Worker], ending: Ending, *, attended: bool
         time.sleep(_FETCHED_LOOK_S)
 
 
-def _deliver_rest(workers: list[Worker], *, alone: bool) -> bool:
-    """Let every sink take what is left, for a while; tell whether all did. `alone`: nobody waits for us."""
+def _deliver_rest(workers: list[Worker], *, alone: bool) -> list[Worker]:
+    """Let every sink take what is left, for a while; return those that did not. `alone`: nobody waits for us."""
     for worker in workers:
         worker.finish()
     began = time.monotonic()
@@ -236,7 +238,7 @@ def _deliver_rest(workers: list[Worker], *, alone: bool) -> bool:
     left = _unfinished(left, began + (_DELIVERY_S if alone else _BY_HAND_S))
     if left and not alone:
         say(f"telemetry: not all was delivered to {', '.join(worker.sink.name for worker in left)}. {_LATER}")
-    return not left
+    return left
 
 
 def _unfinished(workers: list[Worker], until: float) -> list[Worker]:
@@ -274,6 +276,14 @@ class _Teller:
             why = str(redact(f"{type(error).__name__}: {error}"))[:_MOST_WORDS]
             self._journal.emit(Event.DEGRADED, what=f"sink {sink}", why=why)
             say_once(f"sink {sink}", f"telemetry: {sink} fails, and is tried again ({why}); the training goes on")
+
+    def left_behind(self, sink: str) -> None:
+        """Tell the journal of a sink that has not taken everything by the end, unless it was told before.
+
+        One may fail later than that, or never answer.
+        """
+        if self._is_first(f"failed {sink}"):
+            self._journal.emit(Event.DEGRADED, what=f"sink {sink}", why="it has not taken everything by the end")
 
     def recovered(self, sink: str, after_s: float) -> None:
         """Tell the first recovery of a sink. Its thread."""

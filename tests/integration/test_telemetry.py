@@ -228,10 +228,9 @@ def test_dead_and_deaf_sinks_delay_nobody_and_lose_nothing(tmp_path: Path) -> No
             assert "could not take everything yet" in run.screen
             said = [line for line in run.screen.splitlines() if not line.startswith("resilience: ")]
             assert not said  # nor what its library says of each try
-            told = [event["what"] for event in run.events("degraded")]
-            assert told.count("sink otel") == 1
-            assert told.count("sink webhook") <= 1  # a deaf one fails when its time is over, which may be later
             assert not run.left_behind(60)  # it gives up by itself
+            told = [event["what"] for event in run.events("degraded")]
+            assert sorted(told) == ["sink otel", "sink webhook"]  # a deaf one fails by the end at the latest
     lines = read_journal(run.run_dir / "journal").events
     with receiving() as receiver:
         exporter = export(run.run_dir, "--webhook-url", receiver.url, "--webhook-events", _EVENTS)

@@ -85,6 +85,8 @@ class PrometheusServer(_Prometheus):
         self._address = address
         self._token = token
         self._server: _Server | None = None
+        self._has_read_all = False
+        self._is_serving = False
         self._visitors = Visitors()
 
     def collect(self) -> Iterator[Any]:
@@ -97,22 +99,39 @@ class PrometheusServer(_Prometheus):
         self._visitors.wait_for_all()
 
     def open(self) -> None:
-        """Bind and serve; raises OSError where the address is taken, and nobody is about to leave it."""
+        """Bind; raises OSError where the address is taken, and nobody is about to leave it.
+
+        Who asks is answered once the journal was read: counters that begin at 0 again would be a reset to Prometheus.
+        """
         application = load("prometheus_client", extra=_EXTRA).make_wsgi_app(self._registry())
         self._server = self._bound()
         self._server.set_app(application if self._token is None else _guarded(application, self._token))
-        serve = self._server.serve_forever
-        threading.Thread(target=serve, args=(_LOOK_S,), name="resilience-prometheus", daemon=True).start()
         host, port = self._server.server_address[:2]
         shown = self._shown = f"{f'[{host!s}]' if ':' in str(host) else host!s}:{port}"
         with contextlib.suppress(OSError):  # a full disk is what the metrics are wanted for
             write_whole(self.place.state_dir / ADDRESS_FILE, shown)
         say(f"metrics of this node at http://{shown}/metrics")
+        if self._has_read_all:
+            self._serve(self._server)
+
+    def refresh(self) -> None:
+        """Serve from the first time on: all that stands in the journal was read by now."""
+        self._has_read_all = True
+        if self._server is not None and not self._is_serving:
+            self._serve(self._server)
+
+    def _serve(self, server: _Server) -> None:
+        self._is_serving = True
+        threading.Thread(
+            target=server.serve_forever, args=(_LOOK_S,), name="resilience-prometheus", daemon=True
+        ).start()
 
     def close(self) -> None:
         """Serve no more."""
         if self._server is not None:
-            self._server.shutdown()
+            if self._is_serving:  # or `shutdown` would wait for a loop that never began
+                self._server.shutdown()
+                self._is_serving = False
             self._server.server_close()
             self._server = None
             with contextlib.suppress(OSError):  # another exporter of this run may have written its own by now

@@ -30,6 +30,7 @@ def serving(run: ToldRun, token: str | None = None) -> Iterator[PrometheusServer
     for line in run.lines():
         sink.digest(line)
     sink.open()
+    sink.refresh()
     try:
         yield sink
     finally:
@@ -73,6 +74,37 @@ def test_a_scrape_has_the_counters_of_the_journal(run: ToldRun) -> None:
     assert all('run="run"' in line and 'node="here"' in line for line in text.splitlines() if line[0] != "#")
 
 
+def test_nobody_is_answered_before_the_journal_was_read(run: ToldRun) -> None:
+    """A scrape that comes too soon waits: counters at 0 would be a reset, and count everything again."""
+    sink = PrometheusServer(run.place(), ("127.0.0.1", 0), None)
+    sink.open()
+    scrapes: list[str] = []
+    early = threading.Thread(target=lambda: scrapes.append(scrape(sink)))
+    early.start()
+    for line in run.lines():
+        sink.digest(line)
+    early.join(0.2)
+    assert not scrapes
+    sink.refresh()
+    early.join(20)
+    assert samples(scrapes[0])["resilience_restarts_total"] == 1
+    sink.close()
+
+
+def test_one_that_has_served_nobody_can_be_closed_and_opened_again(run: ToldRun) -> None:
+    """As the worker does after each failure, whether the journal was read by then or not."""
+    sink = PrometheusServer(run.place(), ("127.0.0.1", 0), None)
+    for _ in range(2):
+        sink.open()
+        sink.close()
+    sink.open()
+    sink.refresh()
+    sink.close()
+    sink.open()
+    assert "resilience_run_up" in samples(scrape(sink))
+    sink.close()
+
+
 def test_with_a_token_only_those_who_have_it_are_served(run: ToldRun) -> None:
     """A wrong one, and none, are refused."""
     with serving(run, token="s3cret") as sink:
@@ -111,6 +143,7 @@ def test_a_full_disk_does_not_end_the_serving(run: ToldRun) -> None:
     (place.state_dir / ADDRESS_FILE).mkdir()  # nothing can be renamed to it
     sink = PrometheusServer(place, ("127.0.0.1", 0), None)
     sink.open()
+    sink.refresh()
     port = sink._server.server_address[1]
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response:
         assert response.status == 200
@@ -137,6 +170,7 @@ def test_a_port_that_the_run_before_is_about_to_leave_is_waited_for(
         taken.listen()
         sink = PrometheusServer(run.place(), ("127.0.0.1", taken.getsockname()[1]), None, port_free_within_s=20.0)
         opening = threading.Thread(target=sink.open)
+        sink.refresh()
         opening.start()
         shown = ""
         while not shown:
