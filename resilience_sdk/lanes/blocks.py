@@ -307,21 +307,10 @@ class Beat(Block):
 
     def end(self, now: int, less_ns: int = 0) -> None:
         """Close what `begin` opened: one unit of progress."""
-        lane, t0 = self.lane, self.t0
-        if self._levels:  # the script has entered it inside, and not left it yet
-            Block.end(self, now, less_ns)
-        elif t0 and lane.ident != _NOBODY:
-            # `Block.end`, written out: between two steps of a framework each call costs several times what it does
-            # in a loop of its own.
-            duration = now - t0 - less_ns
-            q, n = self.q, self.n
-            q[self.samples_at + (n & _MASK)] = duration if duration > 0 else 0
-            self.n = n = n + 1
-            q[self.count_at] = n
-            q[self.left_at] = now
-            self.t0 = 0
-            if not lane.settled:
-                lane.note_beat()
+        completed = self.n
+        super().end(now, less_ns)
+        if self.n != completed and not self.lane.settled:
+            self.lane.note_beat()
 
     def may_be_fast(self) -> bool:
         """Tell whether the lane's thread may take the fast path."""
