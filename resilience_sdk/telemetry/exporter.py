@@ -56,6 +56,8 @@ class Task:
     parent_pid: int | None = None
     """The launcher: when it is gone the job is over. None: when nobody holds the run directory any more."""
     parent_ticks: int | None = None
+    since: float = 0.0
+    """Unix time from which on events are of the job that runs; 0: nobody was waited for, and the newest ones are."""
 
     def to_json(self) -> str:
         """Return the text that `task_from_json` reads."""
@@ -181,7 +183,7 @@ def _only_one(state_dir: Path, watch: JobWatch, over: threading.Event) -> Iterat
 
 def _export(task: Task, host: str, state_dir: Path, ending: Ending, watch: JobWatch) -> tuple[int, list[Worker]]:
     run_dir = RunDirectory(task.run_dir)
-    live = Live(task.run_dir, task.pages, environ.environment())
+    live = Live(task.run_dir, task.pages, environ.environment(), since=task.since)
     journal = Journal(run_dir.journal, writer=DIRECTORY, host=host, boot_id=hostinfo.boot_id(), job=task.job)
     teller = _Teller(journal)
     place = Place(task.run_dir, host, live, state_dir, task.settings.telemetry_interval)
@@ -192,18 +194,25 @@ def _export(task: Task, host: str, state_dir: Path, ending: Ending, watch: JobWa
     if not workers:
         say("no sink is set: see docs/telemetry.md for the settings that name one")
         return 0, []
+    if over := watch.is_over():  # asked first: the time since the last event of a job that was killed is no training
+        _note_over(live, task, ending, watch)
     for worker in workers:
         worker.start()
-    while not ending.event.wait(_LOOK_S) and not watch.is_over():
+    while not over and not ending.event.wait(_LOOK_S) and not watch.is_over():
         for worker in workers:
             if worker.is_stuck():
                 teller.failed(worker.sink.name, TimeoutError(f"no answer within {STUCK_S:.0f} s"))
-    live.ended_in_order = _ended_in_order(task, ending, watch)
-    live.up = False
+    if not over:
+        _note_over(live, task, ending, watch)
     left = _deliver_rest(workers, alone=task.parent_pid is not None)
     for worker in left:
         teller.left_behind(worker.sink.name)
     return int(bool(left)), workers if live.ended_in_order else []
+
+
+def _note_over(live: Live, task: Task, ending: Ending, watch: JobWatch) -> None:
+    live.ended_in_order = _ended_in_order(task, ending, watch)
+    live.up = False
 
 
 def _ended_in_order(task: Task, ending: Ending, watch: JobWatch) -> bool:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from told_run import ToldRun
 
-from resilience_sdk.hostinfo import process_start_ticks
+from resilience_sdk.events import Event
+from resilience_sdk.hostinfo import host_name, process_start_ticks
 from resilience_sdk.lease import Lease
 from resilience_sdk.settings import Settings
 from resilience_sdk.telemetry.__main__ import main
 from resilience_sdk.telemetry.exporter import Task
 from resilience_sdk.telemetry.waiting import wait_for_run
+
+TRAINING = ("resilience_run_time_seconds_total", 'state="training"')
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,6 +81,68 @@ def test_a_job_has_ended_when_its_launcher_says_so(tmp_path: Path, said: str, up
     (file,) = textfiles.iterdir()
     (line,) = [line for line in file.read_text().splitlines() if line.startswith("resilience_run_up")]
     assert line.rpartition(" ")[2] == up
+
+
+def told_of_a_killed_job(folder: Path, *, days_ago: float) -> ToldRun:
+    """Return a run on this host whose only job trained, and told nothing any more."""
+    run = ToldRun.make(folder)
+    run.journals["here launcher"] = run.journal(host=host_name())
+    run.begin()
+    for rank in (0, 1):
+        run.tell(Event.FIRST_BEAT, rank=rank)
+    for file in run.run_dir.journal.iterdir():
+        events = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps({**event, "t": event["t"] - 86400 * days_ago}) + "\n" for event in events))
+    return run
+
+
+def value(textfiles: Path, name: str, label: str = "") -> float:
+    """Return what the only file says of a metric with that label."""
+    (file,) = textfiles.glob("*.prom")
+    (line,) = [line for line in file.read_text().splitlines() if line.startswith(name + "{") and label in line]
+    return float(line.rpartition(" ")[2])
+
+
+def wait_until(happened: Callable[[], bool], what: str) -> None:
+    """Wait for something that another process does."""
+    until = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < until, f"no {what}"
+        time.sleep(0.05)
+
+
+def test_what_is_delivered_later_is_no_training(tmp_path: Path) -> None:
+    """The job was killed days ago: nobody has trained since."""
+    run = told_of_a_killed_job(tmp_path, days_ago=3)
+    done = command(str(run.run_dir.path), "--prometheus-textfile", str(tmp_path / "textfiles"))
+    assert done.returncode == 0, done.stderr
+    assert value(tmp_path / "textfiles", *TRAINING) < 60
+    assert value(tmp_path / "textfiles", "resilience_run_up") == 0
+
+
+def test_the_time_before_a_job_that_is_waited_for_is_no_training(tmp_path: Path) -> None:
+    """It holds the directory before it tells of itself on this node, where an earlier one was killed days ago."""
+    run, textfiles = told_of_a_killed_job(tmp_path, days_ago=3), tmp_path / "textfiles"
+    told = ["--telemetry-interval", "0.05", "--prometheus-textfile", str(textfiles)]
+    exporter = subprocess.Popen(
+        [sys.executable, "-m", "resilience_sdk.telemetry", str(run.run_dir.path), "--wait", *told],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert exporter.stderr is not None
+    assert "waiting for one" in exporter.stderr.readline()
+    lease = Lease.acquire(run.run_dir, "job")
+    try:
+        wait_until(lambda: len(list(textfiles.glob("*.prom"))) == 1, "file of the exporter")
+        assert value(textfiles, "resilience_run_up") == 1
+        assert value(textfiles, *TRAINING) < 60
+        run.begin()
+        wait_until(lambda: value(textfiles, "resilience_run_time_seconds_total", "waiting") > 86400, "new job")
+        assert value(textfiles, *TRAINING) < 60
+    finally:
+        lease.release()
+        exporter.terminate()
+        exporter.communicate()
 
 
 class _Looked(threading.Event):
