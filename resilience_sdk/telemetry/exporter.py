@@ -27,6 +27,7 @@ from resilience_sdk.settings import Settings, settings_from_json
 from resilience_sdk.telemetry.live import Live
 from resilience_sdk.telemetry.sinks import wanted_sinks
 from resilience_sdk.telemetry.sinks.base import Place
+from resilience_sdk.telemetry.sinks.visitors import LONGEST_STAY_S
 from resilience_sdk.telemetry.worker import STUCK_S, Worker
 
 DIRECTORY = "telemetry"
@@ -34,6 +35,7 @@ _LOOK_S = 0.5
 _FETCHED_LOOK_S = 0.1
 _ATTENDED_S = 1.5  # a little less than the launcher waits
 _DELIVERY_S = 15.0
+_STAY_S = LONGEST_STAY_S + 5.0
 _BY_HAND_S = 60.0  # a person asked for nothing else
 _LATER = (
     "The journal has it all: `python -m resilience_sdk.telemetry RUN_DIR` with the same settings goes on from there"
@@ -230,7 +232,9 @@ def _stay_until_fetched(workers: list[Worker], ending: Ending, *, attended: bool
         return
     if attended:
         _let_go_of_the_launcher()
-    while not ending.is_final and any(worker.is_being_fetched() for worker in staying):
+    # A library that closes its connection may wait for hours for a network that is gone.
+    until = time.monotonic() + _STAY_S
+    while not ending.is_final and time.monotonic() < until and any(worker.is_being_fetched() for worker in staying):
         time.sleep(_FETCHED_LOOK_S)
 
 
@@ -291,7 +295,8 @@ class _Teller:
 
         One may fail later than that, or never answer.
         """
-        if self._is_first(f"failed {sink}"):
+        has_recovered = f"recovered {sink}" in self._told
+        if self._is_first(f"{'left' if has_recovered else 'failed'} {sink}"):
             self._journal.emit(Event.DEGRADED, what=f"sink {sink}", why="it has not taken everything by the end")
 
     def recovered(self, sink: str, after_s: float) -> None:

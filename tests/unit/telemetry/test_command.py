@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -12,10 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from receiver import receiving
 from told_run import ToldRun
 
 from resilience_sdk.events import Event
 from resilience_sdk.hostinfo import host_name, process_start_ticks
+from resilience_sdk.journal import read_journal
 from resilience_sdk.lease import Lease
 from resilience_sdk.settings import Settings
 from resilience_sdk.telemetry.__main__ import main
@@ -143,6 +146,74 @@ def test_the_time_before_a_job_that_is_waited_for_is_no_training(tmp_path: Path)
         lease.release()
         exporter.terminate()
         exporter.communicate()
+
+
+_DEAF_WANDB = """
+import threading
+
+class Settings:
+    def __init__(self, **_): pass
+
+class Run:
+    def define_metric(self, *_, **__): pass
+    def log(self, _): pass
+    def finish(self): threading.Event().wait()
+
+def init(**_): return Run()
+"""
+_SHORT_STAY = """
+import os, sys
+from resilience_sdk.telemetry import exporter
+from resilience_sdk.telemetry.__main__ import main
+exporter._STAY_S = 1.0
+os._exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_library_that_does_not_let_go_keeps_nobody(tmp_path: Path) -> None:
+    """W&B's waits for hours for a network that is gone; all there is was handed over to it."""
+    (tmp_path / "wandb.py").write_text(_DEAF_WANDB)
+    run = ToldRun.make(tmp_path)
+    run.begin()
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", _SHORT_STAY, str(run.run_dir.path), "--wandb-project", "p"],
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=60,
+    )
+    assert done.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_sink_that_is_left_behind_is_told_though_it_had_recovered(tmp_path: Path) -> None:
+    """Else the journal's last word on it would be that it works."""
+    run = ToldRun.make(tmp_path)
+    run.journals["here launcher"] = run.journal(host=host_name())
+    statuses = [500, 200]
+    with receiving(lambda _: statuses.pop(0) if statuses else 500) as receiver:
+        settings = Settings(webhook_url=receiver.url, webhook_events=("run_start",))
+        task = Task(run.run_dir.path, "job", settings, None, os.getpid(), process_start_ticks(os.getpid()))
+        exporter = subprocess.Popen(
+            [sys.executable, "-m", "resilience_sdk.telemetry", "--from-launcher"], stdin=subprocess.PIPE, text=True
+        )
+        assert exporter.stdin is not None
+        exporter.stdin.write(task.to_json() + "\n")
+        exporter.stdin.flush()
+        run.begin()
+        receiver.wait_for(len)
+        wait_until(lambda: _told_of_webhook(run) == ["degraded", "health"], "recovery")
+        run.begin()
+        receiver.wait_for_all(lambda all_: len(all_) > 2)
+        exporter.stdin.write("over\n")
+        exporter.stdin.close()
+        assert exporter.wait(60) == 1
+    assert _told_of_webhook(run) == ["degraded", "health", "degraded"]
+
+
+def _told_of_webhook(run: ToldRun) -> list[str]:
+    return [
+        str(event["event"]) for event in read_journal(run.run_dir.journal).events if event.get("what") == "sink webhook"
+    ]
 
 
 class _Looked(threading.Event):
