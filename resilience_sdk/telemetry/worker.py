@@ -21,6 +21,7 @@ _POLL_S = 1.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _FINISHING_PAUSE_S = 0.2
+_LONGEST_FINISHING_PAUSE_S = 2.0  # many nodes end at once, perhaps before a receiver that is asked too often
 STUCK_S = 120.0
 """More than any sink waits by its design: one that needs longer has not failed, and does not answer either."""
 
@@ -91,7 +92,7 @@ class Worker:
     # -- the thread
 
     def _run(self) -> None:
-        pause_s, is_open = self._first_pause_s, False
+        pause_s, is_open, in_haste = self._first_pause_s, False, False
         while True:
             self._turn_began = time.monotonic()
             try:
@@ -108,16 +109,21 @@ class Worker:
                     is_open = False
                     self._close()
                 self._turn_began = None
+                self._refreshed_at = float("-inf")
                 self._wake.wait(pause_s)
                 self._wake.clear()
-                pause_s = _FINISHING_PAUSE_S if self._finishing else min(2 * pause_s, _LONGEST_PAUSE_S)
+                if self._finishing and not in_haste:
+                    in_haste, pause_s = True, _FINISHING_PAUSE_S
+                else:
+                    longest_s = _LONGEST_FINISHING_PAUSE_S if self._finishing else _LONGEST_PAUSE_S
+                    pause_s = min(2 * pause_s, longest_s)
                 continue
             self._turn_began = None
-            pause_s = self._first_pause_s
-            if self._failing_since is not None:
-                self._note_recovery(self.sink.name, time.monotonic() - self._failing_since)
-                self._failing_since = None
-            if not more:
+            if not more:  # so it was refreshed, too: to take items is not yet to be well, it may have laid them aside
+                pause_s = self._first_pause_s
+                if self._failing_since is not None:
+                    self._note_recovery(self.sink.name, time.monotonic() - self._failing_since)
+                    self._failing_since = None
                 if is_over:
                     break
                 self._wake.wait(self._poll_s)
