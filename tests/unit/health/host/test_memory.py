@@ -92,7 +92,7 @@ def test_page_cache_can_be_taken_back(machine):
     ],
 )
 def test_the_cache_of_files_that_are_read_again_and_again_can_be_taken_back(machine, version, statistics):
-    """A training reads its data in every epoch: most of a full group is such cache, and no job is to be refused for it."""
+    """A training reads its data in every epoch: most of a full group is such cache, for which no job is refused."""
     place = "/sys/fs/cgroup" if version == 2 else "/sys/fs/cgroup/memory"
     most, used = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
     root = machine(
