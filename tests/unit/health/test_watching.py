@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.health.findings import Finding, Status
+from resilience_sdk.health.gpu.links import NvLinks, judge_nvlinks
 from resilience_sdk.health.network.infiniband import port_findings, ports
 from resilience_sdk.health.network.interfaces import interface_findings, interfaces
 from resilience_sdk.health.probes import GPU
@@ -122,6 +123,21 @@ def test_links_that_are_lost_are_told_until_they_are_back(machine):
     assert _told(Watch.resumed(_journalled(lost)), *_network(machine, *down)) == []
     assert sorted(_told(watch, *_network(machine, *up))) == [("interface", "ok"), ("rdma", "ok"), ("rdma_port", "ok")]
     assert _told(Watch(), *_network(machine, *down)) == [("rdma", "failed")]
+
+
+def test_a_gpu_that_loses_all_its_links_is_told():
+    """At a first look that is a board without a bridge."""
+    watch = Watch()
+    (joined,) = judge_nvlinks("GPU 0", NvLinks(up=(0, 1), down=()))
+    (alone,) = judge_nvlinks("GPU 0", NvLinks(up=(), down=(0, 1)))
+    assert _told(Watch(), alone) == []
+    assert _told(watch, joined) == []
+    (lost,) = watch.take([alone], 60.0)
+    assert (lost.check, lost.status) == ("nvlink_down", Status.DEGRADED)
+    assert "reset" in lost.cure
+    assert " N" not in lost.cure
+    assert _told(watch, alone) == []
+    assert _told(watch, joined) == [("nvlink_down", "ok")]
 
 
 def test_every_event_is_told():
