@@ -29,7 +29,8 @@ class Finding:
     one thing among many (`GPU 3`, `/dev/shm`, `mlx5_0 port 1`), empty where there is only one. `value` and
     `threshold` are in `unit`; both are None where there is nothing to measure. `cure` is empty when nothing is wrong.
     A finding that `must` be good stops a preflight when it is `failed`. `data` holds what compares nodes or times:
-    plain JSON values; `cause` is the fault's name in the taxonomy, and `growth` (`per_minute`, `cure`) makes `value`
+    plain JSON values; `cause` is the fault's name in the taxonomy, `works` tells of a link whether it is up (and `lost`
+    what to do where it was before), and `growth` (`per_minute`, `cure`) makes `value`
     a counter of which only the growth between two looks may be wrong (see `changes`).
     """
 

@@ -81,7 +81,7 @@ class Watch:
         `seconds` have passed since the look before. What was bad at the first look is news too.
         """
         seen = [finding for finding in findings if _is_watched(finding)]
-        judged = judge_growth(self._known.values(), seen, seconds)
+        judged = [self._or_lost(finding) for finding in judge_growth(self._known.values(), seen, seconds)]
         lasting = [finding for finding in judged if not _happens(finding)]
         news = [finding for finding in judged if _happens(finding) and _is_bad(finding) and self._is_another(finding)]
         news += worsened(self._known.values(), lasting)
@@ -92,6 +92,17 @@ class Watch:
         self._open.update(_key(finding) for finding in news if not _happens(finding))
         self._open.difference_update(_key(finding) for finding in over)
         return news + over
+
+    def _or_lost(self, finding: Finding) -> Finding:
+        """Return a finding, degraded where it is of a link that worked before: at a first look it is one of no use."""
+        key = _key(finding)
+        known = self._known.get(key)
+        if finding.data.get("works") is not False or _is_bad(finding) or known is None:
+            return finding
+        if not known.data.get("works") and key not in self._open:
+            return finding
+        evidence = f"its link was lost while the job ran; {finding.evidence}"
+        return attrs.evolve(finding, status=Status.DEGRADED, evidence=evidence, cure=finding.data["lost"])
 
     def _is_another(self, finding: Finding) -> bool:
         """Tell whether what has happened is not what was told before, and only seen again."""

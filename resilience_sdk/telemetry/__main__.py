@@ -10,11 +10,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from resilience_sdk.console import say
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.lease import current_holder
+from resilience_sdk.run_directory import RunDirectory
 from resilience_sdk.settings.options import add_setting_options, settings_from_options
 from resilience_sdk.telemetry.exporter import Task, ending_with_signals, main_from_launcher, serve
 from resilience_sdk.telemetry.waiting import wait_for_run
@@ -42,6 +45,9 @@ def main(argv: Sequence[str]) -> int:
     with ending_with_signals() as ending:
         try:
             settings = settings_from_options(options)
+            # Where nobody holds the directory yet, what its journal tells so far is not of the job that is waited for.
+            holder = current_holder(RunDirectory(Path(options.run_directory).absolute()))
+            since = time.time() if options.wait and holder is None else 0.0
             run_dir = wait_for_run(options.run_directory, ending.event, for_a_job=options.wait)
         except (ConfigError, RunDirectoryError) as error:
             say(str(error))
@@ -49,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         if run_dir is None:
             return 0
         holder = current_holder(run_dir)
-        return serve(Task(run_dir.path, holder.job if holder is not None else "", settings), ending)
+        return serve(Task(run_dir.path, holder.job if holder is not None else "", settings, since=since), ending)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from resilience_sdk.settings import Settings, settings_from_json
 from resilience_sdk.telemetry.live import Live
 from resilience_sdk.telemetry.sinks import wanted_sinks
 from resilience_sdk.telemetry.sinks.base import Place
+from resilience_sdk.telemetry.sinks.visitors import LONGEST_STAY_S
 from resilience_sdk.telemetry.worker import STUCK_S, Worker
 
 DIRECTORY = "telemetry"
@@ -34,6 +35,7 @@ _LOOK_S = 0.5
 _FETCHED_LOOK_S = 0.1
 _ATTENDED_S = 1.5  # a little less than the launcher waits
 _DELIVERY_S = 15.0
+_STAY_S = LONGEST_STAY_S + 5.0
 _BY_HAND_S = 60.0  # a person asked for nothing else
 _LATER = (
     "The journal has it all: `python -m resilience_sdk.telemetry RUN_DIR` with the same settings goes on from there"
@@ -56,6 +58,8 @@ class Task:
     parent_pid: int | None = None
     """The launcher: when it is gone the job is over. None: when nobody holds the run directory any more."""
     parent_ticks: int | None = None
+    since: float = 0.0
+    """Unix time from which on events are of the job that runs; 0: nobody was waited for, and the newest ones are."""
 
     def to_json(self) -> str:
         """Return the text that `task_from_json` reads."""
@@ -181,7 +185,7 @@ def _only_one(state_dir: Path, watch: JobWatch, over: threading.Event) -> Iterat
 
 def _export(task: Task, host: str, state_dir: Path, ending: Ending, watch: JobWatch) -> tuple[int, list[Worker]]:
     run_dir = RunDirectory(task.run_dir)
-    live = Live(task.run_dir, task.pages, environ.environment())
+    live = Live(task.run_dir, task.pages, environ.environment(), since=task.since)
     journal = Journal(run_dir.journal, writer=DIRECTORY, host=host, boot_id=hostinfo.boot_id(), job=task.job)
     teller = _Teller(journal)
     place = Place(task.run_dir, host, live, state_dir, task.settings.telemetry_interval)
@@ -192,18 +196,25 @@ def _export(task: Task, host: str, state_dir: Path, ending: Ending, watch: JobWa
     if not workers:
         say("no sink is set: see docs/telemetry.md for the settings that name one")
         return 0, []
+    if over := watch.is_over():  # asked first: the time since the last event of a job that was killed is no training
+        _note_over(live, task, ending, watch)
     for worker in workers:
         worker.start()
-    while not ending.event.wait(_LOOK_S) and not watch.is_over():
+    while not over and not ending.event.wait(_LOOK_S) and not watch.is_over():
         for worker in workers:
             if worker.is_stuck():
                 teller.failed(worker.sink.name, TimeoutError(f"no answer within {STUCK_S:.0f} s"))
-    live.ended_in_order = _ended_in_order(task, ending, watch)
-    live.up = False
+    if not over:
+        _note_over(live, task, ending, watch)
     left = _deliver_rest(workers, alone=task.parent_pid is not None)
     for worker in left:
         teller.left_behind(worker.sink.name)
     return int(bool(left)), workers if live.ended_in_order else []
+
+
+def _note_over(live: Live, task: Task, ending: Ending, watch: JobWatch) -> None:
+    live.ended_in_order = _ended_in_order(task, ending, watch)
+    live.up = False
 
 
 def _ended_in_order(task: Task, ending: Ending, watch: JobWatch) -> bool:
@@ -221,7 +232,9 @@ def _stay_until_fetched(workers: list[Worker], ending: Ending, *, attended: bool
         return
     if attended:
         _let_go_of_the_launcher()
-    while not ending.is_final and any(worker.is_being_fetched() for worker in staying):
+    # A library that closes its connection may wait for hours for a network that is gone.
+    until = time.monotonic() + _STAY_S
+    while not ending.is_final and time.monotonic() < until and any(worker.is_being_fetched() for worker in staying):
         time.sleep(_FETCHED_LOOK_S)
 
 
@@ -282,7 +295,8 @@ class _Teller:
 
         One may fail later than that, or never answer.
         """
-        if self._is_first(f"failed {sink}"):
+        has_recovered = f"recovered {sink}" in self._told
+        if self._is_first(f"{'left' if has_recovered else 'failed'} {sink}"):
             self._journal.emit(Event.DEGRADED, what=f"sink {sink}", why="it has not taken everything by the end")
 
     def recovered(self, sink: str, after_s: float) -> None:

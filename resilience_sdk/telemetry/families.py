@@ -100,15 +100,24 @@ FAMILIES = _table(
     Family("rank.exits", "counter", "Ranks that ended, by exit code or signal.", ("result",), "{rank}"),
     Family("suspects", "counter", "Deadlines that expired.", unit="{deadline}"),
     Family("incidents", "counter", "Incidents, by what and why.", ("kind", "category", "cause"), "{incident}"),
+    Family(
+        "incident.last_timestamp",
+        "gauge",
+        "When there was the newest one of these incidents, in Unix time.",
+        ("kind", "category", "cause"),
+        "s",
+    ),
     Family("recovery.duration", "histogram", "From an incident to all ranks stepping again.", unit="s"),
     Family("lost.steps", "counter", "Steps that have to be done again after incidents.", unit="{step}"),
     Family("decisions", "counter", "What the launcher decided at the end of an attempt.", ("verdict",), "{decision}"),
+    Family("decision.last_timestamp", "gauge", "When that was last decided, in Unix time.", ("verdict",), "s"),
     Family("checkpoints", "counter", "Checkpoints, by what became of them.", ("outcome",), "{checkpoint}"),
     Family("checkpoint.duration", "histogram", "From the beginning of a save to its commit.", unit="s"),
     Family("checkpoint.stall", "counter", "Time that training stood still for checkpoints.", unit="s"),
     Family("checkpoint.size", "gauge", "Size of the newest checkpoint.", unit="By"),
     Family("checkpoint.last_step", "gauge", "Step of the newest checkpoint.", unit="{step}"),
     Family("checkpoint.last_timestamp", "gauge", "When the newest checkpoint was committed, in Unix time.", unit="s"),
+    Family("checkpoint.last_failure_timestamp", "gauge", "When a checkpoint last failed, in Unix time.", unit="s"),
     Family("resume.step", "gauge", "Step that the newest resume went on from.", unit="{step}"),
     Family("resume.duration", "histogram", "How long loading a checkpoint took.", unit="s"),
     Family("preemption.notices", "counter", "Notices to leave, by who told.", ("source",), "{notice}"),
@@ -118,6 +127,7 @@ FAMILIES = _table(
     Family("straggler.score", "gauge", "Scores of the newest straggler report, 0 (slow) to 1.", ("score",)),
     Family("numerics.findings", "counter", "Losses and gradient norms, by what was found.", ("found",), "{finding}"),
     Family("degraded", "counter", "What the SDK could not do, by what it was.", ("what",), "{event}"),
+    Family("degraded.last_timestamp", "gauge", "When the newest one of these came, in Unix time.", ("what",), "s"),
     Family("health.ok", "gauge", "1 where the last look at something found it well, else 0.", ("what",)),
     Family(
         "health.findings",
@@ -125,6 +135,13 @@ FAMILIES = _table(
         "Findings of the node's probes that were not well.",
         ("check", "status"),
         "{finding}",
+    ),
+    Family(
+        "health.last_finding_timestamp",
+        "gauge",
+        "When there was the newest one of these findings, in Unix time.",
+        ("check", "status"),
+        "s",
     ),
     Family("journal.lines", "counter", "Lines of the journal.", unit="{line}"),
     Family("journal.torn_lines", "counter", "Lines of the journal that cannot be read.", unit="{line}"),
@@ -139,5 +156,13 @@ FAMILIES = _table(
     Family("process.cpu", "counter", "CPU time of the SDK's own processes.", ("process",), "s"),
     Family("process.memory", "gauge", "Resident memory of the SDK's own processes.", ("process",), "By"),
 )
+NEWEST: Mapping[str, str] = {
+    "incidents": "incident.last_timestamp",
+    "decisions": "decision.last_timestamp",
+    "degraded": "degraded.last_timestamp",
+    "health.findings": "health.last_finding_timestamp",
+}
+"""When a counter with labels last grew: whoever asks for what is new cannot tell it from counts, which a job that is
+started again in an old run directory brings along."""
 OF_TIME = frozenset({"run.time", "run.lost_time", "run.ettr"})
 """What grows without an event, and is told by `goodput`."""

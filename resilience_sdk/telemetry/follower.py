@@ -83,14 +83,15 @@ class Follower:
         return {**{inode: mark for inode, mark in self._position.items() if inode in self._paths}, **old}
 
     def read(self) -> list[Line]:
-        """Return the next lines of all files, by time; empty when there are none. At most 1 MiB (or a line) a file.
+        """Return the next lines of all files, as they were written; empty when there are none.
+
+        At most 1 MiB (or a line) a file.
 
         Raises OSError when the directory cannot be read; files that vanish are passed over.
         """
         self._list()
         lines = [line for inode, path in list(self._paths.items()) for line in self._read_file(inode, path)]
-        lines.sort(key=lambda line: float(line.event["t"]))
-        return lines
+        return _in_order(lines)
 
     def _list(self) -> None:
         """Look which files there are, where that may have changed: many nodes share a directory."""
@@ -142,6 +143,20 @@ class Follower:
                 elif event.get("host") == self._host:
                     yield Line(event, Mark(stem, offset), delivered is None or offset > delivered.offset)
         self._position[inode] = Mark(stem, offset)
+
+
+def _in_order(lines: list[Line]) -> list[Line]:
+    """Sort what several writers have told by when they did, whatever was done to the wall clock meanwhile.
+
+    The monotonic clock is the same for all processes of a host until it is booted again.
+    """
+    booted: dict[str, float] = {}
+    for line in lines:
+        boot, t = str(line.event.get("boot_id")), float(line.event["t"])
+        booted[boot] = min(t, booted.get(boot, t))
+    if all(isinstance(line.event.get("mono_ns"), int) for line in lines):
+        return sorted(lines, key=lambda line: (booted[str(line.event.get("boot_id"))], line.event["mono_ns"]))
+    return sorted(lines, key=lambda line: float(line.event["t"]))
 
 
 def _whole_lines(fd: int, offset: int, size: int) -> bytes:

@@ -59,6 +59,11 @@ class Goodput:
             rule(self, event, at)
         self._last = max(self._last, at)
 
+    @property
+    def newest_at(self) -> float:
+        """Unix time of the newest event."""
+        return self._last
+
     def samples(self, now: float | None) -> Iterator[Sample]:
         """Return the values at Unix time `now`; None where the job is not running: then at the last event.
 

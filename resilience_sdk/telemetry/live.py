@@ -23,15 +23,23 @@ _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21  # of `hostinfo.stat_fi
 class Live:
     """Looks at the ranks of one run on this host, without a lock and without touching them."""
 
-    def __init__(self, run_dir: Path, pages: Path | None, env: Mapping[str, str]) -> None:
-        """Look into `pages`; where nobody told them, into those of this user's jobs that write into `run_dir`."""
+    def __init__(self, run_dir: Path, pages: Path | None, env: Mapping[str, str], *, since: float = 0.0) -> None:
+        """Look into `pages`; where nobody told them, into those of this user's jobs that write into `run_dir`.
+
+        The job runs `since` that Unix time, or a later one.
+        """
         self._run_dir = os.path.realpath(run_dir)
         self._pages = pages
         self._env = env
+        self._since = since
         self.up = True
         """Whether the job runs; who knows it sets it."""
         self.ended_in_order = True
         """False where the job did not end: its launcher was killed, or it goes on and only nobody looks any more."""
+
+    def is_told_of(self, newest: float) -> bool:
+        """Tell whether the job runs, and events up to the Unix time `newest` are of it: not of one before it."""
+        return self.up and newest >= self._since
 
     def samples(self) -> Iterator[Sample]:
         """Return the values of this moment; never raises, what cannot be read is left out."""

@@ -13,7 +13,7 @@ import attrs
 
 from resilience_sdk._version import __version__
 from resilience_sdk.events import Event
-from resilience_sdk.telemetry.families import FAMILIES, OF_TIME, Durations, Sample
+from resilience_sdk.telemetry.families import FAMILIES, NEWEST, OF_TIME, Durations, Sample
 from resilience_sdk.telemetry.plain import amount, clean_text, clean_time
 
 _MOST_LABEL_CHARACTERS = 64
@@ -57,6 +57,7 @@ class Tally:
         self._slow: list[_Slow] = []
         self._has_launcher = False
         self._stop_counted = False
+        self._at = 0.0  # time of the event that is being taken
         self.first_at: float | None = None
         """Time of the first event: when the counters began, in Unix seconds."""
         self.job: str | None = None
@@ -69,11 +70,10 @@ class Tally:
     def apply(self, event: Mapping[str, Any]) -> list[Sample]:
         """Take one event; return what it has changed."""
         self._changed = []
-        at = clean_time(float(event["t"]))
+        at = self._at = clean_time(float(event["t"]))
         self.first_at = at if self.first_at is None else self.first_at
         self._add("journal.lines")
-        if at > float(self._number("journal.last_timestamp")):
-            self._set("journal.last_timestamp", at)
+        self._set_newest("journal.last_timestamp")
         name = str(event["event"])
         if (step := _integer(event.get("step"))) is not None:
             self.step = step
@@ -158,6 +158,10 @@ class Tally:
             self._set("checkpoint.last_step", step)
         self._set("checkpoint.last_timestamp", clean_time(float(event["t"])))
 
+    def _on_save_failed(self, _: Mapping[str, Any]) -> None:
+        self._add("checkpoints", "failed")
+        self._set_newest("checkpoint.last_failure_timestamp")
+
     def _on_resume(self, event: Mapping[str, Any]) -> None:
         if (step := _integer(event.get("step"))) is not None:
             self._set("resume.step", step)
@@ -206,18 +210,23 @@ class Tally:
 
     # -- values
 
-    def _number(self, name: str) -> float:
-        value = self._values.get((name, ()), 0.0)
-        return value if isinstance(value, float) else 0.0
-
     def _add(self, name: str, *labels: str, amount: float = 1) -> None:
         series = self._find(name, labels)
         value = self._values.get(series, 0.0)
         if isinstance(value, float):
             self._values[series] = value + amount
+        if (newest := NEWEST.get(name)) is not None:
+            self._set_newest(newest, *labels)
 
     def _set(self, name: str, value: float, *labels: str) -> None:
         self._values[self._find(name, labels)] = float(value)
+
+    def _set_newest(self, name: str, *labels: str) -> None:
+        """Set a time to that of this event, unless a later one is known: lines of several writers may come late."""
+        series = self._find(name, labels)
+        value = self._values.get(series, 0.0)
+        if isinstance(value, float):
+            self._values[series] = max(value, self._at)
 
     def _observe(self, name: str, seconds: float) -> None:
         if isinstance(durations := self._values[self._find(name, ())], Durations):
@@ -253,7 +262,7 @@ _RULES: Mapping[str, Callable[[Tally, Mapping[str, Any]], None]] = {
     Event.RECOVERED.value: Tally._on_recovered,
     Event.DECISION.value: Tally._on_decision,
     Event.CKPT_COMMIT.value: Tally._on_commit,
-    Event.CKPT_FAIL.value: lambda tally, _: tally._add("checkpoints", "failed"),
+    Event.CKPT_FAIL.value: Tally._on_save_failed,
     Event.CKPT_SKIP.value: lambda tally, _: tally._add("checkpoints", "skipped"),
     Event.CKPT_QUARANTINE.value: lambda tally, _: tally._add("checkpoints", "quarantined"),
     Event.RESUME.value: Tally._on_resume,

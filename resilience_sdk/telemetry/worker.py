@@ -21,6 +21,7 @@ _POLL_S = 1.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _FINISHING_PAUSE_S = 0.2
+_LONGEST_FINISHING_PAUSE_S = 2.0  # many nodes end at once, perhaps before a receiver that is asked too often
 STUCK_S = 120.0
 """More than any sink waits by its design: one that needs longer has not failed, and does not answer either."""
 
@@ -51,6 +52,7 @@ class Worker:
         self._turn_began: float | None = None
         self._told_end = False
         self._told_unsaved = False
+        self._has_sent = False
         self._items: deque[Any] = deque()
         self._torn = 0
         self._refreshed_at = float("-inf")
@@ -90,7 +92,7 @@ class Worker:
     # -- the thread
 
     def _run(self) -> None:
-        pause_s, is_open = self._first_pause_s, False
+        pause_s, is_open, in_haste = self._first_pause_s, False, False
         while True:
             self._turn_began = time.monotonic()
             try:
@@ -107,19 +109,26 @@ class Worker:
                     is_open = False
                     self._close()
                 self._turn_began = None
+                self._refreshed_at = float("-inf")
                 self._wake.wait(pause_s)
                 self._wake.clear()
-                pause_s = _FINISHING_PAUSE_S if self._finishing else min(2 * pause_s, _LONGEST_PAUSE_S)
+                if self._finishing and not in_haste:
+                    in_haste, pause_s = True, _FINISHING_PAUSE_S
+                else:
+                    longest_s = _LONGEST_FINISHING_PAUSE_S if self._finishing else _LONGEST_PAUSE_S
+                    pause_s = min(2 * pause_s, longest_s)
                 continue
             self._turn_began = None
-            pause_s = self._first_pause_s
-            if self._failing_since is not None:
-                self._note_recovery(self.sink.name, time.monotonic() - self._failing_since)
-                self._failing_since = None
-            if not more:
+            if not more:  # so it was refreshed, too: to take items is not yet to be well, it may have laid them aside
+                pause_s = self._first_pause_s
+                if self._failing_since is not None:
+                    self._note_recovery(self.sink.name, time.monotonic() - self._failing_since)
+                    self._failing_since = None
                 if is_over:
                     break
                 self._wake.wait(self._poll_s)
+        while not self._remember():  # the sink stays open meanwhile: somebody may be about to fetch the end from it
+            time.sleep(_FINISHING_PAUSE_S)
         self._delivered.set()
         with contextlib.suppress(Exception):
             self.sink.stay_until_fetched()
@@ -135,7 +144,7 @@ class Worker:
         if is_over and not more and not self._told_end:
             self._told_end = True
             self._items.extend(self.sink.finish())
-        self._deliver(is_over=is_over)
+        self._deliver()
         now = time.monotonic()
         if not more and (is_over or now - self._refreshed_at >= self.sink.place.interval_s):
             self.sink.refresh()
@@ -158,23 +167,24 @@ class Worker:
         self._torn = torn
         return bool(lines)
 
-    def _deliver(self, *, is_over: bool) -> None:
+    def _deliver(self) -> None:
         if self._items:
+            self._has_sent = True
             self.sink.send(self._items)
             assert not self._items, f"{self.sink.name} left items without an error"
-        try:
-            self._remember()
-        except OSError as error:
-            if is_over:
-                raise
-            # Served all the same: a full disk is when people look at metrics. Told once, tried at every turn.
-            if not self._told_unsaved:
-                self._told_unsaved = True
-                self._note_failure(f"position of {self.sink.name}", error)
+        self._remember()
 
-    def _remember(self) -> None:
-        """Write how far this sink has come, where that is news; raises OSError."""
+    def _remember(self) -> bool:
+        """Write how far this sink has come, where that is news; tell whether the next exporter sends nothing again."""
         now = (self._follower.position, dict(self.sink.memory))
         if now != self._saved:
-            save_position(self._file, *now)
+            try:
+                save_position(self._file, *now)
+            except OSError as error:
+                # Served all the same: a full disk is when people look at metrics. Told once, tried at every turn.
+                if not self._told_unsaved:
+                    self._told_unsaved = True
+                    self._note_failure(f"position of {self.sink.name}", error)
+                return not self._has_sent and now[1] == self._saved[1]
             self._saved = now
+        return True

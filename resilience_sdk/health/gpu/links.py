@@ -119,13 +119,14 @@ def _sum(counts: list[int | None]) -> int | None:
 def judge_nvlinks(subject: str, links: NvLinks | None) -> Iterator[Finding]:
     """Judge the NVLinks of one GPU.
 
-    Where none is up there may be no bridge at all, so that is told and not held against the GPU.
+    Where none is up there may be no bridge at all, so that is told and not held against the GPU, unless it `works` at
+    another look.
     """
     if links is None:
         return
     if not links.up:
         evidence = "no NVLink is up: there is no bridge or switch, or the fabric manager does not run"
-        yield found("nvlink_down", subject, Status.UNAVAILABLE, evidence=evidence)
+        yield found("nvlink_down", subject, Status.UNAVAILABLE, evidence=evidence, data={"works": False})
         return
     down = ", ".join(map(str, links.down))
     yield found(
@@ -134,7 +135,7 @@ def judge_nvlinks(subject: str, links: NvLinks | None) -> Iterator[Finding]:
         Status.FAILED if links.down else Status.OK,
         value=len(links.down),
         evidence=f"of {len(links.up) + len(links.down)} links these are down: {down}" if links.down else "",
-        data={"up": len(links.up), **({"cause": "gpu_nvlink_error"} if links.down else {})},
+        data={"works": True, "up": len(links.up), **({"cause": "gpu_nvlink_error"} if links.down else {})},
     )
     if links.recoveries is not None:
         yield found(

@@ -245,6 +245,8 @@ def found(check: str, subject: str, status: Status, **what: Any) -> Finding:
     rule = RULES[check]
     cure = _for_gpu(what.pop("cure", rule.cure), subject)
     data = dict(what.pop("data", {}))
+    if data.get("works") is False:
+        data["lost"] = cure
     if rule.growth_per_minute is not None and isinstance(what.get("value"), int):
         data["growth"] = {"per_minute": rule.growth_per_minute, "cure": cure}
     return Finding(

@@ -125,13 +125,17 @@ def shared_memory(root: str = "/") -> Iterator[Finding]:
 
 
 def _used(group: Path) -> int:
-    """Return what counts against a group's limit and cannot be taken back at once, as its page cache can."""
+    """Return what counts against a group's limit and cannot be taken back at once.
+
+    Its page cache can, that of files that were read more than once (`active`) too, which a training's data are.
+    """
     used = kernel_files.number(group / "memory.current")
     if used is None:
         used = kernel_files.number(group / "memory.usage_in_bytes")
     statistics = kernel_files.fields(group / "memory.stat")
-    cache = statistics.get("total_inactive_file", statistics.get("inactive_file", "0"))
-    return max(0, (used or 0) - int(cache))
+    prefix = "total_" if "total_inactive_file" in statistics else ""  # of the first version: with the groups below
+    cache = sum(int(statistics.get(f"{prefix}{name}", "0")) for name in ("inactive_file", "active_file"))
+    return max(0, (used or 0) - cache)
 
 
 def _bytes(value: str) -> int:

@@ -85,7 +85,7 @@ def ports(root: str) -> list[Port]:
 
 
 def port_findings(found: Sequence[Port]) -> Iterator[Finding]:
-    """Yield what is said of each port, and of the node when it has none that works. Pure."""
+    """Yield whether any port of the node works, and what is said of each. Pure."""
     if not found:
         yield Finding(
             probe=PROBE,
@@ -94,17 +94,19 @@ def port_findings(found: Sequence[Port]) -> Iterator[Finding]:
             evidence="no InfiniBand or RoCE device here",
         )
         return
-    if not any(port.state == ACTIVE for port in found):
-        yield Finding(
-            probe=PROBE,
-            check="rdma",
-            status=Status.FAILED,
-            value=0,
-            unit="active ports",
-            threshold=1,
-            evidence=f"none of {len(found)} ports is active: NCCL falls back to TCP, or fails",
-            cure="check cables and the subnet manager (`ibstat`, `ibdiagnet`), or leave this node out",
-        )
+    active = sum(port.state == ACTIVE for port in found)
+    yield judged(
+        probe=PROBE,
+        check="rdma",
+        status=Status.OK if active else Status.FAILED,
+        value=active,
+        unit="active ports",
+        threshold=1,
+        evidence=f"{active} of {len(found)} ports are active"
+        if active
+        else f"none of {len(found)} ports is active: NCCL falls back to TCP, or fails",
+        cure="check cables and the subnet manager (`ibstat`, `ibdiagnet`), or leave this node out",
+    )
     best = max((port.rate_gbps or 0.0 for port in found if port.state == ACTIVE), default=0.0)
     for port in found:
         yield from _port(port, best)
@@ -130,7 +132,7 @@ def _port(port: Port, best_gbps: float) -> Iterator[Finding]:
         threshold=best_gbps or None,
         evidence=f"{port.layer}: {evidence}" if port.layer else evidence,
         cure=cure,
-        data={"state": port.state},
+        data={"works": port.state == ACTIVE, "state": port.state, "lost": cure},
     )
     yield from _errors(port, "rdma_link_errors", LINK_ERRORS, growth_per_minute=0)
     yield from _errors(port, "rdma_packet_errors", PACKET_ERRORS, growth_per_minute=MOST_PACKET_ERRORS_PER_MINUTE)

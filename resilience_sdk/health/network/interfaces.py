@@ -56,10 +56,25 @@ def interfaces(root: str) -> list[Interface]:
 
 
 def interface_findings(found: Sequence[Interface]) -> Iterator[Finding]:
-    """Yield what is said of each interface that has a device behind it and a cable in it. Pure."""
+    """Yield what is said of each interface that has a device behind it. Pure.
+
+    Without a link nothing is wrong with it: nobody means to use it, unless it `works` at another look.
+    """
     for interface in found:
-        if interface.is_real and interface.has_carrier:
-            yield _interface(interface)
+        if interface.is_real:
+            yield _interface(interface) if interface.has_carrier else _free(interface)
+
+
+def _free(interface: Interface) -> Finding:
+    evidence = f"no link: {interface.state}, no cable, or nothing at its other end"
+    return Finding(
+        probe=PROBE,
+        check="interface",
+        subject=interface.name,
+        status=Status.OK,
+        evidence=evidence,
+        data={"works": False, "lost": f"see the cable, the switch and `dmesg | grep {interface.name}`"},
+    )
 
 
 def _interface(interface: Interface) -> Finding:
@@ -88,6 +103,7 @@ def _interface(interface: Interface) -> Finding:
         evidence="; ".join(problems) or f"{interface.state}, {speed}",
         cure=cure,
         data={
+            "works": True,
             "errors": interface.errors,
             "speed_mbps": interface.speed_mbps,
             "growth": {"per_minute": 0, "cure": cure},

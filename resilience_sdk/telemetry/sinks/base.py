@@ -104,7 +104,8 @@ class Metrics:
     def now(self) -> list[Sample]:
         """Return the values that change without an event."""
         live = self.place.live
-        return [*live.samples(), *self.goodput.samples(time.time() - _READ_WITHIN_S if live.up else None)]
+        goes_on = live.is_told_of(self.goodput.newest_at)
+        return [*live.samples(), *self.goodput.samples(time.time() - _READ_WITHIN_S if goes_on else None)]
 
     def all(self) -> list[Sample]:
         """Return every value there is now, family by family."""

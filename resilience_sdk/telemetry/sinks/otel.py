@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from resilience_sdk import environ
 from resilience_sdk._version import __version__
 from resilience_sdk.telemetry.families import DURATION_BOUNDS_S, Durations, Family, Sample
 from resilience_sdk.telemetry.follower import Line
@@ -25,6 +26,7 @@ _HTTP = "opentelemetry.exporter.otlp.proto.http"
 _SCOPE = "resilience_sdk.telemetry"
 _TIMEOUT_S = 10.0
 _MOST_SPANS = 500  # in one request
+_OFF = "OTEL_SDK_DISABLED"
 
 
 class ExportError(Exception):
@@ -47,7 +49,12 @@ class OpenTelemetry(Sink):
         self._made: Any = None
 
     def open(self) -> None:
-        """Import the SDK and make its exporters; nothing is sent yet."""
+        """Import the SDK and make its exporters; nothing is sent yet.
+
+        Raises ExportError where a variable turns the SDK off: then it makes no spans.
+        """
+        if environ.environment().get(_OFF, "").strip().lower() == "true":
+            raise ExportError(f"{_OFF}=true turns OpenTelemetry's SDK off: unset it, or otlp_endpoint")
         metric_exporter = load(f"{_HTTP}.metric_exporter", extra=_EXTRA).OTLPMetricExporter
         span_exporter = load(f"{_HTTP}.trace_exporter", extra=_EXTRA).OTLPSpanExporter
         self._metric_exporter = metric_exporter(endpoint=f"{self._endpoint}/v1/metrics", timeout=_TIMEOUT_S)

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from resilience_sdk.telemetry.families import NAMESPACE, Durations, Sample
+from resilience_sdk.telemetry.families import NAMESPACE, NEWEST, Durations, Sample
 from resilience_sdk.telemetry.follower import Line
 from resilience_sdk.telemetry.plain import clean_time
 from resilience_sdk.telemetry.sinks.base import Metrics, Place, Sink
 
 _NOT_DRAWN = frozenset(
     {"run.info", "journal.lines", "journal.torn_lines", "journal.last_timestamp", "telemetry.timestamp"}
-)
+) | frozenset(NEWEST.values())
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_./ -]")  # what all of the trackers take
 
 

@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.health.findings import Finding, Status
+from resilience_sdk.health.gpu.links import NvLinks, judge_nvlinks
+from resilience_sdk.health.network.infiniband import port_findings, ports
+from resilience_sdk.health.network.interfaces import interface_findings, interfaces
 from resilience_sdk.health.probes import GPU
 from resilience_sdk.health.watching import (
     BUDGET,
@@ -93,6 +96,48 @@ def test_growth_is_told_and_its_end_is_no_second_fault():
     assert _told(watch, _counter(105)) == []
     assert _told(watch, _counter(200)) == [("pcie_replays", "degraded")]
     assert _told(watch, _counter(200)) == [("pcie_replays", "ok")]
+
+
+def _network(machine, carrier, state, physical):
+    """Return what is found of an interface and of a port of a node."""
+    ethernet = {"operstate": "up", "carrier": carrier, "carrier_down_count": "3", "device/vendor": "0x15b3"}
+    fabric = {"state": f"4: {state}", "phys_state": f"5: {physical}", "rate": "400 Gb/sec (4X NDR)"}
+    files = {f"/sys/class/net/eth0/{name}": text for name, text in ethernet.items()}
+    root = machine(files | {f"/sys/class/infiniband/mlx5_0/ports/1/{name}": text for name, text in fabric.items()})
+    return [*interface_findings(interfaces(root)), *port_findings(ports(root))]
+
+
+def test_links_that_are_lost_are_told_until_they_are_back(machine):
+    """A cable that was pulled looks like a port that was free from the start, with which nothing is wrong."""
+    watch = Watch()
+    up, down = ("1", "ACTIVE", "LinkUp"), ("0", "DOWN", "Polling")
+    assert _told(watch, *_network(machine, *up)) == []
+    lost = watch.take(_network(machine, *down), 60.0)
+    assert {(finding.check, finding.status.value) for finding in lost} == {
+        ("interface", "degraded"),
+        ("rdma", "failed"),
+        ("rdma_port", "degraded"),
+    }
+    assert all(finding.cure for finding in lost)
+    assert _told(watch, *_network(machine, *down)) == []
+    assert _told(Watch.resumed(_journalled(lost)), *_network(machine, *down)) == []
+    assert sorted(_told(watch, *_network(machine, *up))) == [("interface", "ok"), ("rdma", "ok"), ("rdma_port", "ok")]
+    assert _told(Watch(), *_network(machine, *down)) == [("rdma", "failed")]
+
+
+def test_a_gpu_that_loses_all_its_links_is_told():
+    """At a first look that is a board without a bridge."""
+    watch = Watch()
+    (joined,) = judge_nvlinks("GPU 0", NvLinks(up=(0, 1), down=()))
+    (alone,) = judge_nvlinks("GPU 0", NvLinks(up=(), down=(0, 1)))
+    assert _told(Watch(), alone) == []
+    assert _told(watch, joined) == []
+    (lost,) = watch.take([alone], 60.0)
+    assert (lost.check, lost.status) == ("nvlink_down", Status.DEGRADED)
+    assert "reset" in lost.cure
+    assert " N" not in lost.cure
+    assert _told(watch, alone) == []
+    assert _told(watch, joined) == [("nvlink_down", "ok")]
 
 
 def test_every_event_is_told():

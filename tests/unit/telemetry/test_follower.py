@@ -49,6 +49,16 @@ def test_a_line_counts_once_its_end_is_there(file: Path) -> None:
     assert follower.torn == 0
 
 
+def test_a_clock_that_is_set_back_turns_no_order_round(tmp_path: Path) -> None:
+    """Else a restarted exporter would read that an attempt ended after the next one began; and a boot starts anew."""
+    told = [(100.0, 50, "a", 0), (101.0, 51, "a", 1), (71.0, 52, "a", 0), (72.0, 53, "a", 1), (500.0, 3, "b", 0)]
+    for number, (t, mono_ns, boot, writer) in enumerate(told):
+        event = {"event": "degraded", "t": t, "mono_ns": mono_ns, "boot_id": boot, "host": HOST, "number": number}
+        with (tmp_path / f"{HOST}-rank{writer}-7.jsonl").open("a") as journal:
+            journal.write(json.dumps(event) + "\n")
+    assert numbers(Follower(tmp_path, HOST)) == [0, 1, 2, 3, 4]
+
+
 def test_a_torn_line_costs_itself_only(file: Path) -> None:
     """A writer that was killed within a line is followed by one that goes on behind it."""
     with file.open("ab") as journal:

@@ -55,6 +55,40 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert found["checkpoint.stall"] == 0.75
 
 
+def test_what_is_new_is_told_by_its_time(tmp_path: Path) -> None:
+    """What an earlier job has counted stands there from the first scrape on; only its time tells that it is old."""
+    run = ToldRun.make(tmp_path)
+    run.begin()
+    for event, fields in (
+        (Event.INCIDENT, {"kind": "crash", "category": "process", "cause": "oom"}),
+        (Event.DECISION, {"verdict": "give_up", "exit_code": 75}),
+        (Event.CKPT_FAIL, {"step": 3, "error": "no space"}),
+        (Event.DEGRADED, {"what": "relay", "why": "gone"}),
+        (Event.HEALTH, {"what": "gpu xid GPU 0", "ok": False, "check": "xid", "status": "failed"}),
+    ):
+        run.tell(event, **fields)
+        run.tell(event, **fields)
+    old = run.lines()
+    run.begin()
+    tally = Tally()
+    for line in reversed(old):  # several writers: an earlier line may be read later
+        tally.apply(line.event)
+    before = values(tally)
+    for line in run.lines()[len(old) :]:
+        tally.apply(line.event)
+    after = values(tally)
+    times = {str(line.event["event"]): line.event["t"] for line in old}
+    newest = {
+        "incident.last_timestamp crash process oom": "incident",
+        "decision.last_timestamp give_up": "decision",
+        "checkpoint.last_failure_timestamp": "ckpt_fail",
+        "degraded.last_timestamp relay": "degraded",
+        "health.last_finding_timestamp xid failed": "health",
+    }
+    for name, event in newest.items():
+        assert before[name] == after[name] == times[event], name
+
+
 def test_a_node_that_leaves_alone_has_ended_no_job(tmp_path: Path) -> None:
     """The others go on, and nobody is to be woken for a job that has failed."""
     run = ToldRun.make(tmp_path)

@@ -193,7 +193,27 @@ def test_a_full_disk_keeps_no_line_from_a_sink(run: ToldRun, told: Told) -> None
     assert not worker.join(0.2)
     (place.state_dir / "keeping.json").rmdir()
     assert worker.join(20)
-    assert len(told.failures) == 2  # the second one is the end's
+    assert sink.opened == 1
+    assert len(told.failures) == 1
+
+
+def test_a_full_disk_does_not_keep_the_end_from_who_comes_for_it(run: ToldRun, told: Told) -> None:
+    """A sink that sends nothing has no use for a position, and is not left behind for want of one."""
+
+    class Fetched(Keeping):
+        def digest(self, line: Line) -> tuple[int, ...]:
+            super().digest(line)
+            return ()
+
+    place = run.place()
+    (place.state_dir / "keeping.json").mkdir()
+    sink = Fetched(place)
+    worker = told.worker(run, sink)
+    worker.start()
+    worker.finish()
+    assert worker.join(20)
+    assert (sink.seen, sink.opened) == (5, 1)
+    assert [failure.partition(":")[0] for failure in told.failures] == ["position of keeping"]
 
 
 def test_a_sink_that_does_not_come_back_is_seen(run: ToldRun, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,30 @@ def test_page_cache_can_be_taken_back(machine):
     assert (found.status, found.value) == (Status.OK, 4 * GIB)
 
 
+@pytest.mark.parametrize(
+    ("version", "statistics"),
+    [
+        (2, f"anon 1\ninactive_file {GIB}\nactive_file {5 * GIB}\n"),
+        (1, f"active_file 1\ninactive_file 1\ntotal_inactive_file {GIB}\ntotal_active_file {5 * GIB}\n"),
+    ],
+)
+def test_the_cache_of_files_that_are_read_again_and_again_can_be_taken_back(machine, version, statistics):
+    """A training reads its data in every epoch: most of a full group is such cache, for which no job is refused."""
+    place = "/sys/fs/cgroup" if version == 2 else "/sys/fs/cgroup/memory"
+    most, used = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+    root = machine(
+        {
+            "/proc/meminfo": meminfo(64, 60),
+            "/proc/self/cgroup": "0::/\n" if version == 2 else "4:memory:/\n",
+            f"{place}/memory.{most}": 8 * GIB,
+            f"{place}/memory.{used}": 8 * GIB,
+            f"{place}/memory.stat": statistics,
+        }
+    )
+    (found,) = memory.memory(root)
+    assert (found.status, found.value) == (Status.OK, 6 * GIB)
+
+
 def test_a_limit_of_nobody_is_none(machine):
     """Version 1 writes a huge number where nothing is limited."""
     root = machine(

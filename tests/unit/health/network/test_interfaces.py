@@ -21,8 +21,8 @@ def look(machine, *parts):
     return interfaces.interfaces(machine({name: text for part in parts for name, text in part.items()}))
 
 
-def test_only_interfaces_with_a_device_and_a_cable_are_judged(machine):
-    """Loopback, bridges and free ports are not."""
+def test_only_interfaces_with_a_device_are_judged(machine):
+    """Loopback and bridges are not; with a free port nothing is wrong."""
     found = look(
         machine,
         interface("lo", is_real=False),
@@ -31,8 +31,9 @@ def test_only_interfaces_with_a_device_and_a_cable_are_judged(machine):
         interface("eth1", state="down", carrier=0, flaps=900),
         {"/sys/class/net/bonding_masters": "\n"},
     )
-    (only,) = interfaces.interface_findings(found)
-    assert (only.subject, only.status, only.evidence) == ("eth0", Status.OK, "up, 100000 Mb/s")
+    used, free = interfaces.interface_findings(found)
+    assert (used.subject, used.status, used.evidence) == ("eth0", Status.OK, "up, 100000 Mb/s")
+    assert (free.subject, free.status, free.value) == ("eth1", Status.OK, None)
 
 
 def test_a_link_that_flaps(machine):

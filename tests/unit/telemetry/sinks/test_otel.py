@@ -53,6 +53,14 @@ def test_a_collector_gets_the_spans(run: ToldRun) -> None:
     assert min(span.start_time_unix_nano for span in spans) == pytest.approx(first * 1e9, abs=1e3)
 
 
+def test_a_variable_that_turns_the_sdk_off_is_named(run: ToldRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes no spans then; that nothing is sent must not look like a fault of ours."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "True")
+    with receiving() as receiver, pytest.raises(ExportError, match="OTEL_SDK_DISABLED"):
+        export(run, receiver.url)
+    assert receiver.all == []
+
+
 def test_a_collector_gets_the_metrics(run: ToldRun) -> None:
     """Cumulative from the first event of the journal, in OpenTelemetry's names and units."""
     with receiving() as receiver:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import deque
 from pathlib import Path
 
@@ -125,6 +126,44 @@ def test_an_exporter_goes_on_behind_an_event_that_is_refused(run: ToldRun) -> No
         worker.finish()
         assert worker.join(20)
     assert told == ["the receiver answered with status 403", "recovered"]
+
+
+def test_a_wrong_address_has_not_recovered_because_another_event_came(run: ToldRun) -> None:
+    """That one was laid aside like the others; it works again when one is taken."""
+    run.tell(Event.DEGRADED, what="one")
+    recovered, right = threading.Event(), threading.Event()
+    with receiving(lambda _: 200 if right.is_set() else 404) as receiver:
+        worker = Worker(
+            Webhook(run.place(), receiver.url, ["degraded"]),
+            run.run_dir.journal,
+            note_failure=lambda *_: run.tell(Event.DEGRADED, what="another"),
+            note_recovery=lambda *_: recovered.set(),
+            first_pause_s=0.01,
+            poll_s=0.02,
+        )
+        worker.start()
+        receiver.wait_for_all(lambda posts: sum(b"another" in post.body for post in posts) > 1)
+        assert not recovered.is_set()
+        right.set()
+        assert recovered.wait(20)
+        worker.finish()
+        assert worker.join(20)
+
+
+def test_a_receiver_is_not_stormed_at_the_end(run: ToldRun) -> None:
+    """All nodes of a job end at once: who is told to come later comes ever later, and soon once more."""
+    run.tell(Event.DEGRADED, what="one")
+    with receiving(lambda _: 429) as receiver:
+        worker = Worker(
+            Webhook(run.place(), receiver.url, ["degraded"]),
+            run.run_dir.journal,
+            note_failure=lambda *_: None,
+            note_recovery=lambda *_: None,
+        )
+        worker.start()
+        worker.finish()
+        assert not worker.join(3)
+        assert 0 < len(receiver.all) <= 7
 
 
 def test_a_wrong_address_fills_no_memory(run: ToldRun, monkeypatch: pytest.MonkeyPatch) -> None:
