@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
 from typing import Any
@@ -23,11 +24,12 @@ class StepBeat:
     `with heartbeat()` its `begin` does nothing. Never raises for a reason of its own.
     """
 
-    __slots__ = ("_beat",)
+    __slots__ = ("_beat", "_spent_ns")
 
     def __init__(self) -> None:
         """Be closed."""
         self._beat: Beat | None = None
+        self._spent_ns = 0
 
     def begin(self, step: int | None = None) -> None:
         """Open it unless it is open; `step` is the number of the global step, None where beats are only counted."""
@@ -42,14 +44,34 @@ class StepBeat:
     def end(self) -> None:
         """Close it and count it: the step is complete."""
         beat, self._beat = self._beat, None
+        spent_ns, self._spent_ns = self._spent_ns, 0
         if beat is not None:
-            beat.end(monotonic_ns())
+            beat.end(monotonic_ns(), -spent_ns)
 
     def drop(self) -> None:
         """Close it without counting: the step did not come to its end."""
+        self._spent_ns = 0
+        self._close()
+
+    def interrupt(self) -> None:
+        """Close it for now: what comes next is no part of the step, which goes on with the next `begin`.
+
+        Micro-batches at the end of an epoch may make no step: the evaluation behind them would look like one that
+        does not end. What was spent so far counts when the step is complete, so that its deadline is not learned from
+        the rest alone.
+        """
+        if self._beat is not None and self._beat.lane.ident == get_ident():  # a prefetcher may end a pass elsewhere
+            self._spent_ns += self._close()
+
+    def _close(self) -> int:
+        """Close it, and return for how long it was open, in nanoseconds."""
         beat, self._beat = self._beat, None
-        if beat is not None:
-            beat.drop(monotonic_ns())
+        if beat is None or not beat.t0:
+            return 0
+        now = monotonic_ns()
+        spent_ns = now - beat.t0
+        beat.drop(now)
+        return spent_ns
 
 
 class HookedSection:

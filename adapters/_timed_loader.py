@@ -26,17 +26,19 @@ class TimedLoader:
         loader: Any,
         before_batch: Callable[[], None],
         through: Callable[[Iterator[Any]], Iterator[Any]] | None = None,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         """Time the iterators of `loader` from now on, and call `before_batch()` before each batch is fetched.
 
-        `through(batches)`, if given, returns what is iterated in the place of each new iterator: it may count, and
-        leave out.
+        `at_end()`, if given, is called where a pass has no batch left. `through(batches)`, if given, returns what is
+        iterated in the place of each new iterator: it may count, and leave out.
 
         Raises:
             ConfigError: The loader's class cannot be exchanged, or it is no iterable.
         """
         self._loader = loader
         self.before_batch = before_batch
+        self.at_end = at_end
         self._through = through
         self._plain = type(loader)
         self.is_on = True
@@ -85,14 +87,17 @@ class _TimedBatches:
         self._watch.before_batch()
         block = lanes.find_own_block("data", "io")
         if block is None or not block.begin(monotonic_ns()):  # the script times it itself
-            return next(batches)
-        try:
             batch = next(batches, _END)
-        except BaseException:
-            block.drop(monotonic_ns())
-            raise
-        block.end(monotonic_ns())
+        else:
+            try:
+                batch = next(batches, _END)
+            except BaseException:
+                block.drop(monotonic_ns())
+                raise
+            block.end(monotonic_ns())
         if batch is _END:
+            if self._watch.at_end is not None:
+                self._watch.at_end()
             raise StopIteration
         return batch
 

@@ -37,7 +37,8 @@ def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | 
     """Watch a training loop without a line in it; the handle's `detach()` ends that.
 
     Each step of `optimizer` is a heartbeat, which begins with the first forward that has gradients, so that under
-    gradient accumulation all micro-batches are in it. `fwd`, `bwd`, `comm_wait` and `optim` are sections (see
+    gradient accumulation all micro-batches are in it; not what comes behind the last batch of `loader`, nor a forward
+    in another mode (`model.eval()`) than that of the last step. `fwd`, `bwd`, `comm_wait` and `optim` are sections (see
     `straggler.attach`), and `data` is the wait for the batches of `loader`. Each optimizer step ends with a
     `preemption.check()`: once all ranks have agreed to stop, `Preempted` is raised where the next step begins (the
     next batch of `loader`, the next forward, or the next optimizer step, whichever comes first), on every rank behind
@@ -104,6 +105,8 @@ class Attached:
         self._between_steps = between_steps
         self._is_attached = True
         self._model = weakref.ref(model)
+        # Of the last forward with gradients, and of that of the last complete step: whether in training mode.
+        self._mode = self._mode_of_steps = True
         self._beat = StepBeat()
         self._guard = Guard(self._failed)
         self._sections: Any = None
@@ -132,11 +135,13 @@ class Attached:
 
     def _hang_on(self, model: Any, optimizer: Any, loader: Any, through: Through | None) -> None:
         if loader is not None:
-            self._loader = TimedLoader(loader, self._leave_if_asked, through)
+            self._loader = TimedLoader(loader, self._leave_if_asked, through, self._beat.interrupt)
             preemption.time_left()  # before the loader forks workers, which would take the signals as theirs
         # Around the hooks of the sections: torch calls hooks in the order in which they were put on.
         self._handles.append(optimizer.register_step_pre_hook(self._guard(self._step_begins)))
-        self._sections = straggler.attach(model, optimizer, on_forward=self._forward_begins)
+        self._sections = straggler.attach(
+            model, optimizer, on_forward=self._forward_begins, on_inference=self._inference_begins
+        )
         self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
 
     @property
@@ -216,7 +221,19 @@ class Attached:
         if self._is_between or self._is_leaving:
             self._leave_if_asked()
         if self._guard.is_on:
-            self._beat.begin(self.step if self._is_global else None)
+            self._mode = self._mode_now()
+            if self._mode is self._mode_of_steps:
+                self._beat.begin(self.step if self._is_global else None)
+            else:
+                self._beat.interrupt()  # an evaluation that wants gradients, or the first step of a frozen model
+
+    def _inference_begins(self) -> None:
+        if self._mode_now() is not self._mode_of_steps:
+            self._beat.interrupt()  # an evaluation, behind micro-batches that made no step
+
+    def _mode_now(self) -> bool:
+        model = self._model()
+        return model is None or bool(model.training)
 
     def _step_begins(self, *_: Any) -> None:
         if self._is_between or self._is_leaving:
@@ -228,6 +245,7 @@ class Attached:
         # so that the other ranks would wait there for one whose hooks have failed.
         self.step += 1
         self._is_between = True
+        self._mode_of_steps = self._mode
         if self._guard.is_on:  # `Guard.run`, written out
             try:
                 self._complete()

@@ -21,7 +21,6 @@ from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.console import say_once
 from resilience_sdk.errors import CheckpointError
-from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import rank as listening
 from resilience_sdk.session import Session
 from resilience_sdk.session.ending import finish
@@ -280,7 +279,6 @@ class Attached:
             if self._checkpointer is not None:
                 self._checkpointer.maybe_save(self.step)
             return
-        heartbeat.done()  # saving may take any time
         if self._checkpointer is not None:
             save_at_stop(self._checkpointer, self.step, self._session)
         elif self._own is not None and self._accelerator.project_configuration.automatic_checkpoint_naming:

@@ -122,6 +122,11 @@ class SdkCallback(LateCallback):
         if self._fit is not None:
             self._fit.eval_ends()
 
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Begin what comes between two epochs."""
+        if self._fit is not None:
+            self._fit.epoch_ends()
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Save what the training came to. Collective."""
         if self._fit is not None:

@@ -146,17 +146,19 @@ class Fit:
         if self.trainer.is_global_zero:
             for line in lines_of_stop(listening.handlers()):
                 self._log.warning(line)
-        heartbeat.done()  # saving may take any time
+        if self._beat is None:
+            heartbeat.done()  # progress is what optimizers do, and these deadlines would go on in the save
         saver = self._saver()
         if saver is not None:
             save_at_stop(saver, step, self._session)
+        heartbeat.done()
         let_ranks_leave(self.trainer)
         raise Preempted
 
     def eval_starts(self) -> None:
         """Begin section `eval`; a step that is not complete does not count its time."""
         if self._beat is not None:
-            self._beat.drop()
+            self._beat.interrupt()
         if self.sections is not None:
             self.sections.eval.begin()
 
@@ -164,6 +166,11 @@ class Fit:
         """End section `eval`."""
         if self.sections is not None:
             self.sections.eval.end()
+
+    def epoch_ends(self) -> None:
+        """Leave a step that the last batches did not complete, as with manual optimization: a save may come now."""
+        if self._beat is not None:
+            self._beat.interrupt()
 
     def train_ends(self) -> None:
         """Save once more: what has run its course can be resumed, or looked at, too. Collective."""

@@ -104,10 +104,14 @@ class Attached:
 
     def should_stop(self) -> bool:
         """Tell whether to save and leave now: True on all ranks behind the same step. Once per step, on all ranks."""
-        is_time = self._is_attached and not is_stepping() and preemption.check(self.step)
+        is_time = self.is_stop_agreed()
         if is_time:
             heartbeat.done()  # saving may take any time
         return is_time
+
+    def is_stop_agreed(self) -> bool:
+        """Tell the same for a loop whose save is a section, which has a deadline of its own."""
+        return self._is_attached and not is_stepping() and preemption.check(self.step)
 
     def watch(self, forward_step_func: Callable[..., Any]) -> Callable[..., Any]:
         """Return it as section `fwd`, also where no timer is; it leaves nothing open if it raises."""

@@ -15,6 +15,7 @@ from resilience_sdk.console import say
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.session.ending import finish
 from resilience_sdk.session.lifecycle import current
+from resilience_sdk.session.pageless import pageless_session
 
 FORWARD = "forward_step_func"
 PROVIDER = "_provider"
@@ -23,7 +24,7 @@ PROVIDER = "_provider"
 def around(pretrain: Callable[..., Any]) -> Callable[..., Any]:
     """Return Megatron-LM's `pretrain` with the SDK around it: call it with the same arguments, on every rank.
 
-    Its `forward_step_func` and its providers are wrapped by the names of their parameters. When the first provider is
+    Its `forward_step_func` and its providers are wrapped by the names of their parameters. When the first of them is
     called, Megatron is initialised: then delegates take the places of its timers, of its signal handler and of NVRx's
     client, until `pretrain` ends. Steps have the numbers of Megatron's iterations. When all ranks have agreed to stop,
     Megatron saves by its own means (`--save`) and the call leaves with `Preempted` (75), with or without
@@ -55,7 +56,8 @@ def around(pretrain: Callable[..., Any]) -> Callable[..., Any]:
                 return pretrain(*args, **kwargs)
             training = Pretraining(handle)
             if callable(given.arguments.get(FORWARD)):
-                given.arguments[FORWARD] = handle.watch(given.arguments[FORWARD])
+                # The newest Megatron-LM needs no provider of a model, and calls that of the data on some ranks alone.
+                given.arguments[FORWARD] = training.late(handle.watch(given.arguments[FORWARD]))
             for name in providers:
                 if callable(given.arguments.get(name)):
                     given.arguments[name] = training.late(given.arguments[name])
@@ -80,15 +82,16 @@ class Pretraining:
         self._args: Any = None
         self._signals: AgreedSignals | None = None
 
-    def late(self, provider: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a provider whose first call begins the rest: Megatron is initialised by then."""
+    def late(self, given: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of the script whose first call begins the rest: Megatron is initialised by then."""
 
-        @functools.wraps(provider)
-        def provide(*args: Any, **kwargs: Any) -> Any:
-            self._handle.guard.run(self._begins)
-            return provider(*args, **kwargs)
+        @functools.wraps(given)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._has_begun:
+                self._handle.guard.run(self._begins)
+            return given(*args, **kwargs)
 
-        return provide
+        return call
 
     def leaves(self) -> None:
         """Raise `Preempted` where Megatron leaves with 0 before its last iteration: the training is to go on."""
@@ -111,7 +114,8 @@ class Pretraining:
 
     def _finish(self, done: int, *, is_complete: bool = True) -> None:
         self._handle.detach()
-        finish(current(), done, is_complete=is_complete)  # also where this rank is not recorded: the others ask it
+        session = current() or pageless_session(None, None, None, resumes=False)
+        finish(session, done, is_complete=is_complete)  # also where this rank is not recorded: the others ask it
 
     def _progress(self) -> tuple[int, int | None]:
         loaded, last = getattr(self._args, "iteration", 0), getattr(self._args, "train_iters", None)
@@ -157,7 +161,7 @@ class Pretraining:
                 "megatron save", "megatron: without --save nothing is saved when the job is asked to leave"
             )
         plain = known._GLOBAL_SIGNAL_HANDLER
-        signals = self._signals = AgreedSignals(plain, self._handle.should_stop)
+        signals = self._signals = AgreedSignals(plain, self._handle.is_stop_agreed)
         known._GLOBAL_SIGNAL_HANDLER, args.exit_signal_handler = signals, True
 
         def restore() -> None:

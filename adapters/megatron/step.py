@@ -10,7 +10,9 @@ from time import monotonic_ns
 
 from resilience_sdk.adapters._base import StepBeat
 from resilience_sdk.adapters.megatron.sections import KINDS, NAMES
+from resilience_sdk.hang.deadlines import FALLBACK_INITIAL_S
 from resilience_sdk.lanes import Block, find_own_block
+from resilience_sdk.session.lifecycle import current
 
 
 class Span:
@@ -170,6 +172,29 @@ class Update(Span):
         step.beat.end()
 
 
+class Finalize(Span):
+    """The looks at saves in the background. The last one waits for the save to end, and may take as long as that.
+
+    So what the many short ones teach is no deadline for it: it has a long one.
+    """
+
+    __slots__ = ("_has_deadline",)
+
+    def __init__(self, name: str) -> None:
+        """Be closed."""
+        super().__init__(name)
+        self._has_deadline = False
+
+    def begin(self) -> None:
+        """Begin it, the first time with its deadline, unless the user has set one."""
+        if not self._has_deadline:
+            self._has_deadline = True
+            block, session = find_own_block(self._name, self._kind), current()
+            if block is not None and (session is None or self._name not in session.settings.section_timeouts):
+                block.lane.recorder.retime(block, FALLBACK_INITIAL_S)
+        super().begin()
+
+
 class _Always:
     """In place of a step, for what belongs to none."""
 
@@ -189,5 +214,6 @@ def spans(step: Step) -> dict[str, Span]:
         "comm_wait": Span("comm_wait", step),  # parameters may be gathered between two steps, too
         "optim": Update("optim", step),
         "eval": step.evaluation,
+        "finalize": Finalize("finalize"),
     }
     return {name: known.get(name) or Span(name) for name in NAMES}

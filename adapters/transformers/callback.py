@@ -183,7 +183,7 @@ class ResilienceCallback(Late):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Leave, where the trainer was told to stop for that, and has saved."""
         if self._training is not None:
-            self._training.leave()
+            self._training.epoch_ends()
 
     def __reduce__(self) -> Any:
         """Leave the training behind: a copy has none."""

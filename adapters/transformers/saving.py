@@ -15,6 +15,7 @@ from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.console import say
 from resilience_sdk.errors import ResilienceError
 from resilience_sdk.session import Session
+from resilience_sdk.straggler import section
 
 
 class Saves:
@@ -71,7 +72,8 @@ class Saves:
                 say(f"checkpoints are saved, but the run directory does not know of them: {error}")
                 self._checkpointer = None
         try:
-            self._write(None)
+            with section("checkpoint", kind="io"):
+                self._write(None)
         except Exception as error:  # noqa: BLE001 - the same on all ranks; a save that fails ends no training
             say(f"checkpoint at step {self._step} failed: {error}; training goes on")
             return False

@@ -122,15 +122,20 @@ class Training:
     def _stop(self, step: int, control: Any) -> None:
         # The trainer saves behind this hook, with what callbacks after this one have seen of the step.
         self._is_stopping = True
-        heartbeat.done()  # saving may take any time
         control.should_save = fits(self._saves, step, self._session)
         control.should_evaluate = False
         control.should_training_stop = True
+
+    def epoch_ends(self) -> None:
+        """Leave if a stop was agreed; else leave a step that the last batches did not complete: a save may come now."""
+        self.leave()
+        self._beat.interrupt()
 
     def leave(self) -> None:
         """End the process here, if a stop was agreed: behind the save, before the trainer evaluates or deletes."""
         if not self._is_stopping:
             return
+        heartbeat.done()
         trainer = self._trainer
         try:  # trackers close their runs in it, and are told of no other end
             trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)

@@ -30,6 +30,7 @@ def attach(
     prefix: str = "",
     kernels_every: float | None = None,
     on_forward: Callable[[], None] | None = None,
+    on_inference: Callable[[], None] | None = None,
 ) -> Attachment:
     """Time `fwd`, `bwd`, `comm_wait` and `optim` of a model by hooks; detach with the returned handle.
 
@@ -47,6 +48,7 @@ def attach(
         kernels_every: On CUDA, profile one step every so many seconds for the times of its kernels; None never does.
             The end of such a step waits for the device once.
         on_forward: Called before each forward with gradients, on the thread that trains; for adapters.
+        on_inference: The same before each forward without gradients.
 
     Raises:
         ConfigError: `model` is no module, `optimizer` no optimizer, or `kernels_every` no number above zero.
@@ -71,7 +73,7 @@ def attach(
     blind, identity = blind_spot(model), environ.rank_identity(environ.environment())
     if blind is not None and (identity is None or identity.rank == 0):  # one line per job, not one per rank
         say_once("attach", f"attach: {blind}")
-    _ATTACHED[model] = attachment = Attachment(model, optimizer, prefix, kernels_every, on_forward)
+    _ATTACHED[model] = attachment = Attachment(model, optimizer, prefix, kernels_every, on_forward, on_inference)
     return attachment
 
 
@@ -85,6 +87,7 @@ class Attachment:
         prefix: str,
         kernels_every: float | None,
         on_forward: Callable[[], None] | None = None,
+        on_inference: Callable[[], None] | None = None,
     ) -> None:
         """Put the hooks on; use `attach`."""
         self._kernels_every = kernels_every
@@ -94,7 +97,7 @@ class Attachment:
         self._engine = Engine()
         if not self._engine.has_callbacks:
             self._engine = LastGradient(model.parameters(), self._guard)
-        self._passes = Passes(prefix, self._find_clock, self._engine, self._guard, on_forward)
+        self._passes = Passes(prefix, self._find_clock, self._engine, self._guard, on_forward, on_inference)
         self._steps = 0
         self._has_wrapped = False
         self._has_brackets = bool(sharded_modules(model))

@@ -38,10 +38,11 @@ class Passes:
         engine: Engine,
         guard: Callable[..., Hook],
         on_forward: Callable[[], None] | None = None,
+        on_inference: Callable[[], None] | None = None,
     ) -> None:
         """Name the sections with `prefix`; `find_clock()` is asked at the first forward, when the model has moved.
 
-        `on_forward()` is called before each forward with gradients.
+        `on_forward()` is called before each forward with gradients, `on_inference()` before each other one.
         """
         self._fwd = Timer(f"{prefix}fwd", "compute")
         self._bwd = Timer(f"{prefix}bwd", "compute")
@@ -52,6 +53,7 @@ class Passes:
         self._engine = engine
         self._guard = guard
         self._on_forward = on_forward
+        self._on_inference = on_inference
         self._inside = 0  # calls of the model within its own forward
         self._has_given = False
         self._task = -1
@@ -71,7 +73,11 @@ class Passes:
         if self._fwd.is_running:
             self._inside += 1  # the model calls itself
             return
-        if not self._engine.gradients_wanted() or self._engine.task() is not None:
+        if self._engine.task() is not None:
+            return
+        if not self._engine.gradients_wanted():
+            if self._on_inference is not None:
+                self._on_inference()
             return
         if self._on_forward is not None:
             self._on_forward()

@@ -41,6 +41,16 @@ def test_beats_are_real_steps_whatever_wraps_the_model(counts, way):
         assert (found["fwd"], found["bwd"], found["data"]) == (passes, passes, passes + 1)
 
 
+@pytest.mark.parametrize("also", [(), ("--loader",)])
+def test_an_evaluation_behind_micro_batches_that_made_no_step_is_no_hang(tmp_path, also):
+    """It takes three times as long as a step may, on all ranks."""
+    env = {"SECONDS": "3", "RESILIENCE_HEARTBEAT_TIMEOUT": "1"}
+    with job(tmp_path, "--nproc-per-node", "2", "adapter_pytorch_evaluating.py", *also, env=env) as run:
+        assert run.finish(90.0) == 0, run.screen
+        assert run.incidents() == []
+        assert [json.loads(path.read_text()) for path in run.told("steps-0-[01]")] == [{"steps": 4}] * 2
+
+
 def start(tmp_path, *command, **env):
     """Start the example in an empty directory, as a user does outside of any job."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "SLURM_"))}

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import subprocess
+import sys
 import types
 
 import pytest
 
-from resilience_sdk import console
+from resilience_sdk import console, preemption
 from resilience_sdk.adapters import megatron
 from resilience_sdk.adapters.megatron import attached, surroundings
 from resilience_sdk.adapters.megatron.client import MonitorClient
 from resilience_sdk.errors import ConfigError, Preempted
+from resilience_sdk.hang.deadlines import DeadlineBook, Limit
 from resilience_sdk.session import ending
+from resilience_sdk.settings import Settings
 from resilience_sdk.straggler.hooks import Guard
 
 
@@ -31,6 +36,14 @@ def datasets_provider(samples):
 datasets_provider.is_distributed = True
 
 
+class Timer:
+    """A timer of Megatron that is off."""
+
+    def start(self, barrier=False): ...
+
+    def stop(self, barrier=False): ...
+
+
 @pytest.fixture(autouse=True)
 def detached(monkeypatch):
     """No test leaves its loop attached, and each may say its lines."""
@@ -47,7 +60,7 @@ def lm(monkeypatch):
         _GLOBAL_ARGS=types.SimpleNamespace(
             exit_signal_handler=False, train_iters=6, iteration=0, curr_iteration=0, save="somewhere", rank=0
         ),
-        _GLOBAL_TIMERS=lambda name, log_level=None: name,
+        _GLOBAL_TIMERS=lambda name, log_level=None: Timer(),
         _GLOBAL_SIGNAL_HANDLER=None,
     )
     known.ft = types.SimpleNamespace(_GLOBAL_RANK_MONITOR_CLIENT=None)
@@ -76,7 +89,7 @@ def test_what_is_handed_to_pretrain_stays_what_it_was(recording, lm):
     """Megatron asks functions for their parameters and marks."""
 
     def train(forward, provider):
-        return forward(1, 2), provider([3]), provider.is_distributed, forward.__wrapped__
+        return forward(1, 2), provider([3]), provider.is_distributed, inspect.unwrap(forward)
 
     assert run(train) == ((1, 2), [3], True, forward_step)
 
@@ -98,6 +111,34 @@ def test_its_places_are_taken_while_it_runs_and_given_back(recording, lm):
     assert lm._GLOBAL_SIGNAL_HANDLER is None
     assert (lm._GLOBAL_ARGS.exit_signal_handler, lm.ft._GLOBAL_RANK_MONITOR_CLIENT) == (False, None)
     run(lambda *_: None)  # and again
+
+
+def test_without_a_provider_that_is_called_it_begins_with_the_first_forward(recording, lm):
+    """Other ranks may have begun: one that asked Megatron's own handler would wait for them for ever."""
+
+    def train(forward, _provider):
+        assert lm._GLOBAL_SIGNAL_HANDLER is None
+        forward(1, 2)
+        return lm._GLOBAL_SIGNAL_HANDLER.signals_received(), lm._GLOBAL_ARGS.exit_signal_handler
+
+    assert run(train, provider=None) == ([False], True)
+
+
+def test_the_save_of_an_agreed_stop_keeps_its_deadline(recording, lm, monkeypatch):
+    """It is a section: one that hangs is found. The deadlines end when Megatron has left."""
+    monkeypatch.setattr(preemption, "check", lambda _step: True)
+
+    def train(_forward, _provider):
+        assert lm._GLOBAL_SIGNAL_HANDLER.signals_received() == [True]
+        timer = lm._GLOBAL_TIMERS("save-checkpoint")
+        timer.start(barrier=True)
+        assert (recording.stack(), recording.snapshot().done) == (["checkpoint"], False)
+        timer.stop()
+        raise SystemExit(0)
+
+    with pytest.raises(Preempted):
+        run(train)
+    assert recording.snapshot().done
 
 
 def test_a_client_of_nvrx_stays(recording, lm, capsys):
@@ -124,7 +165,7 @@ def test_a_version_without_a_signal_handler_is_said(recording, lm, capsys):
 @pytest.mark.parametrize("exits", [True, False])
 def test_after_the_agreed_stop_it_leaves_with_75(recording, lm, monkeypatch, exits):
     """However this version of Megatron leaves."""
-    monkeypatch.setattr(attached.Attached, "should_stop", lambda _self: True)
+    monkeypatch.setattr(preemption, "check", lambda _step: True)
 
     def train(_forward, _provider):
         assert lm._GLOBAL_SIGNAL_HANDLER.signals_received() == [True]
@@ -159,6 +200,32 @@ def test_a_rank_tells_the_others_how_it_has_ended(recording, lm, monkeypatch, it
     lm._GLOBAL_ARGS.iteration = iteration
     run(lambda *_: None)
     assert told == ["not clean"]  # no session is in this process
+
+
+PAGELESS = """
+import sys, types
+from resilience_sdk.adapters import megatron
+
+args = types.SimpleNamespace(exit_signal_handler=False, train_iters=6, iteration=6, save="somewhere")
+names = {"_GLOBAL_ARGS": args, "_GLOBAL_TIMERS": lambda *_: None, "_GLOBAL_SIGNAL_HANDLER": None}
+sys.modules["megatron.training.global_vars"] = types.SimpleNamespace(**names)
+
+def pretrain(dataset_provider, forward_step_func):
+    dataset_provider()
+
+megatron.around(pretrain)(lambda: None, lambda: None)
+"""
+
+
+def test_a_rank_without_a_page_has_a_finished_flag_too(tmp_path):
+    """As with the other adapters: who starts the job again is told that it is complete."""
+    env = {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "RESILIENCE_PAGE_DIR": "/dev/null/nowhere"}
+    command = [sys.executable, "-c", PAGELESS]
+    done = subprocess.run(
+        command, env=env | {"RESILIENCE_RUN_DIR": "run"}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "finished").exists(), done.stderr
 
 
 @pytest.mark.parametrize("code", [16, 17, 1])
@@ -197,6 +264,20 @@ def test_the_client_knows_a_save_in_the_background_from_a_save(recording):
     client.end_section("checkpointing")
     handle.spans["checkpoint"].end()
     assert {name: len(samples) for name, samples in recording.harvest().items()} == {"finalize": 1, "checkpoint": 1}
+
+
+def test_the_end_of_a_save_in_the_background_may_take_as_long_as_the_save(recording):
+    """The looks before each step take no time, and would teach a deadline of seconds."""
+    handle = attached.Attached()
+    client = MonitorClient(handle.step_under_way.begin, handle.spans, handle.guard)
+    for _ in range(3):
+        client.start_section("checkpointing")
+        client.end_section("checkpointing")
+    client.start_section("checkpointing")
+    [section] = recording.lane().stack
+    book = DeadlineBook(Settings())
+    book.add("finalize", "io", [0.001] * 100)
+    assert book.limit(section) == Limit(3600.0, "set")
 
 
 def test_the_client_answers_all_that_megatron_asks(recording):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
+import time
 
 import pytest
 import torch
@@ -115,6 +117,82 @@ def test_an_evaluation_is_outside_of_the_steps(recording, asked, model, optimize
     with torch.no_grad():
         model(torch.randn(2, 4))
     assert stacks == [[]]
+
+
+def spent(recording):
+    """How long each of the steps was, in seconds."""
+    return [nanoseconds / 1e9 for nanoseconds in recording.harvest()["step"]]
+
+
+def stacks_in(recording, module):
+    """What is open in each forward of a layer."""
+    stacks = []
+    module.register_forward_hook(lambda *_: stacks.append(recording.stack()))
+    return stacks
+
+
+def test_what_comes_behind_the_last_batch_is_in_no_step(recording, asked, model, optimizer, loader):
+    """Micro-batches of which no step is made, since they are too few: an evaluation or a save may come next."""
+    handle = pytorch.attach(model, optimizer, loader)
+    for number, (batch,) in enumerate(loader):
+        model(batch).sum().backward()
+        if number == 3:
+            optimizer.step()
+    assert recording.stack() == []
+    train_step(model, optimizer, torch.randn(2, 4))
+    assert handle.step == recording.snapshot().beats == 2
+
+
+@pytest.mark.parametrize("wants_gradients", [False, True])
+def test_an_evaluation_behind_an_incomplete_step_is_in_no_step(recording, asked, model, optimizer, wants_gradients):
+    """Also where no loader is watched, and where the evaluation needs gradients, as of forces."""
+    pytorch.attach(model, optimizer)
+    train_step(model, optimizer, torch.randn(2, 4))
+    model(torch.randn(2, 4)).sum().backward()
+    assert recording.stack() == ["step"]
+    stacks = stacks_in(recording, model[1])
+    model.eval()
+    with torch.set_grad_enabled(wants_gradients):
+        model(torch.randn(2, 4))
+    assert [stack[:1] for stack in stacks] == [["fwd"] if wants_gradients else []]
+    assert "step" not in recording.stack()
+    model.train()
+    train_step(model, optimizer, torch.randn(2, 4))
+    assert recording.snapshot().beats == 2
+
+
+def test_a_step_that_was_interrupted_has_all_that_was_spent_on_it(recording, asked, model, optimizer, loader):
+    """Some loops make one step of a whole pass: its deadline is not learned from what comes behind the last batch."""
+    pytorch.attach(model, optimizer, loader)
+    began = []
+    for (batch,) in loader:
+        began = began or [time.monotonic()]
+        model(batch).sum().backward()
+    before_s = time.monotonic() - began[0]
+    optimizer.step()
+    [step_s] = spent(recording)
+    assert step_s > 0.5 * before_s
+
+
+def test_a_model_that_is_trained_in_evaluation_mode_has_whole_steps(recording, asked, model, optimizer):
+    """Frozen statistics: from the second step on it is known that this is how it is trained."""
+    model.eval()
+    handle = pytorch.attach(model, optimizer)
+    stacks = stacks_in(recording, model[1])
+    for _ in range(3):
+        train_step(model, optimizer, torch.randn(2, 4))
+    assert stacks == [["fwd"], ["step", "fwd"], ["step", "fwd"]]
+    assert handle.step == recording.snapshot().beats == 3
+
+
+def test_another_thread_that_ends_a_pass_interrupts_no_step(recording, asked, model, optimizer, loader):
+    """One that fetches ahead is through before the last steps are."""
+    pytorch.attach(model, optimizer, loader)
+    model(torch.randn(2, 4)).sum().backward()
+    ahead = threading.Thread(target=lambda: list(loader))
+    ahead.start()
+    ahead.join()
+    assert recording.stack() == ["step"]
 
 
 def test_the_stop_is_raised_where_the_next_batch_is_asked_for(recording, asked, model, optimizer, loader):
