@@ -145,7 +145,7 @@ class Verdicts:
         ):
             return []  # that is known already
         changes = []
-        if subject.what == NODE:
+        if subject.what != EVERYBODY:  # one verdict about a rank: of its node, or of the stalls that it had before
             merged = [
                 o
                 for o, s in self._standing.items()
