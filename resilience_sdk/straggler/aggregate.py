@@ -180,7 +180,7 @@ class Aggregate:
         self._group_of.update(dict.fromkeys(bundle.sections, often))
         pieces = [piece for of_nodes in bundle.sections.values() for piece in of_nodes.values()]
         first, last = _steps_of(pieces)
-        self._span = (first if self._span is None else min(first, self._span[0]), last)
+        self._span = (first, last) if self._span is None else (min(first, self._span[0]), max(last, self._span[1]))
         told_s = [piece.step_s for piece in pieces if piece.step_s is not None]
         self._note_ends(bundle, are_steps_told=bool(told_s))
         if told_s:

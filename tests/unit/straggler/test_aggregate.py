@@ -308,6 +308,19 @@ def test_a_report_is_over_what_came_since_the_last_one():
     assert cluster.aggregate.report() is None
 
 
+def test_a_report_goes_as_far_as_any_section_in_it():
+    """The window of a rarer section, which ended before, comes last."""
+    aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+    for index in range(4):
+        tell(aggregate, float(index), piece("fwd", index))
+    tell(aggregate, 5.0, attrs.evolve(piece("save", 0, often=0.5), first_step=3, last_step=18))
+    assert (aggregate.report().first_step, aggregate.report()) == (1, None)
+    for index in range(4, 6):
+        tell(aggregate, float(index), piece("fwd", index))
+    tell(aggregate, 7.0, attrs.evolve(piece("save", 1, often=0.5), first_step=19, last_step=34))
+    assert aggregate.report().last_step == 48
+
+
 def test_what_a_step_would_not_notice_is_not_listed():
     """4.7 ms of a step of 250 ms are less than 2 %; in each of four micro-batches they are more. By each score."""
 
