@@ -30,7 +30,7 @@ def from_text(cls: type[_Record], text: str | bytes) -> _Record | None:
     try:
         data = json.loads(text)
         record: _Record = structure(cls, data)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
     return record
 

@@ -23,7 +23,8 @@ from resilience_sdk.straggler.collector import Collector
 from resilience_sdk.straggler.control import ControlFile
 from resilience_sdk.straggler.kernels import KernelWindow
 from resilience_sdk.straggler.pieces import NodePieces
-from resilience_sdk.straggler.roles import read_role
+from resilience_sdk.straggler.published import Seen, seen
+from resilience_sdk.straggler.roles import read_role, role_file
 from resilience_sdk.straggler.told import WORK
 
 _CONTROL_S = 1.0
@@ -75,7 +76,7 @@ class StragglerWatch:
         self._collector = Collector(self._nodes.count)
         self._aggregate: Aggregate | None = None
         self._reported_at = self._clock()
-        self._roles: dict[Path, str] = {}
+        self._roles: dict[Path, tuple[Seen | None, str]] = {}
         self._kernels = KernelNews()
         self._has_failed = False
 
@@ -161,9 +162,11 @@ class StragglerWatch:
 
     def _roles_of(self, living: Sequence[WatchedRank]) -> dict[int, str]:
         for watched in living:
-            if watched.stem not in self._roles:
-                self._roles[watched.stem] = read_role(watched.stem) or self._settings.straggler_role or ""
-        return {watched.rank: self._roles[watched.stem] for watched in living}
+            said = seen(role_file(watched.stem))
+            known = self._roles.get(watched.stem)
+            if known is None or known[0] != said:
+                self._roles[watched.stem] = said, read_role(watched.stem) or self._settings.straggler_role or ""
+        return {watched.rank: self._roles[watched.stem][1] for watched in living}
 
 
 def _first_step(living: Sequence[WatchedRank]) -> int:

@@ -58,7 +58,10 @@ def duration_s(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError(_expected_duration())
     if isinstance(value, (int, float)):
-        seconds = float(value)
+        try:
+            seconds = float(value)
+        except OverflowError:  # of a whole number that has hundreds of digits
+            seconds = math.inf
     elif isinstance(value, str):
         seconds = _text_duration(value.strip())
     else:
@@ -150,7 +153,7 @@ def number_between(low: float, high: float, *, low_included: bool = True) -> Par
     def parse(value: Any) -> float:
         try:
             number = float(value) if not isinstance(value, bool) else math.nan
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number) or not low <= number <= high or (number == low and not low_included):
             raise ValueError(f"expected a number {bounds}")

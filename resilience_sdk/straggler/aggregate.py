@@ -1,7 +1,6 @@
 """All nodes' windows together: verdicts as they fill, and the reports. Pure; one node of a job does this.
 
-The judge counts windows, not steps: its step 8n is the n-th window of sections that are passed equally often. What it
-says is put back into steps of the training here.
+The judge is told the time of a pass. What it says is put back into that of a step of the training here.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from resilience_sdk.straggler.pieces import NodePieces, Piece, read_row
 from resilience_sdk.straggler.reports import Report, ReportMaker
 from resilience_sdk.straggler.robust import Judge
 from resilience_sdk.straggler.scores import Medians
+from resilience_sdk.straggler.standing import QUIET
 from resilience_sdk.straggler.verdicts import Change, Verdict
 from resilience_sdk.straggler.window import (
     COMPARED,
@@ -35,7 +35,6 @@ from resilience_sdk.straggler.window import (
 )
 
 _TOGETHER_S = 1.0  # how long windows of the same passes wait for one another
-_REMEMBERED = 4096
 _MOST_MEDIANS = 512
 _SAME_RATE = 0.2
 _SILENT = 8  # windows of a section, or of the usual distance between those told, after which it is not passed any more
@@ -57,7 +56,7 @@ class _Task:
 
     sections: Mapping[Section, Mapping[int, Piece]]
     first_step: int
-    """As the judge counts."""
+    last_step: int
     step_s: float | None
     """Time of a step, per pass; None: too short to be judged."""
     often: float
@@ -74,14 +73,6 @@ class _Group:
 
     newest: dict[Section, int] = attrs.field(factory=dict)
     waiting: dict[int, _Bundle] = attrs.field(factory=dict)
-    count: int = 0
-    steps: deque[tuple[int, int]] = attrs.field(factory=lambda: deque(maxlen=_REMEMBERED))
-    """First and last step of the last windows."""
-
-    def step_at(self, window: int, end: int) -> int:
-        """Return the first (`end` 0) or last (1) step of a window; of those forgotten, of the oldest known."""
-        known = window - (self.count - len(self.steps))
-        return self.steps[min(max(0, known), len(self.steps) - 1)][end]
 
 
 class Aggregate:
@@ -95,6 +86,9 @@ class Aggregate:
         self._groups: dict[float, _Group] = {}
         self._group_of: dict[Section, float] = {}
         self._ends: dict[Section, deque[int]] = {}
+        self._opened = 0  # windows in place of steps, as long as no heartbeat tells these
+        self._are_steps_told = False
+        self._unjudged: dict[Section, int] = {}
         self._queue: deque[_Task] = deque()
         self._medians: dict[str, dict[int, list[float]]] = {}
         self._kernels: dict[int, tuple[KernelTime, ...]] = {}
@@ -140,7 +134,7 @@ class Aggregate:
                 missing = [s for s, newest in group.newest.items() if newest < index]
                 if missing and now_s - bundle.since_s < _TOGETHER_S:
                     break
-                self._open(group, often, group.waiting.pop(index))
+                self._open(often, group.waiting.pop(index))
         changes: list[Change] = []
         room = _AT_ONCE
         while self._queue and room > 0:
@@ -179,20 +173,16 @@ class Aggregate:
         known = self._group_of.get(section)
         return known if known is not None and abs(told - known) <= _SAME_RATE * known else told
 
-    def _open(self, group: _Group, often: float, bundle: _Bundle) -> None:
+    def _open(self, often: float, bundle: _Bundle) -> None:
         """Put the windows of a bundle into the queue of those that are to be judged: first the waits, which tell
         something about the others.
         """
         self._group_of.update(dict.fromkeys(bundle.sections, often))
         pieces = [piece for of_nodes in bundle.sections.values() for piece in of_nodes.values()]
-        first, last = min(p.first_step for p in pieces), max(p.last_step for p in pieces)
-        group.steps.append((first, last))
-        group.count += 1
-        self._span = (first if self._span is None else min(first, self._span[0]), last)
-        for section, of_nodes in bundle.sections.items():
-            end = max(piece.last_step for piece in of_nodes.values())
-            self._ends.setdefault(section, deque(maxlen=2)).append(end)
+        first, last = _steps_of(pieces)
+        self._span = (first, last) if self._span is None else (min(first, self._span[0]), max(last, self._span[1]))
         told_s = [piece.step_s for piece in pieces if piece.step_s is not None]
+        self._note_ends(bundle, are_steps_told=bool(told_s))
         if told_s:
             self._step_s = median(told_s)
         if told_s and median(told_s) < _LEAST_STEP_S:
@@ -204,7 +194,24 @@ class Aggregate:
         alone = [{section: of} for section, of in bundle.sections.items() if section not in waits]
         for sections in [waits, *alone]:
             if sections and not (named and all(kind in WHOLE_STEP for _, kind in sections)):
-                self._queue.append(_Task(sections, (group.count - 1) * WINDOW_STEPS, step_s, often))
+                steps = _steps_of(piece for of_nodes in sections.values() for piece in of_nodes.values())
+                self._queue.append(_Task(sections, *steps, step_s, often))
+
+    def _note_ends(self, bundle: _Bundle, *, are_steps_told: bool) -> None:
+        """Note how far each section has come: in steps. Where nothing tells these, each section counts its own passes,
+        which say nothing about another's; then it is noted how many windows have come altogether.
+        """
+        self._opened += 1
+        if are_steps_told and not self._are_steps_told:
+            self._are_steps_told = True
+            end = max(piece.last_step for of_nodes in bundle.sections.values() for piece in of_nodes.values())
+            self._ends = {section: deque([end], maxlen=2) for section in self._ends}
+        for section, of_nodes in bundle.sections.items():
+            if self._are_steps_told:
+                end = max(piece.last_step for piece in of_nodes.values())
+                self._ends.setdefault(section, deque(maxlen=2)).append(end)
+            else:
+                self._ends.setdefault(section, deque([0], maxlen=2)).append(self._opened)
 
     def _judge(self, task: _Task) -> tuple[Change, ...]:
         sections = []
@@ -214,10 +221,27 @@ class Aggregate:
             self._remember(name, kind, rows)
             sections.append(SectionWindow(name, kind, rows, amounts))
         if task.step_s is None:
-            return ()
+            return self._leave_out(task.sections)
+        for section in task.sections:
+            self._unjudged.pop(section, None)
         return self._judge_of_all.add(
-            Window(task.first_step, tuple(sections), step_time_s=task.step_s, passes_per_step=task.often)
+            Window(
+                task.first_step,
+                tuple(sections),
+                step_time_s=task.step_s,
+                passes_per_step=task.often,
+                last_step=task.last_step,
+            )
         )
+
+    def _leave_out(self, sections: Iterable[Section]) -> tuple[Change, ...]:
+        """End what is said about sections whose last windows were all too short to be judged."""
+        changes: tuple[Change, ...] = ()
+        for section in sections:
+            self._unjudged[section] = self._unjudged.get(section, 0) + 1
+            if self._unjudged[section] == QUIET:
+                changes += self._judge_of_all.forget(*section)
+        return changes
 
     def _retire(self) -> list[Change]:
         """End what is said about sections that are not passed any more, while others are."""
@@ -251,15 +275,13 @@ class Aggregate:
 
     def _in_steps(self, verdict: Verdict) -> Verdict:
         often = self._group_of.get((verdict.section, verdict.section_kind), 1.0)
-        group = self._groups[often]
-        until = verdict.until_step
-        return attrs.evolve(
-            verdict,
-            since_step=group.step_at(verdict.since_step // WINDOW_STEPS, 0),
-            last_step=group.step_at(verdict.last_step // WINDOW_STEPS, 1),
-            until_step=None if until is None else group.step_at(until // WINDOW_STEPS, 1),
-            excess_s=verdict.excess_s * often,
-        )
+        return attrs.evolve(verdict, excess_s=verdict.excess_s * often)
+
+
+def _steps_of(pieces: Iterable[Piece]) -> tuple[int, int]:
+    """Return the first and the last step of some windows."""
+    of_each = [(piece.first_step, piece.last_step) for piece in pieces]
+    return min(first for first, _ in of_each), max(last for _, last in of_each)
 
 
 def _scored_as(name: str, kind: str) -> str:

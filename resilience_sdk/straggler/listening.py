@@ -144,7 +144,7 @@ class Listening:
     def _call(self, registered: list[Any], function: Callable[[Any], object], value: object, what: str) -> None:
         try:
             function(value)
-        except Exception as error:  # noqa: BLE001 - the user's code, which must not end our thread
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, which must not end our thread
             with self._lock:
                 registered.remove(function)
             name = getattr(function, "__qualname__", repr(function))

@@ -20,8 +20,9 @@ _MOST_BYTES = 64
 def set_role(name: str) -> None:
     """Say what this rank does, such as `"stage-1"` of a pipeline: only ranks of one role are compared.
 
-    Call it once, before the first step; on any thread. Without it the role is setting `straggler_role`. Raises
-    ConfigError for a name with other characters than letters, digits and `_.-`, or more than 64.
+    Call it before the first step; on any thread. Who calls it again begins with a new history. Without it the role is
+    setting `straggler_role`. Raises ConfigError for a name with other characters than letters, digits and `_.-`, or
+    more than 64.
     """
     try:
         role = plain_name(name)
@@ -35,10 +36,15 @@ def set_role(name: str) -> None:
             write_whole(recorder.page.path.with_suffix(SUFFIX), role)
 
 
+def role_file(stem: Path) -> Path:
+    """Return where the rank whose files have this stem says its role."""
+    return stem.with_name(stem.name + SUFFIX)
+
+
 def read_role(stem: Path) -> str | None:
     """Return the role of the rank whose files have this stem; None where it has not said any."""
     try:
-        with open(stem.with_name(stem.name + SUFFIX), encoding="ascii", errors="replace") as file:
+        with open(role_file(stem), encoding="ascii", errors="replace") as file:
             return plain_name(file.read(_MOST_BYTES))
     except (OSError, ValueError):
         return None

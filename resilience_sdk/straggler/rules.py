@@ -44,6 +44,8 @@ class Rules:
     """Least distance of the new level from the old one, in standard deviations."""
     stall_steps: float = 8.0
     """A step that takes so many steps' time longer than on the others, is a stall."""
+    stall_own_steps: float = 4.0
+    """And so many times the step that it is in, where that one is longer than usual: a long sequence."""
     stall_ratio: float = 2.0
     """And so many times what the others take longer than these, where a pass lasts for many steps: a checkpoint."""
     stall_s: float = 0.2

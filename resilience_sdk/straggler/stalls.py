@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from resilience_sdk.straggler.rules import Rules
+from resilience_sdk.straggler.window import NOT_SEEN, median
 
 _REMEMBERED = 64  # stalls of one rank
 
@@ -42,14 +43,13 @@ class Stalls:
     ) -> dict[int, Stall]:
         """Take one window and return the ranks that stalled in it and are to be named.
 
-        `step_s` is the time of a whole step; where it is not known, that of a pass stands in for it.
+        `centre` is what each pass takes the others, `step_s` the time of a usual step; where that is not known, that
+        of a pass stands in for it.
         """
         self._window += 1
-        bounds = [
-            middle
-            + max(rules.stall_steps * (step_s if step_s > 0.0 else middle), rules.stall_ratio * middle, rules.stall_s)
-            for middle in centre
-        ]
+        known = [middle for middle in centre if middle == middle]
+        usual = median(known) if known else NOT_SEEN
+        bounds = [middle + _patience_s(middle, usual, step_s, rules) for middle in centre]
         least = min((bound for bound in bounds if bound == bound), default=math.inf)
         found = {}
         for rank, row in rows.items():
@@ -72,6 +72,18 @@ class Stalls:
             for rank, stall in found.items()
             if sum(1 for window in self._windows_of[rank] if window > oldest) >= needed
         }
+
+
+def _patience_s(middle: float, usual: float, step_s: float, rules: Rules) -> float:
+    """Return how much longer than `middle`, which a pass takes the others, it must take to be a stall.
+
+    The step is longer than usual by what the others take longer than `usual` for it, and its spikes are with it.
+    """
+    if step_s > 0.0:
+        steps_s = max(rules.stall_steps * step_s, rules.stall_own_steps * (step_s + middle - usual))
+    else:
+        steps_s = rules.stall_steps * middle
+    return max(steps_s, rules.stall_ratio * middle, rules.stall_s)
 
 
 def _cost(row: Sequence[float], centre: Sequence[float], patience: float) -> Stall:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
@@ -23,7 +24,9 @@ from resilience_sdk.straggler.verdicts import (
 )
 
 RANK, NODE, STALL, EVERYBODY = "rank", "node", "stall", "everybody"
-_QUIET = 3  # windows out of sight or below the bound, after which a verdict is over
+QUIET = 3
+"""Windows out of sight or below the bound, after which a verdict is over."""
+_REMEMBERED = 64  # windows, of which it is known where they began; no history is longer
 
 
 @attrs.frozen
@@ -96,11 +99,6 @@ class Moment:
         """Return from which excess on somebody would notice it: seconds per pass."""
         return rules.least_excess_of_pass_s(self.step_s * self.passes_per_step, self.passes_per_step)
 
-    @property
-    def steps(self) -> int:
-        """How many steps the window has."""
-        return self.last_step - self.first_step + 1
-
 
 @attrs.define
 class _Standing:
@@ -118,6 +116,7 @@ class Verdicts:
         self._kind = kind
         self._role = role
         self._standing: dict[Subject, _Standing] = {}
+        self._first_steps: deque[int] = deque(maxlen=_REMEMBERED)
 
     def __iter__(self) -> Iterator[Verdict]:
         """Iterate over what stands."""
@@ -127,6 +126,7 @@ class Verdicts:
         self, findings: Sequence[Finding], level_of: Callable[[Subject], float], moment: Moment, rules: Rules
     ) -> list[Change]:
         """Take what one window says, and return what has changed."""
+        self._first_steps.append(moment.first_step)
         changes = []
         fresh = {f.subject: f for f in findings if f.excess_s >= moment.least_excess_s(rules)}
         for subject in list(self._standing):
@@ -145,7 +145,7 @@ class Verdicts:
         ):
             return []  # that is known already
         changes = []
-        if subject.what == NODE:
+        if subject.what != EVERYBODY:  # one verdict about a rank: of its node, or of the stalls that it had before
             merged = [
                 o
                 for o, s in self._standing.items()
@@ -161,7 +161,7 @@ class Verdicts:
                 ranks=finding.ranks,
                 nodes=tuple(dict.fromkeys(moment.node_of[rank] for rank in finding.ranks)),
                 whole_node=subject.what == NODE,
-                since_step=max(0, moment.first_step - (finding.windows - 1) * moment.steps),
+                since_step=self._first_steps[-min(finding.windows, len(self._first_steps))],
                 last_step=moment.last_step,
                 windows=0,
             ),
@@ -180,7 +180,7 @@ class Verdicts:
         before = standing.verdict
         if finding is None and not level >= standing.bound:
             standing.quiet += 1
-            return [Change(OVER, self._end(subject))] if standing.quiet >= _QUIET else []
+            return [Change(OVER, self._end(subject))] if standing.quiet >= QUIET else []
         standing.quiet = 0
         windows = before.windows + 1
         if finding is not None:

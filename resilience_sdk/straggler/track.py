@@ -88,7 +88,7 @@ class Track:
         ]
         findings += [
             Finding.of_stall(Subject(STALL, str(rank)), rank, stall, rules.z)
-            for rank, stall in self._stalls.add(rows, centres(rows.values()), step_s, rules).items()
+            for rank, stall in self._stalls.add(rows, _of_the_others(rows, rules), step_s, rules).items()
             if rank not in slow
         ]
         points = work_of(steps, healthy, amounts, rules.few) if amounts else ()
@@ -143,6 +143,14 @@ class Track:
             if evidence is not None and late > 1 and late >= _MOST_OF_NODE * len(ranks):
                 found[node] = evidence
         return found
+
+
+def _of_the_others(rows: Mapping[int, Sequence[float]], rules: Rules) -> list[float]:
+    """Return what each pass takes who does not stall in it: the median rank; of two ranks, the faster one.
+
+    Half way between two, the longest stall would not be three times as long.
+    """
+    return centres(rows.values()) if len(rows) > 2 else steps_of(list(rows.values()), rules.few)
 
 
 def _own_s(rows: Mapping[int, Sequence[float]], ranks: Sequence[int]) -> float:

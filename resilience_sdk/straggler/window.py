@@ -64,14 +64,16 @@ class Window:
     first_step: int
     sections: tuple[SectionWindow, ...]
     steps: int = WINDOW_STEPS
+    """How many passes of each section it has."""
     step_time_s: float | None = None
     """Median duration of a whole step; None: to be estimated from the sections."""
     passes_per_step: float = 1.0
     """How often these sections are passed in a step of the training; all times here are those of a pass."""
+    last_step: int = attrs.field()
+    """The last step in it; where it is not given, each pass is a step."""
 
-    @property
-    def last_step(self) -> int:
-        """The last step in it."""
+    @last_step.default
+    def _each_pass_is_a_step(self) -> int:
         return self.first_step + self.steps - 1
 
 

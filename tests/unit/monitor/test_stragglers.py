@@ -22,6 +22,7 @@ from resilience_sdk.rank_page import RankPage, page_stem
 from resilience_sdk.settings import Settings
 from resilience_sdk.straggler.pieces import decode
 from resilience_sdk.straggler.published import read_report, read_standing
+from resilience_sdk.straggler.roles import role_file
 
 RANKS = 4
 MS = 1_000_000
@@ -232,6 +233,16 @@ def test_what_an_earlier_start_published_is_withdrawn(node):
     assert [v.ranks for v in read_standing(node.run_dir).verdicts] == [(2,)]
 
 
+def test_a_role_that_is_said_while_steps_are_compared_already_counts(node):
+    """Ranks 2 and 3 say it late; then 3 is slow among the two."""
+    node.train(40)
+    for watched in node.table.all():
+        if watched.rank >= 2:
+            role_file(watched.stem).write_text("decoder")
+    node.train(40, slow=3, seconds=0.02)
+    assert {(tuple(found["ranks"]), found["role"]) for found in node.told(what="found")} == {((3,), "decoder")}
+
+
 def test_a_slow_rank_of_a_section_that_is_gone_is_slow_no_more(node):
     """Another phase of the program has begun: the incident is closed."""
     node.train(100, slow=2, seconds=0.02)
@@ -284,6 +295,16 @@ def test_a_report_is_one_line_where_nobody_is_slow(tmp_path, capsys):
     node.train(40)
     assert len(node.told(what="report")) == 2
     assert "straggler report" not in capsys.readouterr().err
+
+
+def test_a_bad_setting_is_one_line_and_changes_nothing(node, capsys):
+    """Not even a number that no float can hold ends the comparison."""
+    node.train(8)
+    (node.run_dir / "stragglers").mkdir(mode=0o700, exist_ok=True)
+    set_while_it_runs(node, f'{{"relative_threshold": {10**400}}}')
+    node.train(40, slow=2, seconds=0.02)
+    assert capsys.readouterr().err.count("straggler settings stay as they are") == 1
+    assert [found["ranks"] for found in node.told(what="found")] == [[2]]
 
 
 def test_a_full_disk_costs_what_is_written_and_nothing_else(node, capsys):

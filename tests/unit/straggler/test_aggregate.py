@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
+import attrs
 import pytest
 
 from resilience_sdk.straggler.aggregate import Aggregate
@@ -34,6 +35,7 @@ class Cluster:
         self.mute = set()
         self.roles = {}
         self.lengths = None
+        self.has_beats = True
 
     def restart(self, rank):
         """Replace a rank's process: it counts from nothing."""
@@ -69,7 +71,8 @@ class Cluster:
         if self.lengths is not None:
             words = struct.unpack(f"{len(lengths)}Q", struct.pack(f"{len(lengths)}d", *lengths))
             collector.add(rank, "calls", WORK, 0, steps[0], words)
-        for section, (kind, often) in {**self.sections, "step": ("heartbeat", 1)}.items():
+        beats = {"step": ("heartbeat", 1)} if self.has_beats else {}
+        for section, (kind, often) in {**self.sections, **beats}.items():
             durations = []
             for step, length in zip(steps, lengths, strict=True):
                 if often < 1 and step % round(1 / often):
@@ -305,6 +308,19 @@ def test_a_report_is_over_what_came_since_the_last_one():
     assert cluster.aggregate.report() is None
 
 
+def test_a_report_goes_as_far_as_any_section_in_it():
+    """The window of a rarer section, which ended before, comes last."""
+    aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+    for index in range(4):
+        tell(aggregate, float(index), piece("fwd", index))
+    tell(aggregate, 5.0, attrs.evolve(piece("save", 0, often=0.5), first_step=3, last_step=18))
+    assert (aggregate.report().first_step, aggregate.report()) == (1, None)
+    for index in range(4, 6):
+        tell(aggregate, float(index), piece("fwd", index))
+    tell(aggregate, 7.0, attrs.evolve(piece("save", 1, often=0.5), first_step=19, last_step=34))
+    assert aggregate.report().last_step == 48
+
+
 def test_what_a_step_would_not_notice_is_not_listed():
     """4.7 ms of a step of 250 ms are less than 2 %; in each of four micro-batches they are more. By each score."""
 
@@ -320,3 +336,82 @@ def test_what_a_step_would_not_notice_is_not_listed():
     assert report.section_individual["fwd"][1] < 0.7
     listed = {(s.rule, s.rank, s.section) for s in report.stragglers}
     assert listed == {("section_relative", 1, "micro"), ("section_individual", 1, "micro")}
+
+
+def piece(name, index, slow=None, often=1.0, step_s=0.15, by=1.08):
+    """A window of eight ranks, of which `slow` takes `by` times as long; the passes of index 0 begin with step 1."""
+    rows = {rank: ",".join([f"{0.1 * (by if rank == slow else 1.0):.4g}"] * 8) for rank in range(8)}
+    first = 1 + int(8 * index / often)
+    return Piece(name, "compute", index, first, first + int(8 / often) - 1, often, step_s, rows)
+
+
+def tell(aggregate, now_s, *pieces):
+    """Judge a message of one node."""
+    aggregate.add(decode(NodePieces(0, 0, "n0", int(now_s * 10), pieces).to_text()))
+    return aggregate.judge(now_s)
+
+
+@pytest.mark.parametrize("behind", [0, 12])
+def test_it_began_where_it_did_however_the_windows_of_other_sections_come(behind):
+    """With steps of seconds each section's window comes by itself; one that began late has numbers of its own."""
+    since = {}
+    for others in ((), ("fwd", "optim")):
+        aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+        changes = []
+        for index in range(behind, 28):
+            first = 8 * index + 1
+            slow = 3 if index >= 20 else None
+            changes += tell(aggregate, 40.0 * index, piece("bwd", index, slow, by=1.035))
+            for at, name in enumerate(others, 1):
+                late = attrs.evolve(piece(name, index - behind), first_step=first, last_step=first + 7)
+                changes += tell(aggregate, 40.0 * index + 10.0 * at, late)
+            changes += aggregate.judge(40.0 * index + 30.0)
+        since[others] = changes[0].verdict.since_step
+    assert since[()] == since["fwd", "optim"] <= 161
+
+
+def test_it_began_where_it_did_when_a_section_is_passed_more_often_from_then_on():
+    """The number of micro-batches changes while a verdict stands."""
+    aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+    for index in range(12):
+        tell(aggregate, float(index), piece("bwd", index, slow=3))
+    for index in range(12, 16):
+        later = attrs.evolve(
+            piece("bwd", index, slow=3, often=4.0), first_step=73 + 2 * index, last_step=74 + 2 * index
+        )
+        tell(aggregate, float(index), later)
+    (verdict,) = aggregate.verdicts
+    assert (verdict.since_step, verdict.last_step) == (1, 104)
+
+
+def test_without_heartbeats_a_section_that_is_passed_less_often_is_judged():
+    """The optimizer steps after every 16th micro-batch, and no heartbeat tells the steps."""
+    cluster = Cluster(sections={"bwd": ("compute", 1), "optim": ("compute", 1 / 16)}, slow=slow_rank(1, "optim"))
+    cluster.has_beats = False
+    changes = cluster.run(16 * 90)
+    assert [(c.what, c.verdict.section, c.verdict.ranks) for c in changes[:2]] == [
+        ("found", "optim", (1,)),
+        ("still", "optim", (1,)),
+    ]
+    assert len(cluster.aggregate.verdicts) == 1
+
+
+def test_without_heartbeats_what_is_said_about_a_section_ends_too():
+    """The program is in another phase."""
+    cluster = Cluster(sections={"bwd": ("compute", 1), "fwd": ("compute", 1)}, slow=slow_rank(1))
+    cluster.has_beats = False
+    cluster.run(200)
+    del cluster.sections["bwd"]
+    (over,) = cluster.run(1600)
+    assert (over.what, over.verdict.section) == ("over", "bwd")
+
+
+def test_a_loop_that_has_become_too_fast_to_be_judged_leaves_no_verdict_behind():
+    """Steps of 8 ms because of a slow rank, of 4 ms without it."""
+    aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+    changes = []
+    for index in range(16):
+        slow, step_s = (3, 0.008) if index < 6 else (None, 0.004)
+        changes += tell(aggregate, float(index), piece("bwd", index, slow, step_s=step_s))
+    assert [change.what for change in changes] == ["found", "still", "over"]
+    assert changes[-1].verdict.until_step == 48

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 import time
 
@@ -72,6 +73,17 @@ def test_what_comes_while_a_listener_is_busy_is_told_afterwards(tmp_path, listen
     may_go_on.set()
     assert all_heard.wait(60)
     assert len(heard) == 3
+
+
+def test_a_listener_that_leaves_the_process_is_left_out(tmp_path, listening, monkeypatch, capfd):
+    """`sys.exit()`, or `preemption.exit()`: it ended our thread without a word. The others are told."""
+    monkeypatch.setattr("resilience_sdk.straggler.listening._PERIOD_S", 0.01)
+    told = threading.Event()
+    listening.add_listener(lambda change: sys.exit(75))
+    listening.add_listener(lambda change: told.set())
+    publish(tmp_path, 1)
+    assert told.wait(60)
+    assert "failed and is left out: SystemExit: 75" in capfd.readouterr().err
 
 
 def test_a_process_without_another_thread_is_told_so_and_goes_on(tmp_path, monkeypatch, capsys):

@@ -53,6 +53,7 @@ def test_messages_survive_the_journey_and_nothing_else_is_taken():
     told = NodePieces(1, 2, "n2", 7, (piece(),), roles={0: "", 1: "stage-1"})
     assert decode(told.to_text()) == told
     assert decode("{}") is None
+    assert decode(told.to_text().replace('"step_s":0.1', f'"step_s":{10**400}')) is None
     assert decode(told.to_text().replace('"turn":7', '"turn":"7"')) is None
     assert decode(" " * (MOST_BYTES + 1)) is None
 

@@ -287,14 +287,40 @@ def test_a_rank_that_nobody_announced_is_judged():
     assert what(fleet.run(3, slow(8, by=2.0))) == [("found", "transient", (8,))]
 
 
-def test_pulses_of_a_stopped_process_are_transient():
-    """SIGSTOP for a second, twice: no window's median shows it."""
-    fleet = Fleet(4)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_pulses_of_a_stopped_process_are_transient(ranks: int):
+    """SIGSTOP for a second, twice: no window's median shows it. Two ranks are enough."""
+    fleet = Fleet(ranks)
     fleet.run(4)
-    pulses = lambda rank, step: 101.0 if rank == 2 and step in (35, 45) else 1.0  # noqa: E731
+    pulses = lambda rank, step: 101.0 if rank == 1 and step in (35, 45) else 1.0  # noqa: E731
     changes = fleet.run(8, pulses)
-    assert what(changes) == [("found", "transient", (2,)), ("over", "transient", (2,))]
+    assert what(changes) == [("found", "transient", (1,)), ("over", "transient", (1,))]
     assert changes[0].verdict.excess_s == pytest.approx(1.0 / 8, rel=0.1)
+
+
+@pytest.mark.parametrize(("times", "found"), [(3.1, []), (5.5, [("found", "transient", (3,))])])
+def test_a_spike_of_a_step_that_is_long_on_all_ranks_is_no_stall(times: float, found: list[object]):
+    """A long sequence, seven times the usual: three times as long as the others is a spike there."""
+    fleet = Fleet(8)
+    fleet.run(4, lambda rank, step: 10.0)
+    at = fleet.step + 3
+    assert what(fleet.run(1, lambda r, step: 10.0 if step != at else 70.0 * (times if r == 3 else 1.0))) == found
+
+
+def test_a_rank_that_stalls_and_is_slow_then_has_one_verdict():
+    """That of its stall is over, as is said first: who acts on verdicts would take the end of one for that of both."""
+    fleet = Fleet(8)
+    fleet.run(4)
+    stall = fleet.step + 3
+    slower = lambda rank, step: 1.0 if rank != 2 or step < stall else 101.0 if step == stall else 1.5  # noqa: E731
+    found, over, slow_now = fleet.run(3, slower)
+    assert what([found, over, slow_now]) == [
+        ("found", "transient", (2,)),
+        ("over", "transient", (2,)),
+        ("found", "transient", (2,)),
+    ]
+    assert fleet.run(4, slower)[-1].verdict.kind == "persistent"
+    assert len(fleet.judge.verdicts) == 1
 
 
 def test_in_a_larger_fleet_a_single_stall_is_nobodys():
