@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+
+
+def load_once(*packages: str) -> None:
+    """Import all modules of these packages of ours now: what loads them when it needs them would do so in each fork."""
+    for name in packages:
+        found = importlib.import_module(name)
+        for module in pkgutil.walk_packages(found.__path__, f"{name}."):
+            importlib.import_module(module.name)
 
 
 def start(work: Callable[[], object], output: int | None = None) -> int:

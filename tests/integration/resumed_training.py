@@ -14,6 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
+import forked
 import numpy
 import torch
 import torch._dynamo  # optimizers import it when they are made; once here instead of in every rank
@@ -107,6 +108,7 @@ def run_phase(variant, root, phase):
 
 
 if __name__ == "__main__":
+    forked.load_once("resilience_sdk.checkpoint", "resilience_sdk.session", "resilience_sdk.straggler")
     results = {}
     for wanted in sys.argv[2:]:
         place = Path(sys.argv[1]) / wanted

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-QUICK = ["fsdp-2", "fsdp-2-to-1", "fsdp-2-to-4", "behind-2", "behind-2-to-4"]
+QUICK = ["fsdp-2", "fsdp-2-to-1", "fsdp-2-to-4", "behind-2", "behind-2-to-1"]
 LONG = [
     ("fsdp-2", ["fsdp-2-to-2", "fsdp-2-to-plain"]),
     ("fsdp-1", ["fsdp-1-to-2"]),
@@ -56,7 +56,7 @@ def test_a_sharded_state_is_resumed_by_another_number_of_ranks(quick, resumed):
 
 def test_a_sharded_state_is_written_in_the_background(quick):
     """What is committed is the state at the save, though three more steps were made meanwhile."""
-    check_resumed(quick["behind-2"], quick["behind-2-to-4"])
+    check_resumed(quick["behind-2"], quick["behind-2-to-1"])
 
 
 @pytest.mark.parametrize("phase", ["fsdp-2", "behind-2"])

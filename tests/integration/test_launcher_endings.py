@@ -29,6 +29,12 @@ def test_success_is_0_and_sets_the_finished_flag_which_the_next_start_respects(t
     assert "is finished" in again.err
     assert not (tmp_path / "pid-0-0").exists()
 
+
+@pytest.mark.slow
+def test_fresh_begins_anew_beside_what_is_finished(tmp_path):
+    """The directory of before is set aside, with its flag."""
+    assert launch(tmp_path, *EXEC, "job.py", "finish").finish() == 0
+    (tmp_path / "pid-0-0").unlink()
     fresh = launch(tmp_path, *EXEC, "--fresh", "job.py", "finish")
     assert fresh.finish() == 0, fresh.err
     assert (tmp_path / "pid-0-0").exists()
@@ -86,6 +92,7 @@ def test_modules_and_redirected_streams_work_as_under_torchrun(tmp_path, method)
     assert "[default1]:problem of 1" in run.err
 
 
+@pytest.mark.slow  # the fast form, of the same code in one process, is in test_bad_input.py
 def test_mistakes_end_with_2_before_any_rank_starts(tmp_path):
     """An unknown option names its nearest match; a directory that another job uses is refused."""
     wrong = launch(tmp_path, "--max-restrats", "3", "job.py", "finish")

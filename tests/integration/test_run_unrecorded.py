@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -21,25 +22,24 @@ def train(folder, lacking, *, asks):
     plain |= {"PYTHONPATH": str(PROJECT), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "ASKS": str(asks)}
     (folder / "port").unlink(missing_ok=True)
     ranks = []
-    for rank in range(2):
-        pages = folder / f"pages-{rank}"
-        pages.mkdir(mode=0o700, exist_ok=True)
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "RESILIENCE_JOB_ID": "job"}
-        own |= {"RESILIENCE_RUN_DIR": str(folder / "run"), "RESILIENCE_PAGE_DIR": str(pages)}
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, str(SCRIPTS / "unrecorded.py"), str(folder)],
-                env=plain | own | lacking.get(rank, {}),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+    with contextlib.ExitStack() as running:
+        for rank in range(2):
+            pages = folder / f"pages-{rank}"
+            pages.mkdir(mode=0o700, exist_ok=True)
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "RESILIENCE_JOB_ID": "job"}
+            own |= {"RESILIENCE_RUN_DIR": str(folder / "run"), "RESILIENCE_PAGE_DIR": str(pages)}
+            ranks.append(
+                subprocess.Popen(
+                    [sys.executable, str(SCRIPTS / "unrecorded.py"), str(folder)],
+                    env=plain | own | lacking.get(rank, {}),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
             )
-        )
-    try:
+            running.enter_context(ranks[-1])
+            running.callback(ranks[-1].kill)
         ends = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], ends
     return [out for out, _ in ends], [error for _, error in ends]
 

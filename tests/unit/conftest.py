@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from resilience_sdk import lanes
+from resilience_sdk import console, lanes
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,6 +34,12 @@ def nobody_records(request, monkeypatch):
     yield
     lanes.set_starter(before)
     lanes.forget()
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_said(monkeypatch):
+    """What is said once in a process is said in a test, whichever ran before it."""
+    monkeypatch.setattr(console, "_said", set())
 
 
 @pytest.fixture

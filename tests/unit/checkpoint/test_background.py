@@ -213,6 +213,7 @@ from resilience_sdk import hostinfo
 from resilience_sdk.checkpoint import Checkpointer
 
 lanes.disable()
+assert Checkpointer({"weight": torch.ones(1)}, run_dir=f"{sys.argv[1]}/first").save(0)  # loads what each would load
 for name in ("end", "leave", "fail"):
     if os.fork() == 0:
         break

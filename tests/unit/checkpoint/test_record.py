@@ -92,6 +92,7 @@ def open_below(folder):
 
 def test_many_checkpointers_do_not_use_up_the_files_of_a_process(run_dir):
     """A search over settings makes one for each trial."""
+    gc.freeze()  # not to look five times through all that other tests have imported
     for trial in range(5):
         record = Record(run_dir, None, find=lambda where, n=trial: Place(journal(where, f"rank{n}"), is_own=True))
         record.emit(Event.CKPT_COMMIT, trial)

@@ -117,4 +117,4 @@ def test_the_watch_over_the_nodes_health_starts_later_and_ends_with_the_job(
     wait_for(lambda: bool(children(watch)))  # it looks
     assert "resilience_sdk.health.watch" in Path(f"/proc/{watch}/cmdline").read_text()
     running.close()
-    assert process_is_gone(watch, None)
+    wait_for(lambda: process_is_gone(watch, None))

@@ -27,11 +27,11 @@ def test_each_step_has_its_four_sections(recording, attached, net, optimizer):
 def test_each_section_has_its_own_time(recording, attached, net, optimizer):
     """The forward's time is in fwd, the backward's in bwd, and neither in the other."""
     net.forward_s, net.backward_s = 0.1, 0.2
-    train_step(net, optimizer)
+    all_s = train_step(net, optimizer)
     took = {name: samples[0] / 1e9 for name, samples in recording.harvest().items()}
-    assert 0.1 <= took["fwd"] < 0.2
-    assert 0.2 <= took["bwd"] < 0.3
-    assert max(took["comm_wait"], took["optim"]) < 0.1
+    assert 0.1 <= took["fwd"] <= all_s - 0.2
+    assert 0.2 <= took["bwd"] <= all_s - 0.1
+    assert max(took["comm_wait"], took["optim"]) <= all_s - 0.3
 
 
 def test_where_a_rank_is_can_be_seen(recording, attached, net, optimizer):
