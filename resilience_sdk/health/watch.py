@@ -48,6 +48,8 @@ _COLLECT_S = 1.0
 _GONE_WITHIN_S = 0.5
 # Which GPUs are the job's; those of others on a shared node are none of its business.
 _OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_over = threading.Event()
+"""Set once the job is over: what is killed then has not failed."""
 _OVERLAP_S = 2.0  # read twice of the kernel's log: its clock is not ours
 
 
@@ -146,6 +148,8 @@ class _Rounds:
 
     def _take(self, findings: list[Finding], seconds: float) -> bool:
         """Tell what of it is news, `seconds` after the look before; return whether there was any."""
+        if _over.is_set():
+            return False
         news = self._watch.take(findings, seconds)
         _tell(news, self._journal, _attempt(self._task.pages))
         return bool(news)
@@ -204,6 +208,7 @@ def _end_with_job(task: Task) -> None:
 
 
 def _end() -> None:
+    _over.set()
     kill_running(_GONE_WITHIN_S)  # they have a session of their own, and may listen to the driver for a minute
     os._exit(0)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import attrs
@@ -15,7 +16,7 @@ from resilience_sdk.health import runner, watch
 from resilience_sdk.health.probes import STORAGE, Context
 from resilience_sdk.health.runner import run_probes
 from resilience_sdk.hostinfo import host_name
-from resilience_sdk.journal import Journal
+from resilience_sdk.journal import Journal, read_journal
 
 
 def _journal(tmp_path, writer="health", host=None, job="job"):
@@ -64,6 +65,28 @@ def hanging(tmp_path):
     """A probe that waits for a writer of a pipe for ever."""
     os.mkfifo(tmp_path / "pipe")
     return attrs.evolve(STORAGE, only=str(tmp_path / "pipe"), deadline_s=0.1)
+
+
+def test_what_the_watch_kills_at_its_end_has_not_failed(tmp_path, hanging, monkeypatch):
+    """It ends while a probe runs, or listens: the journal of a sound job must not say that the driver was killed."""
+    (tmp_path / "journal").mkdir()
+    journal = _journal(tmp_path)
+    rounds = watch._Rounds(watch.Task(run_dir=tmp_path, job="job", interval_s=1.0, parent_pid=os.getpid()), journal)
+    gone = threading.Event()
+    monkeypatch.setattr(watch.os, "_exit", lambda _: gone.set())
+    probe = attrs.evolve(hanging, name="gpu", deadline_s=60.0)
+    look = threading.Thread(target=lambda: rounds._take(run_probes([probe], Context()), 0.0))
+    look.start()
+    try:
+        while not runner._running:
+            assert look.is_alive()
+        watch._end()
+        assert gone.is_set()
+        look.join(30)
+        assert not look.is_alive()
+    finally:
+        watch._over.clear()
+    assert read_journal(tmp_path / "journal").events == ()
 
 
 def test_what_dies_late_is_collected_while_the_watch_rests(hanging, monkeypatch):
