@@ -221,8 +221,9 @@ class Attached:
         if self._is_between or self._is_leaving:
             self._leave_if_asked()
         if self._guard.is_on:
-            self._mode = self._mode_now()
-            if self._mode is self._mode_of_steps:
+            model = self._model()  # `_mode_now`, written out
+            self._mode = mode = model is None or bool(model.training)
+            if mode is self._mode_of_steps:
                 self._beat.begin(self.step if self._is_global else None)
             else:
                 self._beat.interrupt()  # an evaluation that wants gradients, or the first step of a frozen model
