@@ -22,4 +22,4 @@ while not os.path.exists(end):
     step += 1
     told.with_name(f".{told.name}").write_text(str(step))
     told.with_name(f".{told.name}").replace(told)
-print(f"rank {rank} finished attempt {attempt}")
+sys.stdout.write(f"rank {rank} finished attempt {attempt}\n")  # in one write, as no `print` is under -u

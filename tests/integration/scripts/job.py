@@ -45,7 +45,7 @@ def raise_always() -> None:
 
 tell("pid", os.getpid())
 if action == "finish":
-    print(f"hello from {rank}")
+    sys.stdout.write(f"hello from {rank}\n")  # in one write, as no `print` is under -u
     print(f"problem of {rank}", file=sys.stderr)
 elif action == "kill":
     gloo_steps(kill_in_first_attempt)

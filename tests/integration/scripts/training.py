@@ -9,6 +9,7 @@ attempts of `--nested` (in a section that is meant to take 1 s, opening and clos
 import argparse
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -106,4 +107,4 @@ while may_go_on(step):
     tell(f"step-{attempt}-{rank}", step)
 data.close()
 dist.destroy_process_group()
-print(f"rank {rank} finished attempt {attempt}")
+sys.stdout.write(f"rank {rank} finished attempt {attempt}\n")  # in one write, as no `print` is under -u
