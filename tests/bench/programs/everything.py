@@ -33,8 +33,8 @@ _PRIORITY = 20
 def main(out: Path, pairs: int, steps: int, seed: int) -> None:
     """Measure and write what was found to `out` as JSON."""
     step = _step_of_10_ms()
-    on, off = _on(step), _off(step)
-    empty, locked = _empty(step, _Empty()), _empty(step, threading.RLock())
+    on, off = step_with_all(step), step_without(step)
+    empty, locked = step_with_blocks(step, Empty()), step_with_blocks(step, threading.RLock())
     end = time.monotonic() + _SETTLE_S
     while time.monotonic() < end:
         on()
@@ -67,7 +67,7 @@ def main(out: Path, pairs: int, steps: int, seed: int) -> None:
     out.write_text(json.dumps(result))
 
 
-def _on(step: Callable[[], None]) -> Callable[[], tuple[int, int]]:
+def step_with_all(step: Callable[[], None]) -> Callable[[], tuple[int, int]]:
     """Return a step with everything that a script can ask for: it tells its wall and our processor time, in ns."""
     section, wall, cpu = straggler.section, time.perf_counter_ns, time.thread_time_ns
 
@@ -92,7 +92,7 @@ def _on(step: Callable[[], None]) -> Callable[[], tuple[int, int]]:
     return run
 
 
-def _off(step: Callable[[], None]) -> Callable[[], tuple[int, int]]:
+def step_without(step: Callable[[], None]) -> Callable[[], tuple[int, int]]:
     """Return the same without the SDK: what it tells as ours is what reading the clock costs there."""
     wall, cpu = time.perf_counter_ns, time.thread_time_ns
 
@@ -110,12 +110,12 @@ def _off(step: Callable[[], None]) -> Callable[[], tuple[int, int]]:
 
 def _tight() -> list[float]:
     """Return what the SDK takes, in ns, of each of some steps that do nothing, so that all it needs stays cached."""
-    on, off = _on(lambda: None), _off(lambda: None)
+    on, off = step_with_all(lambda: None), step_without(lambda: None)
     without = statistics.median(off()[1] for _ in range(_TIGHT))
     return [statistics.median(on()[1] for _ in range(_TIGHT)) - without for _ in range(10)]
 
 
-def _empty(step: Callable[[], None], nothing: Any) -> Callable[[], tuple[int, int]]:
+def step_with_blocks(step: Callable[[], None], nothing: Any) -> Callable[[], tuple[int, int]]:
     """Return a step with as many `with` and calls as that with the SDK, of what does next to nothing.
 
     That is Python's own part: of a class in Python, and of a lock, which is in C.
@@ -143,10 +143,12 @@ def _empty(step: Callable[[], None], nothing: Any) -> Callable[[], tuple[int, in
     return run
 
 
-class _Empty:
+class Empty:
+    """A block that does nothing, in Python."""
+
     __slots__ = ()
 
-    def __enter__(self) -> _Empty:
+    def __enter__(self) -> Empty:
         return self
 
     def __exit__(self, *_: object) -> None:
