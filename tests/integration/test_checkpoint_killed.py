@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_a_writer_killed_anywhere_leaves_a_valid_newest(tmp_path):
     """SIGKILL before each file operation of a save, and at random times: nothing damaged is ever visible.
 

@@ -61,7 +61,7 @@ TestJob.settings = settings(
 )
 
 
-TestTwoNodes = TwoNodes.TestCase
+TestTwoNodes = pytest.mark.slow(TwoNodes.TestCase)
 TestTwoNodes.settings = settings(
     max_examples=8, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
