@@ -12,7 +12,7 @@ given or whose process is not settled yet, and in a forked child, where nothing 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from time import monotonic_ns
 from types import TracebackType
@@ -150,12 +150,15 @@ class Block:
         """Say who may take the fast path."""
         self.owner = self.lane.ident if self.may_be_fast() else _NOBODY
 
-    def shift(self, pause_ns: int, now: int) -> None:
-        """Let the levels that are open begin later by a pause that must not count, but not in the future."""
+    def starts(self) -> list[int]:
+        """When each open level was entered, the outermost first."""
+        return [*self._levels, self.t0] if self.t0 else []
+
+    def move(self, moved: Mapping[int, int]) -> None:
+        """Let each open level begin at another time than it did."""
         if self.t0:
-            self.t0 = min(now, self.t0 + pause_ns)
-            self._levels = [min(now, t0 + pause_ns) for t0 in self._levels]
-            self.q[self.entered_at] = self._levels[0] if self._levels else self.t0
+            *self._levels, self.t0 = starts = [moved[start] for start in self.starts()]
+            self.q[self.entered_at] = starts[0]
 
     def _enter_slowly(self) -> Block:
         lane = self.lane

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from resilience_sdk import faults
 from resilience_sdk.lanes.armed import ArmedBeat, ArmedBlock
 from resilience_sdk.lanes.blocks import Amounts, Beat, Block, DeviceTime, Pulse
+from resilience_sdk.lanes.pauses import is_inside, moved_by_pause
 from resilience_sdk.rank_page import RankPage
 from resilience_sdk.rank_page import layout as at
 
@@ -77,12 +78,16 @@ class Lane:
 
     def is_within_last_beat(self, time_ns: int) -> bool:
         """Tell whether a time lies within the heartbeat that was completed last on this lane."""
+        return is_inside(time_ns, self._last_passes())
+
+    def _last_passes(self) -> list[tuple[int, int]]:
+        """From when to when the pass of each heartbeat lasted that was completed last."""
+        passes = []
         for beat in self.beats:
             if beat.n and not isinstance(beat, Pulse):
                 left = self.q[beat.left_at]
-                if left - self.q[beat.samples_at + (beat.n - 1 & at.RING_MASK)] <= time_ns < left:
-                    return True
-        return False
+                passes.append((left - self.q[beat.samples_at + (beat.n - 1 & at.RING_MASK)], left))
+        return passes
 
     def abandon_after(self, time_ns: int, now: int) -> None:
         """Close what was entered after a time and is still open."""
@@ -97,9 +102,11 @@ class Lane:
 
     def shift(self, pause_ns: int) -> None:
         """Let every open block begin later by a pause that must not count."""
-        now = monotonic_ns()
-        for block in self._all():
-            block.shift(pause_ns, now)
+        blocks = self._all()
+        starts = [start for block in blocks for start in block.starts()]
+        moved = moved_by_pause(starts, pause_ns, monotonic_ns(), self._last_passes())
+        for block in blocks:
+            block.move(moved)
 
     def _all(self) -> set[Block]:
         return {*self.blocks.values(), *self.beats}

@@ -12,6 +12,7 @@ from recording import Recording
 
 from resilience_sdk import heartbeat
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.straggler import section
 
 
 def test_steps_are_counted_where_nobody_numbers_them(recording):
@@ -293,6 +294,26 @@ def test_a_pause_does_not_count(recording, nested):
         assert entered + 50_000_000 <= later <= time.monotonic_ns()
     (sample,) = recording.harvest()["step"]
     assert 0 < sample <= time.monotonic_ns() - began - (100_000_000 if nested else 50_000_000)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_pause_hides_no_section_around_completed_steps(recording, inside):
+    """What was open before a step is still open after a pause, however its start and the step's come to lie."""
+    with section("epoch"):
+        if not inside:
+            with heartbeat():
+                time.sleep(0.05)
+        with heartbeat.paused("a"):
+            if inside:
+                with heartbeat():
+                    time.sleep(0.02)
+            time.sleep(0.02)
+        assert recording.stack() == ["epoch"]
+        with section("epoch"):
+            assert recording.stack() == ["epoch"]
+        assert recording.stack() == ["epoch"]
+    assert recording.snapshot().odd_exits == 0
+    assert len(recording.harvest()["epoch"]) == 2
 
 
 def test_a_pause_does_not_count_for_a_pulse(recording):

@@ -265,10 +265,10 @@ class NestedBlocks(RuleBasedStateMachine):
         for _ in range(min(levels, len(self.open))):
             self._close(_StoppedError())
 
-    @rule()
-    def pause(self) -> None:
+    @rule(microseconds=st.integers(0, 400))
+    def pause(self, microseconds: int) -> None:
         with heartbeat.paused("a"), heartbeat.paused("b"):
-            pass
+            time.sleep(microseconds / 1e6)
 
     def _close(self, error: Exception | None) -> None:
         name = self.open.pop()
