@@ -33,6 +33,9 @@ _MASK = at.RING_MASK
 class Block:
     """A timed block of one name on one lane: context manager, and decorator when called with a function."""
 
+    is_progress = False
+    """Whether a completed one is noted by its lane."""
+
     __slots__ = (
         "_levels",
         "_mixed",
@@ -128,6 +131,8 @@ class Block:
             q[self.count_at] = n
             q[self.left_at] = now
             self.t0 = 0
+            if self.is_progress and not self.lane.settled:
+                self.lane.note_beat()
 
     def drop(self, now: int) -> None:
         """Close what `begin` opened without counting it: the pass did not come to its end."""
@@ -270,6 +275,8 @@ class Beat(Block):
 
     __slots__ = ("_explicit", "_pending")
 
+    is_progress = True
+
     def __init__(self, lane: Lane, name: str, kind: str = "heartbeat", timeout: float | None = None) -> None:
         """Like a block, of kind `heartbeat`."""
         self._explicit = False  # somebody gives step numbers: every entry publishes one
@@ -307,13 +314,6 @@ class Beat(Block):
         q[lane.step_at] = 0 if step is None else step + 1
         q[self.entered_at] = self.t0 = now
         return True
-
-    def end(self, now: int, less_ns: int = 0) -> None:
-        """Close what `begin` opened: one unit of progress."""
-        completed = self.n
-        super().end(now, less_ns)
-        if self.n != completed and not self.lane.settled:
-            self.lane.note_beat()
 
     def may_be_fast(self) -> bool:
         """Tell whether the lane's thread may take the fast path."""

@@ -136,16 +136,13 @@ class Attachment:
 
     def _hook_model(self, model: Any) -> Iterator[Any]:
         guard, passes = self._guard, self._passes
-        begins = guard(lambda _module, _args: passes.forward_begins())
-        gives = guard(lambda _module, _args, output: passes.forward_gives(output))
-        ends = guard(lambda _module, _args, _output: passes.forward_ends())
         brackets = Brackets(passes.waits, guard)
         for module in sharded_modules(model):
             yield from brackets.install(module)
         # Around the brackets: prepended after them, and appended after them.
-        yield model.register_forward_pre_hook(begins, prepend=True)
-        yield model.register_forward_hook(gives, prepend=True)
-        yield model.register_forward_hook(ends, always_call=True)
+        yield model.register_forward_pre_hook(guard(passes.forward_begins), prepend=True)
+        yield model.register_forward_hook(guard(passes.forward_gives), prepend=True)
+        yield model.register_forward_hook(guard(passes.forward_ends), always_call=True)
 
     def _hook_optimizer(self, optimizer: Any) -> Iterator[Any]:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -165,7 +162,9 @@ class Attachment:
             return
         if not self._passes.forwards:
             self._look_for_forwards(model)
-        has_closure = any(callable(given) for given in (*args[1:], kwargs.get("closure")))
+        has_closure = False
+        if len(args) > 1 or kwargs:
+            has_closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
         self._passes.step_begins(optimizer, has_closure=has_closure)
 
     def _step_ends(self, optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:

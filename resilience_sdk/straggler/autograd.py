@@ -7,38 +7,41 @@ from typing import Any
 
 from resilience_sdk.straggler.hooks import Guard
 
+NO_TASK = -1
+"""Outside of all backwards."""
+
 
 class Engine:
-    """The usual way: a callback of the engine itself."""
+    """The usual way: a callback of the engine itself. What is asked in every step is torch's own function."""
 
     def __init__(self) -> None:
         import torch
 
+        self.tensor: type = torch.Tensor
         self.gradients_wanted: Callable[[], bool] = torch.is_grad_enabled
+        self.is_exporting: Callable[[], bool] = torch.compiler.is_compiling
         # Private in name, but what DDP and FSDP2 end their own backward with; a test watches over the order.
         engine = getattr(torch.autograd.Variable, "_execution_engine", None)
-        self._queue = getattr(engine, "queue_callback", None)
-        self._task = getattr(torch._C, "_current_graph_task_id", None)
-
-    @property
-    def has_callbacks(self) -> bool:
+        queue: Callable[[Callable[[], None]], None] | None = getattr(engine, "queue_callback", None)
+        self.has_callbacks = queue is not None
         """Whether a backward can be told to call at its end."""
-        return self._queue is not None
+        self.at_end: Callable[[Callable[[], None]], None] = queue or _never
+        """Call what is given at the end of the running backward, after what was queued before."""
+        self.task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", None) or _no_task
+        """Return the number of the backward that the calling thread runs, `NO_TASK` outside of one."""
 
     @property
     def handles(self) -> list[Any]:
         """Hooks that it has put on the model."""
         return []
 
-    def at_end(self, callback: Callable[[], None]) -> None:
-        """Call at the end of the running backward, after what was queued before."""
-        if self._queue is not None:
-            self._queue(callback)
 
-    def task(self) -> int | None:
-        """Return the number of the backward that the calling thread runs, or None outside of one."""
-        task = -1 if self._task is None else int(self._task())
-        return None if task < 0 else task
+def _never(_callback: Callable[[], None]) -> None:
+    pass
+
+
+def _no_task() -> int:
+    return NO_TASK
 
 
 class LastGradient(Engine):
@@ -50,6 +53,7 @@ class LastGradient(Engine):
 
     def __init__(self, parameters: Iterable[Any], guard: Guard) -> None:
         super().__init__()
+        self.at_end = self._at_end
         self._last: Any = None
         self._callback: Callable[[], None] | None = None
         self._handles = {
@@ -63,7 +67,7 @@ class LastGradient(Engine):
         """The hooks on parameters, to be removed in the end."""
         return list(self._handles.values())
 
-    def at_end(self, callback: Callable[[], None]) -> None:
+    def _at_end(self, callback: Callable[[], None]) -> None:
         """Call when the last gradient is there, from the second backward on."""
         if self._last is None:
             return

@@ -17,7 +17,7 @@ class Guard:
         import torch
 
         self.is_on = True
-        self.is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+        self.is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling  # `is_compiling` asks another one
         self._failed = failed
 
     def __call__(self, run: Callable[..., None]) -> Hook:

@@ -14,14 +14,16 @@ It queues another one, which runs when DDP has waited.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
+from threading import get_ident
 from typing import Any
 
-from resilience_sdk.straggler.autograd import Engine
+from resilience_sdk.lanes import BLOCKS
+from resilience_sdk.straggler.autograd import NO_TASK, Engine
 from resilience_sdk.straggler.gpu_events import GpuClock
-from resilience_sdk.straggler.hooks import Hook
+from resilience_sdk.straggler.hooks import Guard, Hook
 from resilience_sdk.straggler.timers import StepTimer, Timer
 from resilience_sdk.straggler.waits import NOTHING, ForwardWaits, Waits, hook_gradient, tensors_of
 
@@ -29,14 +31,18 @@ _MOST_OUTPUTS = 64  # tensors: a model may return caches too, and its loss comes
 
 
 class Passes:
-    """The forwards, backwards and optimizer steps of one attached model, in the order in which they come."""
+    """The forwards, backwards and optimizer steps of one attached model, in the order in which they come.
+
+    All of it runs in every step, after some milliseconds of other work: each call is a cache miss or two, and takes
+    about a microsecond. So what is asked often is asked in place, and what has nothing to do is not called.
+    """
 
     def __init__(
         self,
         prefix: str,
         find_clock: Callable[[], GpuClock | None],
         engine: Engine,
-        guard: Callable[..., Hook],
+        guard: Guard,
         on_forward: Callable[[], None] | None = None,
         on_inference: Callable[[], None] | None = None,
     ) -> None:
@@ -48,12 +54,15 @@ class Passes:
         self._bwd = Timer(f"{prefix}bwd", "compute")
         self._comm = Timer(f"{prefix}comm_wait", "comm")
         self._optim = StepTimer(f"{prefix}optim", "compute")
+        self._of_model = self._fwd, self._bwd, self._comm
         self._find_clock = find_clock
         self._clock: GpuClock | None = None
         self._engine = engine
         self._guard = guard
         self._on_forward = on_forward
         self._on_inference = on_inference
+        self._tensor = engine.tensor
+        self._is_watching = False  # inside a forward that is no export
         self._inside = 0  # calls of the model within its own forward
         self._has_given = False
         self._task = -1
@@ -68,14 +77,18 @@ class Passes:
 
     # -- forward
 
-    def forward_begins(self) -> None:
+    def forward_begins(self, *_: object) -> None:
         """Begin `fwd`, unless no gradients are wanted, or the forward is a part of the backward (recomputed)."""
-        if self._fwd.is_running:
+        if self._fwd.is_open and self._fwd.is_running:
             self._inside += 1  # the model calls itself
             return
-        if self._engine.task() is not None:
+        engine = self._engine
+        if engine.is_exporting():
             return
-        if not self._engine.gradients_wanted():
+        self._is_watching = True
+        if engine.task() != NO_TASK:
+            return
+        if not engine.gradients_wanted():
             if self._on_inference is not None:
                 self._on_inference()
             return
@@ -83,88 +96,102 @@ class Passes:
             self._on_forward()
         if not self.forwards:
             self._clock = self.waits.clock = self._find_clock()
+            for timer in (*self._of_model, self._optim):
+                timer.find(self._clock)
         self.forwards += 1
         self._make_room()
-        for timer in (self._fwd, self._bwd, self._comm):
-            timer.find(self._clock)
-        self.waits.block = self._comm.block
-        self.waits.forget()
+        self._find(self._of_model)
+        waits = self.waits
+        waits.block = self._comm.block
+        if waits.is_used:
+            waits.forget()
         self._has_given = False
         if self._clock is not None:
             self._clock.harvest()
         self._fwd.begin(self._clock)
 
-    def forward_gives(self, output: Any) -> None:
-        """Watch the outputs: the first gradient that comes back is where the backward begins."""
-        if self._inside:
+    def forward_gives(self, *given: Any) -> None:
+        """Watch the outputs, given last: the first gradient that comes back is where the backward begins."""
+        if self._inside or not self._is_watching:
             return
+        output = given[-1]
         self._has_given = True
         if self._bwd.is_open or not self._engine.gradients_wanted():
             return
-        on_gradient = self._guard(partial(self.gradient_comes, self.forwards))
-        for tensor in islice(tensors_of(output), _MOST_OUTPUTS):
-            if not self._is_watched(tensor):
+        on_gradient = Hook(self._guard, partial(self.gradient_comes, self.forwards))
+        is_one = isinstance(output, self._tensor)
+        for tensor in (output,) if is_one else islice(tensors_of(output), _MOST_OUTPUTS):
+            if not (tensor._backward_hooks and self._is_watched(tensor)):
                 hook_gradient(tensor, on_gradient)
 
     def _is_watched(self, tensor: Any) -> bool:
         """Tell whether a tensor was an output before: one that is kept would collect a hook of every forward."""
-        hooks = tensor._backward_hooks
-        return bool(hooks) and any(isinstance(h, Hook) and h.runs(self.gradient_comes) for h in hooks.values())
+        hooks = tensor._backward_hooks.values()
+        return any(isinstance(hook, Hook) and hook.runs(self.gradient_comes) for hook in hooks)
 
-    def forward_ends(self) -> None:
+    def forward_ends(self, *_: object) -> None:
         """End `fwd`; one that has given nothing was left by an exception."""
         if self._inside:
             self._inside -= 1
             return
+        self._is_watching = False
         if not self._fwd.is_open:
             return
         if not self._has_given:
             self._fwd.drop(self._clock)
             self.waits.forget()
             return
-        waited = self.waits.take()
-        self._forward_waits.add(self.forwards, waited)
+        waited = NOTHING
+        if self.waits.is_used:
+            waited = self.waits.take()
+            self._forward_waits.add(self.forwards, waited)
         self._fwd.end(self._clock, waited)
 
     # -- backward
 
     def gradient_comes(self, forward: int, _gradient: Any) -> None:
         """Begin `bwd` at the first gradient of a backward; it comes to an output of that forward."""
-        task = self._engine.task()
+        task, waits = self._engine.task(), self.waits
         if self._bwd.is_open and task == self._task:
-            self._carried += self._forward_waits.take(forward)
+            if waits.is_used:
+                self._carried += self._forward_waits.take(forward)
             return
         self._make_room()
-        self._task = -1 if task is None else task
-        self.waits.forget()
-        self._carried = self._forward_waits.take(forward)
+        self._task = task
+        if waits.is_used:
+            waits.forget()
+            self._carried = self._forward_waits.take(forward)
         if self._bwd.begin(self._clock):
             self._engine.at_end(self._on_own_end)
 
     def own_work_ends(self) -> None:
         """End `bwd` and begin to wait for the others."""
-        waited = self.waits.take()
-        self._carried += waited
+        waited = NOTHING
+        if self.waits.is_used:
+            waited = self.waits.take()
+            self._carried += waited
         self._bwd.end(self._clock, waited)
         self._comm.begin(self._clock)
         self._engine.at_end(self._on_end)
 
     def backward_ends(self) -> None:
         """End `comm_wait`, and count with it what was waited in the backward and its forwards."""
-        waited = self._carried + self.waits.take()
-        self._carried = NOTHING
+        waited = NOTHING
+        if self.waits.is_used:
+            waited, self._carried = self._carried + self.waits.take(), NOTHING
         self._comm.end(self._clock, waited, add=True)
-        self._optim.resume(self._clock)
+        if self._optim.in_closure:
+            self._optim.resume(self._clock)
 
     # -- optimizer
 
     def step_begins(self, optimizer: object, *, has_closure: bool = False) -> None:
         """Begin `optim`, unless the optimizer steps within the backward, or within the step of another optimizer."""
-        if self._engine.task() is not None or self._is_within_another(optimizer):
+        if self._engine.task() != NO_TASK or (self._optim.is_open and self._is_within_another(optimizer)):
             return
         self.close()
         self._stepping, self._has_closure = id(optimizer), has_closure
-        self._optim.find(self._clock)
+        self._find((self._optim,))
         self._optim.begin(self._clock)
 
     def step_ends(self, optimizer: object) -> None:
@@ -178,16 +205,27 @@ class Passes:
 
     def close(self) -> None:
         """Close what an exception has left open, without counting it."""
-        for timer in (self._fwd, self._bwd, self._comm, self._optim):
-            timer.drop(self._clock)
+        for timer in (*self._of_model, self._optim):
+            if timer.is_open:
+                timer.drop(self._clock)
         self._inside = 0
 
     def _make_room(self) -> None:
         """Close what is open, for a forward or backward: of a step, these may be the closure."""
-        if self._has_closure:
-            self._optim.suspend(self._clock)
-        else:
-            self._optim.drop(self._clock)
-        for timer in (self._fwd, self._bwd, self._comm):
-            timer.drop(self._clock)
+        if self._optim.is_open:
+            if self._has_closure:
+                self._optim.suspend(self._clock)
+            else:
+                self._optim.drop(self._clock)
+        for timer in self._of_model:
+            if timer.is_open:
+                timer.drop(self._clock)
         self._inside = 0
+
+    def _find(self, timers: Iterable[Timer]) -> None:
+        """Record on the lane of the calling thread from now on: the one that trains."""
+        thread = get_ident()
+        for timer in timers:
+            block = timer.block
+            if block is None or BLOCKS.get(timer.name) is not block or block.lane.ident != thread:
+                timer.find(self._clock)

@@ -15,7 +15,7 @@ class Timer:
 
     def __init__(self, name: str, kind: str) -> None:
         """Be closed, and on no lane."""
-        self._name = name
+        self.name = name
         self._kind = kind
         self.block: Block | None = None
         self._gpu_block: Block | None = None
@@ -29,7 +29,7 @@ class Timer:
 
     def find(self, clock: GpuClock | None) -> None:
         """Record on the lane of the calling thread from now on: the one that trains."""
-        self.block = lanes.find_own_block(self._name, self._kind)
+        self.block = lanes.find_own_block(self.name, self._kind)
         if clock is not None and self.block is not None:
             self._gpu_block = self.block.lane.recorder.on_device(self.block)
 
@@ -37,7 +37,8 @@ class Timer:
         """Open it; False where nothing is recorded, or the user's own section of that name is open."""
         if self.block is None or not self.block.begin(monotonic_ns()):
             return False
-        self._set_mark(clock)
+        if clock is not None:
+            self._set_mark(clock)
         self.is_open = True
         return True
 

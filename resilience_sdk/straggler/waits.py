@@ -62,6 +62,8 @@ class Waits:
     def __init__(self) -> None:
         self.block: Block | None = None
         self.clock: GpuClock | None = None
+        self.is_used = False
+        """Whether there was a bracket yet; until then there is nothing to take or forget."""
         self._since = 0
         self._has_opened = False
         self._mark: Event | None = None
@@ -70,6 +72,7 @@ class Waits:
 
     def begin(self, *_: object) -> None:
         """Open a bracket; one that is open still has lost its end, and does not count."""
+        self.is_used = True
         if self._since:
             self._abandon()
         if self.clock is not None:
