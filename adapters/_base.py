@@ -13,7 +13,7 @@ from typing import Any
 from resilience_sdk import lanes, preemption
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.errors import ConfigError, MissingExtraError
-from resilience_sdk.lanes import Beat, Block
+from resilience_sdk.lanes import BEATS, Beat, Block
 from resilience_sdk.session import Session
 
 
@@ -24,29 +24,38 @@ class StepBeat:
     `with heartbeat()` its `begin` does nothing. Never raises for a reason of its own.
     """
 
-    __slots__ = ("_beat", "_spent_ns")
+    __slots__ = ("_spent_ns", "beat")
 
     def __init__(self) -> None:
         """Be closed."""
-        self._beat: Beat | None = None
+        self.beat: Beat | None = None
+        """What was begun."""
         self._spent_ns = 0
 
     def begin(self, step: int | None = None) -> None:
         """Open it unless it is open; `step` is the number of the global step, None where beats are only counted."""
-        if self._beat is not None:
-            if self._beat.t0:
+        if self.beat is not None:
+            if self.beat.t0:
                 return
-            self._beat = None  # closed behind our back: an exception left a block of the script around it
-        beat = lanes.find_own_beat("step")
+            self.beat = None  # closed behind our back: an exception left a block of the script around it
+        try:  # `find_own_beat`, written out: in every step a call that can be spared is
+            beat: Any = BEATS["step"]
+            is_own = beat.lane.ident == get_ident()
+        except (KeyError, AttributeError):
+            is_own = False
+        if not is_own:
+            beat = lanes.find_own_beat("step")
         if beat is not None and beat.begin(monotonic_ns(), step):
-            self._beat = beat
+            self.beat = beat
 
-    def end(self) -> None:
-        """Close it and count it: the step is complete."""
-        beat, self._beat = self._beat, None
+    def end(self) -> bool:
+        """Close it and count it: the step is complete. Tell whether it was there: it is the script's otherwise."""
+        beat, self.beat = self.beat, None
         spent_ns, self._spent_ns = self._spent_ns, 0
-        if beat is not None:
-            beat.end(monotonic_ns(), -spent_ns)
+        if beat is None:
+            return False
+        beat.end(monotonic_ns(), -spent_ns)
+        return True
 
     def drop(self) -> None:
         """Close it without counting: the step did not come to its end."""
@@ -60,12 +69,12 @@ class StepBeat:
         does not end. What was spent so far counts when the step is complete, so that its deadline is not learned from
         the rest alone.
         """
-        if self._beat is not None and self._beat.lane.ident == get_ident():  # a prefetcher may end a pass elsewhere
+        if self.beat is not None and self.beat.lane.ident == get_ident():  # a prefetcher may end a pass elsewhere
             self._spent_ns += self._close()
 
     def _close(self) -> int:
         """Close it, and return for how long it was open, in nanoseconds."""
-        beat, self._beat = self._beat, None
+        beat, self.beat = self.beat, None
         if beat is None or not beat.t0:
             return 0
         now = monotonic_ns()

@@ -100,8 +100,10 @@ class Attached:
         self.step = first_step or 0
         """Completed optimizer steps, over all attempts where `first_step` says so; the number of the next one."""
         self._is_global = first_step is not None
-        self._is_between = False
+        self._is_between = False  # what is due between two steps was not done yet
         self._is_leaving = False
+        self._is_apart = False
+        self._is_alone = False  # the hooks of the sections are gone, and nothing yet begins steps in their place
         self._between_steps = between_steps
         self._is_attached = True
         self._model = weakref.ref(model)
@@ -112,7 +114,6 @@ class Attached:
         self._sections: Any = None
         self._handles: list[Any] = []
         self._loader: TimedLoader | None = None
-        self._complete = self._step_is_complete
         try:
             self._put_on(model, optimizer, loader, through)
         except BaseException:
@@ -125,7 +126,7 @@ class Attached:
             lanes.recorder()  # says so
             self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
             if through is not None and loader is not None:
-                self._loader = TimedLoader(loader, _nothing, through)
+                self._loader = TimedLoader(loader, through)
             return
         try:
             self._hang_on(model, optimizer, loader, through)
@@ -135,13 +136,17 @@ class Attached:
 
     def _hang_on(self, model: Any, optimizer: Any, loader: Any, through: Through | None) -> None:
         if loader is not None:
-            self._loader = TimedLoader(loader, self._leave_if_asked, through, self._beat.interrupt)
+            self._loader = TimedLoader(loader, through, self._beat.interrupt)
             preemption.time_left()  # before the loader forks workers, which would take the signals as theirs
-        # Around the hooks of the sections: torch calls hooks in the order in which they were put on.
-        self._handles.append(optimizer.register_step_pre_hook(self._guard(self._step_begins)))
         self._sections = straggler.attach(
-            model, optimizer, on_forward=self._forward_begins, on_inference=self._inference_begins
+            model,
+            optimizer,
+            on_forward=self._forward_begins,
+            on_inference=self._inference_begins,
+            on_step=self._step_begins,
+            on_failure=self._sections_failed,
         )
+        # Behind the hooks of the sections: torch calls hooks in the order in which they were put on.
         self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
 
     @property
@@ -168,12 +173,12 @@ class Attached:
         What was due before is done first; all ranks are here.
         """
         self._leave_if_asked()
-        complete, between_steps = self._complete, self._between_steps
-        self._complete, self._between_steps = self._beat.end, None
+        between_steps = self._between_steps
+        self._is_apart, self._between_steps = True, None
         try:
             yield
         finally:
-            self._complete, self._between_steps = complete, between_steps
+            self._is_apart, self._between_steps = False, between_steps
             # Of micro-batches that make no step any more: its deadline would go on while this rank waits for others.
             self._beat.drop()
 
@@ -184,7 +189,7 @@ class Attached:
         """
         self.step = max(gather(self.step))
         self._is_between = True
-        self._guard.run(self._complete)
+        self._guard.run(self._step_is_complete)
         self._leave_if_asked()
 
     def detach(self) -> None:
@@ -239,27 +244,42 @@ class Attached:
     def _step_begins(self, *_: Any) -> None:
         if self._is_between or self._is_leaving:
             self._leave_if_asked()
-        self._beat.begin(self.step if self._is_global else None)  # of a model whose forward was not seen
+        if self._beat.beat is None or not self._beat.beat.t0:  # of a model whose forward was not seen
+            self._beat.begin(self.step if self._is_global else None)
 
-    def _step_ends(self, *_: Any) -> None:
+    def _step_ends(self, optimizer: Any, *_: Any) -> None:
         # Whatever becomes of the rest: loops end by the number, and what is done between two steps may be collective,
         # so that the other ranks would wait there for one whose hooks have failed.
         self.step += 1
-        self._is_between = True
+        self._is_between = self._between_steps is not None
         self._mode_of_steps = self._mode
         if self._guard.is_on:  # `Guard.run`, written out
             try:
-                self._complete()
+                self._step_is_complete()
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
                 self._guard.fail(error)
+        if self._loader is not None and (self._is_between or self._is_leaving):
+            self._loader.due = self._leave_if_asked
+        if self._is_alone and self._is_attached:
+            self._begin_by_step(optimizer)  # not earlier: torch was going through the hooks before the step
 
     def _step_is_complete(self) -> None:
-        self._beat.end()
-        if not is_stepping() and preemption.check(self.step):
+        # A step of the script's own, as of `Run.steps`, is checked there.
+        if (self._beat.end() or not is_stepping()) and not self._is_apart and preemption.check(self.step):
             # Not here: a scheduler and a scaler still have their part of this step to do.
             self._is_leaving = True
 
+    def _sections_failed(self) -> None:
+        self._is_alone = True
+
+    def _begin_by_step(self, optimizer: Any) -> None:
+        """Without the hooks of the sections, begin each step where the optimizer's does."""
+        self._is_alone = False
+        self._handles.append(optimizer.register_step_pre_hook(self._guard(self._step_begins)))
+
     def _leave_if_asked(self) -> None:
+        if self._loader is not None:
+            self._loader.due = None
         if self._is_between:
             self._is_between = False
             if self._between_steps is not None:
@@ -276,10 +296,6 @@ class Attached:
             f"attach: a hook failed, heartbeats and preemption are switched off and training goes on: "
             f"{type(error).__name__}: {error}",
         )
-
-
-def _nothing() -> None:
-    """Do nothing before a batch: switched off."""
 
 
 def _ignore(_error: Exception) -> None:

@@ -16,7 +16,7 @@ from resilience_sdk.straggler.gpu_events import GpuClock, gpu_clock
 from resilience_sdk.straggler.hooks import CompiledCall, Guard
 from resilience_sdk.straggler.kernels import SUFFIX, KernelSampler, KernelWindow, publish
 from resilience_sdk.straggler.parallel import blind_spot
-from resilience_sdk.straggler.passes import Passes
+from resilience_sdk.straggler.passes import NOBODY, Callback, Listener, Passes
 from resilience_sdk.straggler.waits import Brackets, sharded_modules
 
 _ATTACHED: weakref.WeakKeyDictionary[Any, Attachment] = weakref.WeakKeyDictionary()
@@ -29,8 +29,10 @@ def attach(
     *,
     prefix: str = "",
     kernels_every: float | None = None,
-    on_forward: Callable[[], None] | None = None,
-    on_inference: Callable[[], None] | None = None,
+    on_forward: Callback | None = None,
+    on_inference: Callback | None = None,
+    on_step: Callback | None = None,
+    on_failure: Callback | None = None,
 ) -> Attachment:
     """Time `fwd`, `bwd`, `comm_wait` and `optim` of a model by hooks; detach with the returned handle.
 
@@ -49,6 +51,8 @@ def attach(
             The end of such a step waits for the device once.
         on_forward: Called before each forward with gradients, on the thread that trains; for adapters.
         on_inference: The same before each forward without gradients.
+        on_step: The same before each step of the optimizer.
+        on_failure: The same when a hook has failed, or the model is gone: none of these is called any more.
 
     Raises:
         ConfigError: `model` is no module, `optimizer` no optimizer, or `kernels_every` no number above zero.
@@ -73,7 +77,9 @@ def attach(
     blind, identity = blind_spot(model), environ.rank_identity(environ.environment())
     if blind is not None and (identity is None or identity.rank == 0):  # one line per job, not one per rank
         say_once("attach", f"attach: {blind}")
-    _ATTACHED[model] = attachment = Attachment(model, optimizer, prefix, kernels_every, on_forward, on_inference)
+    _ATTACHED[model] = attachment = Attachment(
+        model, optimizer, prefix, kernels_every, Listener(on_forward, on_inference, on_step, on_failure)
+    )
     return attachment
 
 
@@ -86,8 +92,7 @@ class Attachment:
         optimizer: Any,
         prefix: str,
         kernels_every: float | None,
-        on_forward: Callable[[], None] | None = None,
-        on_inference: Callable[[], None] | None = None,
+        listener: Listener = NOBODY,
     ) -> None:
         """Put the hooks on; use `attach`."""
         self._kernels_every = kernels_every
@@ -97,7 +102,8 @@ class Attachment:
         self._engine = Engine()
         if not self._engine.has_callbacks:
             self._engine = LastGradient(model.parameters(), self._guard)
-        self._passes = Passes(prefix, self._find_clock, self._engine, self._guard, on_forward, on_inference)
+        self._passes = Passes(prefix, self._find_clock, self._engine, self._guard, listener)
+        self._listener = listener
         self._steps = 0
         self._has_wrapped = False
         self._has_brackets = bool(sharded_modules(model))
@@ -156,9 +162,12 @@ class Attachment:
             yield register_optimizer_step_post_hook(ends)
 
     def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._listener.on_step is not None:
+            self._listener.on_step()
         model = self._model()
         if model is None:
             self._guard.is_on = False  # hooks on every optimizer outlive the model
+            self._tell_end()
             return
         if not self._passes.forwards:
             self._look_for_forwards(model)
@@ -220,6 +229,11 @@ class Attachment:
             "attach failed",
             f"attach: a hook failed, all are switched off and training goes on: {type(error).__name__}: {error}",
         )
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        if self._listener.on_failure is not None:
+            self._listener.on_failure()
 
 
 def _publish(window: KernelWindow) -> None:

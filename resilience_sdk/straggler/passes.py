@@ -20,6 +20,8 @@ from itertools import islice
 from threading import get_ident
 from typing import Any
 
+import attrs
+
 from resilience_sdk.lanes import BLOCKS
 from resilience_sdk.straggler.autograd import NO_TASK, Engine
 from resilience_sdk.straggler.gpu_events import GpuClock
@@ -27,7 +29,26 @@ from resilience_sdk.straggler.hooks import Guard, Hook
 from resilience_sdk.straggler.timers import StepTimer, Timer
 from resilience_sdk.straggler.waits import NOTHING, ForwardWaits, Waits, hook_gradient, tensors_of
 
+Callback = Callable[[], None]
+
 _MOST_OUTPUTS = 64  # tensors: a model may return caches too, and its loss comes first
+
+
+@attrs.frozen
+class Listener:
+    """What is called, if given, where an adapter wants to know; on the thread that trains."""
+
+    on_forward: Callback | None = None
+    """Before each forward with gradients."""
+    on_inference: Callback | None = None
+    """Before each other one."""
+    on_step: Callback | None = None
+    """Before each step of an optimizer that has hooks."""
+    on_failure: Callback | None = None
+    """When a hook has failed, or the model is gone: none of these is called any more."""
+
+
+NOBODY = Listener()
 
 
 class Passes:
@@ -43,13 +64,9 @@ class Passes:
         find_clock: Callable[[], GpuClock | None],
         engine: Engine,
         guard: Guard,
-        on_forward: Callable[[], None] | None = None,
-        on_inference: Callable[[], None] | None = None,
+        listener: Listener = NOBODY,
     ) -> None:
-        """Name the sections with `prefix`; `find_clock()` is asked at the first forward, when the model has moved.
-
-        `on_forward()` is called before each forward with gradients, `on_inference()` before each other one.
-        """
+        """Name the sections with `prefix`; `find_clock()` is asked at the first forward, when the model has moved."""
         self._fwd = Timer(f"{prefix}fwd", "compute")
         self._bwd = Timer(f"{prefix}bwd", "compute")
         self._comm = Timer(f"{prefix}comm_wait", "comm")
@@ -59,8 +76,8 @@ class Passes:
         self._clock: GpuClock | None = None
         self._engine = engine
         self._guard = guard
-        self._on_forward = on_forward
-        self._on_inference = on_inference
+        self._on_forward = listener.on_forward
+        self._on_inference = listener.on_inference
         self._tensor = engine.tensor
         self._is_watching = False  # inside a forward that is no export
         self._inside = 0  # calls of the model within its own forward

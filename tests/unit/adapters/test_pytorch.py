@@ -3,78 +3,21 @@
 from __future__ import annotations
 
 import copy
-import gc
 import threading
 import time
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import resilience_sdk
-from resilience_sdk import console, heartbeat, lanes, preemption, straggler
+from resilience_sdk import heartbeat, straggler
 from resilience_sdk.adapters import pytorch
-from resilience_sdk.errors import ConfigError, Preempted
+from resilience_sdk.errors import Preempted
 from resilience_sdk.session.run import Run
 
-
-@pytest.fixture
-def model():
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-
-
-@pytest.fixture
-def optimizer(model):
-    return torch.optim.SGD(model.parameters(), 0.1)
-
-
-@pytest.fixture
-def loader():
-    return DataLoader(TensorDataset(torch.randn(12, 4)), batch_size=2)
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The steps whose check says that all ranks stop; every check is noted in `asked.checks`."""
-
-    class Asked(set):
-        checks: list
-
-    asked = Asked()
-    asked.checks = []
-
-    def check(step=None):
-        asked.checks.append(step)
-        return step in asked
-
-    monkeypatch.setattr(preemption, "check", check)
-    return asked
-
-
-@pytest.fixture(autouse=True)
-def detached(monkeypatch):
-    """No test leaves its loop attached, and each may say its lines."""
-    monkeypatch.setattr(console, "_said", set())
-    yield
-    if pytorch._current is not None:
-        pytorch._current.detach()
-
-
-def train_step(model, optimizer, batch, micro_batches=1):
-    for _ in range(micro_batches):
-        model(batch).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def train(model, optimizer, loader, micro_batches=1):
-    for (batch,) in loader:
-        train_step(model, optimizer, batch, micro_batches)
-
-
-def counts(recording):
-    return {name: len(samples) for name, samples in recording.harvest().items()}
+from .plain_loop import counts, train, train_step
 
 
 def test_a_loop_without_a_line_of_ours_has_beats_and_sections(recording, asked, model, optimizer, loader):
@@ -354,111 +297,6 @@ def test_detached_nothing_is_left(recording, asked, model, optimizer, loader):
     train(model, optimizer, loader)
     assert again.step == 12
     assert not recording.snapshot().done
-
-
-def test_a_second_use_is_an_error(asked, model, optimizer):
-    """Also with another model: two loops would beat at once."""
-    pytorch.attach(model, optimizer)
-    other = nn.Linear(2, 2)
-    for second in ((model, optimizer), (other, torch.optim.SGD(other.parameters(), 0.1))):
-        with pytest.raises(ConfigError, match=r"detach\(\)"):
-            pytorch.attach(*second)
-
-
-def test_switched_off_steps_are_counted_and_nothing_else(monkeypatch, asked, model, optimizer, loader):
-    """A loop that ends by them must end. A second use is an error here too: found before the SDK is switched on."""
-    monkeypatch.setenv("RESILIENCE_DISABLE", "1")
-    before = lanes.starter()
-    lanes.disable()
-    try:
-        handle = pytorch.attach(model, optimizer, loader, first_step=3)
-        with pytest.raises(ConfigError, match=r"detach\(\)"):
-            pytorch.attach(model, optimizer)
-        train(model, optimizer, loader)
-        handle.detach()
-    finally:
-        lanes.set_starter(before)
-        lanes.forget()
-    assert (handle.step, asked.checks) == (9, [])
-    assert type(loader) is DataLoader
-    assert len(optimizer._optimizer_step_post_hooks) == 0
-
-
-def test_a_model_that_is_gone_is_no_first_use(recording, asked, optimizer):
-    """A notebook's cell that is run again makes a new model."""
-    for _ in range(2):
-        model = nn.Linear(4, 4)
-        model.myself = [model]  # a cycle, which only the collector finds
-        pytorch.attach(model, torch.optim.SGD(model.parameters(), 0.1))
-        del model
-    gc.collect()
-
-
-@pytest.mark.parametrize(
-    ("model", "optimizer", "options", "message"),
-    [
-        (nn.Linear(2, 2), None, {}, "torch.optim.Optimizer"),
-        (nn.Linear(2, 2), object(), {}, "torch.optim.Optimizer"),
-        (print, torch.optim.SGD([torch.zeros(1)], 0.1), {}, "torch.nn.Module"),
-        (nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)], 0.1), {"first_step": -1}, "first_step=-1"),
-        (nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)], 0.1), {"first_step": True}, "first_step=True"),
-        (nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)], 0.1), {"loader": [1, 2]}, "loader"),
-    ],
-)
-def test_wrong_arguments_are_said(recording, asked, model, optimizer, options, message):
-    """And nothing stays attached."""
-    with pytest.raises(ConfigError, match=message):
-        pytorch.attach(model, optimizer, **options)
-    assert pytorch._current is None
-    assert not getattr(optimizer, "_optimizer_step_pre_hooks", None)
-
-
-def test_an_optimizer_of_other_parameters_is_said(recording, asked, model, capfd):
-    """Made before fully_shard(), it trains nothing. It may hold copies of its own, so it is no error."""
-    pytorch.attach(model, torch.optim.SGD([torch.zeros(1)], 0.1))
-    assert "none of the model's parameters" in capfd.readouterr().err
-
-
-def test_copies_of_model_and_optimizer_record_nothing(recording, asked, model, optimizer):
-    """An average of the weights, a snapshot to evaluate: they are not what is trained here."""
-    handle = pytorch.attach(model, optimizer)
-    other, stepped = copy.deepcopy((model, optimizer))
-    train_step(other, stepped, torch.randn(2, 4))
-    assert handle.step == recording.snapshot().beats == 0
-
-
-def test_a_hook_that_fails_does_not_stop_the_loop(recording, asked, model, optimizer, loader, monkeypatch, capfd):
-    """One line; steps are counted on, since loops end by them."""
-    monkeypatch.setattr(preemption, "check", lambda step=None: 1 / 0)
-    handle = pytorch.attach(model, optimizer, loader)
-    train(model, optimizer, loader)
-    assert handle.step == 6
-    assert capfd.readouterr().err.count("switched off") == 1
-    assert recording.stack() == []
-
-
-@pytest.mark.parametrize("is_watched", [True, False])
-def test_what_comes_between_steps_comes_also_where_a_hook_has_failed(
-    recording, asked, model, optimizer, loader, monkeypatch, is_watched
-):
-    """It may be collective: the other ranks, whose hooks are well, would wait in it for this one."""
-    monkeypatch.setattr(preemption, "check", lambda step=None: 1 / 0)
-    told = []
-    watched = loader if is_watched else None
-    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, watched, 0, between_steps=told.append))
-    train(model, optimizer, loader)
-    assert handle.step == 6
-    assert told == [False] * (6 if is_watched else 5)
-
-
-def test_loading_a_state_comes_between_no_steps(recording, asked, model, optimizer):
-    """Some optimizers make a step when their state is loaded."""
-    told = []
-    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, None, 0, between_steps=told.append))
-    with handle.paused():
-        optimizer.step()
-    model(torch.randn(2, 4))
-    assert (handle.step, told) == (0, [])
 
 
 def test_two_models_of_one_loop(recording, asked, model, optimizer, loader):

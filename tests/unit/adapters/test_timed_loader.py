@@ -15,10 +15,6 @@ from resilience_sdk.adapters._timed_loader import TimedLoader
 from resilience_sdk.errors import ConfigError
 
 
-def nothing():
-    """What a test does before a batch when it wants nothing done."""
-
-
 def waits(recording):
     return len(recording.harvest().get("data", []))
 
@@ -43,7 +39,7 @@ def loader():
 def test_the_wait_for_each_batch_is_section_data(recording, loader):
     """Each epoch; the batches are the same."""
     plain = [batch[0].tolist() for batch in loader]
-    watch = TimedLoader(loader, nothing)
+    watch = TimedLoader(loader)
     for _ in range(2):
         assert [batch[0].tolist() for batch in loader] == plain
     assert waits(recording) == 2 * (3 + 1)  # and the wait for the end
@@ -63,7 +59,7 @@ def test_it_is_open_while_the_loader_is_waited_for(recording):
                 yield number
 
     loader = Slow()
-    TimedLoader(loader, nothing)
+    TimedLoader(loader)
     assert list(loader) == [0, 1]
     assert seen == [["data"], ["data"]]
     assert recording.stack() == []
@@ -71,7 +67,7 @@ def test_it_is_open_while_the_loader_is_waited_for(recording):
 
 def test_it_stays_the_loader_that_it_was(loader):
     """Its class for isinstance, its name, its attributes, its length."""
-    watch = TimedLoader(loader, nothing)
+    watch = TimedLoader(loader)
     assert isinstance(loader, DataLoader)
     assert type(loader).__name__ == "DataLoader"
     assert (len(loader), loader.batch_size, len(iter(loader))) == (3, 2, 3)
@@ -92,7 +88,7 @@ def test_workers_and_the_order_of_random_numbers_are_as_without(loader):
         return noise, [batch[0].tolist() for batch in batches]
 
     plain = epoch()
-    TimedLoader(shuffled, nothing)
+    TimedLoader(shuffled)
     assert epoch() == plain
 
 
@@ -107,7 +103,8 @@ def test_what_is_to_be_done_before_a_batch_is_done_before_it_is_fetched():
                 yield number
 
     loader = Told()
-    TimedLoader(loader, lambda: order.append("before"))
+    watch = TimedLoader(loader)
+    watch.due = lambda: order.append("before")
     list(loader)
     assert order == ["before", "fetch 0", "before", "fetch 1", "before"]
 
@@ -121,7 +118,7 @@ def test_an_exception_of_the_loader_passes(recording):
             raise OSError("shard 7")
 
     loader = Broken()
-    TimedLoader(loader, nothing)
+    TimedLoader(loader)
     with pytest.raises(OSError, match="shard 7"):
         list(loader)
     assert recording.stack() == []
@@ -131,7 +128,7 @@ def test_an_exception_of_the_loader_passes(recording):
 def test_a_section_data_of_the_script_has_precedence(recording):
     """One wait is counted once, whoever times it."""
     loader = Batches()
-    TimedLoader(loader, nothing)
+    TimedLoader(loader)
     assert list(straggler.iterate(loader)) == [0, 1, 2]
     assert waits(recording) == 4
 
@@ -139,7 +136,7 @@ def test_a_section_data_of_the_script_has_precedence(recording):
 @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_a_copy_is_of_the_plain_class(loader, clone):
     """It may be in another process, which knows nothing of the watch."""
-    TimedLoader(loader, nothing)
+    TimedLoader(loader)
     copied = clone(loader)
     assert type(copied) is DataLoader
     assert len(list(copied)) == 3
@@ -148,10 +145,11 @@ def test_a_copy_is_of_the_plain_class(loader, clone):
 def test_an_iterator_that_was_begun_before_the_end_goes_on(recording):
     """Untimed."""
     loader = Batches()
-    watch = TimedLoader(loader, lambda: pytest.fail("called after the end") if watch is None else None)
+    watch = TimedLoader(loader)
     batches = iter(loader)
     assert next(batches) == 0
     watch.restore()
+    watch.due = lambda: pytest.fail("called after the end")
     assert list(batches) == [1, 2]
     assert waits(recording) == 1
 
@@ -164,4 +162,4 @@ def test_an_iterator_that_was_begun_before_the_end_goes_on(recording):
 def test_what_cannot_be_watched_in_place_is_an_error_with_a_cure(loader):
     """Lists have no class that could be exchanged, and an iterator is no loader."""
     with pytest.raises(ConfigError, match=r"straggler\.iterate"):
-        TimedLoader(loader, nothing)
+        TimedLoader(loader)
