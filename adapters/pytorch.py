@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from resilience_sdk.straggler.hooks import Guard
 __all__ = ["Attached", "attach", "resilient"]
 
 Through = Callable[[Iterator[Any]], Iterator[Any]]
+
+_NEVER = math.inf
 
 _current: Attached | None = None
 
@@ -89,13 +92,14 @@ class Attached:
         loader: Any,
         first_step: int | None,
         *,
-        between_steps: Callable[[bool], None] | None = None,
+        between_steps: Callable[[bool], int] | None = None,
         through: Through | None = None,
     ) -> None:
         """Put the hooks on; use `attach`.
 
         For adapters built on this one: `between_steps(is_leaving)` is called where a step has ended and the next one
-        begins, `through(batches)` for each iterator of the loader (see `TimedLoader`).
+        begins, and returns behind how many steps that is due again; `through(batches)` for each iterator of the
+        loader (see `TimedLoader`).
         """
         self.step = first_step or 0
         """Completed optimizer steps, over all attempts where `first_step` says so; the number of the next one."""
@@ -103,10 +107,13 @@ class Attached:
         self._is_between = False  # what is due between two steps was not done yet
         self._is_leaving = False
         self._is_apart = False
-        self._is_alone = False  # the hooks of the sections are gone, and nothing yet begins steps in their place
+        self._is_in_step = False
+        self._alone: set[bool] = set()  # the hooks that we have put on, since those of the sections are gone
         self._between_steps = between_steps
+        self._due_at = _NEVER if between_steps is None else 0.0
         self._is_attached = True
         self._model = weakref.ref(model)
+        self._optimizer = weakref.ref(optimizer)
         # Of the last forward with gradients, and of that of the last complete step: whether in training mode.
         self._mode = self._mode_of_steps = True
         self._beat = StepBeat()
@@ -144,10 +151,9 @@ class Attached:
             on_forward=self._forward_begins,
             on_inference=self._inference_begins,
             on_step=self._step_begins,
+            on_step_end=self._step_ends,
             on_failure=self._sections_failed,
         )
-        # Behind the hooks of the sections: torch calls hooks in the order in which they were put on.
-        self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
 
     @property
     def is_attached(self) -> bool:
@@ -166,6 +172,12 @@ class Attached:
             self.step, self._is_between = step, is_between
             self._guard.is_on = was_on and self._is_attached
 
+    def go_to(self, step: int) -> None:
+        """Go on behind another number of steps, as of a state that was loaded. For adapters."""
+        self.step = step
+        if self._between_steps is not None:
+            self._due_at = 0.0
+
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Only count steps meanwhile, of which ranks may take different numbers, until they `meet()`. For adapters.
@@ -173,12 +185,12 @@ class Attached:
         What was due before is done first; all ranks are here.
         """
         self._leave_if_asked()
-        between_steps = self._between_steps
-        self._is_apart, self._between_steps = True, None
+        due_at = self._due_at
+        self._is_apart, self._due_at = True, _NEVER
         try:
             yield
         finally:
-            self._is_apart, self._between_steps = False, between_steps
+            self._is_apart, self._due_at = False, due_at
             # Of micro-batches that make no step any more: its deadline would go on while this rank waits for others.
             self._beat.drop()
 
@@ -188,7 +200,7 @@ class Attached:
         Raises `Preempted`.
         """
         self.step = max(gather(self.step))
-        self._is_between = True
+        self._is_between = self._between_steps is not None
         self._guard.run(self._step_is_complete)
         self._leave_if_asked()
 
@@ -241,17 +253,23 @@ class Attached:
         model = self._model()
         return model is None or bool(model.training)
 
-    def _step_begins(self, *_: Any) -> None:
+    def _step_begins(self) -> None:
+        self._is_in_step = True
         if self._is_between or self._is_leaving:
             self._leave_if_asked()
-        if self._beat.beat is None or not self._beat.beat.t0:  # of a model whose forward was not seen
-            self._beat.begin(self.step if self._is_global else None)
+        beat = self._beat.beat
+        if beat is None or not beat.t0:  # of a model whose forward was not seen
+            self._guard.run(self._begin)
 
-    def _step_ends(self, optimizer: Any, *_: Any) -> None:
+    def _begin(self) -> None:
+        self._beat.begin(self.step if self._is_global else None)
+
+    def _step_ends(self, *_: Any) -> None:
+        self._is_in_step = False
         # Whatever becomes of the rest: loops end by the number, and what is done between two steps may be collective,
         # so that the other ranks would wait there for one whose hooks have failed.
         self.step += 1
-        self._is_between = self._between_steps is not None
+        self._is_between = self.step >= self._due_at
         self._mode_of_steps = self._mode
         if self._guard.is_on:  # `Guard.run`, written out
             try:
@@ -260,8 +278,6 @@ class Attached:
                 self._guard.fail(error)
         if self._loader is not None and (self._is_between or self._is_leaving):
             self._loader.due = self._leave_if_asked
-        if self._is_alone and self._is_attached:
-            self._begin_by_step(optimizer)  # not earlier: torch was going through the hooks before the step
 
     def _step_is_complete(self) -> None:
         # A step of the script's own, as of `Run.steps`, is checked there.
@@ -270,20 +286,36 @@ class Attached:
             self._is_leaving = True
 
     def _sections_failed(self) -> None:
-        self._is_alone = True
+        self._hook_alone(behind=self._is_in_step)
 
-    def _begin_by_step(self, optimizer: Any) -> None:
-        """Without the hooks of the sections, begin each step where the optimizer's does."""
-        self._is_alone = False
-        self._handles.append(optimizer.register_step_pre_hook(self._guard(self._step_begins)))
+    def _hook_alone(self, *, behind: bool) -> None:
+        """Put a hook of our own on the optimizer, before or behind its steps; each puts on the other one.
+
+        Never both at once: torch may be going through those before a step, or those behind it.
+        """
+        optimizer = self._optimizer()
+        if optimizer is None or not self._is_attached or behind in self._alone:
+            return
+        self._alone.add(behind)
+        if behind:
+            self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._ends_alone)))
+        else:
+            self._handles.append(optimizer.register_step_pre_hook(Guard(_ignore)(self._begins_alone)))
+
+    def _begins_alone(self, *_: Any) -> None:
+        self._hook_alone(behind=True)
+        self._step_begins()
+
+    def _ends_alone(self, *_: Any) -> None:
+        self._step_ends()
+        self._hook_alone(behind=False)
 
     def _leave_if_asked(self) -> None:
         if self._loader is not None:
             self._loader.due = None
-        if self._is_between:
+        if (self._is_between or self._is_leaving) and self._between_steps is not None:
             self._is_between = False
-            if self._between_steps is not None:
-                self._between_steps(self._is_leaving)
+            self._due_at = self._between_steps(self._is_leaving)
         if self._is_leaving:
             self._is_leaving = False
             heartbeat.done()  # saving may take any time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -250,7 +251,7 @@ class Attached:
         with self._loop.paused():
             self._states.load(directory, *args, **options)
         if saved is not None:
-            self._loop.step = int(saved["step"])
+            self._loop.go_to(int(saved["step"]))
             self._go_to(saved)
         elif self._accelerator.is_main_process:
             say_once(
@@ -273,16 +274,21 @@ class Attached:
     def _expected_save_s(self) -> float:
         return 0.0 if self._checkpointer is None else self._checkpointer.expected_save_s
 
-    def _between_steps(self, is_leaving: bool) -> None:
-        """Save if it is time, or the last thing before the job leaves. Collective: all ranks are behind one step."""
+    def _between_steps(self, is_leaving: bool) -> int:
+        """Save if it is time, or the last thing before the job leaves; return behind how many steps to ask again.
+
+        Collective: all ranks are behind one step.
+        """
         if not is_leaving:
-            if self._checkpointer is not None:
-                self._checkpointer.maybe_save(self.step)
-            return
+            if self._checkpointer is None:
+                return sys.maxsize
+            self._checkpointer.maybe_save(self.step)
+            return self._checkpointer.next_due()
         if self._checkpointer is not None:
             save_at_stop(self._checkpointer, self.step, self._session)
         elif self._own is not None and self._accelerator.project_configuration.automatic_checkpoint_naming:
             save_at_stop(_Numbered(self._own), self.step, self._session)
+        return self.step
 
 
 class _Numbered:

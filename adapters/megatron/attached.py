@@ -78,7 +78,7 @@ class Attached:
         _current = self
         self.step = first_step or 0
         """Completed steps, over all attempts where `first_step` says so; the number of the next one."""
-        self.step_under_way = Step(lambda: None if first_step is None else self.step)
+        self.step_under_way = Step(first_step)
         self.spans = spans(self.step_under_way)
         self._parts = tuple(self.spans[name] for name in IN_STEP)
         self._update = self.spans["optim"]
@@ -139,7 +139,7 @@ class Attached:
         heard: dict[str, Heard] = {
             timer: (self.spans[section].begin, self.spans[section].end) for timer, section in SECTION_OF.items()
         }
-        heard[STEP] = self._step_begins, _nothing
+        heard[STEP] = self._step_begins, None
         heard[OPTIMIZER] = self._optimizer_begins, self._optimizer_ends
         timers = ObservingTimers(getattr(owner, name), heard, self.guard)
         setattr(owner, name, timers)
@@ -248,8 +248,11 @@ class Attached:
         if depth:
             return
         # Whatever becomes of the rest: loops end by it.
-        number = self.step_under_way.number()
+        under_way = self.step_under_way
+        number = None if under_way.number is None else under_way.number()
         self.step = (self.step if number is None else number) + 1
+        if under_way.global_step is not None:
+            under_way.global_step = self.step
         self._has_stepped = True
         if self.guard.is_on:
             try:
@@ -273,10 +276,6 @@ class Attached:
             f"megatron: a hook failed, heartbeats and sections are switched off and training goes on: "
             f"{type(error).__name__}: {error}",
         )
-
-
-def _nothing() -> None:
-    pass
 
 
 def _check(config: Any, optimizer: Any, first_step: Any) -> None:

@@ -63,14 +63,16 @@ class Span:
 class Step:
     """The heartbeat of a step: begun by the first of its parts that is heard, ended by the optimizer."""
 
-    __slots__ = ("beat", "evaluation", "has_gradients", "is_open", "number")
+    __slots__ = ("beat", "evaluation", "global_step", "has_gradients", "is_open", "number")
 
-    def __init__(self, number: Callable[[], int | None]) -> None:
-        """`number()` tells which one begins, None where steps are only counted."""
+    def __init__(self, global_step: int | None) -> None:
+        """`global_step` is the one that begins, None where steps are only counted."""
         import torch
 
         self.beat = StepBeat()
-        self.number = number
+        self.global_step = global_step
+        self.number: Callable[[], int | None] | None = None
+        """Tells the same, where somebody else counts."""
         self.has_gradients: Callable[[], bool] = torch.is_grad_enabled
         """Tells whether gradients are wanted: an evaluation is no step."""
         self.evaluation = Span("eval")
@@ -80,7 +82,7 @@ class Step:
         """Begin it, unless it has begun; not in an evaluation, whose iterations are steps to NVRx's client."""
         if not (self.is_open or self.evaluation.depth):
             self.is_open = True
-            self.beat.begin(self.number())
+            self.beat.begin(self.global_step if self.number is None else self.number())
 
     def drop(self) -> None:
         """Close it without counting, after an exception."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from resilience_sdk.straggler.hooks import Guard
 
-Heard = tuple[Callable[[], None], Callable[[], None]]
-"""What to call behind the start of a timer, and before its stop."""
+Heard = tuple[Callable[[], None], Callable[[], None] | None]
+"""What to call behind the start of a timer, and before its stop, if anything."""
 
 
 class ObservingTimers:
@@ -54,7 +54,7 @@ class ObservedTimer:
 
     __slots__ = ("_begins", "_ends", "_guard", "inner")
 
-    def __init__(self, begins: Callable[[], None], ends: Callable[[], None], guard: Guard) -> None:
+    def __init__(self, begins: Callable[[], None], ends: Callable[[], None] | None, guard: Guard) -> None:
         self.inner: Any = None
         self._begins, self._ends = begins, ends
         self._guard = guard
@@ -72,7 +72,7 @@ class ObservedTimer:
 
     def stop(self, barrier: bool = False) -> None:
         """Stop it; what it waits for then does not count."""
-        if self._guard.is_on:
+        if self._ends is not None and self._guard.is_on:
             try:
                 self._ends()
             except Exception as error:  # noqa: BLE001 - as above

@@ -296,6 +296,10 @@ class Checkpointer:
         left_s = None if self.time_left is None else self.time_left()
         return self._checked_save(step, in_background=self._in_background, left_s=left_s)
 
+    def next_due(self) -> int:
+        """Return after how many completed steps `maybe_save` has something to do again, behind a call of it."""
+        return self._policy.next_due()
+
     def _answer(self, step: int) -> int | None:
         """Return None for "save now", else the step at which to ask again; on rank 0."""
         answer = self._policy.answer(step, self._now_s())

@@ -95,6 +95,11 @@ class SavePolicy:
             return "save" if step > 0 and step // self.every.steps > before // self.every.steps else "no"
         return "ask" if step >= self.next_question else "no"
 
+    def next_due(self) -> int:
+        """Return after how many completed steps `due` has more than "no" to say again; the same on all ranks."""
+        every = self.every.steps
+        return self.next_question if every is None else (self._asked_step // every + 1) * every
+
     @property
     def interval_s(self) -> float:
         """Seconds between the end of one save and the begin of the next; rank 0's."""

@@ -32,6 +32,7 @@ def attach(
     on_forward: Callback | None = None,
     on_inference: Callback | None = None,
     on_step: Callback | None = None,
+    on_step_end: Callback | None = None,
     on_failure: Callback | None = None,
 ) -> Attachment:
     """Time `fwd`, `bwd`, `comm_wait` and `optim` of a model by hooks; detach with the returned handle.
@@ -52,6 +53,7 @@ def attach(
         on_forward: Called before each forward with gradients, on the thread that trains; for adapters.
         on_inference: The same before each forward without gradients.
         on_step: The same before each step of the optimizer.
+        on_step_end: The same behind it.
         on_failure: The same when a hook has failed, or the model is gone: none of these is called any more.
 
     Raises:
@@ -78,7 +80,7 @@ def attach(
     if blind is not None and (identity is None or identity.rank == 0):  # one line per job, not one per rank
         say_once("attach", f"attach: {blind}")
     _ATTACHED[model] = attachment = Attachment(
-        model, optimizer, prefix, kernels_every, Listener(on_forward, on_inference, on_step, on_failure)
+        model, optimizer, prefix, kernels_every, Listener(on_forward, on_inference, on_step, on_step_end, on_failure)
     )
     return attachment
 
@@ -177,7 +179,11 @@ class Attachment:
         self._passes.step_begins(optimizer, has_closure=has_closure)
 
     def _step_ends(self, optimizer: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        self._passes.step_ends(optimizer)
+        try:
+            self._passes.step_ends(optimizer)
+        finally:
+            if self._listener.on_step_end is not None:
+                self._listener.on_step_end()
         if self._sampler is not None:
             self._sampler.step_ends()
 

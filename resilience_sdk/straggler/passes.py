@@ -43,7 +43,9 @@ class Listener:
     on_inference: Callback | None = None
     """Before each other one."""
     on_step: Callback | None = None
-    """Before each step of an optimizer that has hooks."""
+    """Before each step of the optimizer."""
+    on_step_end: Callback | None = None
+    """Behind it."""
     on_failure: Callback | None = None
     """When a hook has failed, or the model is gone: none of these is called any more."""
 

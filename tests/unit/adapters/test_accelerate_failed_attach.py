@@ -59,23 +59,18 @@ def test_nothing_is_left_of_it(prepared, recording, monkeypatch, step):
     attach().detach()
 
 
-@pytest.mark.parametrize(
-    ("hook", "nth"), [("register_step_pre_hook", 1), ("register_step_post_hook", 1), ("register_step_post_hook", 2)]
-)
-def test_nothing_is_left_where_the_optimizer_refuses_a_hook(recording, hook, nth):
-    """In a loop of plain PyTorch, too: one of the adapter's own, or one of the sections."""
+@pytest.mark.parametrize("hook", ["register_step_pre_hook", "register_step_post_hook"])
+def test_nothing_is_left_where_the_optimizer_refuses_a_hook(recording, hook):
+    """In a loop of plain PyTorch, too."""
     net = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(torch.zeros(4, 1)), batch_size=2)
-    plain, calls = getattr(optimizer, hook), []
+    plain = getattr(optimizer, hook)
 
     def refuse(called):
-        calls.append(called)
-        if len(calls) == refused_at:
-            raise ZeroDivisionError
-        return plain(called)
+        setattr(optimizer, hook, plain)
+        raise ZeroDivisionError
 
-    refused_at = nth
     setattr(optimizer, hook, refuse)
     with pytest.raises(ZeroDivisionError):
         pytorch.attach(net, optimizer, loader)

@@ -35,9 +35,12 @@ def loop(monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     due, checks = [], []
     monkeypatch.setattr(preemption, "check", lambda step: checks.append(step) or step == 7)
-    loop = pytorch.Attached(
-        model, optimizer, None, 0, between_steps=lambda is_leaving: due.append((loop.step, is_leaving))
-    )
+
+    def between_steps(is_leaving):
+        due.append((loop.step, is_leaving))
+        return loop.step
+
+    loop = pytorch.Attached(model, optimizer, None, 0, between_steps=between_steps)
 
     def forward():
         model(torch.ones(1)).sum().backward()

@@ -12,10 +12,20 @@ from torch.utils.data import DataLoader
 
 from resilience_sdk import lanes, preemption
 from resilience_sdk.adapters import pytorch
-from resilience_sdk.errors import ConfigError
+from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.straggler.passes import Passes
 
 from .plain_loop import counts, train, train_step
+
+
+def tell_each(told):
+    """What is due behind every step, and notes each time."""
+
+    def between_steps(is_leaving):
+        told.append(is_leaving)
+        return 0
+
+    return between_steps
 
 
 def test_a_second_use_is_an_error(asked, model, optimizer):
@@ -107,7 +117,7 @@ def test_what_comes_between_steps_comes_also_where_a_hook_has_failed(
     monkeypatch.setattr(preemption, "check", lambda step=None: 1 / 0)
     told = []
     watched = loader if is_watched else None
-    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, watched, 0, between_steps=told.append))
+    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, watched, 0, between_steps=tell_each(told)))
     train(model, optimizer, loader)
     assert handle.step == 6
     assert told == [False] * (6 if is_watched else 5)
@@ -116,24 +126,30 @@ def test_what_comes_between_steps_comes_also_where_a_hook_has_failed(
 def test_loading_a_state_comes_between_no_steps(recording, asked, model, optimizer):
     """Some optimizers make a step when their state is loaded."""
     told = []
-    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, None, 0, between_steps=told.append))
+    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, None, 0, between_steps=tell_each(told)))
     with handle.paused():
         optimizer.step()
     model(torch.randn(2, 4))
     assert (handle.step, told) == (0, [])
 
 
+@pytest.mark.parametrize("part", ["forward_begins", "gradient_comes", "step_begins", "step_ends"])
 def test_steps_are_beats_also_without_the_hooks_of_the_sections(
-    recording, asked, model, optimizer, loader, monkeypatch, capfd
+    recording, asked, model, optimizer, loader, monkeypatch, capfd, part
 ):
-    """A section that fails, where the step begins, switches sections off and nothing else; no hook is put on there."""
-    monkeypatch.setattr(Passes, "step_begins", lambda *_, **__: 1 / 0)
-    with pytorch.attach(model, optimizer, loader) as handle:
-        train(model, optimizer, loader)
-        assert handle.step == recording.snapshot().beats == 6
-        assert counts(recording)["step"] == 6
+    """A section that fails switches sections off and nothing else, wherever in a step that is."""
+    monkeypatch.setattr(Passes, part, lambda *_, **__: 1 / 0)
+    told = []
+    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, loader, 0, between_steps=tell_each(told)))
+    train(model, optimizer, loader)
+    assert handle.step == recording.snapshot().beats == 6
+    assert counts(recording)["step"] == 6
     assert asked.checks == [1, 2, 3, 4, 5, 6]
+    assert told == [False] * 6
     assert capfd.readouterr().err.count("switched off") == 1
+    handle.detach()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
 
 
 def test_steps_are_beats_also_where_the_attached_model_is_gone(recording, asked, optimizer, model, loader):
@@ -142,3 +158,21 @@ def test_steps_are_beats_also_where_the_attached_model_is_gone(recording, asked,
         gc.collect()
         train(model, optimizer, loader)
         assert handle.step == recording.snapshot().beats == 6
+
+
+def test_what_is_due_between_steps_says_when_it_is_due_again(recording, asked, model, optimizer, loader):
+    """It is asked behind those steps, when the job is to leave, and behind the first one of another state."""
+    told = []
+
+    def between_steps(is_leaving):
+        told.append((handle.step, is_leaving))
+        return handle.step + 3
+
+    asked.add(16)
+    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, loader, 0, between_steps=between_steps))
+    train(model, optimizer, loader)
+    assert told == [(1, False), (4, False)]
+    handle.go_to(10)
+    with pytest.raises(Preempted):
+        train(model, optimizer, loader)
+    assert told[2:] == [(11, False), (14, False), (16, True)]

@@ -53,6 +53,20 @@ def asked_at(every, steps, *, first=0):
     return saved
 
 
+@given(st.integers(1, 20), st.integers(0, 50), st.sampled_from(["steps", "auto"]))
+def test_nothing_is_due_before_it_is_said_to_be(interval, first, kind):
+    """So nobody needs to ask in between, and at that step there is something to do."""
+    policy = SavePolicy(Every(steps=interval) if kind == "steps" else parse_every("auto"))
+    policy.start(first, 0.0)
+    policy.due(first + 1)
+    policy.next_question = first + 1 + interval
+    due_at = policy.next_due()
+    for step in range(first + 2, due_at):
+        assert policy.due(step) == "no"
+    if due_at > first + 1:
+        assert policy.due(due_at) != "no"
+
+
 def test_a_multiple_that_was_passed_is_due_at_the_next_question():
     """Some are asked about seldom: ranks with different numbers of batches, or a step that counts several."""
     assert asked_at(10, [4, 8, 12, 16, 20, 24, 48]) == [12, 20, 48]
