@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from calls import calls_of
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -28,6 +29,22 @@ def test_a_loop_without_a_line_of_ours_has_beats_and_sections(recording, asked, 
     assert counts(recording) == {"step": 6, "fwd": 6, "bwd": 6, "comm_wait": 6, "optim": 6, "data": 7}
     assert asked.checks == [1, 2, 3, 4, 5, 6]
     assert recording.stack() == []
+
+
+def test_a_step_takes_few_calls_more_than_its_sections(recording, model, optimizer, loader):
+    """There are 12, the check for preemption and the wait for data among them."""
+
+    def calls_of_a_step():
+        batches = iter(loader)
+        for _ in range(3):
+            train_step(model, optimizer, next(batches)[0])
+        return calls_of(lambda: train_step(model, optimizer, next(batches)[0]))
+
+    sections = straggler.attach(model, optimizer)
+    alone = calls_of_a_step()
+    sections.detach()
+    with pytorch.attach(model, optimizer, loader, first_step=0):
+        assert calls_of_a_step() - alone <= 16
 
 
 def test_a_beat_holds_all_micro_batches(recording, asked, model, optimizer, loader):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from dataclasses import dataclass
 
 import pytest
 import torch
+from calls import calls_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -145,21 +145,11 @@ def test_an_export_is_no_forward(recording, optimizer, strict):
 
 def test_a_step_takes_few_calls(recording, attached, net, optimizer):
     """After some milliseconds of work a call takes about a microsecond; of ours and of torch for us there are 57."""
-
-    def calls_of_a_step():
-        calls = []
-        sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_qualname) if event == "call" else None)
-        try:
-            train_step(net, optimizer)
-        finally:
-            sys.setprofile(None)
-        return len(calls)
-
     for _ in range(3):
         train_step(net, optimizer)
-    watched = calls_of_a_step()
+    watched = calls_of(lambda: train_step(net, optimizer))
     attached.detach()
-    assert watched - calls_of_a_step() <= 70
+    assert watched - calls_of(lambda: train_step(net, optimizer)) <= 70
 
 
 def test_without_an_optimizer_every_step_counts(recording, net, optimizer):
