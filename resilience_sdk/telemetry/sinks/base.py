@@ -50,6 +50,8 @@ class Sink(abc.ABC):
     """
 
     name: str
+    is_fetched = False
+    """Whether others come for what it tells: one that cannot be opened at the end of the job has nothing to deliver."""
 
     def __init__(self, place: Place) -> None:
         """Remember the place; nothing is imported, opened or asked here."""
@@ -69,6 +71,9 @@ class Sink(abc.ABC):
 
     def note_torn(self, lines: int) -> None:  # noqa: B027
         """Take into account that so many lines could not be read."""
+
+    def note_end(self) -> None:  # noqa: B027
+        """Wait for nothing that only matters while the job runs. Any thread."""
 
     def finish(self) -> Sequence[Any]:
         """Return what is to be sent because the job is over; `digest` may follow all the same."""
