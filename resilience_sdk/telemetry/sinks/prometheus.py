@@ -171,7 +171,7 @@ class PrometheusTextfile(_Prometheus):
         """Write into `directory`, one file per run and node: it stays after the end, with `resilience_run_up 0`."""
         super().__init__(place)
         # Nodes may share the directory: pods of one host, or one on a shared file system.
-        which = hashlib.sha256(b"\0".join(map(os.fsencode, (place.run_dir, place.host)))).hexdigest()[:8]
+        which = hashlib.sha256(os.fsencode(f"{place.run_dir}\n{place.host}")).hexdigest()[:8]
         self.path = Path(directory) / f"resilience_{_safe(place.run)}_{_safe(place.host)}_{which}.prom"
 
     def refresh(self) -> None:
