@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from resilience_sdk import console, preemption
+from resilience_sdk import preemption
 from resilience_sdk.adapters import megatron
 from resilience_sdk.adapters.megatron import attached, surroundings
 from resilience_sdk.adapters.megatron.client import MonitorClient
@@ -45,9 +45,8 @@ class Timer:
 
 
 @pytest.fixture(autouse=True)
-def detached(monkeypatch):
-    """No test leaves its loop attached, and each may say its lines."""
-    monkeypatch.setattr(console, "_said", set())
+def detached():
+    """No test leaves its loop attached."""
     yield
     if attached._current is not None:
         attached._current.detach()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import resilience_sdk
-from resilience_sdk import console, heartbeat, lanes, preemption, straggler
+from resilience_sdk import heartbeat, lanes, preemption, straggler
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.session.run import Run
@@ -53,9 +53,8 @@ def asked(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def detached(monkeypatch):
-    """No test leaves its loop attached, and each may say its lines."""
-    monkeypatch.setattr(console, "_said", set())
+def detached():
+    """No test leaves its loop attached."""
     yield
     if pytorch._current is not None:
         pytorch._current.detach()

@@ -18,7 +18,6 @@ import needed
 import pytest
 from told_run import ToldRun
 
-from resilience_sdk import console
 from resilience_sdk.telemetry.sinks.prometheus import ADDRESS_FILE, PrometheusServer, PrometheusTextfile
 from resilience_sdk.telemetry.worker import Worker
 
@@ -166,7 +165,6 @@ def test_a_port_that_the_run_before_is_about_to_leave_is_waited_for(
     run: ToldRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It stays until its last metrics were fetched: told in one line, and no failure."""
-    console._said.clear()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
