@@ -27,6 +27,7 @@ FLOORS: dict[int, set[str]] = {
         "kernel_files",
         "settings",
         "short_names",
+        "streams",
         "whole_file",
         "wire",
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from resilience_sdk.adapters.megatron import surroundings
@@ -120,7 +120,10 @@ class Pretraining:
     def _progress(self) -> tuple[int, int | None]:
         loaded, last = getattr(self._args, "iteration", 0), getattr(self._args, "train_iters", None)
         done = max(self._handle.step, loaded if isinstance(loaded, int) else 0)
-        return done, last if isinstance(last, int) else None
+        if not isinstance(last, int):
+            return done, None
+        skipped = getattr(self._args, "iterations_to_skip", None) or ()
+        return last if _only_skips_are_left(done, last, skipped) else done, last
 
     # -- once Megatron is initialised
 
@@ -189,3 +192,11 @@ class Pretraining:
                 ft._GLOBAL_RANK_MONITOR_CLIENT = None
 
         self._handle.on_detach(restore)
+
+
+def _only_skips_are_left(done: int, last: int, skipped: Collection[int]) -> bool:
+    """Tell whether no iteration behind `done` is trained (`--iterations-to-skip`, of which no timer is heard).
+
+    Megatron-LM counts them from 0, newer versions from 1.
+    """
+    return done < last and any(all(at + first in skipped for at in range(done, last)) for first in (0, 1))

@@ -76,6 +76,8 @@ def capture(entries: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> dic
 
     An optimizer among them has taken a step: DCP gives one without state a state by a step of its own.
     """
+    if not entries:
+        return {}  # without DCP, whose first import takes a second of the thread that trains
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
     captured: dict[str, Any] = {}

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 
 import attrs
 
 from resilience_sdk._version import __version__
-from resilience_sdk.console import printable
+from resilience_sdk.console import printable, say
 from resilience_sdk.errors import ConfigError, ResilienceError
+from resilience_sdk.streams import drop_unwritten, nobody_reads, open_closed_streams
 
 EXIT_OK = 0
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 141  # what a shell tells of a program that SIGPIPE ended
 
 
 @attrs.frozen
@@ -63,32 +64,39 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: that of this process) and return its exit code.
 
-    Mistakes of the user end with one line on standard error and 2; a subcommand's own exit codes pass.
+    Mistakes of the user end with one line on standard error and 2; a subcommand's own exit codes pass. Where nobody
+    reads what it prints (`resilience why | head`) it ends quietly with 141.
     """
+    open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(words)
     except ResilienceError as error:
         return _refuse(error)
+    except BrokenPipeError:
+        if not nobody_reads():
+            raise
+        return EXIT_UNREAD
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    finally:
+        drop_unwritten()
 
 
 def _refuse(error: Exception) -> int:
-    print(f"resilience: {' '.join(printable(str(error)).split())}", file=sys.stderr)
+    say(" ".join(printable(str(error)).split()), wrap=False)
     return EXIT_USAGE
 
 
 def _reading(command: Callable[[list[str]], int], words: list[str]) -> int:
     """Run a command that only reads and prints."""
     try:
-        code = command(words)
-        sys.stdout.flush()  # a reader that left is noticed here, not at exit
-        return code
+        try:
+            return command(words)
+        finally:
+            sys.stdout.flush()  # what cannot be written is noticed here, not at exit
     except BrokenPipeError:
-        # `resilience why | head`: the reader has seen enough. Nothing may be flushed into the pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        raise
     except OSError as error:
         return _refuse(error)
 
@@ -99,10 +107,9 @@ def _dispatch(words: list[str]) -> int:
         return EXIT_USAGE
     name, rest = words[0], words[1:]
     if name in ("-h", "--help", "help"):
-        return _help(rest)
+        return _reading(_help, rest)
     if name == "--version":
-        print(__version__)
-        return EXIT_OK
+        return _reading(_version, rest)
     if name not in COMMANDS:
         raise ConfigError(_unknown(name))
     command = _load(name)
@@ -115,6 +122,11 @@ def _help(words: list[str]) -> int:
     if words:
         raise ConfigError(_unknown(words[0]))
     print(usage())
+    return EXIT_OK
+
+
+def _version(_: list[str]) -> int:
+    print(__version__)
     return EXIT_OK
 
 

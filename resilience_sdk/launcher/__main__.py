@@ -3,6 +3,11 @@
 import sys
 
 from resilience_sdk.launcher.main import main
+from resilience_sdk.streams import drop_unwritten, open_closed_streams
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    open_closed_streams()
+    try:
+        sys.exit(main(sys.argv[1:]))
+    finally:
+        drop_unwritten()

@@ -17,6 +17,7 @@ from resilience_sdk.events import Event
 from resilience_sdk.outcome import Verdict
 from resilience_sdk.telemetry.families import FAMILIES, Sample
 from resilience_sdk.telemetry.plain import amount, clean_time
+from resilience_sdk.telemetry.timeline import Timeline
 
 _NO_ACTION = "none"
 
@@ -51,21 +52,29 @@ class Goodput:
     _failed: tuple[float, int] = (0.0, 0)  # seconds of training, and first step, of the attempt before
     _stands_since: float | None = None
     _shown: dict[str, float] = attrs.field(factory=dict)
+    _timeline: Timeline = attrs.field(factory=Timeline)
+    _newest_at: float = 0.0
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take one event; what cannot be understood is left out."""
-        at = max(self._since, clean_time(float(event["t"])))
+        wall_s = float(event["t"])
+        self._newest_at = max(self._newest_at, clean_time(wall_s))
+        at = max(self._since, self.when(wall_s, event.get("mono_ns"), event.get("boot_id")))
         if (rule := _RULES.get(str(event.get("event")))) is not None:
             rule(self, event, at)
         self._last = max(self._last, at)
 
     @property
     def newest_at(self) -> float:
-        """Unix time of the newest event."""
-        return self._last
+        """Unix time of the newest event, as it was written down."""
+        return self._newest_at
+
+    def when(self, wall_s: float, mono_ns: object, boot_id: object) -> float:
+        """Return a moment of the node as `samples` wants it, from the clocks there."""
+        return self._timeline.at(wall_s, mono_ns, boot_id)
 
     def samples(self, now: float | None) -> Iterator[Sample]:
-        """Return the values at Unix time `now`; None where the job is not running: then at the last event.
+        """Return the values at `now`, as `when` told it; None where the job is not running: then at the last event.
 
         What is counted never becomes less, though an event may come later than the moment that it tells of.
         """

@@ -74,6 +74,7 @@ class Worker:
     def finish(self) -> None:
         """Ask for what is left to be delivered, and for the end; returns at once."""
         self._finishing = True
+        self.sink.note_end()
         self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
@@ -105,6 +106,9 @@ class Worker:
                 if self._failing_since is None:
                     self._failing_since = time.monotonic()
                     self._note_failure(self.sink.name, error)
+                if self._finishing and self.sink.is_fetched and not is_open:
+                    self._delivered.set()  # who was to come for it cannot, and will not any more
+                    return
                 if is_open:  # what is broken may come again when it is opened anew
                     is_open = False
                     self._close()

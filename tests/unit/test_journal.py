@@ -7,7 +7,6 @@ import stat
 
 import pytest
 
-from resilience_sdk import console
 from resilience_sdk.events import Event
 from resilience_sdk.journal import Journal, journal_sizes, read_journal, redact_argv
 from resilience_sdk.run_directory import RunDirectory
@@ -64,7 +63,6 @@ def test_what_was_written_since_is_read_alone(tmp_path) -> None:
 
 def test_a_line_that_a_full_disk_cuts_off_takes_no_other_with_it(tmp_path, capsys) -> None:
     """Only a part of it was written, without its end; what comes once there is room stands on a line of its own."""
-    console._said.clear()
     journal = Journal(tmp_path, writer="rank0", host="here", boot_id="", job="job")
     journal.emit(Event.CKPT_BEGIN, step=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -13,7 +13,6 @@ from typing import Any
 import attrs
 import pytest
 
-from resilience_sdk import console
 from resilience_sdk.errors import RunDirectoryError
 from resilience_sdk.hostinfo import process_start_ticks
 from resilience_sdk.lease import STALE_AFTER_S, Lease, current_holder
@@ -166,11 +165,8 @@ def test_one_of_many_wins_a_stale_lease(run: RunDirectory) -> None:
     assert _leftovers(run) == []
 
 
-def test_a_vanished_directory_is_said_once(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_vanished_directory_is_said_once(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """Renewing never ends a run."""
-    monkeypatch.setattr(console, "_said", set())
     lease = Lease.acquire(run, "job")
     run.set_aside()
     assert lease.renew()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk import console
 from resilience_sdk.errors import RunDirectoryError
 from resilience_sdk.run_directory import RunDirectory, choose_run_dir, newest_run_dir
 
@@ -142,9 +141,8 @@ def test_newest(tmp_path: Path) -> None:
         newest_run_dir({}, tmp_path / "nothing")
 
 
-def test_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The flag is set here and where the other extension's tools look; a bad place there is said."""
-    monkeypatch.setattr(console, "_said", set())
     run = RunDirectory.create(tmp_path / "run")
     assert not run.is_finished()
     run.mark_finished({"FAULT_TOL_FINISHED_FLAG_FILE": str(tmp_path / "flag")})

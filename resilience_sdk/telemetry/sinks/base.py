@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.hostinfo import boot_id
 from resilience_sdk.telemetry.families import Sample
 from resilience_sdk.telemetry.follower import Line
 from resilience_sdk.telemetry.goodput import Goodput
@@ -50,6 +51,8 @@ class Sink(abc.ABC):
     """
 
     name: str
+    is_fetched = False
+    """Whether others come for what it tells: one that cannot be opened at the end of the job has nothing to deliver."""
 
     def __init__(self, place: Place) -> None:
         """Remember the place; nothing is imported, opened or asked here."""
@@ -69,6 +72,9 @@ class Sink(abc.ABC):
 
     def note_torn(self, lines: int) -> None:  # noqa: B027
         """Take into account that so many lines could not be read."""
+
+    def note_end(self) -> None:  # noqa: B027
+        """Wait for nothing that only matters while the job runs. Any thread."""
 
     def finish(self) -> Sequence[Any]:
         """Return what is to be sent because the job is over; `digest` may follow all the same."""
@@ -95,6 +101,7 @@ class Metrics:
     place: Place
     tally: Tally = attrs.field(factory=Tally)
     goodput: Goodput = attrs.field(factory=Goodput)
+    boot_id: str = attrs.field(factory=boot_id)
 
     def apply(self, event: Mapping[str, Any]) -> list[Sample]:
         """Take one event; return what it has changed."""
@@ -104,8 +111,10 @@ class Metrics:
     def now(self) -> list[Sample]:
         """Return the values that change without an event."""
         live = self.place.live
-        goes_on = live.is_told_of(self.goodput.newest_at)
-        return [*live.samples(), *self.goodput.samples(time.time() - _READ_WITHIN_S if goes_on else None)]
+        now = None
+        if live.is_told_of(self.goodput.newest_at):
+            now = self.goodput.when(time.time(), time.monotonic_ns(), self.boot_id) - _READ_WITHIN_S
+        return [*live.samples(), *self.goodput.samples(now)]
 
     def all(self) -> list[Sample]:
         """Return every value there is now, family by family."""

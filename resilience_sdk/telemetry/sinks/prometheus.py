@@ -29,6 +29,7 @@ _EXTRA = "prometheus"
 _RUN_LABELS = ("run", "node")
 _LOOK_S = 0.1  # how soon the end is noticed
 _PORT_FREE_WITHIN_S = LONGEST_STAY_S + 5.0
+_MOST_OF_A_NAME = 80  # a file name has 255 bytes
 _SERVED_S = 10.0  # how long one request may take
 ADDRESS_FILE = "prometheus.address"
 
@@ -69,6 +70,7 @@ class PrometheusServer(_Prometheus):
     """Serves the metrics over HTTP. With a token only to those who have it."""
 
     name = "prometheus"
+    is_fetched = True
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class PrometheusServer(_Prometheus):
         self._address = address
         self._token = token
         self._server: _Server | None = None
+        self._over = threading.Event()
         self._has_read_all = False
         self._is_serving = False
         self._visitors = Visitors()
@@ -126,6 +129,10 @@ class PrometheusServer(_Prometheus):
             target=server.serve_forever, args=(_LOOK_S,), name="resilience-prometheus", daemon=True
         ).start()
 
+    def note_end(self) -> None:
+        """Wait no longer for the port."""
+        self._over.set()
+
     def close(self) -> None:
         """Serve no more."""
         if self._server is not None:
@@ -145,14 +152,14 @@ class PrometheusServer(_Prometheus):
             try:
                 return _Server(self._address, self._visitors)
             except OSError as error:
-                if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
+                if error.errno != errno.EADDRINUSE or time.monotonic() >= until or self._over.is_set():
                     raise
             say_once(
                 f"port {self._address}",
                 f"metrics: port {self._address[1]} is taken, perhaps by a run that has just ended and waits for its "
                 f"last scrape: tried for {self._port_free_within_s:.0f} s",
             )
-            time.sleep(_LOOK_S)
+            self._over.wait(_LOOK_S)
 
 
 class PrometheusTextfile(_Prometheus):
@@ -161,11 +168,11 @@ class PrometheusTextfile(_Prometheus):
     name = "prometheus-textfile"
 
     def __init__(self, place: Place, directory: str) -> None:
-        """Write into `directory`, one file per run: it stays after the end, with `resilience_run_up 0`."""
+        """Write into `directory`, one file per run and node: it stays after the end, with `resilience_run_up 0`."""
         super().__init__(place)
-        where = hashlib.sha256(os.fsencode(place.run_dir)).hexdigest()[:8]
-        safe = "".join(c if c.isalnum() else "_" for c in place.run)
-        self.path = Path(directory) / f"resilience_{safe}_{where}.prom"
+        # Nodes may share the directory: pods of one host, or one on a shared file system.
+        which = hashlib.sha256(os.fsencode(f"{place.run_dir}\n{place.host}")).hexdigest()[:8]
+        self.path = Path(directory) / f"resilience_{_safe(place.run)}_{_safe(place.host)}_{which}.prom"
 
     def refresh(self) -> None:
         """Replace the file, readable for all: the node exporter is another user. Raises OSError."""
@@ -173,6 +180,10 @@ class PrometheusTextfile(_Prometheus):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         client.write_to_textfile(str(self.path), self._registry())
         os.chmod(self.path, 0o644)
+
+
+def _safe(name: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else "_" for c in name[:_MOST_OF_A_NAME])
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):

@@ -10,7 +10,6 @@ from adapter_frameworks import require
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from resilience_sdk import console
 from resilience_sdk.adapters.accelerate import attaching
 from resilience_sdk.adapters.accelerate.prepared import find_prepared
 from resilience_sdk.journal import Journal
@@ -19,12 +18,11 @@ from resilience_sdk.settings import load_settings
 
 
 @pytest.fixture
-def handle(tmp_path, recording, monkeypatch):
+def handle(tmp_path, recording):
     """An attach in a new run directory that has no name, and saves every 50 steps; it has not ended."""
     require("accelerate")
     from accelerate import Accelerator
 
-    monkeypatch.setattr(console, "_said", set())
     accelerator = Accelerator(cpu=True)
     net = nn.Linear(1, 1)
     accelerator.prepare(

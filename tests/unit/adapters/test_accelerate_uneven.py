@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from resilience_sdk import console, preemption
+from resilience_sdk import preemption
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.adapters.accelerate import uneven
 from resilience_sdk.errors import Preempted
@@ -30,7 +30,6 @@ class Accelerator:
 @pytest.fixture
 def loop(monkeypatch):
     """A loop that is attached; `loop.due` has what it did between two steps, `loop.checks` the steps it checked at."""
-    monkeypatch.setattr(console, "_said", set())
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     due, checks = [], []

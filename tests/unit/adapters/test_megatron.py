@@ -10,7 +10,7 @@ import types
 import pytest
 import torch
 
-from resilience_sdk import console, preemption
+from resilience_sdk import preemption
 from resilience_sdk.adapters import megatron
 from resilience_sdk.adapters._base import StepBeat
 from resilience_sdk.adapters.megatron import attached, saving, surroundings
@@ -66,9 +66,8 @@ def optimizer():
 
 
 @pytest.fixture(autouse=True)
-def detached(monkeypatch):
-    """No test leaves its loop attached, and each may say its lines."""
-    monkeypatch.setattr(console, "_said", set())
+def detached():
+    """No test leaves its loop attached."""
     yield
     if attached._current is not None:
         attached._current.detach()

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from resilience_sdk import console, preemption
+from resilience_sdk import preemption
 from resilience_sdk.adapters import megatron
 from resilience_sdk.adapters.megatron import attached, surroundings
 from resilience_sdk.adapters.megatron.client import MonitorClient
@@ -45,9 +45,8 @@ class Timer:
 
 
 @pytest.fixture(autouse=True)
-def detached(monkeypatch):
-    """No test leaves its loop attached, and each may say its lines."""
-    monkeypatch.setattr(console, "_said", set())
+def detached():
+    """No test leaves its loop attached."""
     yield
     if attached._current is not None:
         attached._current.detach()
@@ -200,6 +199,31 @@ def test_a_rank_tells_the_others_how_it_has_ended(recording, lm, monkeypatch, it
     lm._GLOBAL_ARGS.iteration = iteration
     run(lambda *_: None)
     assert told == ["not clean"]  # no session is in this process
+
+
+@pytest.mark.parametrize(
+    ("iteration", "skipped", "is_complete"),
+    [
+        (5, [5], True),
+        (5, [6], True),  # counted from 1, as newer versions do
+        (4, [2, 4, 5], True),
+        (4, [5, 6], True),
+        (4, [4], False),
+        (4, [5], False),  # the last one but one or the last one: the other is still to be trained
+        (5, [], False),
+        (5, None, False),
+    ],
+)
+def test_iterations_that_are_skipped_at_the_end_are_complete(recording, lm, iteration, skipped, is_complete):
+    """Nothing is heard of them, and 75 would have a complete training requeued."""
+    lm._GLOBAL_ARGS.iteration, lm._GLOBAL_ARGS.iterations_to_skip = iteration, skipped
+
+    def train(_forward, _provider):
+        raise SystemExit(0)
+
+    with pytest.raises(SystemExit) as left:
+        run(train)
+    assert left.value.code == (0 if is_complete else 75)
 
 
 PAGELESS = """

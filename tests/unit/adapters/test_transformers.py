@@ -179,9 +179,8 @@ def test_the_optimizer_is_the_one_that_steps(make):
     assert trainers.torch_optimizer(SimpleNamespace(optimizer=object())) is None
 
 
-def test_what_does_not_go_together_is_said(make, capsys, monkeypatch):
+def test_what_does_not_go_together_is_said(make, capsys):
     """Transformers' own handler of SIGTERM, and checkpoints without an optimizer; each with what to do."""
-    monkeypatch.setattr("resilience_sdk.console._said", set())
     before = signal.getsignal(signal.SIGTERM)
     try:
         trainer = make(enable_jit_checkpoint=True, save_only_model=True)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from resilience_sdk import console
 from resilience_sdk.adapters.transformers.tokens import Telling
 from resilience_sdk.straggler.cutting import first_pass
 from resilience_sdk.straggler.told import WORK, Told
@@ -52,9 +51,8 @@ class Odd(dict):
 
 
 @pytest.mark.parametrize(("found", "is_said"), [(([Odd()], 7), True), (None, True), ((iter([Odd()]), 7), False)])
-def test_nothing_that_is_odd_about_them_reaches_the_training(recording, monkeypatch, capsys, found, is_said):
+def test_nothing_that_is_odd_about_them_reaches_the_training(recording, capsys, found, is_said):
     """It is said once, and what the trainer fetched is what it gets, to the last batch."""
-    monkeypatch.setattr(console, "_said", set())
     fetch = Telling(lambda: found, None)
     assert [fetch(), fetch()] == [found, found]
     assert capsys.readouterr().err.count("how large batches are") == is_said

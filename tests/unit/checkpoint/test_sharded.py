@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import torch.distributed.checkpoint as dcp
 
 from resilience_sdk.checkpoint.ranks import Alone
@@ -20,3 +23,28 @@ def test_one_rank_needs_nobody_where_torch_can_be_told_so():
     assert _group(Alone(), older) == {}
     assert _group(Alone(), dcp.save) == _group(Alone(), dcp.load) == {"no_dist": True}
     assert _group(Two(), older) == {"process_group": "a gloo group"}
+
+
+WHOLE = """
+import sys
+import torch
+from resilience_sdk import lanes
+from resilience_sdk.checkpoint import Checkpointer
+
+lanes.disable()
+state = {"model": torch.nn.Linear(2, 2), "weight": torch.ones(3)}
+for step, in_background in ((1, False), (2, True)):
+    saver = Checkpointer(state, run_dir=f"{sys.argv[1]}/{in_background}", every=1, in_background=in_background)
+    assert saver.resume() == 0
+    assert saver.save(step) if step == 1 else saver.maybe_save(step)
+    assert saver.wait(60)
+    assert Checkpointer(state, run_dir=f"{sys.argv[1]}/{in_background}").resume() == step
+print([name for name in ("torch.distributed.checkpoint", "torch.distributed.tensor") if name in sys.modules])
+"""
+
+
+def test_what_is_not_sharded_needs_no_dcp(tmp_path):
+    """Its first import takes a second or more, of the thread that trains."""
+    command = [sys.executable, "-W", "ignore", "-c", WHOLE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from resilience_sdk import hostinfo
-from resilience_sdk.cli.main import main
+from resilience_sdk.cli.main import EXIT_UNREAD, main
 from resilience_sdk.events import Event
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore
 from resilience_sdk.journal import Journal
@@ -338,7 +338,7 @@ def test_the_newest_is_the_default(
 
 
 def test_a_reader_that_leaves_is_no_error(run: RunDirectory) -> None:
-    """`resilience why | head -0` ends quietly."""
+    """`resilience why | head -0` ends quietly, with the code of a program that met a broken pipe."""
     for _ in range(3):
         _incident(run)
     with subprocess.Popen(
@@ -350,4 +350,4 @@ def test_a_reader_that_leaves_is_no_error(run: RunDirectory) -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait() == 0
+        assert process.wait() == EXIT_UNREAD

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilience_sdk import console
 from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.launcher import kept_process
 from resilience_sdk.launcher.kept_process import KeptProcess
@@ -44,7 +43,6 @@ class Kept:
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """A clock of the test's own, and an empty journal."""
-    console._said.clear()
     (tmp_path / "journal").mkdir()
     made = Kept(Journal(tmp_path / "journal", writer="launcher", host="here", boot_id="", job="job"))
     monkeypatch.setattr(kept_process, "time", SimpleNamespace(monotonic=lambda: made.now))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk import console, numerics
+from resilience_sdk import numerics
 from resilience_sdk.errors import ConfigError, NumericsError
 from resilience_sdk.events import Event
 from resilience_sdk.incidents import IncidentStore
@@ -105,17 +105,15 @@ def test_who_asks_for_it_gets_an_exception_with_the_incident_written(watch, tmp_
 
 
 @pytest.mark.parametrize("lacks", [{"restarts": False}, {"is_global": False}])
-def test_a_rollback_that_cannot_be_is_a_warning(watch, monkeypatch, journal, lacks):
+def test_a_rollback_that_cannot_be_is_a_warning(watch, journal, lacks):
     """Where nobody starts the ranks again, or steps have no numbers, training goes on, and it is said."""
-    monkeypatch.setattr(console, "_said", set())
     watched = watch(**lacks)
     assert [bool(watched.check(loss, None, "rollback")) for loss in [NAN, 1.0, 1.0]] == [False, True, False]
     assert [facts["what"] for event, facts in journal.told if event is Event.DEGRADED] == ["numerics"]
 
 
-def test_a_run_directory_that_cannot_be_written_costs_the_incident_only(watch, tmp_path, monkeypatch, journal):
+def test_a_run_directory_that_cannot_be_written_costs_the_incident_only(watch, tmp_path, journal):
     """The value is still told and returned, the failure said and journalled."""
-    monkeypatch.setattr(console, "_said", set())
     (tmp_path / "file").write_text("")
     watched = watch(run_dir=tmp_path / "file")
     watched.check(NAN, None, "warn")

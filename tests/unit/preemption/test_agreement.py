@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 sys.path.insert(0, str(Path(__file__).parent))
 from steered_job import GRACE_S, Job, TwoNodes, agreed_job, two_nodes_asked
 
-from resilience_sdk import console
 from resilience_sdk.journal import read_journal
 from resilience_sdk.preemption import cell, scheduler
 from resilience_sdk.preemption.protocol import TEARDOWN
@@ -89,9 +88,8 @@ def test_a_rank_that_failed_on_one_node_makes_a_teardown_of_all(request):
 
 
 @pytest.mark.slow
-def test_a_node_that_is_cut_off_goes_on_alone_and_says_so(request, capfd, monkeypatch):
+def test_a_node_that_is_cut_off_goes_on_alone_and_says_so(request, capfd):
     """Its rank at the proposed check waits as long as the bound allows, then no longer; nobody is blocked."""
-    monkeypatch.setattr(console, "_said", set())  # other jobs of this process may have said it
     job = two_nodes_asked(request)
     while not job.ranks[1].page.words[layout.W_CONTROL]:
         job.hands.now += 0.02
@@ -180,9 +178,8 @@ def test_without_a_monitor_too_only_the_schedulers_end_has_a_time_of_its_own(req
 
 
 @pytest.mark.parametrize("gone", ["ended", "unseen", "agreed"])
-def test_a_rank_without_which_nothing_can_be_agreed_is_named_once(request, capfd, monkeypatch, gone):
+def test_a_rank_without_which_nothing_can_be_agreed_is_named_once(request, capfd, gone):
     """One that has ended early or that no monitor sees; not those that leave one by one after an agreed stop."""
-    monkeypatch.setattr(console, "_said", set())  # other jobs of this process may have said it
     job = agreed_job(request) if gone == "agreed" else Job()
     if gone != "agreed":
         job.start(ranks=2, apart=1, silent=9)

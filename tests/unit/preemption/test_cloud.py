@@ -15,7 +15,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from metadata_services import Azure, Ec2, Gce, serving
 
-from resilience_sdk import console
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.preemption import cloud_gcp
 from resilience_sdk.preemption.cloud import cloud_poller
@@ -194,14 +193,8 @@ def test_azure_event_that_has_started_ends_now(azure, clock, more):
     assert cloud_poller("azure", azure.url, clock=clock).poll().deadline_unix == clock.unix
 
 
-@pytest.fixture
-def unsaid():
-    """Nothing was said yet about any endpoint."""
-    console._said.clear()
-
-
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
-def test_a_dead_endpoint_is_said_once_and_never_raises(cloud, clock, capsys, unsaid):
+def test_a_dead_endpoint_is_said_once_and_never_raises(cloud, clock, capsys):
     """On a machine of another cloud nobody listens; Azure may be silent for its first two minutes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -216,7 +209,7 @@ def test_a_dead_endpoint_is_said_once_and_never_raises(cloud, clock, capsys, uns
     assert len(said.splitlines()) == (cloud == "azure")
 
 
-def test_a_silent_endpoint_costs_its_time_limit(capsys, unsaid):
+def test_a_silent_endpoint_costs_its_time_limit(capsys):
     """A service that accepts and says nothing does not hold the monitor up."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         poller = cloud_poller("gcp", f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2)
@@ -239,7 +232,7 @@ def test_a_silent_endpoint_costs_its_time_limit(capsys, unsaid):
         b"HTTP/1.1 200 OK\r\n\r\n7",
     ],
 )
-def test_nonsense_is_no_notice(cloud, raw, clock, capsys, unsaid):
+def test_nonsense_is_no_notice(cloud, raw, clock, capsys):
     """Whatever answers there in another way is no reason to stop a training, and none to end the monitor."""
     with serving({"aws": Ec2, "gcp": Gce, "azure": Azure}[cloud]()) as service:
         service.raw = raw
@@ -286,7 +279,7 @@ def test_azure_events_are_never_approved(azure, clock):
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
-def test_ec2_statuses_that_are_no_answer_are_no_notice(ec2, clock, capsys, unsaid, status):
+def test_ec2_statuses_that_are_no_answer_are_no_notice(ec2, clock, capsys, status):
     """Only 404 means: nothing of the kind. A service that is switched off (403) is said, and asked again."""
     ec2.refuse = status
     poller = cloud_poller("aws", ec2.url, clock=clock)
@@ -298,7 +291,7 @@ def test_ec2_statuses_that_are_no_answer_are_no_notice(ec2, clock, capsys, unsai
     assert poller.poll().source == "aws spot"
 
 
-def test_ec2_token_that_cannot_reach_a_container_is_explained(capsys, unsaid):
+def test_ec2_token_that_cannot_reach_a_container_is_explained(capsys):
     """The answer to the PUT is dropped by the network after one hop, which looks like silence."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -306,7 +299,7 @@ def test_ec2_token_that_cannot_reach_a_container_is_explained(capsys, unsaid):
     assert "HttpPutResponseHopLimit" in capsys.readouterr().err
 
 
-def test_a_service_that_breaks_down_takes_nothing_back(ec2, clock, unsaid):
+def test_a_service_that_breaks_down_takes_nothing_back(ec2, clock):
     """What it said last stands until it says otherwise."""
     poller = cloud_poller("aws", ec2.url, clock=clock)
     ec2.documents[ACTION] = "{}"
@@ -356,7 +349,7 @@ def test_a_watch_asks_as_often_as_it_should(ec2):
         hands.pass_s(5.0)
 
 
-def test_a_notice_that_was_obeyed_stops_the_next_start_before_its_end(ec2, clock, capsys, unsaid):
+def test_a_notice_that_was_obeyed_stops_the_next_start_before_its_end(ec2, clock, capsys):
     """Not at once; said once. The journal is asked when a notice is new, and again by a start in the same monitor."""
     ec2.documents[ACTION] = '{"action": "stop", "time": "2023-11-14T22:15:20Z"}'  # two minutes ahead
     asked, obeyed = [], [Heeded(clock.unix - 1, clock.unix + 120)]

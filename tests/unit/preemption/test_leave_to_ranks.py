@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from resilience_sdk import console
 from resilience_sdk.preemption import rank
 from resilience_sdk.preemption.checks import Checks
 from resilience_sdk.preemption.listener import Listener
@@ -31,7 +30,6 @@ def listener(monkeypatch):
     words = memoryview(bytearray(8 * at.LANES_AT)).cast("Q")
     side = Side(words, NO_PAGES, Journal(), 0, (), math.inf, wakeup=lambda: -1, is_alone=True)
     listener = Listener(side, Handlers(words, NO_PAGES, 0, ()), rank._flag_changed)
-    monkeypatch.setattr(console, "_said", set())
     monkeypatch.setattr(rank, "_side", side)
     monkeypatch.setattr(rank, "_me", listener)
     before = rank._asked

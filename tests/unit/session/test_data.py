@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
-from resilience_sdk import console
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.session.data import END, Walk, next_batch
 
@@ -153,9 +152,8 @@ def test_a_loader_that_became_shorter_ends_its_epoch(capsys):
         (lambda: DataLoader(Augmented()), True, True),
     ],
 )
-def test_only_what_takes_time_is_told_and_only_what_helps_is_advised(make, told, advised, capsys, monkeypatch):
+def test_only_what_takes_time_is_told_and_only_what_helps_is_advised(make, told, advised, capsys):
     """A list is read again in no time; another loader than torch's has no use for one that stands in for torch's."""
-    monkeypatch.setattr(console, "_said", set())
     walk = Walk()
     walk.restore({"epoch": 0, "batches": 2, "rng": None}, 1, 1)
     batches = walk.start_epoch(make(), lambda: None, is_speaker=True)

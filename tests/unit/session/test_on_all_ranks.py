@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from resilience_sdk import console
 from resilience_sdk.session import on_all_ranks
 from resilience_sdk.session.base import Session
 from resilience_sdk.session.identity import Identity
@@ -13,7 +12,6 @@ from resilience_sdk.session.identity import Identity
 @pytest.fixture
 def settled(monkeypatch):
     """Return the session of rank 0 after it has met another one; the two may resume or not."""
-    monkeypatch.setattr(console, "_said", set())
 
     def settled(own, other):
         class Ranks:

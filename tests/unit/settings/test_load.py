@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk import console
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.settings import Settings, load_settings, override_settings
-
-
-@pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "_said", set())
 
 
 def _file(tmp_path: Path, text: str, name: str = "config.yaml") -> str:

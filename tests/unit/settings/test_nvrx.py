@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk import console
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.settings import Settings, load_settings
 from resilience_sdk.settings.nvrx import KEYS, translate
@@ -25,11 +24,6 @@ model:
         log_level: DEBUG
         rank_termination_signal: SIGKILL
 """
-
-
-@pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "_said", set())
 
 
 def _file(tmp_path: Path, text: str) -> str:

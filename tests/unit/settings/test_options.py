@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk import console
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.settings import Settings
 from resilience_sdk.settings.fields import FIELDS
@@ -18,11 +17,6 @@ from resilience_sdk.settings.options import (
     settings_arguments,
     settings_from_options,
 )
-
-
-@pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "_said", set())
 
 
 def _parse(*words: str) -> argparse.Namespace:

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from resilience_sdk import console, faults, heartbeat, lanes, straggler
+from resilience_sdk import faults, heartbeat, lanes, straggler
 
 from .attached import ALL, batch, counts, train_step
 
@@ -57,9 +57,8 @@ def test_an_optimizer_that_fails_leaves_nothing_open(recording, attached, net, o
     assert counts(recording) == dict.fromkeys(ALL, 1)
 
 
-def test_a_hook_that_fails_ends_the_timing_and_nothing_else(recording, attached, net, optimizer, capfd, monkeypatch):
+def test_a_hook_that_fails_ends_the_timing_and_nothing_else(recording, attached, net, optimizer, capfd):
     """Training goes on, and one line says why it is not timed any more."""
-    monkeypatch.setattr(console, "_said", set())
 
     def broken():
         raise OSError("no page")
@@ -73,9 +72,8 @@ def test_a_hook_that_fails_ends_the_timing_and_nothing_else(recording, attached,
     ]
 
 
-def test_a_hook_that_fails_leaves_nothing_open(recording, attached, net, capfd, monkeypatch):
+def test_a_hook_that_fails_leaves_nothing_open(recording, attached, net, capfd):
     """The backward is under way when it happens; what is open then would look like a hang."""
-    monkeypatch.setattr(console, "_said", set())
     output = net(batch())
     attached._passes.waits.block = 5  # no block
     attached._passes.waits._has_opened = True

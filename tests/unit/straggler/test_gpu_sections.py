@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from resilience_sdk import console
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.rank_page.layout import DEVICE_KINDS
 from resilience_sdk.straggler import gpu_sections, section
@@ -137,11 +136,8 @@ def test_a_section_of_the_users_has_gpu_time_where_that_is_asked_for(recording, 
 
 
 @pytest.mark.parametrize("works_for", [0, 1])
-def test_a_device_that_fails_ends_the_gpu_time_and_not_the_section(
-    recording, device, in_use, works_for, monkeypatch, capsys
-):
+def test_a_device_that_fails_ends_the_gpu_time_and_not_the_section(recording, device, in_use, works_for, capsys):
     """At either end: the body runs, the section closes and counts, and one line says what is not measured any more."""
-    monkeypatch.setattr(console, "_said", set())
     device.works_for = works_for
     ran = []
     for _ in range(3):

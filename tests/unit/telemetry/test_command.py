@@ -95,7 +95,8 @@ def told_of_a_killed_job(folder: Path, *, days_ago: float) -> ToldRun:
         run.tell(Event.FIRST_BEAT, rank=rank)
     for file in run.run_dir.journal.iterdir():
         events = [json.loads(line) for line in file.read_text().splitlines()]
-        file.write_text("".join(json.dumps({**event, "t": event["t"] - 86400 * days_ago}) + "\n" for event in events))
+        then = [{**event, "t": event["t"] - 86400 * days_ago, "boot_id": "before"} for event in events]
+        file.write_text("".join(json.dumps(event) + "\n" for event in then))
     return run
 
 

@@ -62,6 +62,29 @@ def test_time_passes_without_events_while_the_job_runs() -> None:
     assert values(goodput, now=1110.0)["training"] == 100
 
 
+@pytest.mark.parametrize("set_by", [3600.0, -3600.0, 0.0])
+def test_a_wall_clock_that_is_set_is_no_time_that_has_passed(set_by: float) -> None:
+    """Neither between two events of a boot, nor since the last one."""
+    goodput = Goodput()
+    for at, name, fields in [*START, *beats(1010.0), (1110.0, "rank_exit", {"rank": 0, "exit_code": 1})]:
+        told = {"rank": None, "job": "job-1", "attempt": 0, "boot_id": "b", "mono_ns": int(at * 1e9) - 10**12, **fields}
+        goodput.apply({**told, "event": name, "t": at + set_by * (at >= 1010.0)})
+    found = values(goodput, now=goodput.when(1140.0 + set_by, 140 * 10**9, "b"))
+    assert (found["starting"], found["training"], found["recovering"]) == (10, 100, 30)
+    assert goodput.newest_at == max(1009.0, 1110.0 + set_by)  # what was written down
+
+
+def test_between_two_boots_the_wall_clock_counts() -> None:
+    """The monotonic one begins anew."""
+    goodput = Goodput()
+    for t, mono_s, boot, name in [
+        (1000.0, 500, "a", "run_start"), (1040.0, 540, "a", "degraded"), (2000.0, 3, "b", "run_start"),
+    ]:  # fmt: skip
+        goodput.apply({"event": name, "t": t, "mono_ns": mono_s * 10**9, "boot_id": boot, "job": "j", "attempt": 0})
+    found = values(goodput, now=goodput.when(2010.0, 13 * 10**9, "b"))
+    assert (found["starting"], found["waiting"]) == (50, 960)
+
+
 def test_a_crash_costs_its_recovery_and_the_steps_since_the_checkpoint() -> None:
     """100 steps in 100 s, of which the last 30 are done again."""
     goodput = account(

@@ -13,12 +13,13 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import needed
 import pytest
 from told_run import ToldRun
 
-from resilience_sdk import console
 from resilience_sdk.telemetry.sinks.prometheus import ADDRESS_FILE, PrometheusServer, PrometheusTextfile
+from resilience_sdk.telemetry.worker import Worker
 
 parser = needed.library("prometheus_client.parser", "prometheus")
 
@@ -164,7 +165,6 @@ def test_a_port_that_the_run_before_is_about_to_leave_is_waited_for(
     run: ToldRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It stays until its last metrics were fetched: told in one line, and no failure."""
-    console._said.clear()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -180,6 +180,29 @@ def test_a_port_that_the_run_before_is_about_to_leave_is_waited_for(
     sink.close()
     shown += capfd.readouterr().err
     assert shown.count("is taken, perhaps by a run that has just ended") == 1
+
+
+def test_the_end_of_the_job_ends_the_wait_for_a_port(run: ToldRun, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nobody was served and nobody will be, so nothing is left over; that it failed is told."""
+    failures: list[Exception] = []
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        sink = PrometheusServer(run.place(), ("127.0.0.1", taken.getsockname()[1]), None, port_free_within_s=60.0)
+        worker = Worker(
+            sink,
+            run.run_dir.journal,
+            note_failure=lambda _, error: failures.append(error),
+            note_recovery=lambda *_: pytest.fail("it was never well"),
+        )
+        worker.start()
+        while "is taken" not in capfd.readouterr().err:
+            time.sleep(0.001)
+        assert failures == []
+        worker.finish()
+        assert worker.join(10)
+    assert "in use" in str(failures)
+    assert len(failures) == 1
 
 
 def test_it_stays_until_the_end_was_fetched(run: ToldRun) -> None:
@@ -235,3 +258,12 @@ def test_two_runs_of_one_name_have_two_files(tmp_path: Path) -> None:
     first, second = ToldRun.make(tmp_path / "a"), ToldRun.make(tmp_path / "b")
     paths = {PrometheusTextfile(run.place(), str(tmp_path)).path for run in (first, second)}
     assert len(paths) == 2
+
+
+def test_two_nodes_of_a_run_have_two_files(run: ToldRun, tmp_path: Path) -> None:
+    """They may share the directory: pods of one host, or one on a shared file system."""
+    places = [attrs.evolve(run.place(), host=name) for name in ("trainer-0", "trainer-1", "trainer_1", "n" * 300)]
+    paths = {PrometheusTextfile(place, str(tmp_path)).path for place in places}
+    assert len(paths) == 4
+    assert any("trainer_0" in path.name for path in paths)
+    assert all(len(path.name) < 220 for path in paths)  # a library adds to it while it writes

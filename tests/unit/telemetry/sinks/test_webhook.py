@@ -11,7 +11,6 @@ import pytest
 from receiver import Received, receiving
 from told_run import ToldRun
 
-from resilience_sdk import console
 from resilience_sdk.events import Event
 from resilience_sdk.telemetry.sinks import webhook
 from resilience_sdk.telemetry.sinks.webhook import Webhook, WebhookError
@@ -68,7 +67,6 @@ def test_what_was_not_taken_is_posted_again_and_nothing_twice(run: ToldRun) -> N
 
 def test_an_event_that_is_refused_for_ever_is_passed_over(run: ToldRun, capsys: pytest.CaptureFixture[str]) -> None:
     """It must not hold up those behind it; that is said, once."""
-    console._said.clear()
     with receiving(lambda request: 400 if b'"incident"' in request.body else 200) as receiver:
         sink = Webhook(run.place(), receiver.url, ("incident", "recovered"))
         sink.send(items_of(run, sink))
@@ -81,7 +79,6 @@ def test_one_that_is_refused_like_a_wrong_address_holds_up_nobody(
     run: ToldRun, capsys: pytest.CaptureFixture[str], status: int
 ) -> None:
     """A filter before the receiver dislikes it: the next one is taken, and then it is asked once more, and given up."""
-    console._said.clear()
     with receiving(lambda request: status if b'"incident"' in request.body else 200) as receiver:
         sink = Webhook(run.place(), receiver.url, ("incident", "recovered"))
         items = items_of(run, sink)
