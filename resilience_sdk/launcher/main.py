@@ -57,15 +57,8 @@ def _main_or_leave(argv: Sequence[str]) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from resilience_sdk.launcher import options
-
-    try:
-        options.look_first(argv)
-    except ConfigError as error:
-        say(f"{error}")
-        return EXIT_USAGE
     load_torch()
-    from resilience_sdk.launcher import env
+    from resilience_sdk.launcher import env, options
     from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 
     # Torch logs each failure in several lines; the user's traceback and our verdict must stand out.

@@ -22,7 +22,6 @@ from resilience_sdk.console import say
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.journal import redact_argv
 from resilience_sdk.launcher.script import Script
-from resilience_sdk.launcher.torchruns_options import read_parser
 from resilience_sdk.settings import Settings, load_settings
 from resilience_sdk.settings import options as setting_options
 
@@ -84,10 +83,20 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
     """
     env = environ.environment() if env is None else env
     parser = _parser()
-    namespace = _read(parser, argv)
+    has_value = _has_value(parser)
+    words = setting_options.plain_switches(argv, lambda name: has_value.get(name, False))
+    namespace, unknown = parser.parse_known_args(words)
+    if unknown:
+        _refuse_unknown(unknown[0], parser)
     if namespace.accelerate_config is not None:
         _apply_accelerate_config(namespace, parser, env)
-    script = _script(namespace)
+    script = Script.parse(
+        namespace.training_script,
+        namespace.training_script_args,
+        module=bool(namespace.module),
+        no_python=bool(namespace.no_python),
+    )
+    script.check()
     settings = _settings(namespace, env)
     faults.parse(env.get(environ.FAULT, ""))  # a fault that is misspelt must not look like a promise that held
     start_method = _start_method(namespace.start_method)
@@ -99,22 +108,6 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
     _settle_threads(options, env)
     launch_config(options, os.devnull)  # finds what torchrun would refuse
     return options
-
-
-def look_first(argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-    """Answer `--help`, and refuse what is wrong for certain, without torch, which takes seconds to load.
-
-    Raises as `parse_options`, which reads everything.
-    """
-    env = environ.environment() if env is None else env
-    torchruns = read_parser()
-    if torchruns is None:
-        return
-    namespace = _read(_completed(torchruns), argv)
-    if not any(name in env for name in ("PET_MODULE", "PET_NO_PYTHON")):
-        _script(namespace)
-    _settings(namespace, env)
-    faults.parse(env.get(environ.FAULT, ""))
 
 
 def launch_config(options: Options, log_dir: str) -> Any:
@@ -180,28 +173,7 @@ def _nodes(args: argparse.Namespace) -> tuple[int, int]:
 
 def known_options() -> dict[str, bool]:
     """Return every spelling of every option of `resilience run`, and whether a value follows it."""
-    torchruns = read_parser()
-    return _has_value(_parser() if torchruns is None else _completed(torchruns))
-
-
-def _read(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    has_value = _has_value(parser)
-    words = setting_options.plain_switches(argv, lambda name: has_value.get(name, False))
-    namespace, unknown = parser.parse_known_args(words)
-    if unknown:
-        _refuse_unknown(unknown[0], parser)
-    return namespace
-
-
-def _script(namespace: argparse.Namespace) -> Script:
-    script = Script.parse(
-        namespace.training_script,
-        namespace.training_script_args,
-        module=bool(namespace.module),
-        no_python=bool(namespace.no_python),
-    )
-    script.check()
-    return script
+    return _has_value(_parser())
 
 
 def _has_value(parser: argparse.ArgumentParser) -> dict[str, bool]:
@@ -211,11 +183,7 @@ def _has_value(parser: argparse.ArgumentParser) -> dict[str, bool]:
 def _parser() -> argparse.ArgumentParser:
     from torch.distributed.run import get_args_parser
 
-    return _completed(get_args_parser())
-
-
-def _completed(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add our options to torchrun's."""
+    parser: argparse.ArgumentParser = get_args_parser()
     parser.prog = "resilience run"
     # Abbreviations reach behind the script: its own `--out` would be "ambiguous" with two of our options.
     parser.allow_abbrev = False
