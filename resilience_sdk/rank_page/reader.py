@@ -263,6 +263,7 @@ class PageReader:
 
     def _lane(self, index: int) -> LaneView:
         q = self.words
+        lane = at.lane_at(index)
         beats, step, last_ns, inside = 0, None, 0, False
         last_pass: list[tuple[int, int]] = []
         open_rings: list[tuple[int, int, int]] = []
@@ -280,14 +281,17 @@ class PageReader:
                 step = max(step or 0, count)
                 if name[1] == "heartbeat":
                     inside = inside or is_open
-                    if count:
+                    # Behind the ring's words, as its writer stores them before these.
+                    if left == q[lane + at.L_PASS_LEFT_NS]:
+                        last_pass.append((q[lane + at.L_PASS_ENTERED_NS], left))
+                    elif count:
                         took = q[first + at.R_SAMPLES + (count - 1 & at.RING_MASK)]
                         last_pass.append((left - took, left))
         if step and not inside:
             step -= 1  # none is open: the one that was completed last
-        explicit = q[at.lane_at(index) + at.L_STEP]
+        explicit = q[lane + at.L_STEP]
         return LaneView(
-            thread_id=q[at.lane_at(index) + at.L_THREAD],
+            thread_id=q[lane + at.L_THREAD],
             last_ns=last_ns,
             beats=beats,
             step=explicit - 1 if explicit else step,

@@ -270,6 +270,17 @@ class NestedBlocks(RuleBasedStateMachine):
         with heartbeat.paused("a"), heartbeat.paused("b"):
             time.sleep(microseconds / 1e6)
 
+    @rule(name=st.sampled_from(NAMES), ends=st.booleans(), more_ns=st.integers(-(10**9), 10**9))
+    def pass_by_hooks(self, name: str, ends: bool, more_ns: int) -> None:
+        hooked = lanes.find_own_beat(name) if name == "step" else lanes.find_own_block(name, "compute")
+        if not hooked.begin(time.monotonic_ns()):
+            assert name in self.open
+        elif ends:
+            hooked.end(time.monotonic_ns(), -more_ns)
+            self.left[name] += 1
+        else:
+            hooked.drop(time.monotonic_ns())
+
     def _close(self, error: Exception | None) -> None:
         name = self.open.pop()
         block(name).__exit__(type(error) if error else None, error, None)
