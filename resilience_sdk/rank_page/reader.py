@@ -43,6 +43,8 @@ class LaneView:
     step_is_global: bool
     stack: tuple[OpenSection, ...]
     """Open sections, outermost first."""
+    beat_ns: int = 0
+    """When its last heartbeat was left, or its last pulse came; 0 before the first."""
 
 
 @attrs.frozen
@@ -264,7 +266,7 @@ class PageReader:
     def _lane(self, index: int) -> LaneView:
         q = self.words
         lane = at.lane_at(index)
-        beats, step, last_ns, inside = 0, None, 0, False
+        beats, step, last_ns, beat_ns, inside = 0, None, 0, 0, False
         last_pass: list[tuple[int, int]] = []
         open_rings: list[tuple[int, int, int]] = []
         for first, name_index in self._rings[index]:
@@ -278,6 +280,7 @@ class PageReader:
                 open_rings.append((entered, first, name_index))
             if name[1] in at.BEAT_KINDS:
                 beats += count
+                beat_ns = max(beat_ns, left)
                 step = max(step or 0, count)
                 if name[1] == "heartbeat":
                     inside = inside or is_open
@@ -296,6 +299,7 @@ class PageReader:
             beats=beats,
             step=explicit - 1 if explicit else step,
             step_is_global=bool(explicit),
+            beat_ns=beat_ns,
             stack=tuple(
                 self._open_section(entered, first, name_index)
                 for entered, first, name_index in sorted(open_rings)

@@ -139,12 +139,17 @@ def test_what_a_swallowed_exception_left_open_is_not_shown_and_begins_anew(recor
 
 
 def test_a_section_around_the_heartbeats_stays_open(recording):
-    """An epoch is open while its steps come and go."""
+    """An epoch is open while its steps come and go, and the page tells when the last one came."""
     with section("epoch"):
         for _ in range(3):
+            began = time.monotonic_ns()
             with heartbeat(), section("fwd"):
                 assert recording.stack() == ["epoch", "step", "fwd"]
+                assert recording.lane().beat_ns < began
             assert recording.stack() == ["epoch"]
+            assert began < recording.lane().beat_ns < time.monotonic_ns()
+    heartbeat.beat()
+    assert began < recording.lane().beat_ns < time.monotonic_ns()
 
 
 def test_depth_has_no_limit(recording):
