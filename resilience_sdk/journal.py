@@ -80,10 +80,12 @@ class Journal:
                 if self._fd is None:
                     self._fd = os.open(
                         self.path,
-                        os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
+                        os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
                         0o600,
                     )
                     share_like_directory(self._fd, self.path.parent)
+                    # In a container that starts again, names and process numbers are those of the one before.
+                    self._is_torn = _ends_within_a_line(self._fd)
                 # What a full disk has cut off must not take the next line with it.
                 data = b"\n" + data if self._is_torn else data
                 self._is_torn = os.write(self._fd, data) < len(data)
@@ -101,6 +103,11 @@ class Journal:
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
+
+
+def _ends_within_a_line(fd: int) -> bool:
+    size = os.fstat(fd).st_size
+    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
 
 
 def redact(value: Any, name: str = "") -> Any:

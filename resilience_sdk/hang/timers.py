@@ -27,7 +27,7 @@ class Timer:
     elapsed_s: float
     limit: Limit | None
     first: bool = False
-    """Whether it is the first occurrence of its name on the rank."""
+    """Whether it is the first occurrence of its name on the rank, of a section also the second: see `_timer`."""
 
     @property
     def expired(self) -> bool:
@@ -98,19 +98,24 @@ def watch(state: RankState, book: DeadlineBook, now_ns: int) -> Watch:
     if not state.has_signal:
         return Watch(state, ())
     now = state.now_ns if state.now_ns is not None else now_ns
-    resumed = snapshot.resumed_ns or 0  # nothing is older than the end of a pause, whichever thread paused
-    timers = [
-        Timer(
-            name=section.name,
-            kind=section.kind,
-            elapsed_s=max(0.0, _since(max(section.entered_ns, resumed), now) - _unseen_s(snapshot, section)),
-            limit=book.limit(section),
-            first=section.occurrences == 0,
-        )
-        for section in state.stack
-    ]
+    timers = [_timer(snapshot, section, book.limit(section), now) for section in state.stack]
     around = _around(snapshot, timers, book, now)
     return Watch(state, (*around, *timers))
+
+
+def _timer(snapshot: RankSnapshot, section: OpenSection, limit: Limit | None, now: int) -> Timer:
+    """Return the timer of an open section.
+
+    What is open around steps that complete (an epoch) comes on with each of them. It is late when they stay away, or
+    when somebody has set how long all of it may take.
+    """
+    since = max(section.entered_ns, snapshot.resumed_ns or 0)  # nothing is older than a pause, whichever thread paused
+    if limit is None or not limit.is_set:
+        since = max(since, snapshot.main_lane.beat_ns)
+    elapsed_s = max(0.0, _since(since, now) - _unseen_s(snapshot, section))
+    # An evaluation in the very first step: nothing around it has learned of its length when it comes again.
+    is_first = section.occurrences <= (0 if section.kind in _BEATS else 1)
+    return Timer(section.name, section.kind, elapsed_s, limit, is_first)
 
 
 def _unseen_s(snapshot: RankSnapshot, section: OpenSection) -> float:

@@ -124,6 +124,8 @@ class Block:
         if self._levels and self.lane.ident != _NOBODY:
             self._leave(now)  # the script has entered it inside, and not left it yet
         elif t0 and self.lane.ident != _NOBODY:
+            if less_ns and self.is_progress:
+                self._tell_pass(now)
             duration = now - t0 - less_ns
             q, n = self.q, self.n
             q[self.samples_at + (n & _MASK)] = duration if duration > 0 else 0
@@ -134,6 +136,9 @@ class Block:
             if self.is_progress and not self.lane.settled:
                 self.lane.note_beat()
 
+    def _tell_pass(self, now: int) -> None:
+        """Publish when the pass that ends now was entered; only of a heartbeat anybody wants to know."""
+
     def drop(self, now: int) -> None:
         """Close what `begin` opened without counting it: the pass did not come to its end."""
         if self._levels and self.lane.ident != _NOBODY:
@@ -142,8 +147,7 @@ class Block:
             self.q[self.entered_at] = self._levels[0] if self._levels else self.t0
             self.settle_owner()
         elif self.t0 and self.lane.ident != _NOBODY:
-            self.q[self.left_at] = now
-            self.t0 = 0
+            self._close(now)
 
     # -- the slow path
 
@@ -193,10 +197,14 @@ class Block:
     def abandon(self, now: int) -> None:
         """Close all levels without a sample: their exits were lost."""
         self.q[at.W_ODD_EXITS] += 1
-        self.q[self.left_at] = now
-        self.t0 = 0
+        self._close(now)
         self._levels.clear()
         self.settle_owner()
+
+    def _close(self, now: int) -> None:
+        """Be left without having counted the pass."""
+        self.q[self.left_at] = now
+        self.t0 = 0
 
     def _exit_slowly(self, now: int, *, unwinding: bool) -> None:
         if self.lane.ident == _NOBODY:
@@ -218,12 +226,14 @@ class Block:
             self.q[at.W_ODD_EXITS] += 1
         else:
             self._complete(duration, outermost)
-        if outermost:
-            self.q[self.left_at] = now
-            self.t0 = 0
+        if not outermost:
+            self.t0 = self._levels.pop()
+        elif self._mixed:
+            self._close(now)
             self._mixed = False
         else:
-            self.t0 = self._levels.pop()
+            self.q[self.left_at] = now
+            self.t0 = 0
         self.settle_owner()
 
     def _complete(self, duration_ns: int, outermost: bool) -> None:
@@ -314,6 +324,27 @@ class Beat(Block):
         q[lane.step_at] = 0 if step is None else step + 1
         q[self.entered_at] = self.t0 = now
         return True
+
+    def last_pass(self) -> tuple[int, int] | None:
+        """Return when the last pass was entered and left, as the reader of the page finds it; None before the first."""
+        q, left = self.q, self.q[self.left_at]
+        if left == q[self.lane.pass_left_at]:
+            return q[self.lane.pass_entered_at], left
+        return (left - q[self.samples_at + (self.n - 1 & _MASK)], left) if self.n else None
+
+    def _tell_pass(self, now: int) -> None:
+        """Publish when the pass that ends now was entered: what lay before it must not look left behind in it.
+
+        Its ring has the duration of another pass last, or one that time was added to or taken off.
+        """
+        q, lane = self.q, self.lane
+        q[lane.pass_entered_at] = q[self.entered_at]
+        q[lane.pass_left_at] = now
+
+    def _close(self, now: int) -> None:
+        """Be left without having counted the pass: no progress."""
+        self._tell_pass(now)
+        super()._close(now)
 
     def may_be_fast(self) -> bool:
         """Tell whether the lane's thread may take the fast path."""

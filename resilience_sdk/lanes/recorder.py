@@ -40,6 +40,8 @@ class Lane:
         self.blocks: dict[tuple[type[Block], str], Block] = {}
         self.beats: list[Beat] = []
         self.step_at = at.lane_at(index) + at.L_STEP
+        self.pass_entered_at = at.lane_at(index) + at.L_PASS_ENTERED_NS
+        self.pass_left_at = at.lane_at(index) + at.L_PASS_LEFT_NS
 
     def publish_step(self, step: int | None) -> None:
         """Say which global step the lane is in; None: steps are counted, and the ring has the count."""
@@ -81,13 +83,9 @@ class Lane:
         return is_inside(time_ns, self._last_passes())
 
     def _last_passes(self) -> list[tuple[int, int]]:
-        """From when to when the pass of each heartbeat lasted that was completed last."""
-        passes = []
-        for beat in self.beats:
-            if beat.n and not isinstance(beat, Pulse):
-                left = self.q[beat.left_at]
-                passes.append((left - self.q[beat.samples_at + (beat.n - 1 & at.RING_MASK)], left))
-        return passes
+        """From when to when the last pass of each heartbeat lasted, as the reader of the page finds it."""
+        found = [beat.last_pass() for beat in self.beats if not isinstance(beat, Pulse)]
+        return [one for one in found if one is not None]
 
     def abandon_after(self, time_ns: int, now: int) -> None:
         """Close what was entered after a time and is still open."""

@@ -6,7 +6,7 @@ It is an array of native, aligned 64-bit words, because a store of one such word
     header    identity and state that changes rarely
     text      JSON with what is not a number (host, script), fixed at creation, and the reason of a pause
     names     the table of section names: kind, explicit timeout, UTF-8 name
-    lanes     one per thread: its id, and the step that it published
+    lanes     one per thread: its id, the step that it published, and the last pass of a heartbeat that no ring tells
     rings     one per (lane, name): when it was entered and left last, how often, and its last 64 durations; or the
               last 64 amounts of work that were told
 
@@ -97,6 +97,9 @@ LANE_WORDS = 8
 LANE_SLOTS = 8
 L_THREAD = 0
 L_STEP = 1  # global step + 1; 0: nobody gave one, the ring of the heartbeat counts
+# Of the last heartbeat whose pass the ring does not tell, since it was not counted or not as long as it lasted.
+L_PASS_ENTERED_NS = 2
+L_PASS_LEFT_NS = 3
 
 # rings
 RINGS_AT = LANES_AT + LANE_WORDS * LANE_SLOTS

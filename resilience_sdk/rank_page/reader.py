@@ -43,6 +43,8 @@ class LaneView:
     step_is_global: bool
     stack: tuple[OpenSection, ...]
     """Open sections, outermost first."""
+    beat_ns: int = 0
+    """When its last heartbeat was left, or its last pulse came; 0 before the first."""
 
 
 @attrs.frozen
@@ -263,7 +265,8 @@ class PageReader:
 
     def _lane(self, index: int) -> LaneView:
         q = self.words
-        beats, step, last_ns, inside = 0, None, 0, False
+        lane = at.lane_at(index)
+        beats, step, last_ns, beat_ns, inside = 0, None, 0, 0, False
         last_pass: list[tuple[int, int]] = []
         open_rings: list[tuple[int, int, int]] = []
         for first, name_index in self._rings[index]:
@@ -277,21 +280,26 @@ class PageReader:
                 open_rings.append((entered, first, name_index))
             if name[1] in at.BEAT_KINDS:
                 beats += count
+                beat_ns = max(beat_ns, left)
                 step = max(step or 0, count)
                 if name[1] == "heartbeat":
                     inside = inside or is_open
-                    if count:
+                    # Behind the ring's words, as its writer stores them before these.
+                    if left == q[lane + at.L_PASS_LEFT_NS]:
+                        last_pass.append((q[lane + at.L_PASS_ENTERED_NS], left))
+                    elif count:
                         took = q[first + at.R_SAMPLES + (count - 1 & at.RING_MASK)]
                         last_pass.append((left - took, left))
         if step and not inside:
             step -= 1  # none is open: the one that was completed last
-        explicit = q[at.lane_at(index) + at.L_STEP]
+        explicit = q[lane + at.L_STEP]
         return LaneView(
-            thread_id=q[at.lane_at(index) + at.L_THREAD],
+            thread_id=q[lane + at.L_THREAD],
             last_ns=last_ns,
             beats=beats,
             step=explicit - 1 if explicit else step,
             step_is_global=bool(explicit),
+            beat_ns=beat_ns,
             stack=tuple(
                 self._open_section(entered, first, name_index)
                 for entered, first, name_index in sorted(open_rings)

@@ -79,3 +79,20 @@ def test_a_line_that_a_full_disk_cuts_off_takes_no_other_with_it(tmp_path, capsy
     assert [event["step"] for event in contents.events] == [1, 4, 5]
     assert contents.torn_lines == 1
     assert capsys.readouterr().err.count("cannot write the journal") == 1
+
+
+def test_a_line_that_an_earlier_process_left_torn_takes_no_other_with_it(tmp_path) -> None:
+    """A container that starts again has the host name and the process numbers of the one before, so its files."""
+    facts = {"writer": "monitor", "host": "h", "boot_id": "b", "job": "j"}
+    earlier = Journal(tmp_path, **facts)
+    earlier.emit(Event.RUN_START)
+    earlier.emit(Event.FIRST_BEAT)
+    earlier.close()
+    earlier.path.write_bytes(earlier.path.read_bytes()[:-20])
+    journal = Journal(tmp_path, **facts)
+    journal.emit(Event.RESUME, step=1)
+    journal.emit(Event.RESUME, step=2)
+    journal.close()
+    contents = read_journal(tmp_path)
+    assert [event["step"] for event in contents.events if event["event"] == "resume"] == [1, 2]
+    assert (len(contents.events), contents.torn_lines) == (3, 1)

@@ -139,12 +139,17 @@ def test_what_a_swallowed_exception_left_open_is_not_shown_and_begins_anew(recor
 
 
 def test_a_section_around_the_heartbeats_stays_open(recording):
-    """An epoch is open while its steps come and go."""
+    """An epoch is open while its steps come and go, and the page tells when the last one came."""
     with section("epoch"):
         for _ in range(3):
+            began = time.monotonic_ns()
             with heartbeat(), section("fwd"):
                 assert recording.stack() == ["epoch", "step", "fwd"]
+                assert recording.lane().beat_ns < began
             assert recording.stack() == ["epoch"]
+            assert began < recording.lane().beat_ns < time.monotonic_ns()
+    heartbeat.beat()
+    assert began < recording.lane().beat_ns < time.monotonic_ns()
 
 
 def test_depth_has_no_limit(recording):
@@ -269,6 +274,17 @@ class NestedBlocks(RuleBasedStateMachine):
     def pause(self, microseconds: int) -> None:
         with heartbeat.paused("a"), heartbeat.paused("b"):
             time.sleep(microseconds / 1e6)
+
+    @rule(name=st.sampled_from(NAMES), ends=st.booleans(), more_ns=st.integers(-(10**9), 10**9))
+    def pass_by_hooks(self, name: str, ends: bool, more_ns: int) -> None:
+        hooked = lanes.find_own_beat(name) if name == "step" else lanes.find_own_block(name, "compute")
+        if not hooked.begin(time.monotonic_ns()):
+            assert name in self.open
+        elif ends:
+            hooked.end(time.monotonic_ns(), -more_ns)
+            self.left[name] += 1
+        else:
+            hooked.drop(time.monotonic_ns())
 
     def _close(self, error: Exception | None) -> None:
         name = self.open.pop()

@@ -148,6 +148,30 @@ def test_a_heartbeat_that_the_script_enters_inside_keeps_its_levels(recording):
     assert recording.snapshot().beats == 2
 
 
+@pytest.mark.parametrize("how", ["dropped", "unwound", "with earlier time", "as counted"])
+def test_a_heartbeat_that_is_shorter_or_longer_than_counted_hides_no_section_around_it(recording, how):
+    """Its ring tells another duration than that of its last pass, in which what is open would look left behind."""
+    beat = lanes.find_own_beat("step")
+    beat.begin(monotonic_ns() - 10**12)
+    beat.end(monotonic_ns())
+    with section("eval") as around:
+        beat.begin(monotonic_ns())
+        if how == "dropped":
+            beat.drop(monotonic_ns())
+        elif how == "unwound":
+            around.lane.abandon_after(around.t0, monotonic_ns())
+        else:
+            beat.end(monotonic_ns(), -(10**12) if how == "with earlier time" else 0)
+        assert recording.stack() == ["eval"]
+        with heartbeat.paused("a"):
+            pass
+        with section("eval"):
+            assert recording.stack() == ["eval"]
+        assert recording.stack() == ["eval"]
+    assert recording.stack() == []
+    assert recording.snapshot().odd_exits == (how == "unwound")
+
+
 def test_a_forked_child_beats_nothing(recording):
     """As with its blocks."""
     beat = lanes.find_own_beat("step")

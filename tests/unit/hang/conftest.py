@@ -25,7 +25,7 @@ def _beat(since=1.0, occurrences=10, name="step", kind="heartbeat"):
     return OpenSection(name, kind, NOW - int(since * 1e9), None, occurrences)
 
 
-def _snapshot(rank, stack=(), *, beats=10, idle=1.0, created=None, world_size=2, step=None, **changes):
+def _snapshot(rank, stack=(), *, beats=10, idle=1.0, beat_ago=None, created=None, world_size=2, step=None, **changes):
     if created is None:
         created = 5e5 if beats else 100.0
     lane = LaneView(
@@ -35,6 +35,7 @@ def _snapshot(rank, stack=(), *, beats=10, idle=1.0, created=None, world_size=2,
         step=beats if step is None else step,
         step_is_global=step is not None,
         stack=tuple(stack),
+        beat_ns=0 if beat_ago is None else NOW - int(beat_ago * 1e9),
     )
     values = {
         "rank": rank,
@@ -66,6 +67,7 @@ def _snapshot(rank, stack=(), *, beats=10, idle=1.0, created=None, world_size=2,
 _PAGE = (
     "beats",
     "idle",
+    "beat_ago",
     "created",
     "world_size",
     "step",
