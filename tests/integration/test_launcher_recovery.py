@@ -67,7 +67,7 @@ def test_ctrl_c_is_130(tmp_path):
 
 def test_a_confirmed_hang_is_restarted_as_a_hang_and_not_as_a_crash(tmp_path):
     """The monitor ends the stuck rank; the launcher takes its verdict over and starts the ranks again."""
-    run = launch(tmp_path, *TWO, *EXEC, "--heartbeat-timeout", "0.5", "job.py", "hang")
+    run = launch(tmp_path, *TWO, *EXEC, "--heartbeat-timeout", "3", "job.py", "hang")
     assert run.finish() == 0, run.err
     (incident,) = run.incidents()
     assert incident["kind"] == "hang"
