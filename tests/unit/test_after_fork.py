@@ -26,11 +26,11 @@ def held_by_another_thread(lock) -> Iterator[None]:
     def hold() -> None:
         with lock:
             taken.set()
-            give_back.wait(10)
+            give_back.wait(120)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert taken.wait(10)
+    assert taken.wait(60)
     try:
         yield
     finally:
@@ -44,7 +44,7 @@ def exit_code_of_child(action: Callable[[], object]) -> int:
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what is tried here
         pid = os.fork()
     if not pid:
-        signal.alarm(5)
+        signal.alarm(60)
         try:
             action()
             os._exit(0)

@@ -68,14 +68,13 @@ class LateReduction:
 
     def _reduce(self, future, bucket):
         until = time.monotonic() + 20
-        while "comm_wait" not in (stack := self._stack()) and time.monotonic() < until:
+        while True:
+            stack = [section.name for section in self.recording.snapshot().main_lane.stack]
+            if "comm_wait" in stack or time.monotonic() > until:
+                break
             time.sleep(0.001)
         self.open.append(stack)
         future.set_result(bucket.buffer())
-
-    def _stack(self):
-        snapshot = self.recording.reader.snapshot()
-        return [] if snapshot is None else [section.name for section in snapshot.main_lane.stack]
 
 
 @pytest.mark.parametrize("attached_to", ["ddp", "inner"])
