@@ -26,7 +26,7 @@ needs_exit_codes = pytest.mark.skipif(
 )
 STEPS = 150  # about a second: the monitor has come to see who dies first, and how
 LONG = ("--steps", str(STEPS))
-SHORT = {"RESILIENCE_HEARTBEAT_TIMEOUT": "3"}  # jobs run together: a first step may take a second
+SHORT = {"RESILIENCE_HEARTBEAT_TIMEOUT": "1.2"}
 
 # They hang until they are told to go on: (command, ranks, function at which the culprit stands)
 HANGS = {
