@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -40,6 +41,7 @@ def held_by_another_thread(lock) -> Iterator[None]:
 
 def exit_code_of_child(action: Callable[[], object]) -> int:
     """Fork, and return 0 if `action` comes to its end in the child."""
+    gc.collect()  # what torch left of other tests has threads, which the child would not have: it dies of collecting it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what is tried here
         pid = os.fork()
