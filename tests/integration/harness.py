@@ -135,7 +135,7 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
             self.process.poll()
             time.sleep(0.01)
-        self.process.wait(5.0)
+        self.process.wait(PATIENCE_S)
         if not self.pages.is_mount():
             shutil.rmtree(self.pages, ignore_errors=True)
 

@@ -32,7 +32,7 @@ def test_the_first_ranks_own_traceback_is_the_last_on_the_screen(tmp_path, how):
     assert f"resilience: {last}" in shown
     assert "Connection closed" not in shown
     died = next(event["t"] for event in run.events("rank_exit") if event["rank"] == 1)
-    assert run.events("decision")[0]["t"] - died < 2.0  # measured: 0.3 s
+    assert run.events("decision")[0]["t"] - died < 5.0  # measured: 0.3 s
 
 
 @pytest.mark.slow

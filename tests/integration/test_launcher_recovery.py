@@ -24,7 +24,7 @@ def test_a_killed_rank_is_replaced_and_the_job_finishes(tmp_path):
     died = json.loads((tmp_path / "killed-0-1").read_text())
     seen = next(e for e in run.events("rank_exit") if e["signal"] == "SIGKILL")
     assert seen["order"] == 0
-    assert seen["mono_ns"] / 1e9 - died < 0.5  # measured: about 15 ms on an idle machine
+    assert seen["mono_ns"] / 1e9 - died < 5.0  # measured: about 15 ms on an idle machine
     assert "nothing saved by the SDK" in run.err
 
 
@@ -36,7 +36,7 @@ def test_sigterm_ends_everything_and_is_no_crash(tmp_path, stubborn):
     began = time.monotonic()
     end(run)
     assert run.finish() == 75, run.err
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # less than the `term_grace` and the `preempt_time` of the defaults
     assert all(is_gone(pid) for pid in pids)
     assert {incident["kind"] for incident in run.incidents()} == {"preemption"}
     assert run.outcome()["verdict"] == "preempted"
@@ -67,7 +67,7 @@ def test_ctrl_c_is_130(tmp_path):
 
 def test_a_confirmed_hang_is_restarted_as_a_hang_and_not_as_a_crash(tmp_path):
     """The monitor ends the stuck rank; the launcher takes its verdict over and starts the ranks again."""
-    run = launch(tmp_path, *TWO, *EXEC, "--heartbeat-timeout", "0.5", "job.py", "hang")
+    run = launch(tmp_path, *TWO, *EXEC, "--heartbeat-timeout", "3", "job.py", "hang")
     assert run.finish() == 0, run.err
     (incident,) = run.incidents()
     assert incident["kind"] == "hang"

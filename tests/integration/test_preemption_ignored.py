@@ -33,8 +33,8 @@ def test_a_signal_acts_when_no_check_answers_it_within_the_grace(tmp_path: Path)
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            process.send_signal(signal.SIGTERM)
             began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
             _, told = process.communicate(timeout=60)
         finally:
             process.kill()

@@ -33,6 +33,7 @@ class Recording:
         )
         self.recorder = Recorder(self.page, settle=settle)
         self.reader = PageReader(self.page.path)
+        self._reads = threading.Lock()  # the monitor's reader is one thread's; in tests many threads ask
         self._starter = lanes.starter()
 
     def __enter__(self) -> Recording:
@@ -47,10 +48,16 @@ class Recording:
         self.page.path.unlink()
 
     def snapshot(self) -> RankSnapshot:
-        """What the monitor sees now."""
-        snapshot = self.reader.snapshot()
-        assert snapshot is not None
+        """What the monitor sees, as soon as no other thread is in the midst of a change."""
+        until = time.monotonic() + 20
+        while (snapshot := self._snapshot()) is None:
+            assert time.monotonic() < until
+            time.sleep(0.001)
         return snapshot
+
+    def _snapshot(self) -> RankSnapshot | None:
+        with self._reads:
+            return self.reader.snapshot()
 
     def lane(self) -> LaneView:
         """What the monitor sees of the calling thread."""
@@ -64,6 +71,7 @@ class Recording:
     def harvest(self) -> dict[str, list[int]]:
         """New durations since the last call, by name and over all threads."""
         found: dict[str, list[int]] = {}
-        for name, _, _, samples in self.reader.harvest():
-            found.setdefault(name, []).extend(samples)
+        with self._reads:
+            for name, _, _, samples in self.reader.harvest():
+                found.setdefault(name, []).extend(samples)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -26,11 +27,11 @@ def held_by_another_thread(lock) -> Iterator[None]:
     def hold() -> None:
         with lock:
             taken.set()
-            give_back.wait(10)
+            give_back.wait(120)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert taken.wait(10)
+    assert taken.wait(60)
     try:
         yield
     finally:
@@ -40,11 +41,12 @@ def held_by_another_thread(lock) -> Iterator[None]:
 
 def exit_code_of_child(action: Callable[[], object]) -> int:
     """Fork, and return 0 if `action` comes to its end in the child."""
+    gc.collect()  # what torch left of other tests has threads, which the child would not have: it dies of collecting it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is what is tried here
         pid = os.fork()
     if not pid:
-        signal.alarm(5)
+        signal.alarm(60)
         try:
             action()
             os._exit(0)

@@ -281,6 +281,8 @@ def test_hang_is_a_real_hang(
             assert process.poll() is None
     else:
         assert _stands_still(beats)
+    if not handles_signals:
+        assert _is_stuck(process.pid)
     process.send_signal(signal.SIGTERM)
     if handles_signals:
         assert process.wait(timeout=10) == 99
@@ -298,6 +300,19 @@ def _stands_still(path: Path) -> bool:
         time.sleep(0.2)
         if path.stat().st_size == before:
             return True
+    return False
+
+
+def _is_stuck(pid: int) -> bool:
+    """Tell whether the main thread comes to a halt for good within a few seconds: not on its way there any more."""
+    before = None
+    for _ in range(200):
+        fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines())
+        now = [fields["voluntary_ctxt_switches"], fields["nonvoluntary_ctxt_switches"]]
+        if fields["State"][0] in "ST" and now == before:
+            return True
+        before = now
+        time.sleep(0.05)
     return False
 
 

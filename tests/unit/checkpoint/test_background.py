@@ -232,7 +232,7 @@ def test_the_end_of_the_process_waits_for_the_commit(tmp_path):
     """A script that ends, leaves or fails while a checkpoint is being written leaves a whole one."""
     env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-W", "ignore", "-c", ENDING, str(tmp_path)]
-    done = subprocess.run(command, env=env, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(command, env=env, timeout=200, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("AssertionError") == 1
     for name in ("end", "leave", "fail"):

@@ -80,6 +80,7 @@ def test_an_exporter_that_dies_is_started_again_and_told_all(
 
     exporter.keep_alive()
     wait_for(lambda: has_said("run_start"))
+    wait_for(lambda: any((run_dir.path / "telemetry").rglob("console.json")))  # how far it was is written, too
     (first,) = children() - before
     exporter.keep_alive()
     assert children() - before == {first}  # one that runs is left alone

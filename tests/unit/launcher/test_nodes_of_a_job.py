@@ -90,17 +90,16 @@ def tell(folder, **facts):
     (folder / "new").replace(folder / OWN)
 
 
-def test_what_one_monitor_tells_reaches_the_other(tmp_path, relays):
-    """Soon, when it is urgent; what is of another attempt does not travel."""
+def test_what_one_monitor_tells_reaches_the_other(tmp_path, relays, monkeypatch):
+    """At once, when it is urgent; what is of another attempt does not travel."""
+    monkeypatch.setattr("resilience_sdk.launcher.relay._CALM_S", 3600.0)  # what is not urgent is read that rarely
     tell(tmp_path / "0", attempt=7, words="old")
     tell(tmp_path / "1", words="new")
     told = json.loads(await_text(tmp_path / "0" / PEERS, "new"))
     assert told["attempt"] == 0
     assert json.loads(told["nodes"]["1"])["words"] == "new"
-    began = time.monotonic()
     tell(tmp_path / "1", words="newer")
     await_text(tmp_path / "0" / PEERS, "newer")
-    assert time.monotonic() - began < 1.0  # measured: 0.1
     assert not (tmp_path / "1" / PEERS).exists()
 
 
@@ -131,7 +130,7 @@ def test_a_lost_store_is_said_once_and_blocks_nobody(tmp_path, store, capfd):
     assert relay.wait_for_ends(lambda *_: False, 0.2) == {}
     relay.tell_end({})
     relay.stop()
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 5.0  # the pause before the store is tried again
     journal.close()
     (line,) = [json.loads(line) for line in journal.path.read_text().splitlines()]
     assert (line["event"], line["what"]) == ("degraded", "relay")

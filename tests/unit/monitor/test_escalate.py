@@ -35,7 +35,7 @@ def test_a_stubborn_rank_is_killed_after_the_grace(start_rank, journal):
     stubborn, heeding = start_rank(1, "stubborn"), start_rank(0)
     result = end_ranks(
         [stubborn.target, heeding.target],
-        term_grace_s=0.3,
+        term_grace_s=2.0,
         reason="hang",
         journal=journal,
         in_charge=lambda: True,

@@ -74,7 +74,7 @@ class Gce(Service):
     def __init__(self) -> None:
         super().__init__()
         self.documents = {"preempted": "FALSE", "maintenance-event": "NONE"}
-        self.waiting = threading.Event()  # set while a question waits for a change
+        self.waiting = threading.Event()  # set once a question has waited for a change
 
     def answer(self, method: str, path: str, headers: Any) -> tuple[int, str]:
         if headers.get("Metadata-Flavor") != "Google" or "X-Forwarded-For" in headers:
@@ -90,7 +90,6 @@ class Gce(Service):
             while self.etag(path) == last and time.monotonic() < until:
                 self.waiting.set()
                 time.sleep(0.005)
-            self.waiting.clear()
         return 200, self.documents[name]
 
     def etag(self, path: str) -> str:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-from steered_job import GRACE_S, Job, TwoNodes, agreed_job, two_nodes_asked
+from steered_job import Job, TwoNodes, agreed_job, two_nodes_asked
+from steered_nodes import GRACE_S
 
 from resilience_sdk.journal import read_journal
 from resilience_sdk.preemption import cell, scheduler

@@ -48,3 +48,13 @@ class Fleet:
         return [
             change for _ in range(windows) for change in self.show(SectionWindow("fwd", kind, self.durations(slower)))
         ]
+
+
+def what(changes):
+    """Return of each change what it is, and of its verdict the kind and the ranks."""
+    return [(change.what, change.verdict.kind, change.verdict.ranks) for change in changes]
+
+
+def slow(*ranks: int, by: float = 1.1, since: int = 0, until: float = float("inf")):
+    """Return the factor of each rank and step, where these ranks are slow."""
+    return lambda rank, step: by if rank in ranks and since <= step < until else 1.0
