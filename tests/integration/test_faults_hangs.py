@@ -10,7 +10,7 @@ KEYS = {
     "id", "kind", "attempt", "detected_at", "detection_latency_s", "culprits", "victims", "category", "cause",
     "action", "confidence", "evidence", "recovered_at", "recovery_s", "lost_steps",
 }  # fmt: skip
-DEADLINE_S, STARTUP_S = 1.5, 3.0
+DEADLINE_S, STARTUP_S = 1.5, 6.0
 # What happens in which attempt; the last two are the script's own doing.
 WAYS = ("sleep", "c", "gil", "stop", "outside", "start", "nested", "threads")
 FAULTS = """
