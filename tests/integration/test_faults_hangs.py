@@ -121,7 +121,7 @@ def test_a_stopped_rank(incident, way):
 @pytest.mark.parametrize("way", ["start"])
 def test_a_hang_before_the_first_beat(incident, way):
     """An explicit start-up time is a deadline even though the rank has not used the SDK yet."""
-    assert "rank 1: start-up for 3." in evidence(incident, "deadline")
+    assert f"rank 1: start-up for {STARTUP_S:.0f}." in evidence(incident, "deadline")
     assert incident["culprits"][0]["section"] is None
 
 
