@@ -19,7 +19,10 @@ from tests.bench.figures import Context, Figure
 
 @attrs.frozen
 class Adapter:
-    """One adapter: `programs/adapter_<name>.py ROUNDS STEPS` prints nanoseconds as `{step, sections, added}`."""
+    """One adapter: `programs/adapter_<name>.py ROUNDS STEPS` prints nanoseconds as `{step, sections, added}`.
+
+    Of some also `empty`: functions that do nothing in the place of the adapter's, one for each place.
+    """
 
     name: str
     module: str
@@ -57,8 +60,11 @@ def _measure(context: Context, adapter: Adapter) -> list[Figure]:
     )
     found = {key: tuple(ns / 1000 for ns in samples) for key, samples in json.loads(done.stdout).items()}
     name = adapter.name
-    return [
+    figures = [
         Figure(f"{name}: a step without us", name, "us", found["step"]),
         Figure(f"{name}: its sections add", "ours", "us", found["sections"]),
         Figure(f"{name}: the adapter adds beside them", "ours", "us", found["added"], adapter.target_us),
     ]
+    if "empty" in found:
+        figures.append(Figure(f"{name}: empty functions in its place", "Python", "us", found["empty"]))
+    return figures

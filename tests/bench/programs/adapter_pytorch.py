@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 from bare_loop import LOADER, Loop, measure
@@ -27,11 +28,11 @@ def adapter() -> pytorch.Attached:
     return pytorch.attach(MODEL, OPTIMIZER, LOADER, first_step=0)
 
 
-def sections() -> object:
+def sections(**seams: Callable[[], None]) -> object:
     """Attach what the adapter is built on."""
-    return straggler.attach(MODEL, OPTIMIZER)
+    return straggler.attach(MODEL, OPTIMIZER, **seams)
 
 
 if __name__ == "__main__":
     rounds, steps = map(int, sys.argv[1:])
-    measure(step, sections, adapter, rounds, steps)
+    measure(step, sections, adapter, rounds, steps, has_seams=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,10 +28,15 @@ class Loop:
 
     batches = iter(LOADER)
 
-    def __init__(self, attach: Callable[[], Any], instead: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        attach: Callable[[], Any],
+        instead: Callable[[], object] | None = None,
+        through: Callable[[Iterator[Any]], Iterator[Any]] = iter,
+    ) -> None:
         self._handle = attach()
         self._instead = instead
-        Loop.batches = iter(LOADER)
+        Loop.batches = through(iter(LOADER))
 
     def detach(self) -> None:
         """Be without it again."""
@@ -41,12 +47,29 @@ class Loop:
 
 
 def measure(
-    step: Callable[[], None], sections: Callable[[], Any], adapter: Callable[[], Any], rounds: int, steps: int
+    step: Callable[[], None],
+    sections: Callable[..., Any],
+    adapter: Callable[[], Any],
+    rounds: int,
+    steps: int,
+    *,
+    has_seams: bool = False,
 ) -> None:
-    """Measure the sections beside the bare loop, and the adapter beside the sections."""
+    """Measure the sections beside the bare loop, and the adapter beside the sections.
+
+    With `has_seams` also functions that do nothing, called where the adapter's are; `sections` then takes them.
+    """
     on_one_core()
     torch.set_num_threads(1)
     alone = paired(step, lambda: Loop(sections), rounds, steps)
     sections()
     beside = paired(step, lambda: Loop(adapter, sections), rounds, steps)
-    tell({"step": alone["step"], "sections": alone["added"], "added": beside["added"]})
+    found = {"step": alone["step"], "sections": alone["added"], "added": beside["added"]}
+    if has_seams:
+        sections()
+        empty = {"on_forward": lambda: None, "on_step": lambda: None, "on_step_end": lambda: None}
+        through = partial(map, lambda batch: batch)
+        found["empty"] = paired(step, lambda: Loop(lambda: sections(**empty), sections, through), rounds, steps)[
+            "added"
+        ]
+    tell(found)
