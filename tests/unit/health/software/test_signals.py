@@ -53,6 +53,7 @@ def as_it_was():
 
 def test_a_real_process_that_ignores_and_blocks(as_it_was):
     """As `nohup` and some launchers leave their children."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under `nohup` themselves
     before = dispositions()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
