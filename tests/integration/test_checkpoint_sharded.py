@@ -48,6 +48,7 @@ def check_resumed(first, resumed):
         assert rank["losses"] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumed", ["fsdp-2-to-1", "fsdp-2-to-4"])
 def test_a_sharded_state_is_resumed_by_another_number_of_ranks(quick, resumed):
     """FSDP2 on two ranks goes on with one and with four: parameters, AdamW's moments and the schedule."""

@@ -41,6 +41,7 @@ def test_fresh_begins_anew_beside_what_is_finished(tmp_path):
     assert len(list(tmp_path.glob("run.before-*/finished"))) == 1
 
 
+@pytest.mark.slow
 def test_the_same_exception_in_two_attempts_stops_the_job_with_77(tmp_path):
     """It is retried once, the culprit is the rank that raised, the other one a victim."""
     run = launch(tmp_path, *TWO, "job.py", "raise")

@@ -228,6 +228,7 @@ assert name == "end"
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_the_process_waits_for_the_commit(tmp_path):
     """A script that ends, leaves or fails while a checkpoint is being written leaves a whole one."""
     env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}

@@ -60,6 +60,7 @@ def test_a_notice_of_the_cloud_stops_the_job_with_the_time_that_the_cloud_gives(
     assert (ended.returncode, ended.stdout) == (75, "[] True\n"), ended.stderr
 
 
+@pytest.mark.slow
 def test_a_request_in_vain_keeps_no_time_for_a_last_save(tmp_path):
     """A loop that checks no more cannot stop: it goes on, and periodic saves go on, too."""
     program = """
