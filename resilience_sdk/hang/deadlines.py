@@ -7,7 +7,7 @@ Which deadline applies, in this order:
 2. for the first occurrence of a name on a rank: learned from the first occurrences of *earlier attempts*,
    else 3600 s. Never from peers of the same attempt: rank 0 evaluates for minutes in a section that the
    others leave at once;
-3. learned from completed occurrences; of a section of which only first ones are known, from those;
+3. learned from completed occurrences;
 4. a heartbeat 600 s, the time out of section 1800 s, the start-up 3600 s. A section has none of its own: the
    enclosing heartbeat's applies.
 
@@ -137,10 +137,10 @@ class DeadlineBook:
         keys = [key for key in _keys_of(name) if key in self._entries] or _keys_of(name)[:1]
         answers: list[float] = []
         for key in keys:
-            limit = self._steady(key) or self._like_the_first(key)
+            limit = self._steady(key)
             if limit is not None and not limit.is_set:
                 self._entry(key).double()
-                doubled = self._steady(key) or self._like_the_first(key)
+                doubled = self._steady(key)
                 answers += [doubled.seconds] if doubled is not None else []
         return max(answers, default=None)
 
@@ -153,10 +153,9 @@ class DeadlineBook:
             own = self._settings.section_timeouts.get(section.name)
         if own is not None:
             return Limit(own, "set")
-        key = _key(section.name, section.kind)
         if section.occurrences == 0:
-            return self._first(key)
-        return self._steady(key, unnamed=section.kind == "pulse") or self._like_the_first(key)
+            return self._first(_key(section.name, section.kind))
+        return self._steady(_key(section.name, section.kind), unnamed=section.kind == "pulse")
 
     def deadline(self, section: OpenSection) -> float | None:
         """Return the deadline of an open section in seconds since it was entered; None when it has none."""
@@ -258,14 +257,6 @@ class DeadlineBook:
         seconds = self._settings.safety_factor * max(entry.firsts)
         steady = self._learned(entry, unnamed=True) or 0.0
         return Limit(max(self._floor(unnamed=True), seconds, steady) * 2**entry.doublings, "first")
-
-    def _like_the_first(self, key: str) -> Limit | None:
-        """Return the deadline of an occurrence of which only first ones are known: it may take as long as they."""
-        entry = self._entries.get(key)
-        longest = entry.longest_first if entry is not None else None
-        if entry is None or longest is None:
-            return None
-        return Limit(max(self._floor(False), self._settings.safety_factor * longest) * 2**entry.doublings, "first")
 
     def _steady(self, key: str, unnamed: bool = False) -> Limit | None:
         """Return the deadline of an occurrence that is not the first."""

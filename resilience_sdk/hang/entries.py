@@ -36,14 +36,6 @@ class Entry:
         """Add a first occurrence; it counts from the next attempt on."""
         self._first_now = max(duration_s, self._first_now or 0.0)
 
-    @property
-    def longest_first(self) -> float | None:
-        """The longest first occurrence that is known, also of this attempt."""
-        return max((*self.firsts, *self._firsts_now()), default=None)
-
-    def _firsts_now(self) -> list[float]:
-        return [] if self._first_now is None else [self._first_now]
-
     def extend(self, durations_s: Sequence[float]) -> None:
         """Add occurrences that are not first ones."""
         if not durations_s:
@@ -96,9 +88,10 @@ class Entry:
 
     def to_json(self, factor: float) -> dict[str, Any]:
         """Return the entry as JSON values."""
+        first_now = [] if self._first_now is None else [self._first_now]
         return {
             **self.samples.to_json(),
-            "firsts": [*self.firsts, *self._firsts_now()],
+            "firsts": [*self.firsts, *first_now],
             "value": self.nvrx_value(factor),
             "doublings": self.doublings,
         }

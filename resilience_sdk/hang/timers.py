@@ -27,7 +27,7 @@ class Timer:
     elapsed_s: float
     limit: Limit | None
     first: bool = False
-    """Whether it is the first occurrence of its name on the rank, of a section also the second: see `_timer`."""
+    """Whether it is the first occurrence of its name on the rank."""
 
     @property
     def expired(self) -> bool:
@@ -113,9 +113,7 @@ def _timer(snapshot: RankSnapshot, section: OpenSection, limit: Limit | None, no
     if limit is None or not limit.is_set:
         since = max(since, snapshot.main_lane.beat_ns)
     elapsed_s = max(0.0, _since(since, now) - _unseen_s(snapshot, section))
-    # An evaluation in the very first step: nothing around it has learned of its length when it comes again.
-    is_first = section.occurrences <= (0 if section.kind in _BEATS else 1)
-    return Timer(section.name, section.kind, elapsed_s, limit, is_first)
+    return Timer(section.name, section.kind, elapsed_s, limit, first=section.occurrences == 0)
 
 
 def _unseen_s(snapshot: RankSnapshot, section: OpenSection) -> float:

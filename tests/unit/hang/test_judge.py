@@ -101,28 +101,6 @@ def test_steps_that_complete_are_progress_of_what_is_open_around_them(make, verd
     assert (judgement.kind, judgement.suspects[0].name) == ("confirmed", "step")
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_a_second_evaluation_may_take_as_long_as_the_first(make, inside):
-    """Nothing but the first is known of it, and steps and the time between them are much shorter."""
-    book = make.book(timeout_floor=30.0)
-    book.add("step", "heartbeat", [200.0] + [0.5] * 100, first=True)
-    book.add("eval", "compute", [190.0], first=True)
-    book.add_out_of_section([0.1] * 100)
-
-    def judged(seconds):
-        evaluation = make.section("eval", seconds, occurrences=1)
-        stack = (make.beat(seconds + 1), evaluation) if inside else (evaluation,)
-        return judge([make.rank(0, *stack, world_size=1)], book, make.now, 3600.0)
-
-    assert judged(400).kind in ("quiet", "slow")
-    book.add("eval", "compute", [190.0])  # of a rank that was faster
-    assert judged(400).kind in ("quiet", "slow")
-    assert judged(960).kind == "confirmed"
-    doubled = book.double("eval")
-    assert doubled == 2 * 5 * 190
-    assert judged(960).kind in ("quiet", "slow")
-
-
 def test_out_of_section_needs_no_section_of_a_certain_name(make, verdict):
     """A rank that hangs between two steps is found, whatever the steps are called."""
     late = make.rank(1, idle=2000, beats=10)
