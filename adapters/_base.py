@@ -48,14 +48,12 @@ class StepBeat:
         if beat is not None and beat.begin(monotonic_ns(), step):
             self.beat = beat
 
-    def end(self) -> bool:
-        """Close it and count it: the step is complete. Tell whether it was there: it is the script's otherwise."""
+    def end(self) -> None:
+        """Close it and count it: the step is complete."""
         beat, self.beat = self.beat, None
         spent_ns, self._spent_ns = self._spent_ns, 0
-        if beat is None:
-            return False
-        beat.end(monotonic_ns(), -spent_ns)
-        return True
+        if beat is not None:
+            beat.end(monotonic_ns(), -spent_ns)
 
     def drop(self) -> None:
         """Close it without counting: the step did not come to its end."""

@@ -163,20 +163,24 @@ class Attached:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Take no step for one meanwhile: loading the state of an optimizer may make some. For adapters."""
-        step, is_between = self.step, self._is_between
+        before = self.step, self._is_between, self._is_leaving, self._due_at
+        self._is_between, self._is_leaving, self._due_at = False, False, _NEVER
         was_on, self._guard.is_on = self._guard.is_on, False
         self._beat.drop()
         try:
             yield
         finally:
-            self.step, self._is_between = step, is_between
+            self.step, self._is_between, self._is_leaving, self._due_at = before
             self._guard.is_on = was_on and self._is_attached
 
     def go_to(self, step: int) -> None:
         """Go on behind another number of steps, as of a state that was loaded. For adapters."""
         self.step = step
-        if self._between_steps is not None:
-            self._due_at = 0.0
+        if not self._is_apart:
+            self._ask_anew()
+
+    def _ask_anew(self) -> None:
+        self._due_at = _NEVER if self._between_steps is None else 0.0
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -185,12 +189,12 @@ class Attached:
         What was due before is done first; all ranks are here.
         """
         self._leave_if_asked()
-        due_at = self._due_at
         self._is_apart, self._due_at = True, _NEVER
         try:
             yield
         finally:
-            self._is_apart, self._due_at = False, due_at
+            self._is_apart = False
+            self._ask_anew()
             # Of micro-batches that make no step any more: its deadline would go on while this rank waits for others.
             self._beat.drop()
 
@@ -280,8 +284,8 @@ class Attached:
             self._loader.due = self._leave_if_asked
 
     def _step_is_complete(self) -> None:
-        # A step of the script's own, as of `Run.steps`, is checked there.
-        if (self._beat.end() or not is_stepping()) and not self._is_apart and preemption.check(self.step):
+        self._beat.end()
+        if not (self._is_apart or is_stepping()) and preemption.check(self.step):
             # Not here: a scheduler and a scaler still have their part of this step to do.
             self._is_leaving = True
 
@@ -300,7 +304,7 @@ class Attached:
         if behind:
             self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._ends_alone)))
         else:
-            self._handles.append(optimizer.register_step_pre_hook(Guard(_ignore)(self._begins_alone)))
+            self._handles.append(optimizer.register_step_pre_hook(Guard(self._failed)(self._begins_alone)))
 
     def _begins_alone(self, *_: Any) -> None:
         self._hook_alone(behind=True)

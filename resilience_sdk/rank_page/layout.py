@@ -98,6 +98,7 @@ LANE_SLOTS = 8
 L_THREAD = 0
 L_STEP = 1  # global step + 1; 0: nobody gave one, the ring of the heartbeat counts
 # Of the last heartbeat whose pass the ring does not tell, since it was not counted or not as long as it lasted.
+# The last pass of the heartbeat that hooks begin, of which a lane has one: its ring may tell another duration.
 L_PASS_ENTERED_NS = 2
 L_PASS_LEFT_NS = 3
 

@@ -54,7 +54,8 @@ def attach(
         on_inference: The same before each forward without gradients.
         on_step: The same before each step of the optimizer.
         on_step_end: The same behind it.
-        on_failure: The same when a hook has failed, or the model is gone: none of these is called any more.
+        on_failure: The same when a hook has failed, the model is gone, or the hooks are taken off: none of these is
+            called any more.
 
     Raises:
         ConfigError: `model` is no module, `optimizer` no optimizer, or `kernels_every` no number above zero.
@@ -134,6 +135,8 @@ class Attachment:
             self._passes.close()
         if self._sampler is not None:
             self._sampler.stop()
+        if was_on:
+            self._tell_end()  # another attach() of the model may have put its own hooks in the place of these
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` as a forward of its own: for a framework that calls a method of the model, not the model."""

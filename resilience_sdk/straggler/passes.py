@@ -47,7 +47,7 @@ class Listener:
     on_step_end: Callback | None = None
     """Behind it."""
     on_failure: Callback | None = None
-    """When a hook has failed, or the model is gone: none of these is called any more."""
+    """When a hook has failed, the model is gone, or the hooks are taken off: none of these is called any more."""
 
 
 NOBODY = Listener()

@@ -32,7 +32,7 @@ def test_a_loop_without_a_line_of_ours_has_beats_and_sections(recording, asked, 
 
 
 def test_a_step_takes_few_calls_more_than_its_sections(recording, model, optimizer, loader):
-    """There are 12, the check for preemption and the wait for data among them."""
+    """There are 13, the check for preemption and the wait for data among them."""
 
     def calls_of_a_step():
         batches = iter(loader)

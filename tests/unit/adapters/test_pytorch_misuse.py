@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from resilience_sdk import lanes, preemption
+from resilience_sdk import lanes, preemption, straggler
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.straggler.passes import Passes
@@ -176,3 +176,54 @@ def test_what_is_due_between_steps_says_when_it_is_due_again(recording, asked, m
     with pytest.raises(Preempted):
         train(model, optimizer, loader)
     assert told[2:] == [(11, False), (14, False), (16, True)]
+
+
+def test_steps_are_beats_also_where_the_sections_are_attached_anew(recording, asked, model, optimizer, loader):
+    """As for the times of kernels: the new hooks are the script's, and know nothing of the adapter."""
+    with pytorch.attach(model, optimizer, loader) as handle:
+        straggler.attach(model, optimizer)
+        train(model, optimizer, loader)
+        assert handle.step == recording.snapshot().beats == 6
+    assert asked.checks == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_forward_before_run_steps_makes_no_check_of_its_own(asked, recording, model, optimizer, monkeypatch):
+    """Ranks that warm up and others would check differently often, and stop at different steps."""
+    with pytorch.attach(model, optimizer):
+        model(torch.randn(2, 4)).sum().backward()
+        monkeypatch.setattr(pytorch, "is_stepping", lambda: True)
+        train_step(model, optimizer, torch.randn(2, 4))
+    assert asked.checks == []
+
+
+@pytest.mark.parametrize("is_leaving", [False, True])
+def test_a_step_that_a_load_makes_does_nothing_that_is_due(recording, asked, model, optimizer, is_leaving):
+    """Half of the state is loaded: what is due is due behind the load."""
+    told = []
+    if is_leaving:
+        asked.add(1)
+    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, None, 0, between_steps=tell_each(told)))
+    train_step(model, optimizer, torch.randn(2, 4))
+    with handle.paused():
+        optimizer.step()
+        optimizer.step()
+    assert (handle.step, told) == (1, [])
+    if is_leaving:
+        with pytest.raises(Preempted):
+            model(torch.randn(2, 4))
+    else:
+        model(torch.randn(2, 4))
+    assert told == [is_leaving]
+
+
+def test_a_state_loaded_while_ranks_are_apart_makes_nothing_due(recording, asked, model, optimizer):
+    """Until they meet."""
+    told = []
+    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, None, 0, between_steps=tell_each(told)))
+    with handle.apart():
+        handle.go_to(7)
+        for _ in range(2):
+            train_step(model, optimizer, torch.randn(2, 4))
+        assert told == []
+    handle.meet(lambda step: [step, step])
+    assert (handle.step, told) == (9, [False])
