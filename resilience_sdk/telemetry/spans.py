@@ -105,7 +105,7 @@ class Spans:
     def _end_attempt(self, event: Mapping[str, Any], at: float) -> list[Span]:
         key = _attempt(event)
         ended_by, codes = str(event.get("ended_by")), event.get("exit_codes")
-        went_well = isinstance(codes, Mapping) and not set(codes.values()) - {0, EXIT_PREEMPTED}
+        went_well = isinstance(codes, Mapping) and all(code in (0, EXIT_PREEMPTED) for code in codes.values())
         error = None if went_well or ended_by in _NO_FAULT else ended_by
         saves = [self._end(save, at, error="cut off") for save in list(self._open) if save.startswith("save")]
         return [*saves, *([self._end(key, at, error=error, ended_by=ended_by)] if key in self._open else [])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from told_run import EVENTS, ToldRun
 
@@ -103,6 +103,7 @@ def test_attempts_under_a_foreign_launcher(tmp_path: Path) -> None:
 
 
 @given(st.lists(EVENTS, max_size=16))
+@example([{"event": "attempt_end", "t": 1.0, "exit_codes": {"0": [7]}}])
 @settings(max_examples=15, deadline=None)
 def test_no_event_breaks_it(events: list[dict[str, object]]) -> None:
     """Every span has ids that OpenTelemetry takes, and does not end before it began."""
