@@ -56,8 +56,8 @@ NOBODY = Listener()
 class Passes:
     """The forwards, backwards and optimizer steps of one attached model, in the order in which they come.
 
-    All of it runs in every step, after some milliseconds of other work: each call is a cache miss or two, and takes
-    about a microsecond. So what is asked often is asked in place, and what has nothing to do is not called.
+    All of it runs in every step, after some milliseconds of other work, when caches are cold. So what is asked often
+    is asked in place, and what has nothing to do is not called.
     """
 
     def __init__(
