@@ -1,20 +1,168 @@
-"""What adapters share: steps and sections that hooks begin and end, a session, what a missing framework is told."""
+"""The base of the adapters.
+
+What is put on a framework's objects and taken off again, the one loop that is attached, steps and sections that hooks
+begin and end, the options of a callback, late-bound callbacks, a missing framework.
+"""
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
-from resilience_sdk import lanes, preemption
+import attrs
+
+from resilience_sdk import preemption
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.core.console import say_once
+from resilience_sdk.core.settings import Settings, load_settings
 from resilience_sdk.errors import ConfigError, MissingExtraError
-from resilience_sdk.lanes import BEATS, Beat, Block
-from resilience_sdk.session import Session
+from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.rank import Session
+from resilience_sdk.rank.run import begin_session, is_stepping
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.blocks import Beat, Block
+from resilience_sdk.recorder.lookup import BEATS
+from resilience_sdk.straggler.model_hooks import Guard
+
+
+class Patches:
+    """What an adapter has put on the objects of a framework; `detach` takes all of it off again."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], object]] = []
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Put `value` in the place of an attribute; `detach` leaves it where somebody has put another one around it."""
+        own = getattr(owner, "__dict__", {})
+        before = (own[name],) if name in own else ()
+        setattr(owner, name, value)
+        self.on_detach(functools.partial(_give_back, owner, name, value, before))
+
+    def on_detach(self, undo: Callable[[], object]) -> None:
+        """Have something called by `detach`: what came last is undone first."""
+        self._undo.append(undo)
+
+    def detach(self) -> None:
+        """Leave everything as it was. May be repeated."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _give_back(owner: Any, name: str, value: Any, before: tuple[Any, ...]) -> None:
+    if vars(owner).get(name) is not value:
+        return
+    if before:
+        setattr(owner, name, before[0])
+    else:
+        delattr(owner, name)
+
+
+@contextmanager
+def errors_kept(owner: Any, name: str) -> Iterator[None]:
+    """Let a method of `owner` return where it raises, and raise that at the end of the block.
+
+    For a save: only some ranks write, and all may meet in a barrier after it.
+    """
+    plain, errors, patches = getattr(owner, name), list[Exception](), Patches()
+
+    def keep_error(*args: Any, **options: Any) -> Any:
+        try:
+            return plain(*args, **options)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others wait
+            errors.append(error)
+
+    patches.replace(owner, name, keep_error)
+    try:
+        yield
+    finally:
+        patches.detach()
+    if errors:
+        raise errors[0]
+
+
+_current: AttachedLoop | None = None
+
+
+def refuse_second() -> None:
+    """Raise ConfigError where a loop is attached in this process."""
+    if _current is None or not _current.is_attached:
+        return
+    gc.collect()  # the model of an earlier cell of a notebook may only look alive
+    if _current.is_attached:
+        raise ConfigError(
+            "attach: this process has a loop attached already; call detach() of its handle first, "
+            f"{_current.cure_of_second}"
+        )
+
+
+class AttachedLoop(Patches):
+    """The loop of this process that is attached, and its steps; a context manager. Of the thread that trains."""
+
+    caller: str
+    cure_of_second: str
+    """What to do in the place of attaching a second one."""
+    what_fails: str
+    """What is switched off when a hook fails."""
+
+    def __init__(self, first_step: int | None) -> None:
+        """Be the one of this process; raises ConfigError where there is another, or `first_step` is no number."""
+        global _current
+        check_first_step(first_step)
+        refuse_second()
+        super().__init__()
+        self.step = first_step or 0
+        """Completed optimizer steps, over all attempts where `first_step` says so; the number of the next one."""
+        self.guard = Guard(self._failed)
+        self._is_attached = True
+        _current = self
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it was not detached yet."""
+        return self._is_attached
+
+    def drop(self) -> None:
+        """Close what is open of this step, which does not count."""
+        raise NotImplementedError
+
+    def _failed(self, error: Exception) -> None:
+        self.drop()
+        say_failed(self.caller, self.what_fails, error)
+
+    def detach(self) -> None:
+        """Leave the framework as it was; ends the deadlines of this rank. May be repeated."""
+        global _current
+        was_attached, self._is_attached, self.guard.is_on = self._is_attached, False, False
+        if _current is self:
+            _current = None
+        super().detach()
+        if was_attached:
+            self.drop()
+            if not is_stepping():
+                heartbeat.done()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.detach()
+
+
+def say_failed(name: str, what: str, error: Exception) -> None:
+    """Say once that a hook has failed, and `what` is switched off by that."""
+    say_once(
+        f"{name} failed",
+        f"{name}: a hook failed, {what} are switched off and training goes on: {type(error).__name__}: {error}",
+    )
 
 
 class StepBeat:
@@ -44,7 +192,7 @@ class StepBeat:
         except (KeyError, AttributeError):
             is_own = False
         if not is_own:
-            beat = lanes.find_own_beat("step")
+            beat = lookup.find_own_beat("step")
         if beat is not None and beat.begin(monotonic_ns(), step):
             self.beat = beat
 
@@ -84,27 +232,49 @@ class StepBeat:
 class HookedSection:
     """A section that one hook begins and another one ends; for the thread that trains."""
 
+    __slots__ = ("_kind", "_name", "block")
+
     def __init__(self, name: str, kind: str) -> None:
         self._name, self._kind = name, kind
-        self._block: Block | None = None
+        self.block: Block | None = None
+        """What was begun; None where that is the script's, or nothing is recorded."""
 
     def begin(self) -> None:
         """Open it, unless it is open."""
-        block = lanes.find_own_block(self._name, self._kind)
+        block = lookup.find_own_block(self._name, self._kind)
         if block is not None and block.begin(monotonic_ns()):
-            self._block = block
+            self.block = block
 
     def end(self) -> None:
         """Close it, and count it."""
-        block, self._block = self._block, None
+        block, self.block = self.block, None
         if block is not None:
             block.end(monotonic_ns())
 
     def drop(self) -> None:
         """Close it without counting, after an exception."""
-        block, self._block = self._block, None
+        block, self.block = self.block, None
         if block is not None:
             block.drop(monotonic_ns())
+
+
+@attrs.frozen
+class SessionOptions:
+    """The options of a callback, which begins its session later; `overrides` are single settings by field name."""
+
+    run_dir: str | os.PathLike[str] | None
+    settings: Settings | None
+    overrides: Mapping[str, Any]
+
+    def __attrs_post_init__(self) -> None:
+        """Raise ConfigError for a wrong one now, not hours later."""
+        if self.overrides:
+            load_settings(arguments=self.overrides, strict_env=False)
+
+    def begin(self, caller: str, *, without: Collection[str] = ()) -> Session | None:
+        """Return the session of this process; raises as `begin_session`."""
+        overrides = {name: value for name, value in self.overrides.items() if name not in without}
+        return begin_session(caller, self.run_dir, self.settings, overrides)
 
 
 def checkpointer(session: Session, writer: Callable[[Path], object]) -> Checkpointer:
@@ -143,3 +313,37 @@ def framework(module: str, package: str) -> ModuleType:
         if error.name != module.partition(".")[0]:
             raise  # it is there; something that it needs is not
         raise MissingExtraError(f"this adapter needs {package}: pip install {package}") from None
+
+
+C = TypeVar("C", bound="Late")
+
+
+class Late:
+    """A class that gets more bases with its first object: those of `framework_bases()`, which may import them."""
+
+    def __new__(cls, *_args: Any, **_options: Any) -> Any:
+        """Make an object of this class with the bases; raises what `framework_bases` raises."""
+        if hasattr(cls, "_late"):
+            return object.__new__(cls)
+        made: Any = _with_bases
+        return object.__new__(made(cls, cls.framework_bases()))
+
+    @classmethod
+    def framework_bases(cls) -> tuple[type, ...]:
+        """Return the classes of the framework that an object has to be of."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        """Pickle as the class that stands in its module: launchers send trainers to other processes."""
+        cls = type(self)
+        return _make, (getattr(cls, "_late", cls),), dict(vars(self))
+
+
+@functools.cache
+def _with_bases(cls: Any, bases: tuple[type, ...]) -> Any:
+    named = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__")}
+    return type(cls.__name__, (cls, *bases), {**named, "_late": cls})
+
+
+def _make(cls: type[C]) -> C:
+    return cls.__new__(cls)  # type: ignore[no-any-return]

@@ -1,6 +1,9 @@
-"""Plain PyTorch: one line beside a loop of one's own.
+"""Plain PyTorch: one line beside a loop of one's own, and a loader whose iteration is timed.
 
-    from resilience_sdk.adapters import pytorch
+`for batch in loader` asks the loader's class, not the object. So the object gets a subclass of its own class for as
+long as it is watched: it stays what it was for `isinstance`, its attributes and its methods.
+
+from resilience_sdk.adapters import pytorch
 
     handle = pytorch.attach(model, optimizer, loader)  # last: after DDP, fully_shard or torch.compile
 
@@ -9,31 +12,145 @@
 
 from __future__ import annotations
 
-import gc
+import copyreg
 import math
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from threading import get_ident
+from time import monotonic_ns
 from typing import Any
 
-from resilience_sdk import environ, lanes, preemption, straggler
-from resilience_sdk.adapters._base import StepBeat, check_first_step
-from resilience_sdk.adapters._timed_loader import TimedLoader
-from resilience_sdk.console import say_once
+from resilience_sdk import preemption, straggler
+from resilience_sdk.adapters._base import AttachedLoop, StepBeat
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
-from resilience_sdk.session.run import is_stepping
-from resilience_sdk.session.train_step import resilient
-from resilience_sdk.straggler.hooks import Guard
+from resilience_sdk.rank.run import is_stepping, resilient
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.lookup import BLOCKS
+from resilience_sdk.straggler.model_hooks import Guard
 
 __all__ = ["Attached", "attach", "resilient"]
 
-Through = Callable[[Iterator[Any]], Iterator[Any]]
-
+_END = object()
 _NEVER = math.inf
 
-_current: Attached | None = None
+
+class TimedLoader:
+    """Puts the subclass on a loader; `restore()` takes it off. Iterators that exist then go on, untimed."""
+
+    def __init__(self, loader: Any, loop: Attached | None = None) -> None:
+        """Time the iterators of `loader` from now on, and tell the `loop` of its passes.
+
+        Raises:
+            ConfigError: The loader's class cannot be exchanged, or it is no iterable.
+        """
+        self._loader = loader
+        self.due: Callable[[], None] | None = None
+        """What is called before the next batch is fetched, and each one after that until it is None again."""
+        self.loop = loop
+        self._plain = type(loader)
+        self.is_on = True
+        """Whether the waits are timed."""
+        if not hasattr(self._plain, "__iter__") or hasattr(self._plain, "__next__"):
+            raise ConfigError(
+                f"attach(loader={loader!r}): expected what each epoch iterates anew, such as a DataLoader; "
+                "of an iterator write `for batch in straggler.iterate(batches)` instead"
+            )
+        try:
+            _set_class(loader, _timed_class(self._plain, self))
+        except TypeError:
+            raise ConfigError(
+                f"attach(loader=<{self._plain.__qualname__}>): objects of this class cannot be watched; leave it out, "
+                "and write `for batch in straggler.iterate(loader)` in the loop"
+            ) from None
+
+    def restore(self) -> None:
+        """Give the loader its own class back. May be repeated."""
+        if self.is_on:
+            self.is_on = False
+            _set_class(self._loader, self._plain)
+
+    def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return what is iterated in the place of a new iterator."""
+        if self.loop is not None and self.is_on:
+            batches = self.loop.walk(batches)
+        return _TimedBatches(batches, self)
+
+
+class _TimedBatches:
+    """An iterator around the loader's own, which lends it all other attributes."""
+
+    __slots__ = ("_batches", "_watch")
+
+    def __init__(self, batches: Iterator[Any], watch: TimedLoader) -> None:
+        self._batches = batches
+        self._watch = watch
+
+    def __iter__(self) -> _TimedBatches:
+        return self
+
+    def __next__(self) -> Any:
+        batches, watch = self._batches, self._watch
+        if not watch.is_on:
+            return next(batches)
+        if watch.due is not None:
+            watch.due()
+        try:  # `find_own_block`, written out: in every step a call that can be spared is
+            block: Any = BLOCKS["data"]
+            is_own = block.lane.ident == get_ident()
+        except (KeyError, AttributeError):
+            is_own = False
+        if not is_own:
+            block = lookup.find_own_block("data", "io")
+        if block is None or not block.begin(monotonic_ns()):  # the script times it itself
+            batch = next(batches, _END)
+        else:
+            try:
+                batch = next(batches, _END)
+            except BaseException:
+                block.drop(monotonic_ns())
+                raise
+            block.end(monotonic_ns())
+        if batch is _END:
+            if watch.loop is not None:
+                watch.loop.pass_ends()
+            raise StopIteration
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+def _set_class(loader: Any, kind: type) -> None:
+    """Exchange the class of an object, also where it shows another one as its `__class__`."""
+    object.__dict__["__class__"].__set__(loader, kind)
+
+
+def _timed_class(plain: Any, watch: TimedLoader) -> type:
+    """Return a subclass of the loader's class whose iterators are watched, and whose copies are of the class itself."""
+
+    def timed_iter(self: Any) -> Iterator[Any]:
+        return watch.watch(plain.__iter__(self))
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        # A copy is another loader, perhaps in another process: it must not lead back here.
+        reduced = plain.__reduce_ex__(self, protocol)
+        if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+            return (plain.__new__, (plain, *reduced[1][1:]), *reduced[2:])
+        return reduced
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace |= {"__slots__": (), "__iter__": timed_iter, "__reduce_ex__": reduce}
+        namespace |= {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
+
+    return types.new_class(plain.__name__, (plain,), exec_body=fill)
 
 
 def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | None = None) -> Attached:
@@ -70,82 +187,52 @@ def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | 
             save()
             raise
     """
-    _check(model, optimizer, first_step)
-    return watch(lambda: Attached(model, optimizer, loader, first_step))
+    _check(model, optimizer)
+    return Attached(model, optimizer, loader, first_step)
 
 
-def watch(make: Callable[[], Attached]) -> Attached:
-    """Make the one thing that is attached in this process; raises ConfigError where there is one. For adapters."""
-    global _current
-    refuse_second()
-    _current = make()
-    return _current
+class Attached(AttachedLoop):
+    """The hooks on one loop, and its steps so far; a context manager that detaches. The thread that trains.
 
+    For adapters built on this one: they may have a part in each pass over the loader (`walk`), and between two steps.
+    """
 
-class Attached:
-    """The hooks on one loop, and its steps so far; a context manager that detaches. The thread that trains."""
+    caller, what_fails = "attach", "heartbeats and preemption"
+    cure_of_second = 'or for a second model of the same loop use straggler.attach(model, optimizer, prefix="critic.")'
 
-    def __init__(
-        self,
-        model: Any,
-        optimizer: Any,
-        loader: Any,
-        first_step: int | None,
-        *,
-        between_steps: Callable[[bool], int] | None = None,
-        through: Through | None = None,
-    ) -> None:
-        """Put the hooks on; use `attach`.
-
-        For adapters built on this one: `between_steps(is_leaving)` is called where a step has ended and the next one
-        begins, and returns behind how many steps that is due again; `through(batches)` for each iterator of the
-        loader (see `TimedLoader`).
-        """
-        self.step = first_step or 0
-        """Completed optimizer steps, over all attempts where `first_step` says so; the number of the next one."""
+    def __init__(self, model: Any, optimizer: Any, loader: Any, first_step: int | None) -> None:
+        """Put the hooks on; use `attach`."""
+        super().__init__(first_step)
         self._is_global = first_step is not None
         self._is_between = False  # what is due between two steps was not done yet
         self._is_leaving = False
         self._is_apart = False
         self._is_in_step = False
         self._alone: set[bool] = set()  # the hooks that we have put on, since those of the sections are gone
-        self._between_steps = between_steps
-        self._due_at = _NEVER if between_steps is None else 0.0
-        self._is_attached = True
-        self._model = weakref.ref(model)
-        self._optimizer = weakref.ref(optimizer)
+        self._due_at = 0.0
         # Of the last forward with gradients, and of that of the last complete step: whether in training mode.
         self._mode = self._mode_of_steps = True
         self._beat = StepBeat()
-        self._guard = Guard(self._failed)
-        self._sections: Any = None
-        self._handles: list[Any] = []
         self._loader: TimedLoader | None = None
         try:
-            self._put_on(model, optimizer, loader, through)
+            self._model, self._optimizer = weakref.ref(model), weakref.ref(optimizer)
+            self._put_on(model, optimizer, loader)
         except BaseException:
             self.detach()
             raise
 
-    def _put_on(self, model: Any, optimizer: Any, loader: Any, through: Any) -> None:
+    def _put_on(self, model: Any, optimizer: Any, loader: Any) -> None:
         if environ.is_disabled(environ.environment()):
-            self._guard.is_on = False
-            lanes.recorder()  # says so
-            self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)))
-            if through is not None and loader is not None:
-                self._loader = TimedLoader(loader, through)
+            self.guard.is_on = False
+            lookup.recorder()  # says so
+            self.on_detach(optimizer.register_step_post_hook(Guard(_ignore)(self._step_ends)).remove)
             return
-        try:
-            self._hang_on(model, optimizer, loader, through)
-        except BaseException:
-            self.detach()
-            raise
-
-    def _hang_on(self, model: Any, optimizer: Any, loader: Any, through: Through | None) -> None:
+        # A signal in the start-up is answered behind the first step. And before the loader forks workers, which would
+        # take the signals as theirs.
+        preemption.time_left()
         if loader is not None:
-            self._loader = TimedLoader(loader, through, self._beat.interrupt)
-            preemption.time_left()  # before the loader forks workers, which would take the signals as theirs
-        self._sections = straggler.attach(
+            self._watch_loader(loader)
+        sections = straggler.attach(
             model,
             optimizer,
             on_forward=self._forward_begins,
@@ -154,37 +241,57 @@ class Attached:
             on_step_end=self._step_ends,
             on_failure=self._sections_failed,
         )
+        self.on_detach(sections.detach)
+
+    def _watch_loader(self, loader: Any) -> None:
+        self._loader = TimedLoader(loader, self)
+        self.on_detach(self._loader.restore)
 
     @property
     def is_attached(self) -> bool:
         """Whether it was not detached yet, and the model is still there."""
         return self._is_attached and self._model() is not None
 
+    def drop(self) -> None:
+        """Close the step that is open, which does not count."""
+        self._beat.drop()
+
+    # -- for adapters built on this one
+
+    def walk(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return what is iterated in the place of a new iterator of the loader: it may count, and leave out."""
+        return batches
+
+    def pass_ends(self) -> None:
+        """Leave a step that the last batches did not complete."""
+        self._beat.interrupt()
+
+    def between_steps(self, is_leaving: bool) -> float:
+        """Do what is due where a step has ended and the next one begins; return behind how many steps it is again."""
+        return _NEVER
+
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Take no step for one meanwhile: loading the state of an optimizer may make some. For adapters."""
+        """Take no step for one meanwhile: loading the state of an optimizer may make some."""
         before = self.step, self._is_between, self._is_leaving, self._due_at
         self._is_between, self._is_leaving, self._due_at = False, False, _NEVER
-        was_on, self._guard.is_on = self._guard.is_on, False
+        was_on, self.guard.is_on = self.guard.is_on, False
         self._beat.drop()
         try:
             yield
         finally:
             self.step, self._is_between, self._is_leaving, self._due_at = before
-            self._guard.is_on = was_on and self._is_attached
+            self.guard.is_on = was_on and self._is_attached
 
     def go_to(self, step: int) -> None:
-        """Go on behind another number of steps, as of a state that was loaded. For adapters."""
+        """Go on behind another number of steps, as of a state that was loaded."""
         self.step = step
         if not self._is_apart:
-            self._ask_anew()
-
-    def _ask_anew(self) -> None:
-        self._due_at = _NEVER if self._between_steps is None else 0.0
+            self._due_at = 0.0
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Only count steps meanwhile, of which ranks may take different numbers, until they `meet()`. For adapters.
+        """Only count steps meanwhile, of which ranks may take different numbers, until they `meet()`.
 
         What was due before is done first; all ranks are here.
         """
@@ -193,46 +300,18 @@ class Attached:
         try:
             yield
         finally:
-            self._is_apart = False
-            self._ask_anew()
+            self._is_apart, self._due_at = False, 0.0
             # Of micro-batches that make no step any more: its deadline would go on while this rank waits for others.
             self._beat.drop()
 
-    def meet(self, gather: Callable[[int], list[int]]) -> None:
-        """Go on with as many steps as the rank that took most, and do what is due between two. Collective, as `gather`.
+    def meet(self, most: int) -> None:
+        """Go on with as many steps as the rank that took `most`, and do what is due between two.
 
-        Raises `Preempted`.
+        All ranks are here. Raises `Preempted`.
         """
-        self.step = max(gather(self.step))
-        self._is_between = self._between_steps is not None
-        self._guard.run(self._step_is_complete)
+        self.step, self._is_between = most, True
+        self.guard.run(self._step_is_complete)
         self._leave_if_asked()
-
-    def detach(self) -> None:
-        """Take all hooks off and give the loader its class back; ends the deadlines of this rank. May be repeated."""
-        global _current
-        was_attached, self._is_attached, self._guard.is_on = self._is_attached, False, False
-        for hook in self._handles:
-            hook.remove()
-        self._handles = []
-        if self._loader is not None:
-            self._loader.restore()
-        if self._sections is not None:
-            self._sections.detach()
-        if _current is self:
-            _current = None
-        if was_attached:
-            self._beat.drop()
-            if not is_stepping():
-                heartbeat.done()
-
-    def __enter__(self) -> Attached:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.detach()
 
     # -- what the hooks tell
 
@@ -241,8 +320,8 @@ class Attached:
     def _forward_begins(self) -> None:
         if self._is_between or self._is_leaving:
             self._leave_if_asked()
-        if self._guard.is_on:
-            model = self._model()  # `_mode_now`, written out
+        if self.guard.is_on:
+            model = self._model()
             self._mode = mode = model is None or bool(model.training)
             if mode is self._mode_of_steps:
                 self._beat.begin(self.step if self._is_global else None)
@@ -250,12 +329,9 @@ class Attached:
                 self._beat.interrupt()  # an evaluation that wants gradients, or the first step of a frozen model
 
     def _inference_begins(self) -> None:
-        if self._mode_now() is not self._mode_of_steps:
-            self._beat.interrupt()  # an evaluation, behind micro-batches that made no step
-
-    def _mode_now(self) -> bool:
         model = self._model()
-        return model is None or bool(model.training)
+        if (model is None or bool(model.training)) is not self._mode_of_steps:
+            self._beat.interrupt()  # an evaluation, behind micro-batches that made no step
 
     def _step_begins(self) -> None:
         self._is_in_step = True
@@ -263,7 +339,7 @@ class Attached:
             self._leave_if_asked()
         beat = self._beat.beat
         if beat is None or not beat.t0:  # of a model whose forward was not seen
-            self._guard.run(self._begin)
+            self.guard.run(self._begin)
 
     def _begin(self) -> None:
         self._beat.begin(self.step if self._is_global else None)
@@ -275,11 +351,11 @@ class Attached:
         self.step += 1
         self._is_between = self.step >= self._due_at
         self._mode_of_steps = self._mode
-        if self._guard.is_on:  # `Guard.run`, written out
+        if self.guard.is_on:  # `Guard.run`, written out
             try:
                 self._step_is_complete()
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
-                self._guard.fail(error)
+                self.guard.fail(error)
         if self._loader is not None and (self._is_between or self._is_leaving):
             self._loader.due = self._leave_if_asked
 
@@ -302,9 +378,10 @@ class Attached:
             return
         self._alone.add(behind)
         if behind:
-            self._handles.append(optimizer.register_step_post_hook(Guard(_ignore)(self._ends_alone)))
+            hook = optimizer.register_step_post_hook(Guard(_ignore)(self._ends_alone))
         else:
-            self._handles.append(optimizer.register_step_pre_hook(Guard(self._failed)(self._begins_alone)))
+            hook = optimizer.register_step_pre_hook(Guard(self._failed)(self._begins_alone))
+        self.on_detach(hook.remove)
 
     def _begins_alone(self, *_: Any) -> None:
         self._hook_alone(behind=True)
@@ -317,34 +394,25 @@ class Attached:
     def _leave_if_asked(self) -> None:
         if self._loader is not None:
             self._loader.due = None
-        if (self._is_between or self._is_leaving) and self._between_steps is not None:
+        if self._is_between or self._is_leaving:
             self._is_between = False
-            self._due_at = self._between_steps(self._is_leaving)
+            self._due_at = self.between_steps(self._is_leaving)
         if self._is_leaving:
             self._is_leaving = False
             heartbeat.done()  # saving may take any time
             raise Preempted
-
-    def _failed(self, error: Exception) -> None:
-        self._beat.drop()
-        say_once(
-            "adapter failed",
-            f"attach: a hook failed, heartbeats and preemption are switched off and training goes on: "
-            f"{type(error).__name__}: {error}",
-        )
 
 
 def _ignore(_error: Exception) -> None:
     """Counting cannot fail."""
 
 
-def _check(model: Any, optimizer: Any, first_step: Any) -> None:
+def _check(model: Any, optimizer: Any) -> None:
     if optimizer is None or not hasattr(optimizer, "register_step_pre_hook"):
         raise ConfigError(
             f"attach(model, {optimizer!r}): expected the torch.optim.Optimizer whose steps are the progress; "
             "of a wrapper pass the one inside"
         )
-    check_first_step(first_step)
     if not hasattr(model, "parameters"):
         return  # straggler.attach says what is expected
     own = {id(parameter) for parameter in model.parameters()}
@@ -353,16 +421,4 @@ def _check(model: Any, optimizer: Any, first_step: Any) -> None:
             "foreign parameters",
             "attach: the optimizer has none of the model's parameters; if it was made before fully_shard(model) or "
             "model.to(device), it trains nothing: make it afterwards",
-        )
-
-
-def refuse_second() -> None:
-    """Raise ConfigError where a loop is attached."""
-    if _current is None or not _current.is_attached:
-        return
-    gc.collect()  # the model of an earlier cell of a notebook may only look alive
-    if _current.is_attached:
-        raise ConfigError(
-            "attach: this process has a loop attached already; call detach() of its handle first, or for a second "
-            'model of the same loop use straggler.attach(model, optimizer, prefix="critic.")'
         )

@@ -20,6 +20,7 @@ from resilience_sdk._version import __version__
 
 if TYPE_CHECKING:
     from resilience_sdk import adapters, attribution, checkpoint, faults, health, numerics, preemption, straggler
+    from resilience_sdk.core.settings import Settings
     from resilience_sdk.errors import (
         CheckpointError,
         ConfigError,
@@ -30,36 +31,18 @@ if TYPE_CHECKING:
         RunDirectoryError,
     )
     from resilience_sdk.heartbeats import heartbeat
-    from resilience_sdk.session.run import Run, current_run
-    from resilience_sdk.session.run_start import start_run
-    from resilience_sdk.session.train_step import resilient
-    from resilience_sdk.settings import Settings
+    from resilience_sdk.rank.run import Run, current_run, resilient, start_run
 
-# name -> (module, attribute); an empty attribute means the module itself
-_PUBLIC = {
-    "CheckpointError": ("errors", "CheckpointError"),
-    "ConfigError": ("errors", "ConfigError"),
-    "MissingExtraError": ("errors", "MissingExtraError"),
-    "NumericsError": ("errors", "NumericsError"),
-    "Preempted": ("errors", "Preempted"),
-    "ResilienceError": ("errors", "ResilienceError"),
-    "Run": ("session.run", "Run"),
-    "RunDirectoryError": ("errors", "RunDirectoryError"),
-    "Settings": ("settings", "Settings"),
-    "adapters": ("adapters", ""),
-    "attribution": ("attribution", ""),
-    "checkpoint": ("checkpoint", ""),
-    "current_run": ("session.run", "current_run"),
-    "faults": ("faults", ""),
-    "health": ("health", ""),
-    "heartbeat": ("heartbeats", "heartbeat"),
-    "numerics": ("numerics", ""),
-    "preemption": ("preemption", ""),
-    "resilient": ("session.train_step", "resilient"),
-    "start_run": ("session.run_start", "start_run"),
-    "straggler": ("straggler", ""),
+# Where the public names are; those of `__all__` that stand nowhere here are modules.
+_HOMES = {
+    "core.settings": ("Settings",),
+    "errors": (
+        *("CheckpointError", "ConfigError", "MissingExtraError", "NumericsError", "Preempted", "ResilienceError"),
+        "RunDirectoryError",
+    ),
+    "heartbeats": ("heartbeat",),
+    "rank.run": ("Run", "current_run", "resilient", "start_run"),
 }
-
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -87,11 +70,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module_name, attribute = _PUBLIC[name]
-    module = importlib.import_module(f"{__name__}.{module_name}")
-    value = getattr(module, attribute) if attribute else module
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    module = importlib.import_module(f"{__name__}.{home or name}")
+    value = module if home is None else getattr(module, name)
     globals()[name] = value
     return value
 
@@ -103,11 +86,12 @@ def __dir__() -> list[str]:
 def _start_recording() -> Any:
     """Start this process's side at the first use of a block: the one thread from the primitives up to the session."""
     try:
-        from resilience_sdk.session import start_recording
+        from resilience_sdk.rank import start_recording
     except ImportError as error:  # a platform without POSIX
-        from resilience_sdk import console, lanes
+        from resilience_sdk.core import console
+        from resilience_sdk.recorder import lookup
 
-        lanes.disable()
+        lookup.disable()
         console.say_once("disabled", f"switched off ({error}): nothing is watched, recorded or restarted")
         return None
     return start_recording()
@@ -116,7 +100,7 @@ def _start_recording() -> Any:
 def _own_checkpoints() -> Any:
     """Return what tells a `Checkpointer` of its job, if there is any: from the checkpoints up to the session."""
     try:
-        from resilience_sdk.session import own_checkpoints
+        from resilience_sdk.rank import checkpoints
     except ImportError:  # a platform without POSIX
         return None
-    return own_checkpoints
+    return checkpoints

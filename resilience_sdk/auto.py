@@ -14,10 +14,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from resilience_sdk import environ, session
-from resilience_sdk.console import say
+from resilience_sdk import rank
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.launcher.script import Script
+from resilience_sdk.launcher.forkserver_wire import Script
 from resilience_sdk.launcher.worker import run_script
 
 _USAGE = "usage: python -m resilience_sdk.auto [-m] script.py|module [arguments]"
@@ -56,7 +57,7 @@ def main() -> None:
     if not getattr(sys.flags, "safe_path", False):
         del sys.path[0]  # the working directory, there because we were started with -m
     if environ.is_disabled(environ.environment()):
-        session.ensure_started()  # says so
+        rank.ensure_started()  # says so
     run_script(script)
 
 

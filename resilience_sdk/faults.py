@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk import console
+from resilience_sdk.core import console
 from resilience_sdk.errors import ConfigError
 
 __all__ = ["InjectedError", "Plan", "armed", "inject", "parse"]
@@ -35,6 +35,7 @@ _OWN = {"hang": ("how",), "kill": ("how", "code"), "slow": ("seconds",), "preemp
 _PLACES = ("inside", "outside", "start")
 _COMMON = ("rank", "step", "attempt", "section", "where")
 _DEFAULT_BEAT = "step"
+_LONG_S = 1e6
 
 
 class InjectedError(RuntimeError):
@@ -289,7 +290,7 @@ def _hang(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "sleep":
         while True:
-            time.sleep(1.0)
+            time.sleep(_LONG_S)  # one that wakes up each second would poll, which is something else
     else:
         _deadlock(holding_the_gil=how == "gil")
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast, overload
 
-from resilience_sdk import lanes
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.lanes import BEATS, Beat, NoBlock, Unstarted
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.blocks import Beat
+from resilience_sdk.recorder.lookup import BEATS, NoBlock, Unstarted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,11 +43,10 @@ def _heartbeat(name: str = "step", *, step: int | None = None) -> Beat | NoBlock
 
 def _first(name: Any, step: int | None) -> Any:
     if callable(name):  # @heartbeat without parentheses
-        return lanes.decorate(name, lambda: lanes.find_beat("step"))
+        return lookup.decorate(name, lambda: lookup.find_beat("step"))
     if not isinstance(name, str) or not name:
         raise ConfigError(f"heartbeat(name=...) takes a string, got {name!r}")
-    unstarted = Unstarted(lambda: lanes.find_beat(name))
-    return unstarted if step is None else unstarted.at_step(_checked(step))
+    return Unstarted(name, step=None if step is None else _checked(step))
 
 
 def _checked(step: Any) -> int:
@@ -65,12 +65,13 @@ def _checked(step: Any) -> int:
 
 
 def beat(step: int | None = None) -> None:
-    """Mark progress at this point; the time since the previous pulse of this thread is one unit.
+    """Mark the end of a step; the time since the previous pulse of this thread is one unit.
 
-    For loops where no block fits. Ends with `heartbeat.done()`: without it, the time after the last pulse looks
-    like a step that does not end. Raises ConfigError for a step that is no int from 0.
+    For loops where no block fits: last in their body. `step` is the number of the step that ends here. After the loop
+    comes `heartbeat.done()`: without it, the time after the last pulse looks like a step that does not end. Raises
+    ConfigError for a step that is no int from 0.
     """
-    recorder = lanes.recorder()
+    recorder = lookup.recorder()
     if recorder is not None:
         recorder.user_beats()
         recorder.pulse(None if step is None else _checked(step))
@@ -79,7 +80,7 @@ def beat(step: int | None = None) -> None:
 @contextmanager
 def paused(reason: str) -> Iterator[None]:
     """Suspend all deadlines of this rank inside the block, for a wait that may take any time. Nests."""
-    recorder = lanes.recorder()
+    recorder = lookup.recorder()
     if recorder is None:
         yield
         return
@@ -93,7 +94,7 @@ def paused(reason: str) -> Iterator[None]:
 
 def done() -> None:
     """End all deadlines of this rank: the loop is over, what follows (upload, export) may take any time."""
-    recorder = lanes.recorder()
+    recorder = lookup.recorder()
     if recorder is not None:
         recorder.done()
 

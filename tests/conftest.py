@@ -1,10 +1,65 @@
 """Helpers of this folder can be imported by all tests."""
 
 import gc
+import os
 import sys
+from functools import cache
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+ROOT = Path(__file__).parents[1]
+
+
+@cache
+def _shares(path):
+    """Tell whether tests of that file have anything in common that takes time to make."""
+    return not path.startswith("tests/integration/") or 'scope="module"' in (ROOT / path).read_text()
+
+
+def what_stays_together(nodeid):
+    """Return the name of the tests that one process is to run, one after another, with this one.
+
+    Those of its file; of its adapter, where jobs are made for each of them; itself alone, where it shares nothing.
+    """
+    path, _, name = nodeid.partition("::")
+    if path.endswith("adapters_contract/test_contract.py"):
+        return f"{path} {name.partition('[')[2]}"
+    return path if _shares(path) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Distribute tests by `what_stays_together` in place of `--dist loadfile`: the longest file does not decide."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return what_stays_together(nodeid)
+
+    return Together(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    """Keep a failure on a page with SHORT_FAILURES: what it compares may be the screen of a job, thousands of lines."""
+    report = yield
+    if report.failed and os.environ.get("SHORT_FAILURES") and hasattr(report.longrepr, "reprtraceback"):
+        for traceback, crash, _ in getattr(report.longrepr, "chain", [(report.longrepr.reprtraceback, None, None)]):
+            for entry in traceback.reprentries:
+                entry.lines[:] = _a_page(entry.lines)
+            if crash is not None:
+                crash.message = crash.message.strip().splitlines()[0][:300] if crash.message.strip() else ""
+        report.sections[:] = [(name, "\n".join(_a_page(text.splitlines()))) for name, text in report.sections]
+    return report
+
+
+def _a_page(lines):
+    """Return the first and the last lines of many: what was asked, and how it ended."""
+    return lines if len(lines) <= 60 else [*lines[:20], f"... {len(lines) - 55} lines ...", *lines[-35:]]
 
 
 def pytest_collection_finish():

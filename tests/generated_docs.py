@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from resilience_sdk.health.gpu.rules import RULES, Rule
-from resilience_sdk.settings.fields import FIELDS, shown_default
-from resilience_sdk.settings.nvrx import KEYS, SECTION
-from resilience_sdk.telemetry.families import FAMILIES
+from resilience_sdk.core.settings.fields import FIELDS, shown_default
+from resilience_sdk.core.settings.load import SECTION, TRANSLATED, WITHOUT_COUNTERPART
+from resilience_sdk.health.probes import GPU, HealthCheck
+from resilience_sdk.telemetry.metrics import FAMILIES
 
 DOCS = Path(__file__).parent.parent / "docs"
 CURE = "run: python -m tests.generated_docs"
@@ -20,8 +20,8 @@ def settings_table() -> str:
         f"| `{name}` | {cell(shown_default(field))} | {cell(field.metadata['doc'])} |" for name, field in FIELDS.items()
     ]
     theirs = [
-        f"| `{name}` | {f'`{key.field}`' if key.field else f'no counterpart: {key.reason}'} |"
-        for name, key in KEYS.items()
+        *(f"| `{name}` | `{field}` |" for name, field in TRANSLATED.items()),
+        *(f"| `{name}` | no counterpart: {reason} |" for name, reason in WITHOUT_COUNTERPART.items()),
     ]
     return "\n".join(
         [
@@ -53,17 +53,17 @@ def metrics_table() -> str:
 def gpu_table() -> str:
     """Return a row per check of a GPU."""
     rows = [
-        f"| `{rule.check}`{' (must)' if rule.must else ''} | {cell(rule.looks_at)} | {_limit(rule)} "
+        f"| `{name}`{' (must)' if rule.must else ''} | {cell(rule.looks_at)} | {_limit(rule)} "
         f"| {cell(rule.cure)} | {cell(rule.source)} |"
-        for rule in RULES.values()
+        for name, rule in GPU.checks.items()
     ]
     return "\n".join(["| check | looks at | limit | cure | source |", "|---|---|---|---|---|", *rows])
 
 
-def _limit(rule: Rule) -> str:
+def _limit(rule: HealthCheck) -> str:
     parts = []
     if rule.limit is not None:
-        parts.append(f"{rule.limit:g} {rule.unit}".strip())
+        parts.append(f"{rule.limit} {rule.unit}".strip())
     if rule.growth_per_minute is not None:
         growth = "any growth" if rule.growth_per_minute == 0 else f"more than {rule.growth_per_minute:g} a minute"
         parts.append(f"{growth} during a run")

@@ -13,47 +13,28 @@ PACKAGE = ROOT / "resilience_sdk"
 
 # Which module or subpackage is on which floor. Imports point down, or stay within one entry.
 FLOORS: dict[int, set[str]] = {
-    0: {
-        "_version",
-        "cgroups",
-        "clock",
-        "console",
-        "environ",
-        "errors",
-        "events",
-        "faults",
-        "file_lock",
-        "hostinfo",
-        "kernel_files",
-        "settings",
-        "short_names",
-        "streams",
-        "whole_file",
-        "wire",
-    },
-    1: {"incidents", "job_config", "journal", "lease", "outcome", "rank_page", "run_directory"},
-    2: {"attribution", "checkpoint", "hang", "heartbeats", "lanes", "numerics", "preemption", "straggler"},
-    3: {"monitor", "session"},
-    4: {"health", "launcher", "telemetry"},
-    5: {"__main__", "adapters", "auto", "cli", "demo"},
+    0: {"_version", "begin", "errors", "system"},
+    1: {"core"},
+    2: {"faults", "incidents", "recorder"},
+    3: {"attribution", "checkpoint", "hang", "heartbeats", "numerics", "preemption", "straggler"},
+    4: {"cluster", "postmortem"},
+    5: {"monitor", "rank"},
+    6: {"health", "launcher", "telemetry"},
+    7: {"__main__", "adapters", "auto", "cli", "demo"},
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 # Same floor, and meant: (importer, imported)
 NEIGHBOURS = {
-    ("cgroups", "kernel_files"),
-    ("environ", "errors"), ("settings", "environ"), ("settings", "events"), ("settings", "errors"),
-    ("settings", "console"),
-    ("faults", "console"), ("faults", "errors"), ("console", "errors"),
-    ("lease", "run_directory"), ("incidents", "journal"),
-    ("heartbeats", "lanes"), ("straggler", "lanes"), ("checkpoint", "straggler"), ("checkpoint", "lanes"),
-    ("preemption", "attribution"),  # only preemption.account, for the place of a cause in the taxonomy
-    ("preemption", "lanes"), ("numerics", "lanes"),
-    ("session", "monitor"),  # only monitor.spawn: a rank starts the monitor of its node
+    ("recorder", "faults"),
+    ("checkpoint", "straggler"),
+    ("hang", "attribution"),  # only hang.notices: which frames are the user's
+    ("postmortem", "cluster"),  # only postmortem.report: one node reports for all
+    ("rank", "monitor"),  # only monitor.spawn: a rank starts the monitor of its node
     ("__main__", "cli"), ("cli", "demo"),
 }  # fmt: skip
-# The package itself wires its floors together: `lanes` asks it how recording starts, `checkpoint` whose job it is,
+# The package itself wires its floors together: `recorder` asks it how recording starts, `checkpoint` whose job it is,
 # `monitor` where it lies, and the demo's training script uses it as any user does.
-ROOT_USERS = {"checkpoint", "demo", "lanes", "monitor"}
+ROOT_USERS = {"checkpoint", "demo", "recorder", "system"}
 
 
 def _sources() -> list[tuple[str, Path]]:
@@ -115,14 +96,14 @@ def test_imports_point_down():
     assert not wrong
 
 
-def test_session_uses_nothing_of_the_monitor_but_its_start():
+def test_rank_uses_nothing_of_the_monitor_but_its_start():
     """A rank's process never loads the monitor's program."""
-    used = {name for module, path in _sources() if module.startswith("session") for name in _imports(path)}
+    used = {name for module, path in _sources() if module.startswith("rank.") for name in _imports(path)}
     assert {name for name in used if name.startswith("monitor")} <= {"monitor.spawn"}
 
 
 def test_one_file_reads_the_environment():
-    """`os.environ` and `os.getenv` appear in environ.py alone."""
+    """`os.environ` and `os.getenv` appear in core/environ.py alone."""
     readers = []
     for module, path in _sources():
         tree = ast.parse(path.read_text())
@@ -134,7 +115,63 @@ def test_one_file_reads_the_environment():
                 and node.value.id == "os"
             ):
                 readers.append(module)
-    assert set(readers) <= {"environ"}
+    assert set(readers) <= {"core.environ"}
+
+
+OBLIQUE = {"what", "who", "whose", "whether", "where", "how", "which", "when", "from"}
+# One name that users meet in several places.
+SAME_NAME = {
+    "Attached": "each adapter's `attach` returns one",
+    "ResilienceCallback": "Lightning and Transformers both call theirs a callback",
+}
+SMALL_LINES = 130
+# Small modules with one importer: the boundary that keeps each apart from it.
+SMALL = {
+    "checkpoint.restore": "loads torch, which reading manifests does not need",
+    "health.probe_main": "the process of a probe, which must be cheap to start",
+    "numerics.deferred_read": "loads torch, which the settings of the watch do not need",
+    "telemetry.sinks.console": "a sink is one file",
+    "telemetry.sinks.mlflow": "a sink is one file",
+    "telemetry.sinks.tensorboard": "a sink is one file",
+    "telemetry.sinks.wandb": "a sink is one file",
+}
+
+
+def test_a_module_says_what_it_is():
+    """The first word of a module's docstring is what the module is, not a question."""
+    first = {module: (ast.get_docstring(ast.parse(path.read_text())) or "").split()[:1] for module, path in _sources()}
+    assert [module for module, words in first.items() if words and words[0].strip(",:").lower() in OBLIQUE] == []
+
+
+def test_one_name_is_one_class():
+    """No public class name stands for two things, but for those that users meet in several places."""
+    places: dict[str, list[str]] = {}
+    for module, path in _sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    twice = {name: modules for name, modules in places.items() if len(modules) > 1 and name not in SAME_NAME}
+    assert twice == {}
+
+
+def test_a_small_module_has_two_users_or_a_reason():
+    """What one module alone uses lives in it, unless a boundary is between the two."""
+    sources = dict(_sources())
+    users: dict[str, set[str]] = {module: set() for module in sources}
+    for module, path in sources.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("resilience_sdk"):
+                base = node.module.removeprefix("resilience_sdk").removeprefix(".")
+                for name in (base, *(f"{base}.{alias.name}".removeprefix(".") for alias in node.names)):
+                    users.get(name, set()).add(module)
+    small = {
+        module
+        for module, path in sources.items()
+        if path.name != "__init__.py"
+        and len(users[module] - {module}) == 1
+        and len(path.read_text().splitlines()) < SMALL_LINES
+    }
+    assert sorted(small) == sorted(SMALL)
 
 
 def test_setup_lists_every_package():
@@ -161,7 +198,7 @@ def test_adapters_link_is_a_link():
     assert link.resolve() == ROOT / "adapters"
 
 
-@pytest.mark.parametrize("module", ["resilience_sdk", "resilience_sdk.heartbeats", "resilience_sdk.session"])
+@pytest.mark.parametrize("module", ["resilience_sdk", "resilience_sdk.heartbeats", "resilience_sdk.rank"])
 def test_importing_loads_no_torch(module: str):
     """The SDK waits for the user to import torch."""
     code = f"import sys, {module}; print([m for m in ('torch', 'numpy', 'pynvml', 'yaml') if m in sys.modules])"
@@ -172,7 +209,7 @@ def test_importing_loads_no_torch(module: str):
 def test_monitor_loads_neither_torch_nor_structlog():
     """The monitor's program needs the standard library, attrs and our package."""
     code = (
-        "import sys, resilience_sdk.monitor.program; "
+        "import sys, resilience_sdk.monitor.main; "
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'structlog', 'yaml', 'numpy', 'pynvml'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

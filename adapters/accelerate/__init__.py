@@ -11,7 +11,7 @@
 Accelerate is not imported before the first use.
 """
 
-from resilience_sdk.adapters.accelerate.attaching import Attached, attach
+from resilience_sdk.adapters.accelerate.attached import Attached, attach
 from resilience_sdk.adapters.accelerate.tracking import tracker
 
 __all__ = ["Attached", "attach", "tracker"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from resilience_sdk import straggler
-from resilience_sdk.adapters._base import framework
-from resilience_sdk.events import Event
-from resilience_sdk.session import Session
-from resilience_sdk.straggler.plots import PREFIX
+from resilience_sdk.adapters._base import Late, framework
+from resilience_sdk.core.events import Event
+from resilience_sdk.rank import Session
+from resilience_sdk.straggler.callbacks import PREFIX
 
 PERIOD_S = 1.0
 """Between two journal lines at least; what is logged more often is left out of the journal."""
@@ -24,22 +23,27 @@ def tracker() -> Any:
     events, at most one a second. Whenever there is a new straggler report, its scores go to the other trackers with
     that call. It works from `attach` on; before, and with the SDK switched off, it does nothing. Rank 0 alone.
     """
-    return _tracker_class()()
+    return ResilienceTracker()
 
 
 def connect(accelerator: Any, session: Session) -> None:
     """Let the trackers of ours that an accelerator has write into this session."""
     for one in getattr(accelerator, "log_with", None) or ():
-        if getattr(one, "name", None) == Tracking.name and isinstance(one, Tracking):
+        if isinstance(one, ResilienceTracker):
             one.connect(accelerator, session)
 
 
-class Tracking:
+class ResilienceTracker(Late):
     """What our tracker does; a `GeneralTracker` as soon as one is made."""
 
     name = "resilience"
     requires_logging_directory = False
     main_process_only = True
+
+    @classmethod
+    def framework_bases(cls) -> tuple[type, ...]:
+        """Return `GeneralTracker`; raises MissingExtraError without Accelerate."""
+        return (framework("accelerate.tracking", "accelerate").GeneralTracker,)
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,12 +91,6 @@ class Tracking:
     def finish(self) -> None:
         """End with the training."""
         self._session = self._accelerator = None
-
-
-@functools.cache
-def _tracker_class() -> Any:
-    base = framework("accelerate.tracking", "accelerate").GeneralTracker
-    return type("ResilienceTracker", (Tracking, base), {"__module__": __name__, "__doc__": Tracking.__doc__})
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,14 @@ Neither package is imported before the first callback is made. The other callbac
 NVIDIA's extension and of NeMo, so that a script changes an import.
 """
 
-from resilience_sdk.adapters.lightning.automatic import callbacks_from_environment
-from resilience_sdk.adapters.lightning.callback import ResilienceCallback
+from resilience_sdk.adapters.lightning.callback import ResilienceCallback, callbacks_from_environment
 from resilience_sdk.adapters.lightning.drop_in import (
     FaultToleranceCallback,
     PreemptionCallback,
+    SimulatedFaultParams,
     StragglerDetectionCallback,
     straggler_det_callback,
 )
-from resilience_sdk.adapters.lightning.simulated_fault import SimulatedFaultParams
 
 __all__ = [
     "FaultToleranceCallback",

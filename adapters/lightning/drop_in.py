@@ -1,25 +1,78 @@
-"""The callbacks of NVIDIA's extension and of NeMo by their names and parameters: a script changes an import."""
+"""Drop-in callbacks of NVIDIA's extension and of NeMo, by their names and parameters: a script changes an import."""
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk import environ
-from resilience_sdk.adapters.lightning import roles
-from resilience_sdk.adapters.lightning.base import SdkCallback
+import attrs
+
+from resilience_sdk import straggler
+from resilience_sdk.adapters.lightning import fit as roles
+from resilience_sdk.adapters.lightning.callback import SdkCallback, apply_options
 from resilience_sdk.adapters.lightning.fit import Fit
-from resilience_sdk.adapters.lightning.reporting import ReportLog, Wanted, apply_options
-from resilience_sdk.adapters.lightning.simulated_fault import SimulatedFaultParams, arm, plan
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.settings import load_settings
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.session import Session
-from resilience_sdk.settings import load_settings
+from resilience_sdk.straggler.published import note_logging, note_no_logging
+from resilience_sdk.straggler.reports import Report, Straggler
+
+KINDS = ("random", "rank_killed", "rank_hung")
+
+
+def _kind(value: Any) -> str:
+    """Return the name of a fault, which may be a member of an enumeration."""
+    return str(getattr(value, "name", value)).lower()
+
+
+@attrs.frozen
+class SimulatedFaultParams:
+    """Which fault, and when: `base_delay` seconds after the start, and up to `rand_delay` more."""
+
+    fault_type: str = attrs.field(converter=_kind)
+    base_delay: float = attrs.field(converter=float)
+    rand_delay: float = attrs.field(default=0.0, converter=float)
+    rank_to_fail: int | None = None
+
+    @fault_type.validator
+    def _check(self, _attribute: Any, value: str) -> None:
+        if value not in KINDS:
+            raise ValueError(f"SimulatedFaultParams(fault_type={value!r}): expected one of {', '.join(KINDS)}")
+
+
+@attrs.frozen
+class PlannedFault:
+    """What was drawn."""
+
+    rank: int
+    number: int
+    delay_s: float
+
+
+def plan(params: SimulatedFaultParams, world_size: int, seed: str) -> PlannedFault:
+    """Draw what is left open, equally on all ranks, which share the seed. Pure."""
+    drawn = random.Random(seed)  # noqa: S311 - no secret
+    kind = drawn.choice(KINDS[1:]) if params.fault_type == "random" else params.fault_type
+    rank = drawn.randrange(world_size) if params.rank_to_fail is None else params.rank_to_fail
+    number = signal.SIGKILL if kind == "rank_killed" else signal.SIGSTOP
+    return PlannedFault(rank, number, params.base_delay + params.rand_delay * drawn.random())
+
 
 _UNSET: Any = object()
+_PERIOD_S = 1.0
+_OF_SECTIONS = (
+    "the thresholds of the straggler callback are for the scores of the sections (data, fwd, bwd, optim and your own, "
+    "each weighted by its time): GPU kernels are not timed here"
+)
 
 
 class FaultToleranceCallback(SdkCallback):
@@ -50,14 +103,23 @@ class FaultToleranceCallback(SdkCallback):
         self._fault = simulated_fault_params
         self._timer: threading.Timer | None = None
 
-    def begins(self, fit: Fit, session: Session) -> None:
+    def begins(self, fit: Fit) -> None:
         """Arm the simulated fault, in the first attempt."""
-        if self._fault is None or session.attempt > 0:
+        if self._fault is None or fit.session.attempt > 0:
             return
-        trainer = fit.trainer
-        self._timer = arm(plan(self._fault, trainer.world_size, session.config.job), trainer.global_rank)
+        fault, rank = plan(self._fault, fit.trainer.world_size, fit.session.config.job), fit.trainer.global_rank
+        if rank != fault.rank:
+            return
 
-    def ends(self) -> None:
+        def strike() -> None:
+            say(f"simulated fault: {signal.Signals(fault.number).name} to rank {rank} now")
+            os.kill(os.getpid(), fault.number)
+
+        self._timer = threading.Timer(fault.delay_s, strike)
+        self._timer.name, self._timer.daemon = "resilience-fault", True
+        self._timer.start()
+
+    def ends(self, fit: Fit) -> None:
         """Disarm it."""
         if self._timer is not None:
             self._timer.cancel()
@@ -67,7 +129,8 @@ class FaultToleranceCallback(SdkCallback):
 class StragglerDetectionCallback(SdkCallback):
     """NVIDIA's `StragglerDetectionCallback`: logs scores of all ranks now and then, and who is slow.
 
-    On a GPU the scores are of its time, on a CPU of the sections. No collective, no synchronisation with the device.
+    The scores are those of a rank's sections, which is said once; where GPU kernels are timed, of its GPU. No
+    collective, no synchronisation with the device.
 
     Args:
         report_time_interval: Seconds between two reports; also as `straggler_report_time_interval`.
@@ -76,7 +139,10 @@ class StragglerDetectionCallback(SdkCallback):
         num_gpu_perf_scores_to_log: How many of the best and worst are printed; also `num_gpu_perf_scores_to_print`.
         gpu_relative_perf_threshold: A score below it, from 0 to 1, makes a straggler.
         gpu_individual_perf_threshold: The same of the individual scores.
-        stop_if_detected: All ranks save and leave when a straggler is sure; also as `stop_if_detected_straggler`.
+        stop_if_detected: All ranks save and leave with 76 at the first report in which the score of a rank as a whole
+            is below `gpu_relative_perf_threshold` or `gpu_individual_perf_threshold`, as far as these scores are
+            calculated, and at nothing else; also as `stop_if_detected_straggler`. For a stop on the SDK's own verdict,
+            which sees 3 to 5 %, give the job the setting `stop_if_detected`.
         enable_ptl_logging: Log minimum, median and maximum of the scores to the loggers of the trainer.
         profiling_interval: Has no meaning here: every step is timed.
         logger_name: The name of the logger that is written to.
@@ -102,44 +168,102 @@ class StragglerDetectionCallback(SdkCallback):
         stop_if_detected_straggler: bool = _UNSET,
     ) -> None:
         del profiling_interval
-        given = {
-            "report_time_interval": report_time_interval,
-            "straggler_report_time_interval": straggler_report_time_interval,
-            "num_gpu_perf_scores_to_log": num_gpu_perf_scores_to_log,
-            "num_gpu_perf_scores_to_print": num_gpu_perf_scores_to_print,
-            "stop_if_detected": stop_if_detected,
-            "stop_if_detected_straggler": stop_if_detected_straggler,
-        }
-        count = _either(given, "num_gpu_perf_scores_to_log", "num_gpu_perf_scores_to_print", 5)
-        self._options = {
-            "report_interval": float(_either(given, "report_time_interval", "straggler_report_time_interval", 300.0)),
+        interval = _either(
+            300.0,
+            report_time_interval=report_time_interval,
+            straggler_report_time_interval=straggler_report_time_interval,
+        )
+        self._scores_to_print = _either(
+            5,
+            num_gpu_perf_scores_to_log=num_gpu_perf_scores_to_log,
+            num_gpu_perf_scores_to_print=num_gpu_perf_scores_to_print,
+        )
+        stops = bool(
+            _either(False, stop_if_detected=stop_if_detected, stop_if_detected_straggler=stop_if_detected_straggler)
+        )
+        self._options_of_job = {
+            "report_interval": float(interval),
             "relative_threshold": gpu_relative_perf_threshold,
             "individual_threshold": gpu_individual_perf_threshold,
-            "scores_to_print": count,
-            "stop_if_detected": bool(_either(given, "stop_if_detected", "stop_if_detected_straggler", False)),
+            "scores_to_print": self._scores_to_print,
+            "stop_below_relative": gpu_relative_perf_threshold if stops and calc_relative_gpu_perf else 0.0,
+            "stop_below_individual": gpu_individual_perf_threshold if stops and calc_individual_gpu_perf else 0.0,
         }
         super().__init__(None, logger_name=logger_name)
-        load_settings(arguments=self._options, strict_env=False)
-        self.stops_for_stragglers = self._options["stop_if_detected"]
-        self._wanted = Wanted(calc_relative_gpu_perf, calc_individual_gpu_perf, count, enable_ptl_logging)
-        self._reports: ReportLog | None = None
+        load_settings(arguments=self._options_of_job, strict_env=False)
+        self.stops_for_stragglers = stops
+        self._relative, self._individual = calc_relative_gpu_perf, calc_individual_gpu_perf
+        self._logs_scores = enable_ptl_logging  # also to the loggers of the trainer
+        self._next_s = 0.0
+        self._last: Report | None = None
 
-    def begins(self, fit: Fit, session: Session) -> None:
-        """Tell the monitor of the job what is asked for, and begin to look for reports."""
-        apply_options(session, self._options)
-        self._reports = ReportLog(self._wanted, logging.getLogger(self._logger_name))
-        self._reports.begin(session)
+    def begins(self, fit: Fit) -> None:
+        """Tell the monitor of the job what is asked for, and log in its place, so that nobody reads a report twice."""
+        session = fit.session
+        apply_options(session, self._options_of_job)
+        self._next_s, self._last = 0.0, straggler.report()
+        if session.identity.rank == 0:
+            say_once("scores of sections", _OF_SECTIONS)
+            with suppress(OSError):
+                note_logging(session.run_dir.path, session.config.job, session.attempt)
 
     def steps(self, fit: Fit) -> None:
-        """Log a report that is new."""
-        if self._reports is not None:
-            self._reports.look(fit.trainer)
+        """Log a report that is new; costs a reading of the clock, and a stat of a file every second."""
+        now = time.monotonic()
+        if now < self._next_s:
+            return
+        self._next_s = now + _PERIOD_S
+        report = straggler.report()
+        if report is None or report is self._last:
+            return
+        self._last = report
+        trainer = fit.trainer
+        if not trainer.is_global_zero:
+            return
+        report = without(report, relative=self._relative, individual=self._individual)
+        log = logging.getLogger(self._logger_name)
+        for level, text in lines_of(report, self._scores_to_print):
+            log.log(level, text)
+        if self._logs_scores:
+            # Not by the module's `log`: that hands on what is logged in every 50th step, and forgets the others.
+            for logger in trainer.loggers:
+                logger.log_metrics(report.summary(), step=trainer.global_step)
 
-    def ends(self) -> None:
-        """Look no more."""
-        if self._reports is not None:
-            self._reports.end()
-            self._reports = None
+    def ends(self, fit: Fit) -> None:
+        """Leave the reports to the monitor again."""
+        if fit.session.identity.rank == 0:
+            with suppress(OSError):
+                note_no_logging(fit.session.run_dir.path)
+
+
+def without(report: Report, *, relative: bool, individual: bool) -> Report:
+    """Return what is wanted of a report. Pure."""
+    left_out: dict[str, Any] = {}
+    if not relative:
+        left_out |= {"gpu_relative": {}, "section_relative": {}, "overall_relative": {}}
+    if not individual:
+        left_out |= {"gpu_individual": {}, "section_individual": {}, "overall_individual": {}}
+    kinds = [kind for kind, is_wanted in (("relative", relative), ("individual", individual)) if is_wanted]
+    below = tuple(one for one in report.stragglers if one.rule.rpartition("_")[2] in kinds)
+    return attrs.evolve(report, stragglers=below, **left_out)
+
+
+def lines_of(report: Report, scores_to_print: int) -> list[tuple[int, str]]:
+    """Return what is logged of a report, each with its level. Pure."""
+    lines = []
+    for kind, what in (("relative", "have worse relative performance"), ("individual", "performance dropped")):
+        for unit, shown in (("gpu", "GPUs"), ("section", "sections")):
+            if found := [one for one in report.stragglers if one.rule == f"{unit}_{kind}"]:
+                text = f"STRAGGLER DETECTION WARNING: Some {shown} {what}. Affected ranks: {_named(found)}"
+                lines.append((logging.WARNING, text))
+    if text := report.text(scores_to_print):
+        lines.append((logging.WARNING, f"\n{text}"))
+    return lines
+
+
+def _named(found: Iterable[Straggler]) -> str:
+    ids = dict.fromkeys(f"StragglerId(rank={one.rank}, node='{one.node}')" for one in found)
+    return "{" + ", ".join(ids) + "}"
 
 
 class PreemptionCallback(SdkCallback):
@@ -162,7 +286,7 @@ class PreemptionCallback(SdkCallback):
 def straggler_det_callback(
     straggler_report_time_interval: float = 300, stop_if_detected_straggler: bool = True
 ) -> StragglerDetectionCallback:
-    """Return NeMo's recipe of the straggler callback: a report every 300 seconds, and a stop when one is sure."""
+    """Return NeMo's recipe of the straggler callback: a report every 300 seconds, and a stop at a score below 0.7."""
     return StragglerDetectionCallback(
         report_time_interval=straggler_report_time_interval,
         calc_relative_gpu_perf=True,
@@ -175,12 +299,13 @@ def straggler_det_callback(
     )
 
 
-def _either(given: dict[str, Any], name: str, other: str, default: Any) -> Any:
+def _either(default: Any, **spellings: Any) -> Any:
     """Return the value of an option that has two names."""
-    values = {key: given[key] for key in (name, other) if given[key] is not _UNSET}
-    if len(values) > 1:
-        raise ConfigError(f"StragglerDetectionCallback({name}=..., {other}=...): both mean the same, give one of them")
-    return next(iter(values.values()), default)
+    given = {name: value for name, value in spellings.items() if value is not _UNSET}
+    if len(given) > 1:
+        names = "=..., ".join(given)
+        raise ConfigError(f"StragglerDetectionCallback({names}=...): both mean the same, give one of them")
+    return next(iter(given.values()), default)
 
 
 def _run_dir_in(exp_dir: str | os.PathLike[str] | None) -> Path | None:

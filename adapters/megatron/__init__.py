@@ -8,8 +8,7 @@
 Nothing of Megatron is imported here: what is used of it is looked for in what the program has imported.
 """
 
-from resilience_sdk.adapters.megatron.attached import Attached, attach
+from resilience_sdk.adapters.megatron.attached import Attached, attach, checkpointer
 from resilience_sdk.adapters.megatron.pretraining import around
-from resilience_sdk.adapters.megatron.saving import checkpointer
 
 __all__ = ["Attached", "around", "attach", "checkpointer"]

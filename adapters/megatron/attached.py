@@ -1,26 +1,103 @@
-"""`attach()`: the steps and sections of a loop on `megatron.core`, told by its timers and its optimizer."""
+"""A loop of one's own on `megatron.core`: `attach()` for its steps and sections, `checkpointer()` for its checkpoints.
+
+Steps and sections are told by Megatron's timers and its optimizer. An exit code of Megatron stays what it is, since
+schedulers know it; what is recorded beside it is what it means.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from types import TracebackType
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from resilience_sdk import environ, lanes, preemption
-from resilience_sdk.adapters._base import check_first_step
-from resilience_sdk.adapters.megatron import exits, surroundings
-from resilience_sdk.adapters.megatron.sections import IN_STEP, OPTIMIZER, SECTION_OF, STEP
-from resilience_sdk.adapters.megatron.step import Step, spans
-from resilience_sdk.adapters.megatron.timers import Heard, ObservingTimers
-from resilience_sdk.console import say_once
+from resilience_sdk import preemption
+from resilience_sdk.adapters._base import AttachedLoop, framework
+from resilience_sdk.adapters.megatron.step import (
+    IN_STEP,
+    OPTIMIZER,
+    SECTION_OF,
+    STEP,
+    Heard,
+    ObservingTimers,
+    Step,
+    spans,
+)
+from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.manifest import SHARDED
+from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.heartbeats import heartbeat
-from resilience_sdk.session.run import is_stepping
-from resilience_sdk.straggler.hooks import Guard
+from resilience_sdk.rank.lifecycle import current
+from resilience_sdk.rank.run import is_stepping
+from resilience_sdk.recorder import lookup
+from resilience_sdk.straggler.workload import set_role
 
-_current: Attached | None = None
-_STEPS_WITHOUT_OPTIMIZER = 3
+
+def module(name: str) -> Any:
+    """Return `megatron.<name>` if the program has imported it, else None."""
+    return sys.modules.get(f"megatron.{name}")
+
+
+def say_first(key: str, text: str) -> None:
+    """Say it once, on one rank of all: it is the same on each."""
+    identity = environ.rank_identity(environ.environment())
+    if identity is None or identity.rank == 0:
+        say_once(key, text)
+
+
+class RerunElsewhereError(Exception):
+    """A result was unexpected, and the same again on the same GPU: another GPU has to compute it, to tell why."""
+
+
+class ResultRejectedError(Exception):
+    """A result did not pass its validation, and Megatron has come to the end of its reruns."""
+
+
+# By the exit codes of Megatron's rerun state machine.
+_MEANINGS: dict[int, tuple[type[Exception], str]] = {
+    16: (
+        RerunElsewhereError,
+        "Megatron left with 16: an unexpected result came again on the same GPU, and the last step has to be computed "
+        "on another one: resume the job on other nodes",
+    ),
+    17: (
+        ResultRejectedError,
+        "Megatron left with 17: a result failed its validation; its log says whether it came again (a transient error "
+        "of a GPU, a persistent one, or the right result of the program)",
+    ),
+}
+
+
+def meaning_of(code: object, suspect: str = "") -> Exception | None:
+    """Return what an exit code of Megatron means, None where it is none of its own. Pure."""
+    if not isinstance(code, int) or code not in _MEANINGS:
+        return None
+    kind, text = _MEANINGS[code]
+    return kind(f"{text} (first seen on {suspect})" if suspect else text)
+
+
+def record(error: BaseException | None) -> None:
+    """Leave what Megatron's exit code means for the incident, if that is how this rank ends. Never raises."""
+    if not isinstance(error, SystemExit):
+        return
+    meaning = meaning_of(error.code, _suspect())
+    session = current()
+    if meaning is not None and session is not None:
+        session.record_exception(meaning)
+
+
+def _suspect() -> str:
+    """Return which device the rerun state machine suspects; empty where it says nothing."""
+    machine = getattr(module("core.rerun_state_machine"), "_GLOBAL_RERUN_STATE_MACHINE", None)
+    node, device = getattr(machine, "suspicious_node", None), getattr(machine, "suspicious_device", None)
+    return "" if node is None else f"node {node}, GPU {device}"
+
+
+_MAX_STEPS_WITHOUT_OPTIMIZER = 3
 
 
 def attach(config: Any, optimizer: Any = None, *, first_step: int | None = None) -> Attached:
@@ -51,7 +128,7 @@ def attach(config: Any, optimizer: Any = None, *, first_step: int | None = None)
                 save()
                 preemption.exit()
     """
-    _check(config, optimizer, first_step)
+    _check(config, optimizer)
     handle = Attached(first_step)
     try:
         handle.watch_timers(config, "timers")
@@ -60,24 +137,19 @@ def attach(config: Any, optimizer: Any = None, *, first_step: int | None = None)
     except BaseException:
         handle.detach()
         raise
-    handle.starts()
+    handle.declare_role()
     return handle
 
 
-class Attached:
+class Attached(AttachedLoop):
     """What is hung on one loop, and its steps so far; a context manager that detaches. The thread that trains."""
+
+    caller, what_fails = "megatron", "heartbeats and sections"
+    cure_of_second = "or attach once, with what all model chunks share"
 
     def __init__(self, first_step: int | None = None) -> None:
         """Be the one of this process; raises ConfigError where there is another."""
-        global _current
-        if _current is not None:
-            raise ConfigError(
-                "megatron: this process has a loop attached already; call detach() of its handle first, or attach "
-                "once, with what all model chunks share"
-            )
-        _current = self
-        self.step = first_step or 0
-        """Completed steps, over all attempts where `first_step` says so; the number of the next one."""
+        super().__init__(first_step)
         self.step_under_way = Step(first_step)
         self.spans = spans(self.step_under_way)
         self._parts = tuple(self.spans[name] for name in IN_STEP)
@@ -85,22 +157,11 @@ class Attached:
         self._optimizer_depth = 0
         self._unfinished = 0
         self._has_stepped = False
-        self._restore: list[Callable[[], None]] = []
-        self.guard = Guard(self._failed)
-        self._is_attached = True
         self.is_on = not environ.is_disabled(environ.environment())
         """Whether anything is recorded at all."""
-        if not self.is_on:
-            lanes.recorder()  # says so
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether it was not detached yet."""
-        return self._is_attached
-
-    def number_by(self, number: Callable[[], int | None]) -> None:
-        """Have `number()` tell the number of the step that begins, None where steps are only counted."""
-        self.step_under_way.number = number
+        lookup.recorder()  # the start-up begins, which may get stuck; where nothing is recorded, this says so
+        if self.is_on:
+            preemption.time_left()  # a signal in the start-up is answered behind the first step
 
     def should_stop(self) -> bool:
         """Tell whether to save and leave now: True on all ranks behind the same step. Once per step, on all ranks."""
@@ -112,6 +173,8 @@ class Attached:
     def is_stop_agreed(self) -> bool:
         """Tell the same for a loop whose save is a section, which has a deadline of its own."""
         return self._is_attached and not is_stepping() and preemption.check(self.step)
+
+    # -- what is hung on
 
     def watch(self, forward_step_func: Callable[..., Any]) -> Callable[..., Any]:
         """Return it as section `fwd`, also where no timer is; it leaves nothing open if it raises."""
@@ -141,14 +204,7 @@ class Attached:
         }
         heard[STEP] = self._step_begins, None
         heard[OPTIMIZER] = self._optimizer_begins, self._optimizer_ends
-        timers = ObservingTimers(getattr(owner, name), heard, self.guard)
-        setattr(owner, name, timers)
-
-        def restore() -> None:
-            if getattr(owner, name) is timers:
-                setattr(owner, name, timers.plain)
-
-        self._restore.append(restore)
+        self.replace(owner, name, ObservingTimers(getattr(owner, name), heard, self.guard))
 
     def watch_optimizer(self, optimizer: Any) -> None:
         """Count the steps of a Megatron optimizer, and time them."""
@@ -166,43 +222,19 @@ class Attached:
             ends()
             return result
 
-        had_own = "step" in vars(optimizer)
-        optimizer.step = step
+        self.replace(optimizer, "step", step)
 
-        def restore() -> None:
-            if vars(optimizer).get("step") is not step:
-                return
-            if had_own:
-                optimizer.step = plain
-            else:
-                del optimizer.step
-
-        self._restore.append(restore)
-
-    def on_detach(self, restore: Callable[[], None]) -> None:
-        """Have it called when this is detached."""
-        self._restore.append(restore)
-
-    def starts(self) -> None:
+    def declare_role(self) -> None:
         """Say what this rank does, which its process groups tell."""
         if self.is_on:
-            self.guard.run(surroundings.declare)
+            self.guard.run(declare)
 
     def detach(self) -> None:
         """Leave Megatron as it was; ends the deadlines of this rank. May be repeated."""
-        global _current
-        was_attached, self._is_attached, self.guard.is_on = self._is_attached, False, False
-        for restore in reversed(self._restore):
-            restore()
-        self._restore = []
-        if _current is self:
-            _current = None
-        if was_attached:
-            self.drop()
+        if self._is_attached:
             for span in self.spans.values():
                 span.drop()
-            if not is_stepping():
-                heartbeat.done()
+        super().detach()
 
     def drop(self) -> None:
         """Close what is open of this step, after an exception; the step does not count."""
@@ -210,13 +242,8 @@ class Attached:
             span.drop()
         self.step_under_way.drop()
 
-    def __enter__(self) -> Attached:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        exits.record(error)
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        record(error)
         self.detach()
 
     # -- what the timers tell
@@ -227,6 +254,7 @@ class Attached:
         for span in self._parts:
             if span.depth:
                 span.drop()  # an exception has left it so
+        self._optimizer_depth = 0  # as above
         if not self._has_stepped:
             self._look_for_optimizer()
         self.step_under_way.begin()
@@ -237,6 +265,8 @@ class Attached:
         depth = self._optimizer_depth = self._optimizer_depth + 1
         if depth == 1 and self.guard.is_on:
             try:
+                if not self.step_under_way.is_open:
+                    self.step_under_way.begin()  # of a loop whose forwards are not seen
                 self._update.begin()
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
                 self.guard.fail(error)
@@ -257,28 +287,37 @@ class Attached:
         if self.guard.is_on:
             try:
                 self._update.end()
+                under_way.is_open = False
+                under_way.beat.end()
             except Exception as error:  # noqa: BLE001 - as above
                 self.guard.fail(error)
 
     def _look_for_optimizer(self) -> None:
         self._unfinished += 1
-        if self._unfinished > _STEPS_WITHOUT_OPTIMIZER:
-            surroundings.say_first(
+        if self._unfinished > _MAX_STEPS_WITHOUT_OPTIMIZER:
+            say_first(
                 "megatron optimizer",
                 "megatron: no step of an optimizer was seen, so no step is counted: attach(config, optimizer), or time "
                 "the step of the loop with its timer 'optimizer'",
             )
 
-    def _failed(self, error: Exception) -> None:
-        self.drop()
-        say_once(
-            "megatron failed",
-            f"megatron: a hook failed, heartbeats and sections are switched off and training goes on: "
-            f"{type(error).__name__}: {error}",
+
+def declare() -> None:
+    """Give this rank the role of its pipeline stage: only ranks of one stage are compared."""
+    state = module("core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return
+    if state.get_pipeline_model_parallel_world_size() > 1:
+        set_role(f"stage-{state.get_pipeline_model_parallel_rank()}")
+    if state.get_tensor_model_parallel_world_size() > 1:
+        say_first(
+            "megatron tensor parallel",
+            "megatron: tensor parallelism waits for its group inside fwd and bwd, so the ranks of one group look "
+            "alike: a slow group is found, the slow rank in it is not",
         )
 
 
-def _check(config: Any, optimizer: Any, first_step: Any) -> None:
+def _check(config: Any, optimizer: Any) -> None:
     if not hasattr(config, "timers"):
         raise ConfigError(
             f"attach({type(config).__name__}): expected the configuration of the model, a ModelParallelConfig of "
@@ -289,4 +328,66 @@ def _check(config: Any, optimizer: Any, first_step: Any) -> None:
             f"attach(config, {optimizer!r}): expected what get_megatron_optimizer() returned, or None where the loop "
             "times its step with the timer 'optimizer'"
         )
-    check_first_step(first_step)
+
+
+# -- checkpoints, for a loop that has none of its own
+
+State = Callable[[bool], Mapping[str, Any]]
+
+
+def checkpointer(
+    sharded_state: State, load: Callable[[Mapping[str, Any]], None], **options: Any
+) -> MegatronCheckpointer:
+    """Return what saves and resumes a loop on `megatron.core`, for one that has no checkpoints of its own.
+
+    Args:
+        sharded_state: Returns the sharded state dict of this rank; `sharded_state(True)` that to load into.
+        load: Takes the loaded one, of the same shape.
+        **options: Those of `Checkpointer`: `run_dir`, `every`, `keep`.
+
+    Raises:
+        ConfigError: An option cannot be used.
+        RunDirectoryError: The run directory cannot be used, or none is named.
+
+    Example:
+        def sharded_state(is_loading):
+            state = model.sharded_state_dict()
+            return {"model": state, "optimizer": optimizer.sharded_state_dict(state, is_loading=is_loading)}
+
+        saver = megatron.checkpointer(sharded_state, load, every=500)
+        iteration = saver.resume()
+    """
+    return MegatronCheckpointer(sharded_state, load, **options)
+
+
+class MegatronCheckpointer(Checkpointer):
+    """A `Checkpointer` whose payload `dist_checkpointing` writes and reads."""
+
+    def __init__(self, sharded_state: State, load: Callable[[Mapping[str, Any]], None], **options: Any) -> None:
+        """Prepare the run directory; use `checkpointer`."""
+        super().__init__({}, writer=self._write, **options)
+        self._sharded_state = sharded_state
+        self._load_into = load
+
+    def resume(self) -> int:
+        """Load the newest valid checkpoint; return the next step to run, 0 = fresh. Collective.
+
+        Raises:
+            CheckpointError: None may be trusted, see `Checkpointer.resume`; what `dist_checkpointing` raises passes.
+        """
+        step = super().resume()
+        good = self.last_good
+        if step and good is not None:
+            self._load_into(_framework().load(self._sharded_state(True), str(good.path / SHARDED)))
+            self.restore_rng()
+        return step
+
+    def _write(self, directory: Path) -> None:
+        target = directory / SHARDED
+        # Megatron asks for it on every rank. Together, since one that could not make it would be missed in the save.
+        raise_together(find_ranks(), lambda: target.mkdir(exist_ok=True))
+        _framework().save(self._sharded_state(False), str(target))
+
+
+def _framework() -> Any:
+    return framework("megatron.core.dist_checkpointing", "megatron-core")

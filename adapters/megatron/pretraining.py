@@ -4,21 +4,119 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from resilience_sdk.adapters.megatron import surroundings
+from resilience_sdk import preemption
+from resilience_sdk.adapters.megatron import attached
 from resilience_sdk.adapters.megatron.attached import Attached
-from resilience_sdk.adapters.megatron.client import MonitorClient
-from resilience_sdk.adapters.megatron.signals import AgreedSignals
-from resilience_sdk.console import say
+from resilience_sdk.adapters.megatron.step import KINDS, LOAD
+from resilience_sdk.core.console import say
+from resilience_sdk.core.events import Event
 from resilience_sdk.errors import ConfigError, Preempted
-from resilience_sdk.session.ending import finish
-from resilience_sdk.session.lifecycle import current
-from resilience_sdk.session.pageless import pageless_session
+from resilience_sdk.hang.timeouts import FALLBACK_INITIAL_S
+from resilience_sdk.preemption import listener as listening
+from resilience_sdk.preemption.reasons import Asker
+from resilience_sdk.rank.all_ranks import finish
+from resilience_sdk.rank.degraded import pageless_session
+from resilience_sdk.rank.lifecycle import current
+from resilience_sdk.recorder.lookup import find_own_block
+
+
+class MonitorClient:
+    """What Megatron-LM tells of its steps and saves, told on; deadlines are learned by us, so it has none to keep."""
+
+    def __init__(self, handle: Attached) -> None:
+        self.section_timeouts: dict[str, float | None] = {}
+        self._handle = handle
+        self._finalize = handle.spans["finalize"]
+        self._has_deadline = False
+
+    def init_workload_monitoring(self, *_: Any, **__: Any) -> None:
+        """Do nothing: the monitor is there."""
+
+    def start_section(self, name: str) -> None:
+        """Begin a section of Megatron-LM: `setup`, `step` or `checkpointing`."""
+        handle = self._handle
+        if name == "step":
+            handle.guard.run(handle.step_under_way.begin)
+        elif name == "checkpointing" and not handle.spans["checkpoint"].depth:
+            handle.guard.run(self._begin_finalize)  # a look at saves in the background, before each step
+
+    def _begin_finalize(self) -> None:
+        """Begin `finalize`, the first time with its deadline, unless the user has set one.
+
+        The last look waits for the save to end, and may take as long as that: so what the many short ones teach is no
+        deadline for it.
+        """
+        if not self._has_deadline:
+            self._has_deadline = True
+            block, session = find_own_block("finalize", KINDS["finalize"]), current()
+            if block is not None and (session is None or "finalize" not in session.settings.section_timeouts):
+                block.lane.recorder.retime(block, FALLBACK_INITIAL_S)
+        self._finalize.begin()
+
+    def end_section(self, name: str) -> None:
+        """End it. A step ends with its optimizer."""
+        if name == "checkpointing":
+            self._handle.guard.run(self._finalize.end)
+
+    def calculate_and_set_section_timeouts(
+        self, selected_sections: Sequence[str] | None = None, calc_out_of_section: bool = True, **_: Any
+    ) -> None:
+        """Do nothing: they are learned all the time."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: what is learned is in the run directory."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Ignore what NVRx has saved."""
+
+    def shutdown_workload_monitoring(self) -> None:
+        """Do nothing: `pretrain` ends the deadlines."""
+
+
+class AgreedSignals:
+    """What `get_signal_handler()` gives: Megatron-LM asks it once behind each iteration, on all ranks.
+
+    Its own handler gathers the answers of all ranks each time; here they have agreed on a step before.
+    """
+
+    def __init__(self, plain: Any, handle: Attached) -> None:
+        """Take the place of `plain`, which may be None."""
+        self.plain = plain
+        self.has_agreed = False
+        """Whether all ranks have agreed to leave, and Megatron was told."""
+        self._handle = handle
+        preemption.time_left()  # before a loader forks workers, which would take the signals as theirs
+        number = getattr(plain, "sig", None)
+        if number is not None:  # else chained, Megatron's handler would only store the signal
+            listening.take_over({int(number): getattr(plain, "original_handler", None)}, also=(int(number),))
+            if getattr(plain, "_signal_received", False):  # in the start-up: nobody asks for it any more
+                os.kill(os.getpid(), int(number))
+
+    def signals_received(self) -> list[bool]:
+        """Tell whether to save and leave: True on all ranks at the same iteration."""
+        self.has_agreed = self.has_agreed or self._handle.is_stop_agreed()
+        return [self.has_agreed]
+
+    def release(self) -> bool:
+        """Give Megatron's own handler its signal back, as its `release` does."""
+        return bool(self.plain.release()) if self.plain is not None else False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
 
 FORWARD = "forward_step_func"
 PROVIDER = "_provider"
+_NVRX = "nvidia_resiliency_ext"
+_NVRX_OPTIONS = "--enable-ft-package, --inprocess-restart, or a save in the background"
+_TRACKER = "latest_checkpointed_iteration.txt"
+_MAX_DIGITS = 18
 
 
 def around(pretrain: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,6 +161,14 @@ def around(pretrain: Callable[..., Any]) -> Callable[..., Any]:
                     given.arguments[name] = training.late(given.arguments[name])
             try:
                 result = pretrain(*given.args, **given.kwargs)
+            except ModuleNotFoundError as error:
+                if error.name is None or error.name.partition(".")[0] != _NVRX:
+                    raise
+                raise ConfigError(
+                    f"Megatron-LM needs {error.name}, which is not installed ({_NVRX_OPTIONS} ask for it): leave the "
+                    "option out, since resilience_sdk looks for hangs and restarts without it, or "
+                    "pip install nvidia-resiliency-ext"
+                ) from error
             except SystemExit as error:
                 if error.code in (None, 0):
                     training.leaves()
@@ -95,22 +201,40 @@ class Pretraining:
 
     def leaves(self) -> None:
         """Raise `Preempted` where Megatron leaves with 0 before its last iteration: the training is to go on."""
-        if self._signals is not None and self._signals.has_agreed:
-            raise Preempted
-        done, last = self._progress()
+        done, last = self._end()
         if last is None or done >= last:
             self._finish(done)
             return
         if getattr(self._args, "rank", 0) == 0:
             say(f"Megatron left after iteration {done} of {last}: not finished, so it leaves with 75, to be requeued")
+            session = current()
+            if session is not None:
+                reason = f"{_planned_by(self._args)} after iteration {done} of {last}"
+                session.journal.emit(
+                    Event.PREEMPT_NOTICE, source="Megatron-LM", kind=Asker.PLANNED.value, reason=reason, rank=0
+                )
         raise Preempted
 
     def ends(self) -> None:
         """Set the finished flag, where no launcher of ours does. Collective."""
+        done, last = self._end()
+        self._finish(done, is_complete=last is not None and done >= last)
+
+    def _end(self) -> tuple[int, int | None]:
+        """Return which iterations are done, and the last one; raise `Preempted` where the stop was agreed."""
+        self._journal_saved()
         if self._signals is not None and self._signals.has_agreed:
             raise Preempted
-        done, last = self._progress()
-        self._finish(done, is_complete=last is not None and done >= last)
+        return self._progress()
+
+    def _journal_saved(self) -> None:
+        """Tell the journal, on one rank, after which iteration Megatron's own newest checkpoint was saved."""
+        session, place = current(), getattr(self._args, "save", None)
+        if session is None or not place or getattr(self._args, "rank", 0) != 0:
+            return
+        iteration = _saved_by_megatron(Path(place))
+        if iteration is not None:
+            session.journal.emit(Event.FRAMEWORK_CKPT, step=iteration, by="Megatron-LM", path=str(place))
 
     def _finish(self, done: int, *, is_complete: bool = True) -> None:
         self._handle.detach()
@@ -131,17 +255,18 @@ class Pretraining:
         if self._has_begun:
             return
         self._has_begun = True
-        self._handle.starts()
-        known = surroundings.module("training.global_vars")
+        self._handle.declare_role()
+        known = attached.module("training.global_vars")
         self._args = getattr(known, "_GLOBAL_ARGS", None)
         if known is None or self._args is None or getattr(known, "_GLOBAL_TIMERS", None) is None:
-            surroundings.say_first(
+            attached.say_first(
                 "megatron globals",
                 "megatron: this version has no arguments and timers in megatron.training.global_vars, so steps and "
                 "preemption are not seen, only forwards; attach(config, optimizer) sees a loop on megatron.core",
             )
             return
-        self._handle.number_by(self._iteration)
+        self._handle.step_under_way.number = self._iteration
+        _count_load(known._GLOBAL_TIMERS)
         self._handle.watch_timers(known, "_GLOBAL_TIMERS")
         self._take_signals(known)
         self._take_client()
@@ -152,46 +277,65 @@ class Pretraining:
 
     def _take_signals(self, known: Any) -> None:
         if not hasattr(self._args, "exit_signal_handler") or not hasattr(known, "_GLOBAL_SIGNAL_HANDLER"):
-            surroundings.say_first(
+            attached.say_first(
                 "megatron signals",
                 "megatron: this version has no exit_signal_handler, so nobody saves when the job is asked to leave; "
                 "call should_stop() of megatron.attach(config, optimizer) in the loop",
             )
             return
-        args, asked = self._args, self._args.exit_signal_handler
+        args = self._args
         if not getattr(args, "save", None):
-            surroundings.say_first(
+            attached.say_first(
                 "megatron save", "megatron: without --save nothing is saved when the job is asked to leave"
             )
-        plain = known._GLOBAL_SIGNAL_HANDLER
-        signals = self._signals = AgreedSignals(plain, self._handle.is_stop_agreed)
-        known._GLOBAL_SIGNAL_HANDLER, args.exit_signal_handler = signals, True
-
-        def restore() -> None:
-            if known._GLOBAL_SIGNAL_HANDLER is signals:
-                known._GLOBAL_SIGNAL_HANDLER, args.exit_signal_handler = plain, asked
-
-        self._handle.on_detach(restore)
+        self._signals = AgreedSignals(known._GLOBAL_SIGNAL_HANDLER, self._handle)
+        self._handle.on_detach(listening.give_back)
+        self._handle.replace(known, "_GLOBAL_SIGNAL_HANDLER", self._signals)
+        # The loop asks the handler only where this is set, and it reads that from the arguments at each iteration:
+        # there is no other place. A checkpoint of meanwhile holds True as well; it is put back when `pretrain` ends.
+        self._handle.replace(args, "exit_signal_handler", True)
 
     def _take_client(self) -> None:
-        ft = surroundings.module("training.ft_integration")
+        ft = attached.module("training.ft_integration")
         if ft is None or not hasattr(ft, "_GLOBAL_RANK_MONITOR_CLIENT"):
             return
         if ft._GLOBAL_RANK_MONITOR_CLIENT is not None:
-            surroundings.say_first(
+            attached.say_first(
                 "megatron client",
                 "megatron: --enable-ft-package has started NVRx's own client, whose sections stay with it; leave the "
                 "option out, the hangs that it looks for are looked for here",
             )
             return
-        client = MonitorClient(self._handle.step_under_way.begin, self._handle.spans, self._handle.guard)
-        ft._GLOBAL_RANK_MONITOR_CLIENT = client
+        self._handle.replace(ft, "_GLOBAL_RANK_MONITOR_CLIENT", MonitorClient(self._handle))
 
-        def restore() -> None:
-            if ft._GLOBAL_RANK_MONITOR_CLIENT is client:
-                ft._GLOBAL_RANK_MONITOR_CLIENT = None
 
-        self._handle.on_detach(restore)
+def _count_load(timers: Any) -> None:
+    """Count as section `resume` what Megatron has timed of its load before anybody could hear its timers.
+
+    The newest Megatron-LM loads before it calls any function of the script.
+    """
+    active_time = getattr(getattr(timers, "_timers", {}).get(LOAD), "active_time", None)
+    spent_s = active_time() if callable(active_time) else 0.0
+    block = find_own_block("resume", KINDS["resume"]) if spent_s > 0.0 else None
+    if block is not None:
+        block.sample(int(1e9 * spent_s))
+
+
+def _planned_by(args: Any) -> str:
+    """Return the options by which Megatron may leave early, as they are set. Pure."""
+    names = ("exit_interval", "exit_duration_in_mins")
+    given = [f"--{name.replace('_', '-')} {getattr(args, name)}" for name in names if getattr(args, name, None)]
+    return " or ".join(given) if given else "an exit of its own"
+
+
+def _saved_by_megatron(place: Path) -> int | None:
+    """Return the iteration in Megatron's tracker file; None where there is none that can be read."""
+    try:
+        with (place / _TRACKER).open(encoding="ascii") as file:
+            text = file.read(_MAX_DIGITS).strip()
+    except (OSError, ValueError):
+        return None
+    return int(text) if text.isdigit() else None  # else "release", which has no iteration
 
 
 def _only_skips_are_left(done: int, last: int, skipped: Collection[int]) -> bool:

@@ -1,5 +1,8 @@
 """The step of a loop on Megatron, and the sections that its timers begin and end. All for the thread that trains.
 
+A timer of Megatron that is on synchronises with the device, and one that is off is a dummy. Both stay what they are:
+this delegate reads the host's clock and nothing else.
+
 Each start and stop of a timer comes here, in every step: so a span does all of it by itself, and asks nobody else.
 """
 
@@ -7,31 +10,161 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic_ns
+from typing import Any
 
-from resilience_sdk.adapters._base import StepBeat
-from resilience_sdk.adapters.megatron.sections import KINDS, NAMES
-from resilience_sdk.hang.deadlines import FALLBACK_INITIAL_S
-from resilience_sdk.lanes import Block, find_own_block
-from resilience_sdk.session.lifecycle import current
+from resilience_sdk.adapters._base import HookedSection, StepBeat
+from resilience_sdk.recorder.lookup import find_own_block
+from resilience_sdk.straggler.model_hooks import Guard
+
+STEP = "forward-backward"
+OPTIMIZER = "optimizer"
+DATA = "batch-generator"
+LOAD = "load-checkpoint"
+
+KINDS = {"data": "io", "checkpoint": "io", "finalize": "io", "resume": "io", "comm_wait": "comm"}
+_NAMES = {
+    "forward-compute": "fwd",
+    "backward-compute": "bwd",
+    DATA: "data",
+    OPTIMIZER: "optim",
+    "eval-time": "eval",
+    "evaluate": "eval",
+    "save-checkpoint": "checkpoint",
+    "save-checkpoint-non-persistent": "checkpoint",
+    LOAD: "resume",
+}
+# Where a rank waits for others: between stages of a pipeline, and for the gradients of its replicas.
+_WAITS = (
+    "all-grads-sync",
+    "conditional-embedder-grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "layernorm-grads-all-reduce",
+    "non-tensor-parallel-grads-all-reduce",
+    "params-all-gather",
+    "forward-recv",
+    "forward-send",
+    "backward-recv",
+    "backward-send",
+    "forward-send-backward-recv",
+    "backward-send-forward-recv",
+    "forward-send-forward-recv",
+    "backward-send-backward-recv",
+    "forward-backward-send-forward-backward-recv",
+)
+SECTION_OF = {**_NAMES, **dict.fromkeys(_WAITS, "comm_wait")}
+IN_STEP = ("fwd", "bwd", "data", "optim", "comm_wait")
+"""Those that are never open between two steps."""
+NAMES = (*dict.fromkeys(SECTION_OF.values()), "finalize")
 
 
-class Span:
+Heard = tuple[Callable[[], None], Callable[[], None] | None]
+"""What to call behind the start of a timer, and before its stop, if anything."""
+
+
+class ObservingTimers:
+    """What `config.timers` and `get_timers()` give while it is attached; all but the watched names is `inner`'s own."""
+
+    def __init__(self, inner: Any, heard: dict[str, Heard], guard: Guard) -> None:
+        """Delegate to `inner`, which may be None where the loop has no timers. What hears fails by the `guard`."""
+        self.inner = inner if inner is not None else _no_timers
+        self.plain = inner
+        """What to put back."""
+        # A method is called at less cost than an object.
+        self._own: Callable[..., Any] = inner.__call__ if inner is not None else _no_timers
+        self._watched = {name: ObservedTimer(*begins_and_ends, guard) for name, begins_and_ends in heard.items()}
+
+    def __call__(self, name: str, log_level: int | None = None) -> Any:
+        """Return the timer of that name."""
+        own = self._own(name, log_level)
+        watched = self._watched.get(name)
+        if watched is None:
+            return own
+        watched.inner = own
+        return watched
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        """Be Megatron's own timers in a copy of the configuration, perhaps in another process."""
+        return _itself, (self.plain,)
+
+
+class ObservedTimer:
+    """A timer of Megatron, heard."""
+
+    __slots__ = ("_begins", "_ends", "_guard", "inner")
+
+    def __init__(self, begins: Callable[[], None], ends: Callable[[], None] | None, guard: Guard) -> None:
+        self.inner: Any = None
+        self._begins, self._ends = begins, ends
+        self._guard = guard
+
+    # `Guard.run`, written out: each step has some ten of these and more.
+
+    def start(self, barrier: bool = False) -> None:
+        """Start it; what it waits for before does not count."""
+        self.inner.start(barrier=barrier)
+        if self._guard.is_on:
+            try:
+                self._begins()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
+                self._guard.fail(error)
+
+    def stop(self, barrier: bool = False) -> None:
+        """Stop it; what it waits for then does not count."""
+        if self._ends is not None and self._guard.is_on:
+            try:
+                self._ends()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._guard.fail(error)
+        self.inner.stop(barrier=barrier)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class _NoTimer:
+    """A timer of a loop that has none."""
+
+    def start(self, barrier: bool = False) -> None:
+        """Do nothing."""
+
+    def stop(self, barrier: bool = False) -> None:
+        """Do nothing."""
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+
+_NO_TIMER = _NoTimer()
+
+
+def _itself(timers: Any) -> Any:
+    return timers
+
+
+def _no_timers(_name: str, _log_level: int | None = None) -> _NoTimer:
+    return _NO_TIMER
+
+
+class SharedSection(HookedSection):
     """A section that several seams may begin and end, one inside the other: the outermost pair counts."""
 
-    __slots__ = ("_kind", "_name", "_step", "block", "depth")
+    __slots__ = ("_step", "depth")
+    begins_step = False
 
     def __init__(self, name: str, step: Step | None = None) -> None:
         """Be closed. A section of a `step` begins in it alone, but for those that begin the step themselves."""
-        self._name, self._kind = name, KINDS.get(name, "compute")
-        self._step: Step | _Always = _ALWAYS if step is None else step
-        self.block: Block | None = None
-        """What was begun; None where that is the script's, or nothing is recorded."""
+        super().__init__(name, KINDS.get(name, "compute"))
+        self._step = step
         self.depth = 0
         """How many begins wait for their end."""
 
     def begin(self) -> None:
         """Begin, or count one more that has begun."""
-        if not (self._step.is_open or self._begins_step()):
+        step = self._step
+        if step is not None and not (step.is_open or (self.begins_step and step.begins_with_gradients())):
             return
         depth = self.depth = self.depth + 1
         if depth == 1:
@@ -51,13 +184,7 @@ class Span:
     def drop(self) -> None:
         """Close it without counting, after an exception."""
         self.depth = 0
-        block, self.block = self.block, None
-        if block is not None:
-            block.drop(monotonic_ns())
-
-    def _begins_step(self) -> bool:
-        """Tell whether it is the first of a step, and begin that."""
-        return False
+        super().drop()
 
 
 class Step:
@@ -75,7 +202,7 @@ class Step:
         """Tells the same, where somebody else counts."""
         self.has_gradients: Callable[[], bool] = torch.is_grad_enabled
         """Tells whether gradients are wanted: an evaluation is no step."""
-        self.evaluation = Span("eval")
+        self.evaluation = SharedSection("eval")
         self.is_open = False
 
     def begin(self) -> None:
@@ -84,36 +211,32 @@ class Step:
             self.is_open = True
             self.beat.begin(self.global_step if self.number is None else self.number())
 
+    def begins_with_gradients(self) -> bool:
+        """Begin it where gradients are wanted, and tell whether they are."""
+        is_wanted = self.has_gradients()
+        if is_wanted:
+            self.begin()
+        return is_wanted
+
     def drop(self) -> None:
         """Close it without counting, after an exception."""
         self.is_open = False
         self.beat.drop()
 
 
-class Part(Span):
+class StepPart(SharedSection):
     """A forward or a backward: begins the step that it is the first of; that of an evaluation is none."""
 
-    __slots__ = ("_first_of",)
-
-    def __init__(self, name: str, step: Step) -> None:
-        """Be closed."""
-        super().__init__(name, step)
-        self._first_of = step
-
-    def _begins_step(self) -> bool:
-        """Begin it where gradients are wanted."""
-        is_first = self._first_of.has_gradients()
-        if is_first:
-            self._first_of.begin()
-        return is_first
+    __slots__ = ()
+    begins_step = True
 
 
-class Fetch(Span):
+class Fetch(SharedSection):
     """The wait for a batch, which Megatron has inside of its forward: a rank with slow storage has no slow model."""
 
     __slots__ = ("_forward", "_has_gradients")
 
-    def __init__(self, name: str, step: Step, forward: Span) -> None:
+    def __init__(self, name: str, step: Step, forward: SharedSection) -> None:
         """Be closed."""
         super().__init__(name)
         self._has_gradients, self._forward = step.has_gradients, forward
@@ -144,78 +267,14 @@ class Fetch(Span):
                 self._forward.block = None  # the script's own section of this name has begun meanwhile
 
 
-class Update(Span):
-    """The optimizer's, which ends the step. Its begins and ends are paired by who calls them."""
-
-    __slots__ = ("_last_of",)
-
-    def __init__(self, name: str, step: Step) -> None:
-        """Be closed."""
-        super().__init__(name)
-        self._last_of = step
-
-    def begin(self) -> None:
-        """Begin it, and the step of a loop whose forwards are not seen."""
-        if not self._last_of.is_open:
-            self._last_of.begin()
-        self.depth = 1
-        block = find_own_block(self._name, self._kind)
-        if block is not None and block.begin(monotonic_ns()):
-            self.block = block
-
-    def end(self) -> None:
-        """End it, and the step."""
-        self.depth = 0
-        block, self.block = self.block, None
-        if block is not None:
-            block.end(monotonic_ns())
-        step = self._last_of
-        step.is_open = False
-        step.beat.end()
-
-
-class Finalize(Span):
-    """The looks at saves in the background. The last one waits for the save to end, and may take as long as that.
-
-    So what the many short ones teach is no deadline for it: it has a long one.
-    """
-
-    __slots__ = ("_has_deadline",)
-
-    def __init__(self, name: str) -> None:
-        """Be closed."""
-        super().__init__(name)
-        self._has_deadline = False
-
-    def begin(self) -> None:
-        """Begin it, the first time with its deadline, unless the user has set one."""
-        if not self._has_deadline:
-            self._has_deadline = True
-            block, session = find_own_block(self._name, self._kind), current()
-            if block is not None and (session is None or self._name not in session.settings.section_timeouts):
-                block.lane.recorder.retime(block, FALLBACK_INITIAL_S)
-        super().begin()
-
-
-class _Always:
-    """In place of a step, for what belongs to none."""
-
-    is_open = True
-
-
-_ALWAYS = _Always()
-
-
-def spans(step: Step) -> dict[str, Span]:
+def spans(step: Step) -> dict[str, SharedSection]:
     """Return a span for each section, by name."""
-    forward = Part("fwd", step)
-    known: dict[str, Span] = {
+    forward = StepPart("fwd", step)
+    known = {
         "fwd": forward,
-        "bwd": Part("bwd", step),
+        "bwd": StepPart("bwd", step),
         "data": Fetch("data", step, forward),
-        "comm_wait": Span("comm_wait", step),  # parameters may be gathered between two steps, too
-        "optim": Update("optim", step),
+        "comm_wait": SharedSection("comm_wait", step),  # parameters may be gathered between two steps, too
         "eval": step.evaluation,
-        "finalize": Finalize("finalize"),
     }
-    return {name: known.get(name) or Span(name) for name in NAMES}
+    return {name: known.get(name) or SharedSection(name) for name in NAMES}

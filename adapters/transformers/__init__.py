@@ -9,6 +9,6 @@
 """
 
 from resilience_sdk.adapters.transformers.callback import ResilienceCallback
-from resilience_sdk.adapters.transformers.resuming import last_checkpoint
+from resilience_sdk.adapters.transformers.saving import last_checkpoint
 
 __all__ = ["ResilienceCallback", "last_checkpoint"]

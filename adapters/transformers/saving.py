@@ -1,29 +1,366 @@
-"""How a save of a `Trainer` becomes one that is there as a whole or not at all, and that the run directory knows of."""
+"""Checkpoints of a `Trainer`: each is there as a whole or not at all, known to the run directory, rotated, resumed.
+
+A trainer saves where its arguments say, straight into `checkpoint-<step>`, each rank its own files, and nothing in
+there tells one whose writer was killed. So a file beside them, the mark, says first "this is being written", and in the
+end, after all ranks' files, what has to be there. Sizes, no checksums: the files are the trainer's own, and to read all
+back would double a save.
+
+One that is complete steps aside before its step is saved again (`checkpoint.whole_directory`), under a name that
+neither a trainer nor anybody else takes for a checkpoint, and comes back where the second save fails or is killed.
+
+For each complete save the run directory has a checkpoint whose one file names that place, so that launcher, reports and
+resume find it as they find any other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import contextlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk.adapters._base import checkpointer
-from resilience_sdk.adapters.transformers import again, marks, pointers
-from resilience_sdk.adapters.transformers.rotation import rotate
-from resilience_sdk.checkpoint.commit import remove_tree
-from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
-from resilience_sdk.console import say
-from resilience_sdk.errors import ResilienceError
-from resilience_sdk.session import Session
+from resilience_sdk.adapters._base import checkpointer, errors_kept
+from resilience_sdk.checkpoint.history import CheckpointId, find_quarantined
+from resilience_sdk.checkpoint.manifest import InvalidCheckpointError, Manifest, Selection, select_newest
+from resilience_sdk.checkpoint.ranks import Alone, Ranks, describe, find_ranks, group_is_ready, raise_together
+from resilience_sdk.checkpoint.store import verify_checkpoint
+from resilience_sdk.checkpoint.whole_directory import put_back, remove_tree, sync_directory, sync_file, sync_tree
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.errors import CheckpointError, ResilienceError
+from resilience_sdk.rank import Session
 from resilience_sdk.straggler import section
 
+MARK = "resilience.json"
+POINTER = "trainer.json"
+NOT_ENDED = "its save did not end"
+NO_MARK = "nothing says that it is complete, since the SDK did not save it; to resume it all the same, name its path"
+NOT_THERE = "it is not there"
 
-class Saves:
+_FORMAT = 1
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_ASIDE = re.compile(r"\.(checkpoint-\d+)\.before(-[0-9a-f]+)*")
+# What Transformers' own just-in-time checkpoint puts there for as long as it writes.
+_SENTINEL = "checkpoint-is-incomplete.txt"
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step of a checkpoint's directory by its name, None where it is something else."""
+    match = _CHECKPOINT.fullmatch(path.name)
+    return None if match is None else int(match[1])
+
+
+def checkpoints_in(output_dir: Path) -> dict[int, Path]:
+    """Return the checkpoints of a trainer, complete or not, newest first; raises `OSError`."""
+    try:
+        found = {step: path for path in output_dir.iterdir() if (step := step_of(path)) is not None and path.is_dir()}
+    except FileNotFoundError:
+        return {}
+    return dict(sorted(found.items(), reverse=True))
+
+
+# -- the mark
+
+
+def begin(directory: Path) -> None:
+    """Say that it is being written, before anything else is there. On every rank; raises `OSError`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_mark(directory, {"format": _FORMAT, "complete": False})
+
+
+def seal(directory: Path, step: int, world_size: int) -> None:
+    """Say what is there, now that all ranks have written. Raises `OSError`.
+
+    All of it is brought to stable storage first: the mark must not outlive what it speaks of.
+    """
+    files = sync_tree(directory, mark=MARK)
+    _write_mark(
+        directory, {"format": _FORMAT, "complete": True, "step": step, "world_size": world_size, "files": files}
+    )
+    sync_directory(directory.parent)
+
+
+def _write_mark(directory: Path, mark: Mapping[str, Any]) -> None:
+    """Write the mark as a whole or not at all; several ranks may do so at once."""
+    # Not by the number of the process: containers on several nodes give out the same ones.
+    part = directory / f"{MARK}.{secrets.token_hex(8)}"
+    try:
+        part.write_text(json.dumps(mark, indent=1))
+        sync_file(part)
+        part.replace(directory / MARK)
+    finally:
+        part.unlink(missing_ok=True)
+    sync_directory(directory)
+
+
+def find_fault(directory: Path) -> str | None:
+    """Return why a checkpoint must not be resumed, in words for a person; None where it is complete. Never raises."""
+    if (directory / _SENTINEL).exists():
+        return NOT_ENDED
+    try:
+        mark = json.loads((directory / MARK).read_bytes())
+    except FileNotFoundError:
+        return NO_MARK if directory.is_dir() else NOT_THERE
+    except (OSError, ValueError) as error:
+        return f"{MARK} cannot be read: {error}"
+    if not isinstance(mark, dict) or mark.get("complete") is not True or not isinstance(mark.get("files"), dict):
+        return NOT_ENDED
+    for name, size in mark["files"].items():
+        try:
+            now = (directory / name).stat().st_size
+        except OSError:
+            return f"{name} is missing"
+        if now != size:
+            return f"{name} has {now} bytes instead of {size}"
+    return None
+
+
+def is_complete(directory: Path) -> bool:
+    """Tell whether a checkpoint may be resumed. Never raises."""
+    return find_fault(directory) is None
+
+
+# -- aside, while its step is saved again
+
+
+def aside_of(directory: Path) -> Path:
+    """Return the name of a checkpoint that has stepped aside."""
+    return directory.with_name(f".{directory.name}.before")
+
+
+def name_of(path: Path) -> Path:
+    """Return which name a checkpoint has when it was put back."""
+    match = _ASIDE.fullmatch(path.name)
+    return path if match is None else path.with_name(match[1])
+
+
+def set_aside(directory: Path) -> None:
+    """Move a checkpoint away if it is complete, on the rank that makes the directories; raises `OSError`."""
+    if is_complete(directory):
+        directory.rename(aside_of(directory))
+
+
+def asides_in(output_dir: Path) -> list[Path]:
+    """Return the checkpoints that have stepped aside; raises `OSError`."""
+    try:
+        return [path for path in sorted(output_dir.iterdir()) if _ASIDE.fullmatch(path.name)]
+    except FileNotFoundError:
+        return []
+
+
+def put_all_back(output_dir: Path) -> None:
+    """Give what a failed or killed save has left aside its name again; raises `OSError`.
+
+    Before anything is saved there, by the training that saves there. Several ranks may do so at once.
+    """
+    for aside in asides_in(output_dir):
+        put_back(name_of(aside), aside, is_complete)
+
+
+def place_of(directory: Path) -> Path:
+    """Return where the complete checkpoint of this name is now: aside, where its second save did not end."""
+    asides = [] if is_complete(directory) else asides_in(directory.parent)
+    return next((one for one in asides if name_of(one) == directory and is_complete(one)), directory)
+
+
+# -- what is resumed
+
+
+def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """Return the newest complete checkpoint of a trainer, for `train(resume_from_checkpoint=...)`; None = no such.
+
+    One whose save did not end, of which a file is missing or cut, or that was saved without the SDK is passed over, and
+    one line says so. Collective, if the process group is there, as it is once a `Trainer` is made: then it is what
+    all ranks have.
+
+    Raises:
+        CheckpointError: `output_dir` cannot be read.
+
+    Example:
+        trainer.train(resume_from_checkpoint=last_checkpoint(args.output_dir))
+    """
+    directory, ranks = Path(output_dir), _ranks()
+    answers = ranks.gather(_examine_all(directory))
+    if errors := [str(one["error"]) for one in answers if "error" in one]:
+        raise CheckpointError(f"the checkpoints in {directory} cannot be read: {errors[0]}")
+    faults: dict[int, str] = {}
+    for step in sorted({int(step) for one in answers for step in one}, reverse=True):
+        found = [one.get(str(step), "a rank does not have it") for one in answers]
+        fault = next((one for one in found if one is not None), None)
+        if fault is None:
+            break
+        faults[step] = fault
+    else:
+        step = None
+    if faults and _is_first(ranks):
+        told = "; ".join(f"checkpoint-{number}: {fault}" for number, fault in faults.items())
+        taken = "no checkpoint is resumed" if step is None else f"checkpoint-{step} is resumed"
+        say(f"{taken} of those in {directory}, passed over: {told}")
+    return None if step is None else str(place_of(directory / f"checkpoint-{step}"))
+
+
+def put_back_on_all_ranks(output_dir: str, *, is_keeper: bool) -> None:
+    """Put back what a killed save of this training has left aside. Collective; what fails is passed over.
+
+    `is_keeper`: whether this rank is the one that does so, of all or of its node, as it is for what is saved there.
+    """
+    if is_keeper:
+        with contextlib.suppress(OSError):
+            put_all_back(Path(output_dir))
+    _ranks().gather(None)  # until it is done
+
+
+def checked(asked: str | bool | None, output_dir: str, found: str | None) -> str | None:
+    """Return what `train(resume_from_checkpoint=asked)` loads, `found` being what the run directory has. Collective.
+
+    Raises `CheckpointError` where what is asked for is not complete.
+    """
+    if asked is True:
+        path = last_checkpoint(output_dir)
+        if path is None:
+            raise CheckpointError(
+                f"train(resume_from_checkpoint=True): {output_dir} has no complete checkpoint; to start from nothing "
+                "where there is none, write train(resume_from_checkpoint=last_checkpoint(args.output_dir))"
+            )
+        return str(name_of(Path(path)))
+    if not asked:
+        return found
+    named = Path(asked) if os.path.exists(asked) else name_of(Path(asked))
+    fault = find_fault(named)
+    if fault not in (None, NO_MARK, NOT_THERE):
+        raise CheckpointError(
+            f"train(resume_from_checkpoint={str(asked)!r}): it is not complete, {fault}; the newest complete one "
+            "is last_checkpoint(args.output_dir)"
+        )
+    return str(named)  # one that was saved without the SDK is the user's to know
+
+
+def _examine_all(directory: Path) -> dict[str, str | None]:
+    try:
+        paths = {*checkpoints_in(directory).values(), *map(name_of, asides_in(directory))}
+        return {str(step_of(path)): find_fault(place_of(path)) for path in paths}
+    except OSError as error:
+        return {"error": describe(error)}
+
+
+def _ranks() -> Ranks:
+    return find_ranks() if group_is_ready() else Alone()
+
+
+def _is_first(ranks: Ranks) -> bool:
+    identity = environ.rank_identity(environ.environment())
+    return ranks.rank == 0 and (identity is None or identity.rank == 0)
+
+
+def checkpoint_of_run(session: Session, output_dir: str) -> str | None:
+    """Return the newest complete checkpoint that this run directory knows of, for all ranks. Collective.
+
+    What is passed over is said, also newer ones in `output_dir` whose save did not end. Raises `CheckpointError` where
+    there were several, and none is left.
+    """
+    ranks = find_ranks()
+    chosen = raise_together(ranks, lambda: _choose(session, Path(output_dir)) if ranks.rank == 0 else None)
+    path: str | None = ranks.broadcast(chosen)
+    if path is not None and not all(ranks.gather(os.path.isdir(path))):
+        raise CheckpointError(
+            f"{path} is to be resumed, and not all ranks can see it: put it on storage that all share"
+        )
+    return path
+
+
+def _choose(session: Session, output_dir: Path) -> str | None:
+    """Return the path by what rank 0 sees, and say what is passed over."""
+    place = session.run_dir.checkpoints
+    paths: dict[str, Path] = {}
+
+    def examine(name: str) -> Manifest:
+        manifest = verify_checkpoint(place / name)
+        paths[name] = Path(json.loads((place / name / POINTER).read_bytes())["path"])
+        fault = find_fault(paths[name])
+        if fault is not None:
+            raise InvalidCheckpointError(f"{paths[name]}: {fault}")
+        return manifest
+
+    try:
+        names = [name for name in os.listdir(place) if (place / name / POINTER).exists()]
+        bad = find_quarantined(read_journal(session.run_dir.journal).events)
+        chosen = select_newest(names, examine, lambda name, seen: bad.get(CheckpointId(name, seen.created_at)))
+    except FileNotFoundError:
+        chosen = Selection(None, None, ())
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"the checkpoints in {place} cannot be read: {describe(error)}") from error
+    for one in chosen.skipped:
+        session.journal.emit(Event.CKPT_SKIP, step=one.step, checkpoint=one.name, why=one.why)
+    manifest = chosen.manifest
+    passed_over = _not_ended(output_dir, after=-1 if manifest is None else manifest.step)
+    told = "; ".join([*passed_over, *(f"step {one.step}: {one.why}" for one in chosen.skipped)])
+    if chosen.name is None or manifest is None:
+        if len(chosen.skipped) > 1:
+            raise CheckpointError(
+                f"none of the checkpoints of {session.run_dir.path} is left ({told}): start over in another run "
+                "directory, or name one: train(resume_from_checkpoint=...)"
+            )
+        if told:
+            say(f"no checkpoint is resumed, passed over: {told}")
+        return None
+    path = str(paths[chosen.name])
+    say(f"resumed from {path}: step {manifest.step} is next" + (f", passed over: {told}" if told else ""))
+    facts: dict[str, Any] = {"checkpoint": chosen.name, "created_at": manifest.created_at, "bytes": manifest.size}
+    session.journal.emit(Event.RESUME, step=manifest.step, **facts)
+    return path
+
+
+def _not_ended(output_dir: Path, *, after: int) -> list[str]:
+    """Say of each newer checkpoint that a killed save has left behind."""
+    with contextlib.suppress(OSError):
+        newer = {step: path for step, path in checkpoints_in(output_dir).items() if step > after}
+        return [f"{path.name}: {NOT_ENDED}" for path in newer.values() if find_fault(path) == NOT_ENDED]
+    return []
+
+
+# -- what is deleted
+
+
+def find_deletable(oldest_first: Sequence[str], complete: Collection[str], best: str | None, limit: int) -> list[str]:
+    """Return what may go, so that `limit` are left.
+
+    Never the newest complete one nor the best. What is not complete goes before what is: it can resume nothing.
+    """
+    last_good = [name for name in oldest_first if name in complete][-1:]
+    kept = {*last_good, *([best] if best in oldest_first else [])}
+    doomed = sorted((name for name in oldest_first if name not in kept), key=lambda name: name in complete)
+    return doomed[: max(0, len(oldest_first) - max(limit, len(kept)))]
+
+
+def rotate(output_dir: Path, best: str | None, limit: int | None) -> None:
+    """Delete what is over the limit, after a save is complete: until then the one before it is the last good one."""
+    if limit is None or limit <= 0:
+        return
+    # By time, as the trainer does: what another training has left there may have higher numbers.
+    paths = sorted(checkpoints_in(output_dir).values(), key=lambda path: path.stat().st_mtime_ns)
+    complete = {path.name for path in paths if is_complete(path)}
+    names = [path.name for path in paths]
+    for name in find_deletable(names, complete, None if best is None else Path(best).name, limit):
+        remove_tree(output_dir / name)
+
+
+# -- saves
+
+
+class TrainerSaves:
     """The saves of one training; of the thread that trains, on all ranks. `is_known`: to the run directory."""
 
     def __init__(self, trainer: Any, session: Session, *, is_known: bool) -> None:
         self._trainer = trainer
-        self._plain: Callable[[], object] = _nothing
+        self._plain = trainer._save_checkpoint
+        self._arguments: tuple[Any, ...] = ()
+        self._options: dict[str, Any] = {}
         self._count = 0
         self._checkpointer = checkpointer(session, self._write) if is_known else None
 
@@ -38,12 +375,12 @@ class Saves:
         good = None if self._checkpointer is None else self._checkpointer.last_good
         return None if good is None else good.step
 
-    def save(self, plain: Callable[[], object]) -> bool:
+    def save(self, *args: Any, **options: Any) -> bool:
         """Let the trainer save, and mark what it wrote; tell whether all of it is there. Collective.
 
         A save that fails is said, and the training goes on. The trainer's own limit is applied after it.
         """
-        self._plain = plain
+        self._arguments, self._options = args, options
         is_saved = self._save()
         if self._trainer.args.should_save:
             self._tidy(is_saved=is_saved)
@@ -52,15 +389,15 @@ class Saves:
     def _tidy(self, *, is_saved: bool) -> None:
         directory = self._directory
         if is_saved:
-            again.drop(directory)
+            remove_tree(aside_of(directory))
             state, args = self._trainer.state, self._trainer.args
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 rotate(directory.parent, state.best_model_checkpoint, args.save_total_limit)
             return
-        if marks.examine(directory).fault is not None:
+        if not is_complete(directory):
             remove_tree(directory)  # the disk may be full
-        with suppress(OSError):
-            again.put_back(directory.parent)
+        with contextlib.suppress(OSError):
+            put_all_back(directory.parent)
 
     def _save(self) -> bool:
         if self._checkpointer is not None:
@@ -84,34 +421,26 @@ class Saves:
         ranks = find_ranks()
         is_keeper = self._trainer.args.should_save
         # One by one: no rank writes into a directory that is moved.
-        raise_together(ranks, lambda: again.set_aside(self._directory) if is_keeper else None)
+        raise_together(ranks, lambda: set_aside(self._directory) if is_keeper else None)
         # Apart: the trainer's save may be collective, so one rank that failed before it would leave the others there.
-        raise_together(ranks, lambda: marks.begin(self._directory))
+        raise_together(ranks, lambda: begin(self._directory))
         raise_together(ranks, self._write_own)
         raise_together(ranks, lambda: self._seal(directory if ranks.rank == 0 else None, ranks.size))
 
     def _write_own(self) -> None:
-        trainer = self._trainer
-        limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
-        keeping = KeepsErrors(trainer.save_model)
-        before = trainer.__dict__.get("save_model")
-        trainer.save_model = keeping
+        args = self._trainer.args
+        limit, args.save_total_limit = args.save_total_limit, None
         try:
-            self._plain()
+            with errors_kept(self._trainer, "save_model"):
+                self._plain(*self._arguments, **self._options)
         finally:
-            trainer.args.save_total_limit = limit
-            if before is None:
-                del trainer.save_model
-            else:
-                trainer.save_model = before
-        if keeping.error is not None:
-            raise keeping.error
+            args.save_total_limit = limit
 
     def _seal(self, directory: Path | None, ranks: int) -> None:
         if self._trainer.args.should_save:
-            marks.seal(self._directory, self._step, ranks)
+            seal(self._directory, self._step, ranks)
         if directory is not None:
-            pointers.put(directory, self._directory)
+            (directory / POINTER).write_text(json.dumps({"path": str(self._directory.absolute())}))
 
     @property
     def _step(self) -> int:
@@ -120,22 +449,3 @@ class Saves:
     @property
     def _directory(self) -> Path:
         return Path(self._trainer._get_output_dir(trial=None)) / f"checkpoint-{self._step}"
-
-
-class KeepsErrors:
-    """A `save_model` that keeps its error: only some ranks write there, and all may meet in a barrier after it."""
-
-    def __init__(self, save: Callable[..., object]) -> None:
-        self._save = save
-        self.error: Exception | None = None
-
-    def __call__(self, *args: Any, **options: Any) -> None:
-        """Save, or keep why not."""
-        try:
-            self._save(*args, **options)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others wait
-            self.error = error
-
-
-def _nothing() -> None:
-    """What is saved before anything is."""

@@ -31,6 +31,7 @@ launch='
         if [ -n "${asked:-}" ]; then exit 75; fi
         scancel --signal=KILL "$SLURM_JOB_ID.$SLURM_STEP_ID"
     fi
+    if [ "$code" -eq 1 ] && [ -n "${asked:-}" ]; then exit 79; fi
     exit "$code"'
 
 saved=("$run_dir"/checkpoints/step-*/manifest.json)
@@ -43,11 +44,11 @@ while :; do
     code=$?
     case $code in
         0|2|77|130) exit "$code" ;;  # finished, bad usage, stop, interrupted by a person: never again
-        75|76) break ;;  # preempted; hardware
+        75|76|79) break ;;  # preempted; hardware; failed when it was to leave
     esac
     # A launcher that was killed, or one that has no restarts left: again in this allocation.
     if [ "$try" -ge "$retries" ]; then
-        echo "resilience: exit code $code, and $retries retries are spent" >&2
+        echo "resilience: exit code $code, and no retry is left (of $retries)" >&2
         exit "$code"
     fi
     try=$((try + 1))
@@ -56,17 +57,22 @@ done
 
 # How often in a row this job came back for nothing. A preemption after new checkpoints, or after a minute, is free.
 count="$run_dir/slurm-$SLURM_JOB_ID-$code"
+now=("$run_dir"/checkpoints/step-*/manifest.json)
 limit=$retries  # 76: Slurm may choose the same node again
 why="hardware again; exclude the node that 'resilience why $run_dir' names"
+if [ "$code" = 79 ]; then
+    why="failed again when it was to leave; 'resilience why $run_dir' tells what stood still"
+    if [ "${now[*]}" != "${saved[*]}" ]; then rm -f "$count"; fi
+fi
 if [ "$code" = 75 ]; then
     limit=2
     why="preempted again within a minute and without a new checkpoint; 'resilience why $run_dir' names who asked"
-    now=("$run_dir"/checkpoints/step-*/manifest.json)
     if [ "$SECONDS" -ge 60 ] || [ "${now[*]}" != "${saved[*]}" ]; then rm -f "$count"; limit=; fi
 fi
 if [ -n "$limit" ]; then
     mkdir -p "$run_dir"
     echo "$SLURM_JOB_NODELIST" >> "$count"
+    if [ "$code" = 79 ]; then code=1; fi
     if [ "$(wc -l < "$count")" -gt "$limit" ]; then
         rm -f "$count"
         echo "resilience: $why" >&2

@@ -1,6 +1,10 @@
-"""From facts to causes: what an exit, an exception, an order of deaths or a log means.
+"""Attribution: from facts to a cause, in the one list of causes that `taxonomy` holds. Pure but for `diagnose`.
 
-`diagnose(source)` gives the verdict on a log, an exception or a run directory. All but `diagnosis` is pure.
+In come exits, exceptions, the order of deaths and logs; out comes a `Verdict`: cause, culprit, next action, confidence
+and the lines that say so. `exceptions` and `exits` decide what one death means, `first_death` who died of its own;
+`log_scan` picks the lines of a log, `log_signs` and `log_reader` say what they mean, `tracebacks` puts several ranks'
+together, `root_cause` decides which of all that was the first fault, `diagnosis` does the reading. The data are
+`exceptions.toml` and `causes/*.toml`: each rule with its source and an example.
 """
 
 from __future__ import annotations
@@ -9,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resilience_sdk.attribution.diagnosis import diagnose
-    from resilience_sdk.attribution.verdict import Quote, Suspect, Verdict
+    from resilience_sdk.attribution.log_facts import Quote, Suspect, Verdict
 
 # Looked up at the first use: the monitor and the launcher need the rules, not the reading of logs.
-_PUBLIC = {"Quote": "verdict", "Suspect": "verdict", "Verdict": "verdict", "diagnose": "diagnosis"}
+_PUBLIC = {"Quote": "log_facts", "Suspect": "log_facts", "Verdict": "log_facts", "diagnose": "diagnosis"}
 
 __all__ = ["Quote", "Suspect", "Verdict", "diagnose"]
 

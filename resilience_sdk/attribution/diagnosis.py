@@ -1,4 +1,11 @@
-"""`attribution.diagnose`: one verdict from a log, an exception or a run directory. Does the I/O of attribution."""
+"""`attribution.diagnose`: one verdict from a log, an exception or a run directory, and from the ends of logs.
+
+The same reader and the same rules as `diagnose`, on the last part of a log, so that it takes a fraction of a second.
+
+Clocks order lines of different files where the lines have any; a line without one belongs to the moment of the last
+before it in its file. Where no file has clocks, only what a file says of itself has an order, which is still enough to
+tell those who failed from those who merely lost them.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +15,206 @@ import os
 import re
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from resilience_sdk.attribution.exits import classify_exit
+import attrs
+
+from resilience_sdk.attribution.exits import Classification, classification, classify_exit
+from resilience_sdk.attribution.log_facts import LogFacts, Quote, Sighting, Suspect, Verdict, verdict
 from resilience_sdk.attribution.log_reader import LogReader
 from resilience_sdk.attribution.log_scan import scan
-from resilience_sdk.attribution.merging import judge_together
+from resilience_sdk.attribution.log_signs import read_line
 from resilience_sdk.attribution.root_cause import find_root
-from resilience_sdk.attribution.sightings import LogFacts
-from resilience_sdk.attribution.verdict import Quote, Suspect, Verdict, verdict
+from resilience_sdk.attribution.tracebacks import Stack
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.incidents import Incident, IncidentStore
+from resilience_sdk.incidents.record import Evidence
+
+MOST_BYTES = 64 << 10
+"""How much of the end of a log is read: hundreds of lines, a tenth of a second at worst."""
+_NOTHING = frozenset({"unknown", "no_fault"})
+_MOST_QUOTED = 3
+_MOST_KERNEL_LINES = 5000
+_OOM = "host_oom_kill"
+# How the kernel names a process: `Killed process 71 (python)`, `python[71]: segfault at 0`, `Xid ...: 31, pid=71`.
+_PROCESS = re.compile(r"[Kk]illed process (\d+)\b|\w\[(\d+)\]: |\bpid[= ](\d+)\b")
+
+
+@attrs.frozen
+class KernelFindings:
+    """What the kernel's log says: of the processes that were asked for, and of the node as a whole."""
+
+    processes: Mapping[int, tuple[Classification, ...]] = attrs.field(factory=dict)
+    node: tuple[Classification, ...] = ()
+
+
+@attrs.frozen
+class LogFindings:
+    """What the end of a log says. `ranks`: whom it says it of; empty where its lines name nobody."""
+
+    known: Classification
+    ranks: frozenset[int] = frozenset()
+
+
+def read_tail(data: bytes, name: str, rank: int | None = None) -> LogFindings | None:
+    """Return what the last part of a log says, None where it tells of no fault.
+
+    `rank`: who wrote it, where one rank alone did.
+    """
+    reader = LogReader(name, rank)
+    scan(io.BytesIO(data[-MOST_BYTES:]), reader)
+    facts = reader.facts()
+    found = find_root(facts)
+    if found.cause in _NOTHING or not any(sighting.cause == found.cause for sighting in facts.sightings):
+        return None
+    roles = {sighting.role for sighting in facts.sightings if sighting.cause == found.cause}
+    quoted = tuple(Evidence(name, quote.text) for quote in found.evidence[:_MOST_QUOTED])
+    known = classification(found.cause, found.confidence, *quoted, symptom=roles <= {"symptom"})
+    known = attrs.evolve(known, action=found.action)  # not always the cause's own: see `sightings.hearsay`
+    return LogFindings(known, frozenset(who.rank for who in found.culprits if who.rank is not None))
+
+
+def read_kernel(lines: Iterable[str], pids: Iterable[int], *, oom_seen: bool | None) -> KernelFindings:
+    """Return what the messages of the kernel and its drivers say about these processes and about the node.
+
+    `oom_seen`: whether the job's control group counted a kill for memory. Process ids in the kernel's log are
+    the host's: seen from inside a container, that count alone tells that a kill for memory was of this job.
+    """
+    ours = frozenset(pids)
+    processes: dict[int, list[Classification]] = {}
+    node: dict[str, Classification] = {}
+    for _, text in zip(range(_MOST_KERNEL_LINES), lines, strict=False):
+        reading = read_line(text)
+        if reading is None or reading.role != "proof":
+            continue
+        found = classification(reading.cause, reading.confidence, Evidence("kernel", text.strip()[:500]))
+        named = {int(next(filter(None, groups))) for groups in _PROCESS.findall(text)}
+        for pid in named & ours:
+            processes.setdefault(pid, []).append(found)
+        is_foreign = named and not named & ours
+        if not named or (is_foreign and reading.cause == _OOM and oom_seen):
+            node.setdefault(reading.cause, found)
+    return KernelFindings({pid: tuple(found) for pid, found in processes.items()}, tuple(node.values()))
+
+
+_Numbered = tuple[int, str]
+
+
+@attrs.frozen
+class _Place:
+    """A line of one of the logs."""
+
+    log: int
+    line: int
+
+
+def judge_together(logs: Sequence[LogFacts], ranks: Sequence[int | None]) -> Verdict:
+    """Return one verdict on the logs of several ranks of one job; evidence is quoted from the log it stands in.
+
+    `ranks`: who wrote each of them. One who wrote of no trouble is among those whom the others may have missed.
+    """
+    order = _order(logs)
+    numbers = {place: number for number, place in enumerate(order, 1)}
+    merged = _merge(logs, numbers)
+    for log, (facts, rank) in enumerate(zip(logs, ranks, strict=True)):
+        if rank is not None and rank not in merged.said and facts.last is not None:
+            merged.said[rank] = numbers[_Place(log, facts.last[0])], facts.last[1]
+    known = [rank for rank in ranks if rank is not None]
+    if merged.world is None and known:
+        merged = attrs.evolve(merged, world=max(known) + 1)
+    found = find_root(merged)
+    return attrs.evolve(found, evidence=tuple(_located(quoted, order, logs) for quoted in found.evidence))
+
+
+def _moved(stacks: Sequence[Stack], log: int, numbers: dict[_Place, int], behind: int) -> Iterator[Stack]:
+    for stack in stacks:
+        yield attrs.evolve(stack, number=numbers[_Place(log, stack.number)], progress=stack.progress + behind)
+
+
+def _located(quoted: Quote, order: Sequence[_Place], logs: Sequence[LogFacts]) -> Quote:
+    if quoted.line is None:
+        return quoted
+    place = order[quoted.line - 1]
+    return Quote(logs[place.log].name, place.line, quoted.text)
+
+
+def _order(logs: Sequence[LogFacts]) -> list[_Place]:
+    """Return every line that matters, the oldest first as far as clocks tell; each file keeps its own order."""
+    timed: list[tuple[float, int, int]] = []
+    for log, facts in enumerate(logs):
+        clocks = {s.number: s.time_s for s in facts.sightings if s.time_s is not None}
+        now = min(clocks.values(), default=0.0)
+        for line in sorted(set(_lines(facts))):
+            now = max(now, clocks.get(line, now))
+            timed.append((now, log, line))
+    return [_Place(log, line) for _, log, line in sorted(timed)]
+
+
+def _lines(facts: LogFacts) -> Iterator[int]:
+    for sighting in facts.sightings:
+        yield sighting.number
+        yield sighting.line
+    yield from (end.number for end in facts.exits)
+    for number, _ in (*facts.said.values(), *facts.done.values(), *facts.fragments):
+        yield number
+    yield from (stack.number for stack in facts.stacks)
+    yield from (took.number for took in facts.took.values())
+    for one in (facts.finished, facts.failed, facts.last):
+        if one is not None:
+            yield one[0]
+
+
+def _merge(logs: Sequence[LogFacts], numbers: dict[_Place, int]) -> LogFacts:
+    steps = max(facts.progress for facts in logs)
+    sightings: list[Sighting] = []
+    merged = LogFacts(name="", progress=steps, world=max((facts.world or 0 for facts in logs), default=0) or None)
+    finished: list[_Numbered] = []
+    failed: list[_Numbered] = []
+    last: list[_Numbered] = []
+    for log, facts in enumerate(logs):
+
+        def at(one: _Numbered, log: int = log) -> _Numbered:
+            return numbers[_Place(log, one[0])], one[1]
+
+        for s in facts.sightings:
+            sightings.append(
+                attrs.evolve(
+                    s,
+                    number=numbers[_Place(log, s.number)],
+                    quoted=None if s.quoted is None else numbers[_Place(log, s.quoted)],
+                    progress=steps - (facts.progress - s.progress),  # what counts is how much came after it
+                )
+            )
+        merged.troubled.update(facts.troubled)
+        merged.took.update(
+            {rank: attrs.evolve(took, number=numbers[_Place(log, took.number)]) for rank, took in facts.took.items()}
+        )
+        merged.said.update({rank: at(words) for rank, words in facts.said.items()})
+        merged.done.update({rank: at(words) for rank, words in facts.done.items()})
+        for kept, one in ((finished, facts.finished), (failed, facts.failed), (last, facts.last)):
+            if one is not None:
+                kept.append(at(one))
+        merged = attrs.evolve(
+            merged,
+            exits=(*merged.exits, *(attrs.evolve(e, number=numbers[_Place(log, e.number)]) for e in facts.exits)),
+            deaf=merged.deaf | facts.deaf,
+            stepped=merged.stepped or facts.stepped,
+            cut_short=merged.cut_short or facts.cut_short,
+            fragments=(*merged.fragments, *map(at, facts.fragments)),
+            stacks=(*merged.stacks, *_moved(facts.stacks, log, numbers, steps - facts.progress)),
+            ends_well=merged.ends_well or facts.ends_well,
+        )
+    everyone_finished = len(finished) == len(logs)
+    return attrs.evolve(
+        merged,
+        sightings=tuple(sorted(sightings, key=lambda s: s.number)),
+        finished=max(finished) if everyone_finished and finished else None,
+        failed=max(failed, default=None),
+        last=max(last, default=None),
+    )
+
 
 Source = str | os.PathLike[str] | bytes | BaseException | BinaryIO
 _GZIP = b"\x1f\x8b"

@@ -1,4 +1,9 @@
-"""What the end of one process means: exit code, signal, and the exception it left behind. Pure.
+"""Exits.
+
+The meaning of an exit code, a signal and the exception left behind, and what must work again before the next attempt.
+Pure.
+
+Which one of them failed is told by the cause; its name is taken from the words of the error, where they give it.
 
 The caller knows what this module cannot: whether the launcher itself sent the signal, and who died first
 (see `first_death`).
@@ -6,18 +11,16 @@ The caller knows what this module cannot: whether the launcher itself sent the s
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Iterable
+from typing import Any
 
 import attrs
 
-from resilience_sdk.attribution.rules import (
-    ExceptionRecord,
-    match_exception,
-    message_of,
-    own_exception,
-    type_of,
-)
+from resilience_sdk.attribution.exceptions import ExceptionRecord, match_exception, message_of, own_exception, type_of
 from resilience_sdk.attribution.taxonomy import lookup
+from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.incidents.record import Evidence
 
@@ -101,11 +104,12 @@ def describe_exit(exit_code: int | None) -> str:
     if number is None:
         return f"exited with code {exit_code}"
     through = "" if exit_code < 0 else f" (exit code {exit_code} of a shell)"
-    return f"died by {_signal_name(number)}{through}"
+    return f"died by {signal_name(number)}{through}"
 
 
 def _by_exception(exception: ExceptionRecord, exit_code: int | None) -> Classification:
-    quoted = Evidence("exception", f"{type_of(exception) or 'exception'}: {message_of(exception)[:_MOST_QUOTED]}")
+    message = redact_text(message_of(exception))
+    quoted = Evidence("exception", f"{type_of(exception) or 'exception'}: {message[:_MOST_QUOTED]}")
     ended = Evidence("exit", describe_exit(exit_code))
     rule = match_exception(exception)
     if rule is not None:
@@ -137,8 +141,70 @@ def _signal_number(exit_code: int) -> int | None:
     return number if number in _SIGNALS or number == signal.SIGKILL else None
 
 
-def _signal_name(number: int) -> str:
+def exit_fields(exit_code: int | None) -> dict[str, Any]:
+    """Return `exit_code` and `signal` as the event `rank_exit` has them: one of the two, neither where nobody knows."""
+    by_signal = exit_code is not None and exit_code < 0
+    name = signal_name(-exit_code) if exit_code is not None and by_signal else None
+    return {"exit_code": None if by_signal else exit_code, "signal": name}
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; `signal 40` where it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+STORAGE, NAME, PORT = "storage", "name", "port"
+_KINDS = {
+    "storage_full": STORAGE,
+    "storage_io_error": STORAGE,
+    "storage_readonly": STORAGE,
+    "filesystem_stall": STORAGE,
+    "checkpoint_stall": STORAGE,
+    "dns_failure": NAME,
+    "port_in_use": PORT,
+}
+_PATTERNS = {
+    # OSError ends with the path; torch and C++ programs quote it somewhere.
+    STORAGE: (r"\[Errno \d+\][^\n]*?: '(?P<name>/[^'\n]+)'", r"['\"](?P<name>/[^'\"\n]{1,1000})['\"]"),
+    NAME: (
+        r"getaddrinfo\(\s*'?(?P<name>[\w.-]+)",
+        r"host='(?P<name>[\w.-]+)'",
+        r"(?i)(?:resolve|host(?:name)?|address)\b[^\w\n]{0,4}(?:host(?:name)?[^\w\n]{1,4})?(?P<name>[\w-]+(?:\.[\w-]+)+)",
+    ),
+    PORT: (r"(?i)\bport[:= ]+(?P<name>\d{2,5})\b", r"\]?:(?P<name>\d{4,5})\b"),
+}
+_COMPILED = {kind: tuple(map(re.compile, patterns)) for kind, patterns in _PATTERNS.items()}
+
+
+@attrs.frozen
+class Resource:
+    """One thing that failed. `name`: path, host or port; None where the error does not say."""
+
+    kind: str
+    name: str | None = None
+
+    def __str__(self) -> str:
+        """Return it in words that follow "waiting for"."""
+        if self.kind == STORAGE:
+            return f"{self.name or 'the run directory'} to take writes"
+        if self.kind == NAME:
+            return f"the name {self.name or 'of the host'} to resolve"
+        return f"port {self.name or 'of the job'} to be free"
+
+
+def failed_resource(cause: str, texts: Iterable[str]) -> Resource | None:
+    """Return what has to work again after a fault of that cause, None where that is nothing that can be tried.
+
+    `texts`: what the error said, the most telling first.
+    """
+    kind = _KINDS.get(cause)
+    if kind is None:
+        return None
+    for text in texts:
+        for pattern in _COMPILED[kind]:
+            if found := pattern.search(text):
+                return Resource(kind, found["name"])
+    return Resource(kind)

@@ -1,4 +1,8 @@
-"""Who died first of its own, and who only followed. Pure; the order of the input never matters.
+"""The first death: who died first of its own, and who only followed. Pure; the order of the input never matters.
+
+How a process ended says little about why: an abort is how many things end. What its log or the kernel says takes
+its place where the taxonomy has it explain such an end, or where the end alone is a mere guess; else it is quoted
+beside it, and makes it surer where both say the same.
 
 Exit codes arrive in the order in which a launcher happens to poll, and teardown takes longer for some ranks
 than for others, so the first exit is often a victim's. A rank is a victim when its exception only says that
@@ -12,16 +16,44 @@ from collections.abc import Iterable
 
 import attrs
 
-from resilience_sdk.attribution.corroboration import weigh
+from resilience_sdk.attribution.exceptions import ExceptionRecord, fingerprint, own_exception
 from resilience_sdk.attribution.exits import Classification, classification, classify_exit, describe_exit
-from resilience_sdk.attribution.fingerprint import fingerprint
-from resilience_sdk.attribution.rules import ExceptionRecord, own_exception
+from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.incidents.record import Evidence
+
+VAGUE = 0.5
+"""Confidence up to which a cause is a guess that anything more certain replaces."""
+_AGREED = 0.05
+_MOST_SURE = 0.97
+
+
+def weigh(own: Classification, told: Iterable[Classification]) -> Classification:
+    """Return what the death of one process was, from how it ended and what others say about it.
+
+    A process that only missed its peers (`symptom`) stays one unless something explains it otherwise.
+    """
+    for other in told:
+        own = _weigh_one(own, other)
+    return own
+
+
+def _weigh_one(own: Classification, other: Classification) -> Classification:
+    if other.cause == own.cause:
+        sure = min(_MOST_SURE, max(own.confidence, other.confidence) + _AGREED)
+        return attrs.evolve(own, confidence=sure, evidence=(*own.evidence, *other.evidence))
+    explains = not other.symptom and own.cause in lookup(other.cause).explains
+    guess = not own.symptom and own.confidence <= VAGUE and other.confidence > own.confidence
+    if explains or guess:
+        return attrs.evolve(other, evidence=(*other.evidence, *own.evidence))
+    return own if other.symptom else attrs.evolve(own, evidence=(*own.evidence, *other.evidence[:1]))
+
 
 _LAUNCHERS_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL, -signal.SIGCONT, -signal.SIGINT)
 _UNEVEN_CONFIDENCE = 0.6
 _SYMPTOMS_ONLY_CONFIDENCE = 0.3
+ABORT_AT_EXIT = "abort_at_exit"
+_ABORT_CONFIDENCE = 0.9
 _SHUTDOWN_NS = 2_000_000_000
 """How long after a peer noticed it the process of a rank that finished may end: its connections close first."""
 
@@ -39,6 +71,8 @@ class Death:
     t_ns: int
     cgroup_oom: bool | None = None
     told: tuple[Classification, ...] = ()
+    group_left: bool | None = None
+    """Whether torch's process group was still there when the script had ended; None where it had not ended."""
 
 
 @attrs.frozen
@@ -102,6 +136,9 @@ def _had_finished(death: Death, noticed_ns: int, ending_ns: int | None) -> bool:
 
 
 def _classify(death: Death) -> Classification:
+    if death.exit_code == -signal.SIGABRT and death.group_left is not None:
+        told = Evidence("exit", "it died by SIGABRT after its script had ended")
+        return classification(ABORT_AT_EXIT, _ABORT_CONFIDENCE if death.group_left else VAGUE, told)
     return weigh(classify_exit(death.exit_code, death.exception, death.cgroup_oom), death.told)
 
 

@@ -41,15 +41,16 @@ _PREFIX = re.compile(
     | \[(?P<kernel>"""
     + _KERNEL_DATE.replace(" ", r"\ ")
     + r""")\]
-    | \[\s*\d+\.\d+\]
+    | (?P<uptime>\[\s*\d+\.\d+\])
     | \w{3}\ [ \d]\d\ \d\d:\d\d:\d\d\ (?P<node>[\w.-]+)\ (?=kernel:)
-    | kernel:
+    | (?P<uptime2>kernel:)
     | \w+\s*:(?P<kern>emerg|alert|crit|err|warn|notice|info|debug)\s*:
     | [\[(<]?(?P<level>DEBUG|TRACE|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL)[\])>]?(?::(?:[\w.]+:)?)?(?=\s|-|$)
     | -\s
     )""",
     re.VERBOSE,
 )
+_OF_KERNEL = ("uptime", "kern", "node")
 _KERN_LEVELS = {"emerg": "FATAL", "alert": "FATAL", "crit": "FATAL", "err": "ERROR", "warn": "WARNING"}
 
 
@@ -58,7 +59,7 @@ class LogLine:
     """A line without its prefixes. `rank` and `level` are None where the line does not tell.
 
     `time_s`: seconds of the wall clock that the line carries; comparable within one log only. `prefixed`: it
-    had a clock or a level, so it begins a message and does not continue one.
+    had a clock or a level, so it begins a message and does not continue one. `of_kernel`: the kernel's log has it so.
     """
 
     number: int
@@ -68,6 +69,7 @@ class LogLine:
     level: str | None = None
     time_s: float | None = None
     prefixed: bool = False
+    of_kernel: bool = False
 
 
 def parse_line(number: int, raw: bytes) -> LogLine:
@@ -78,7 +80,7 @@ def parse_line(number: int, raw: bytes) -> LogLine:
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     rank = node = level = time_s = None
-    prefixed = False
+    prefixed = of_kernel = False
     end = 0
     for _ in range(_MOST_PREFIXES):
         match = _PREFIX.match(text, end)
@@ -86,7 +88,8 @@ def parse_line(number: int, raw: bytes) -> LogLine:
             break
         end = match.end()
         kind = match.lastgroup
-        if kind is None:
+        of_kernel |= kind is not None and kind.startswith(_OF_KERNEL)
+        if kind is None or kind.startswith("uptime"):
             continue  # a mere dash or the kernel's uptime
         value = match[kind]
         if kind.startswith("rank"):
@@ -106,7 +109,7 @@ def parse_line(number: int, raw: bytes) -> LogLine:
             node = value
     # One space belongs to the prefix; more is indentation, by which tracebacks are told.
     text = text[end:].removeprefix(" ") if end else text
-    return LogLine(number, text, rank, node, level, time_s, prefixed)
+    return LogLine(number, text, rank, node, level, time_s, prefixed, of_kernel)
 
 
 def _seconds(clock: str) -> float:

@@ -1,4 +1,10 @@
-"""Which lines of a log are worth a look: one pass over its bytes, in bounded memory. No I/O but the stream's.
+"""The scan of a log: one pass over its bytes, in bounded memory, picks the lines that may mean anything.
+
+Asked only where lines with a word of trouble come by the hundred and mean nothing. It may say yes in vain, never no to
+a line that the reader would take for a sign, an exception, a traceback or a launcher's report. `meaningful` answers for
+single words: a line without such a word means nothing.
+
+A log has fewer words than lines, and to look a word up costs a hundredth of what a search of its line would.
 
 Nearly all of a log is the same few lines with other numbers. So a chunk is compared by *shapes*, its lines
 without their digits: a shape that was seen before costs one lookup of a set, and only new shapes are searched
@@ -12,28 +18,175 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import BinaryIO, Protocol
 
-from resilience_sdk.attribution.glance import may_mean, meaningful
-from resilience_sdk.attribution.vocabulary import Vocabulary, words_with
+from resilience_sdk.attribution.log_signs import all_required, may_say, sign_patterns
+
+_MOST_WORDS = 100_000
+_LONGEST_WORD = 1000
+_END = 500
+_PIECE = 1 << 16  # what fits into the processor's cache together with its words
+
+
+class Vocabulary:
+    """Finds the lines that hold a telling word; `find_telling(words)` returns those of new words that are."""
+
+    def __init__(self, find_telling: Callable[[set[bytes]], set[bytes]]) -> None:
+        self._find_telling = find_telling
+        self._dull: set[bytes] = set()
+        self._telling: set[bytes] = set()
+        self._known: set[bytes] = set()  # both
+
+    def telling(self, line: bytes) -> set[bytes]:
+        """Return the telling words of one line."""
+        words = line.split()
+        return self._telling.intersection(words) if self._known.issuperset(words) else self._sort(set(words))
+
+    def lines(self, text: bytes) -> list[tuple[int, int]]:
+        """Return where the lines with a telling word begin and end, in their order; every line ends with a newline."""
+        found: dict[int, int] = {}
+        start = 0
+        while start < len(text):
+            end = text.find(b"\n", start + _PIECE) + 1 or len(text)
+            piece = text[start:end]
+            words = piece.split()
+            # Nearly always true, and faster than to make a set of them.
+            if not self._dull.issuperset(words):
+                for word in self._sort(set(words)):
+                    _find_lines(piece, word, start, found)
+            start = end
+        return sorted(found.items())
+
+    def _sort(self, words: set[bytes]) -> set[bytes]:
+        """Return the telling ones, and remember which ones these were."""
+        if len(self._known) > _MOST_WORDS:
+            self._dull.clear()
+            self._telling.clear()
+            self._known.clear()
+        new = words - self._known
+        kept = {word for word in new if len(word) <= _LONGEST_WORD}
+        telling = self._find_telling(kept) if kept else set()
+        self._telling |= telling
+        self._dull |= kept - telling
+        self._known |= kept
+        # Of a blob without a space only the ends are looked at, as of a line, and it is not kept.
+        ends = {word[:_END] + word[-_END:]: word for word in new if len(word) > _LONGEST_WORD}
+        long = {ends[end] for end in self._find_telling(set(ends))} if ends else set()
+        return (words & self._telling) | long
+
+
+def words_with(parts: Iterable[bytes], words: Iterable[bytes]) -> set[bytes]:
+    """Return those of the words that hold one of the parts; a line break in a part is where a word begins or ends."""
+    text = b"\n" + b"\n".join(words) + b"\n"
+    found: set[bytes] = set()
+    if len(text) == 2:
+        return found
+    for part in parts:
+        at = text.find(part)
+        while at >= 0:
+            inside = at + part.startswith(b"\n")
+            end = text.find(b"\n", inside)
+            found.add(text[text.rfind(b"\n", 0, inside) + 1 : end])
+            at = text.find(part, end)
+    return found
+
+
+def _find_lines(piece: bytes, word: bytes, offset: int, found: dict[int, int]) -> None:
+    at = piece.find(word)
+    while at >= 0:
+        start, end = piece.rfind(b"\n", 0, at) + 1, piece.find(b"\n", at)
+        found[offset + start] = offset + end
+        at = piece.find(word, end)
+
+
+_MOST_LOOKED_AT = 4000
+# What is read by its form and not by a sign.
+_FORMS = (
+    b"Error", b"Exception", b"Interrupt", b"Exit", b"Iteration", b"Warning", b"Timeout", b"Killed", b"Preempted",
+    b"Failure", b"Empty", b"Full", b"Traceback", b'File "', b"Root Cause", b"FAILED", b"Command", b"Primary job",
+    b"Job step", b"Unable to shutdown", b"Sending process", b"Killing", b"SIGTERM", b"Xid",
+)  # fmt: skip
+_BY_FORM = re.compile(b"|".join(map(re.escape, _FORMS)))
+# A pattern of lower case would be slow.
+_BY_WORD = (b"what()", b"exit", b"srun", b"mpirun", b"closing", b"^C", b"(most", b'"MainThread"')
+_FORM_WORDS = (*(form.split()[0] for form in _FORMS), *_BY_WORD)
+_NUMBER = re.compile(rb"[a-fA-F\-:./,()\[\]{}]{8,}")  # what is left of a hexadecimal number, without its digits
+_SHORTEST = 3
+_DIGITS = str.maketrans("", "", "0123456789")
+_EVERYDAY = frozenset({"the", "to", "out", "got", "did", "read", "could", "cannot", "this", "too", "device", "file"})
+# In so many lines of trouble that they tell no sign from another.
+_TROUBLE = frozenset({
+    "error", "failed", "failure", "fail", "fatal", "warning", "exception", "not", "invalid", "timeout", "timed",
+    "killed", "signal", "memory", "process", "abort", "rank", "limit", "lost", "down",
+})  # fmt: skip
+
+
+def may_mean(raw: bytes) -> bool:
+    """Tell whether to read a line."""
+    raw = raw[:_MOST_LOOKED_AT]
+    if _BY_FORM.search(raw) is not None or any(word in raw for word in _BY_WORD):
+        return True
+    return may_say(raw.decode("latin-1"))
+
+
+def meaningful(words: set[bytes]) -> set[bytes]:
+    """Return those of the words, their digits taken out, of which every line that `may_mean` something holds one."""
+    lowered: dict[bytes, list[bytes]] = {}
+    words = {word for word in words if not _NUMBER.fullmatch(word)}
+    for word in words:
+        lowered.setdefault(word.lower(), []).append(word)
+    found = words_with(_FORM_WORDS, words)
+    found.update(*(lowered[word] for word in words_with(_sign_words(), lowered)))
+    return found
+
+
+@lru_cache(maxsize=1)
+def _sign_words() -> frozenset[bytes]:
+    """Return pieces of words, in lower case, of which one is in every line that fits a sign (see `words_with`)."""
+    return frozenset(word.encode() for pattern in sign_patterns() for word in _words_of(pattern))
+
+
+def _words_of(pattern: str) -> tuple[str, ...]:
+    """Return the best of what a pattern requires: pieces of words that are not common; of these, the longest."""
+    best: tuple[str, ...] = ()
+    for literals in all_required(pattern):
+        words = tuple(max(_pieces(literal), key=_worth, default="") for literal in literals)
+        if all(words) and (not best or min(map(_worth, words)) > min(map(_worth, best))):
+            best = words
+    return best
+
+
+def _pieces(literal: str) -> list[str]:
+    """Return the words of a text without their digits, a line break where a word is known to begin or end."""
+    words = ["".join(word.split()) for word in literal.translate(_DIGITS).split(" ")]
+    last = len(words) - 1
+    pieces = [("\n" if n else "") + word + ("\n" if n < last else "") for n, word in enumerate(words) if word]
+    return [piece for piece in pieces if len(piece) >= _SHORTEST]
+
+
+def _worth(piece: str) -> tuple[bool, bool, int]:
+    word = piece.strip("\n:.")
+    return word not in _TROUBLE, word not in _EVERYDAY, len(word)
+
 
 _CHUNK = 1 << 20
 _MOST_SHAPES = 50_000
 _MOST_SHAPE_BYTES = 16 << 20
-_DIGITS = b"0123456789"
+_DIGIT_BYTES = b"0123456789"
 _IDENTIFIER = re.compile(rb"\b[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b")
 _HEAD = 120
 _TAIL = 200
 # One of these is in a word of every line that means something to `signatures`, in lower case (tested).
-_TROUBLE = (
+_TROUBLE_BYTES = (
     b"error", b"exception", b"fail", b"traceback", b"signal", b"kill", b"abort", b"fatal", b"fault", b"timed",
     b"timeout", b"cancel", b"nvrm", b"watchdog", b"nan", b"straggl", b"oom", b"memory", b"refused", b"denied",
     b"closed", b"preempt", b"sigterm", b"interrupt", b"warn", b"not", b"n't", b"unable", b"blocked", b"lost",
     b"down", b"hung", b"hang", b"remap", b"left", b"read-only", b"stuck", b"corrupt", b"truncat", b"mismatch",
     b"panic", b"throttl", b"sxid", b"segmentation", b"limit", b"died", b"invalid", b"inf", b"^c", b"already",
     b"slow", b"exceed", b"errno", b"ecc", b"gsp", b"bus", b"reset", b"reach", b"quota", b"requeue", b"lockup",
-    b"many", b"enospc", b"spike",
+    b"many", b"enospc", b"spike", b"unavailab", b"(most", b'"mainthread"', b"bootstrap",
 )  # fmt: skip
 # Words that hold one of those and mean nothing.
 _HARMLESS = re.compile(rb".*(?:info|config|inference|note(?:book)?|information)\W*")
@@ -246,17 +399,17 @@ def _troublesome(words: set[bytes]) -> set[bytes]:
     lowered: dict[bytes, list[bytes]] = {}
     for word in words:
         lowered.setdefault(word.lower(), []).append(word)
-    telling = [word for word in words_with(_TROUBLE, lowered) if not _HARMLESS.fullmatch(word)]
+    telling = [word for word in words_with(_TROUBLE_BYTES, lowered) if not _HARMLESS.fullmatch(word)]
     return {word for lower in telling for word in lowered[lower]}
 
 
 def has_trouble(text: str) -> bool:
     """Tell whether a line would be read at all."""
-    return bool(Vocabulary(_troublesome).telling(text.encode().translate(None, _DIGITS)))
+    return bool(Vocabulary(_troublesome).telling(text.encode().translate(None, _DIGIT_BYTES)))
 
 
 def _shapes(text: bytes) -> bytes:
-    return text.translate(None, _DIGITS)
+    return text.translate(None, _DIGIT_BYTES)
 
 
 def _ends(line: bytes) -> bytes:

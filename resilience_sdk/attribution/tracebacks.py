@@ -1,4 +1,10 @@
-"""Tracebacks in a log that several ranks write at once: each becomes the record that the rules read.
+"""Tracebacks and stack dumps in a log that several ranks write at once, each as the record that the rules read.
+
+Timeout (0:05:00)!                                      Process 4242: python train.py
+    Thread 0x00007f00a0000b80 (most recent call first):     Thread 4242 (active): "MainThread"
+      File "/job/train.py", line 7 in step                      step (/job/train.py:7)
+
+Only main threads tell: the others of a process wait by profession.
 
 A stream is what one rank writes; lines without a rank are one stream of their own, in which the tracebacks of
 several processes may lie inside one another, so each stream keeps a stack of them. Lines come one by one, and
@@ -11,6 +17,7 @@ import re
 
 import attrs
 
+from resilience_sdk.attribution.exceptions import is_users_frame
 from resilience_sdk.attribution.log_lines import LogLine
 
 _SOURCE = ("   ", "\t", "|", "  |")  # deeper than a frame; a launcher's summary is not
@@ -25,9 +32,13 @@ _FRAME = re.compile(r'^\s+(?:[|+] *)?File "(?P<file>[^"]*)", line (?P<line>\d+)(
 _CHAIN = re.compile(r"^\s*(The above exception was the direct cause|During handling of the above exception)")
 # `pkg.mod.SomeError: words`, `KeyboardInterrupt`; not `ERROR: words`, not `wandb: words`.
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*[a-z]\w*)(?::\s?(?P<message>.*))?$")
-_LIKELY = re.compile(r"(Error|Exception|Interrupt|Exit|Iteration|Warning|Timeout|Killed|Preempted|Failure|Empty|Full)$")
-_DROPPED = re.compile(r"--- Logging error ---|Exception ignored in|Error in atexit|Error in sys\.excepthook")
-_WRAPPER_TYPES = re.compile(r"(^|\.)(ChildFailedError|ProcessRaisedException|ProcessExitedException)$")
+_LIKELY = re.compile(
+    r"(Error|Exception|Interrupt|Exit|Iteration|Warning|Timeout|\wKilled|Preempted|Failure|Empty|Full)$"
+)
+_DROPPED = re.compile(r"--- Logging error|Exception ignored in|Error in atexit|Error in sys\.excepthook")
+_WRAPPER_TYPES = re.compile(r"(^|\.)(ChildFailedError|ProcessRaisedException)$")
+_LAST_ERROR = "Last error:"
+_NCCL_MORE = re.compile(rf"nccl[A-Z]\w+: |{_LAST_ERROR}")
 
 
 @attrs.frozen
@@ -75,6 +86,7 @@ class _Stream:
     ending: _Open | None = None  # its exception line was read; the message may go on
     chained: bool = False
     dropped: bool = False
+    ended_dropped: bool = False  # so are those that it led to
 
 
 class Tracebacks:
@@ -144,7 +156,8 @@ class Tracebacks:
     def _begin(self, stream: _Stream, line: LogLine, mark: int) -> None:
         if len(stream.stack) >= _MOST_OPEN:
             del stream.stack[0]
-        stream.stack.append(_Open(line, stream.chained, stream.dropped, mark))
+        dropped = stream.dropped or (stream.chained and stream.ended_dropped)
+        stream.stack.append(_Open(line, stream.chained, dropped, mark))
         stream.chained = stream.dropped = False
 
     def _inside(self, stream: _Stream, top: _Open, line: LogLine) -> bool:
@@ -193,10 +206,15 @@ class Tracebacks:
             return not (_FRAME.match(text) and not ending.inner)  # a frame here is of another traceback
         if ending.inner:
             return _EXCEPTION.match(text) is not None
-        return line.rank is not None and _EXCEPTION.match(text) is None
+        if line.rank is None:
+            # Nothing tells whose a line is, but for those that only this message has.
+            return ending.message[-1].startswith(_LAST_ERROR) or _NCCL_MORE.match(text) is not None
+        return _EXCEPTION.match(text) is None
 
     def _end_message(self, stream: _Stream) -> None:
         ending, stream.ending = stream.ending, None
+        if ending is not None:
+            stream.ended_dropped = ending.dropped
         if ending is not None and not ending.dropped and not _WRAPPER_TYPES.search(ending.type):
             self.finished.append(_raised(ending))
 
@@ -222,3 +240,140 @@ def parse_exception_line(text: str) -> tuple[str, str] | None:
     if match is None or not _LIKELY.search(match["type"]) or _WRAPPER_TYPES.search(match["type"]):
         return None
     return match["type"], match["message"] or ""
+
+
+COLLECTIVE, READING, SAVING = "collective", "reading", "saving"
+LOADER, STANDING, WORKING = "loader", "standing", "working"
+
+_MOST_DUMPED_FRAMES = 100
+_MOST_STACKS = 2000
+_MOST_OPEN_DUMPS = 4096
+_FAULTHANDLER = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[[^\]]*\])? \(most recent call first\):")
+_PY_SPY = re.compile(r'^Thread (?:0x)?[0-9a-fA-F]+ \([\w+ ]+\)(?:: "(?P<name>[^"]*)")?\s*$')
+_DUMPED_FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$')
+_PY_SPY_FRAME = re.compile(r"^\s+(?P<name>\S.*?) \((?P<file>[^()]+?):(?P<line>\d+)\)$")
+_FATAL = "Fatal Python error"
+_MAIN = re.compile(r" (?:<module>|_run_module_as_main|spawn_main)$")
+# Processes of the job that are no ranks.
+_NO_RANK = re.compile(r"torch/utils/data/_utils/worker\.py|torch/distributed/(?:elastic|launcher)/|_worker_loop$")
+_DISTRIBUTED = re.compile(r"torch/distributed/|/(?:deepspeed|megatron|fairscale)/.*\bcomm|\bncclComm|horovod/|mpi4py/")
+_WRAPPER = re.compile(r" (?:wrapper|_?fn|decorate\w*|inner|wait|synchronize|log_wrapper)$")
+_LOADER = re.compile(r"torch/utils/data/dataloader\.py|_try_get_data$")
+_SAVING = re.compile(
+    r"torch/serialization\.py:\d+ (?:_?save|_legacy_save|write)|torch/distributed/checkpoint/.*(?:save|write|writer)|"
+    r" (?:_?save\w*(?:checkpoint|ckpt|state|model|snapshot)\w*|save|savez?\w*|save_file|save_pretrained|fsync)$"
+)
+_READING = re.compile(
+    r" (?:_?open\w*|_io_open|read\w*|_read\w*|readinto|load(?:_\w+)?|_load\w*|fromfile|memmap|mmap|scandir|listdir|"
+    r"glob|_iterdir|iterdir|walk|stat|_?exists|isfile|isdir|getsize)$"
+)
+_STANDING = re.compile(
+    r"/(?:threading|queue|selectors|socket|subprocess|ssl)\.py:\d+ |"
+    r"multiprocessing/(?:connection|queues|synchronize|pool)\.py:|"
+    r" (?:sleep|wait|acquire|join|poll|select|recv\w*|communicate)$"
+)
+_DEEP = 4  # frames from the innermost one on that say what a thread does
+
+
+@attrs.frozen
+class Stack:
+    """Where the main thread of one process was. `frames`: `file:line function`, innermost first.
+
+    `place`: the innermost frame of the user's program. `progress`: lines that told of a step up to here.
+    """
+
+    number: int
+    text: str
+    rank: int | None
+    frames: tuple[str, ...]
+    progress: int = 0
+
+    @property
+    def place(self) -> str | None:
+        """The innermost frame of the user's program."""
+        return next(filter(is_users_frame, self.frames), None)
+
+    @property
+    def doing(self) -> str:
+        """What it did, one of this module's words."""
+        if _DISTRIBUTED.search(self.frames[0]):
+            # A store that is written to by torch is below `torch/distributed` too.
+            return SAVING if _any(_SAVING, self.frames[:_DEEP]) else COLLECTIVE
+        near = self.frames[:_DEEP]
+        for what, pattern in ((LOADER, _LOADER), (SAVING, _SAVING)):
+            if _any(pattern, self.frames[: 2 * _DEEP]):
+                return what
+        if any(_DISTRIBUTED.search(frame) for frame in near) and _STANDING.search(near[0]):
+            return COLLECTIVE
+        if _STANDING.search(near[0]):
+            return STANDING
+        return READING if _any(_READING, near) else WORKING
+
+    @property
+    def collective(self) -> str:
+        """The name of the operation of `torch.distributed` that it waits in."""
+        names = [frame.rpartition(" ")[2] for frame in self.frames if _DISTRIBUTED.search(frame)]
+        called = [name for name in names if not _WRAPPER.search(f" {name}")]
+        return called[0] if called else ""
+
+
+@attrs.define
+class _OpenDump:
+    line: LogLine
+    main: bool  # py-spy names it
+    progress: int
+    frames: list[str] = attrs.field(factory=list)
+
+
+class StackDumps:
+    """Feeds on lines; `stacks` are those of main threads. `take` tells whether it used the line."""
+
+    def __init__(self) -> None:
+        self.stacks: list[Stack] = []
+        self._open: dict[int | None, _OpenDump] = {}
+        self._fatal: dict[int | None, bool] = {}
+
+    def take(self, line: LogLine, progress: int) -> bool:
+        """Use a line if it is of a dump."""
+        if self._open and line.rank in self._open:
+            if self._frame(self._open[line.rank], line.text):
+                return True
+            self._end(line.rank)
+        if _FATAL in line.text:
+            # Who dies prints its stack too, and waits for nobody.
+            self._fatal[line.rank] = True
+            return False
+        if not line.text.startswith(("Thread ", "Current thread ")):
+            if self._fatal and line.text.strip():
+                self._fatal.pop(line.rank, None)
+            return False
+        spied = _PY_SPY.match(line.text)
+        if spied is None and _FAULTHANDLER.match(line.text) is None:
+            return False
+        if len(self._open) < _MOST_OPEN_DUMPS and line.rank not in self._fatal:
+            self._open[line.rank] = _OpenDump(line, spied is not None and spied["name"] == "MainThread", progress)
+        return True
+
+    def close(self) -> None:
+        """End what is open."""
+        for rank in list(self._open):
+            self._end(rank)
+
+    def _frame(self, top: _OpenDump, text: str) -> bool:
+        match = _DUMPED_FRAME.match(text) or _PY_SPY_FRAME.match(text)
+        if match is None:
+            return False
+        if len(top.frames) < _MOST_DUMPED_FRAMES:
+            top.frames.append(f"{match['file']}:{match['line']} {match['name'].strip()}")
+        return True
+
+    def _end(self, rank: int | None) -> None:
+        top = self._open.pop(rank)
+        is_main = top.main or (bool(top.frames) and _MAIN.search(top.frames[-1]) is not None)
+        if not top.frames or not is_main or _any(_NO_RANK, top.frames) or len(self.stacks) >= _MOST_STACKS:
+            return
+        self.stacks.append(Stack(top.line.number, top.line.text, top.line.rank, tuple(top.frames), top.progress))
+
+
+def _any(pattern: re.Pattern[str], frames: tuple[str, ...] | list[str]) -> bool:
+    return any(pattern.search(frame) for frame in frames)

@@ -3,27 +3,88 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from resilience_sdk.checkpoint import joining
-from resilience_sdk.checkpoint.choosing import choose, look
-from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s, newest_save_s
+import resilience_sdk
+from resilience_sdk.checkpoint.history import (
+    PRIOR_MTTF_S,
+    CheckpointId,
+    CheckpointRecord,
+    JournalPlace,
+    find_quarantined,
+    find_rollbacks,
+    mean_time_to_failure_s,
+    newest_save_s,
+    skipped_steps,
+)
+from resilience_sdk.checkpoint.manifest import Selection, Skipped
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
 from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
-from resilience_sdk.checkpoint.record import Record
-from resilience_sdk.checkpoint.saver import GoodCheckpoint, Saver
+from resilience_sdk.checkpoint.save import GoodCheckpoint, Saver
 from resilience_sdk.checkpoint.store import CheckpointStore
-from resilience_sdk.clock import NS_PER_S, Clock, SystemClock
-from resilience_sdk.console import say
-from resilience_sdk.environ import environment, rank_identity
-from resilience_sdk.errors import CheckpointError, ConfigError
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.checkpoint.writer_lease import WriterHold, hold_checkpoints
+from resilience_sdk.core.clock import NS_PER_S, Clock, SystemClock
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.environ import environment, rank_identity
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.errors import CheckpointError, ConfigError, DirectoryInUseError, RunDirectoryError
+from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler import section
+
+
+def directory_of_job() -> Path:
+    """Return the run directory of the job that this process is in; raises `RunDirectoryError` where none is named."""
+    own = resilience_sdk._own_checkpoints()
+    path: Path | None = None if own is None else own.directory_of_job()
+    if path is None:
+        raise RunDirectoryError(
+            "Checkpointer(run_dir=...) is missing, and this job has named no run directory: give one to resume from "
+            "later, such as run_dir='runs/a', or set RESILIENCE_RUN_DIR"
+        )
+    return path
+
+
+def open_directory(path: str | os.PathLike[str], *, read_only: bool, group_readable: bool) -> RunDirectory:
+    """Return the run directory at `path`, made if it is to be written; raises `RunDirectoryError`."""
+    return RunDirectory.open(path) if read_only else RunDirectory.create(path, group_readable=group_readable)
+
+
+def become_writer(run_dir: RunDirectory, record: CheckpointRecord) -> WriterHold | None:
+    """Return the hold on `run_dir`, on rank 0; raises `DirectoryInUseError` where another process or job has it.
+
+    None where nothing is held: the SDK is switched off, or the disk refuses, which is said. A training that could save
+    nothing yet must be able to start.
+    """
+    own = resilience_sdk._own_checkpoints()
+    claim = None if own is None else own.claim(run_dir)
+    if claim is None:
+        return None
+    try:
+        return hold_checkpoints(run_dir, claim)
+    except DirectoryInUseError:
+        raise
+    except RunDirectoryError as error:
+        why = f"nothing keeps another process from writing checkpoints there: {error}"
+        if say_once(f"writer:{run_dir.path}", why):
+            record.degraded("writer", why)
+        return None
+
+
+def start_recording(run_dir: RunDirectory) -> None:
+    """Let the job begin to record there, on each rank, unless it has begun elsewhere or the recording is off."""
+    own = resilience_sdk._own_checkpoints()
+    if own is not None and lookup.starter() is resilience_sdk._start_recording:
+        own.start_in(run_dir)
+
+
+def nowhere(_: RunDirectory) -> JournalPlace | None:
+    """Return where a reader journals: nowhere, it is no part of the job."""
+    return None
 
 
 class DataPosition(Protocol):
@@ -102,14 +163,15 @@ class Checkpointer:
             RunDirectoryError: The run directory cannot be used, or none is named.
         """
         # Not at the top: importing the SDK must not import torch.
+
         from resilience_sdk.checkpoint.state import StateMap
 
         if not isinstance(keep, int) or keep < 1:
             raise ConfigError(f"keep={keep!r}: expected a whole number, 1 or more (2 are always kept)")
         if run_dir is None:
-            run_dir = joining.directory_of_job()
+            run_dir = directory_of_job()
         if not isinstance(run_dir, RunDirectory):
-            run_dir = joining.open_directory(run_dir, read_only=read_only, group_readable=group_readable)
+            run_dir = open_directory(run_dir, read_only=read_only, group_readable=group_readable)
         self.values: dict[str, Any] = {}
         self.position: DataPosition | None = None
         self.skipped_steps: frozenset[int] = frozenset()
@@ -122,7 +184,7 @@ class Checkpointer:
         self._store = CheckpointStore(
             run_dir.checkpoints, keep=keep, group_readable=group_readable, read_only=read_only
         )
-        self._record = Record(run_dir, journal, joining.nowhere if read_only else None)
+        self._record = CheckpointRecord(run_dir, journal, nowhere if read_only else None)
         self._clock = clock or SystemClock()
         self._in_background = in_background and writer is None
         self._saver = Saver(
@@ -168,6 +230,7 @@ class Checkpointer:
 
         One that is in `state` already is left as it is. `loader` has `state_dict` and `load_state_dict`.
         """
+
         from resilience_sdk.checkpoint.state import apply
 
         if any(item is loader for item in self._state.per_rank.values()):
@@ -178,7 +241,8 @@ class Checkpointer:
 
     def restore_rng(self) -> None:
         """Set the random number generators once more as the resumed checkpoint had them."""
-        from resilience_sdk.checkpoint.rng import restore_rng
+
+        from resilience_sdk.checkpoint.state import restore_rng
 
         if self._resumed_rng is not None:
             restore_rng(self._resumed_rng)
@@ -256,9 +320,9 @@ class Checkpointer:
 
     def _load(self, found: Mapping[str, Any], ranks: Ranks) -> None:
         from resilience_sdk.checkpoint.payload import encode_values
-        from resilience_sdk.checkpoint.restore import Reading
+        from resilience_sdk.checkpoint.restore import CheckpointReading
 
-        reading = Reading(self._store.directory / found["name"], found["files"], self._state, ranks)
+        reading = CheckpointReading(self._store.directory / found["name"], found["files"], self._state, ranks)
 
         def load() -> None:
             restored = reading.restore(found["world_size"])
@@ -341,14 +405,14 @@ class Checkpointer:
         if self._is_joined:
             return
 
-        def become_writer() -> None:
+        def take() -> None:
             if ranks.rank == 0:
-                self._store.hold = joining.become_writer(self._run_dir, self._record)
+                self._store.hold = become_writer(self._run_dir, self._record)
 
-        raise_together(ranks, become_writer)
+        raise_together(ranks, take)
         # Not before: who is refused leaves no trace in the job that has it. Who gives a journal has a session.
         if not self._has_journal:
-            joining.start_recording(self._run_dir)
+            start_recording(self._run_dir)
         self._is_joined = True
 
     def _begin(self, step: int) -> None:
@@ -367,3 +431,98 @@ class Checkpointer:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / NS_PER_S
+
+
+_SEVERAL = 2  # committed checkpoints
+
+
+def choose(store: CheckpointStore, events: Iterable[Mapping[str, Any]], emit: Callable[..., None]) -> dict[str, Any]:
+    """Return what all ranks load as a JSON value; an error that all must raise is in it. On rank 0.
+
+    `events` are those of the journal so far; `emit(event, step, **fields)` adds to it.
+    """
+    events = tuple(events)
+
+    def tell(selection: Selection) -> None:
+        _tell(selection, find_quarantined(events), events, emit)
+        if selection.name is None and selection.skipped and _refusal(selection.skipped, str(store.directory)) is None:
+            say("training starts over: there is no other checkpoint")
+
+    return look(store, events, tell, may_clean=True)
+
+
+def look(
+    store: CheckpointStore,
+    events: Iterable[Mapping[str, Any]],
+    tell: Callable[[Selection], None] = lambda _selection: None,
+    *,
+    may_clean: bool = False,
+) -> dict[str, Any]:
+    """Return the same without a word, and without changing anything there. Any rank."""
+    events = tuple(events)
+    rollbacks = find_rollbacks(events)
+    answer: dict[str, Any] = {"error": None, "name": None, "step": 0, "skip": skipped_steps(rollbacks)}
+    try:
+        selection = store.find_newest(find_quarantined(events), rollbacks, may_clean=may_clean)
+    except OSError as error:
+        reason = f"cannot read {store.directory}: {error.strerror}"
+        return {**answer, "error": f"{reason}; so it cannot be told where to go on"}
+    tell(selection)
+    manifest = selection.manifest
+    if manifest is None:
+        return {**answer, "error": _refusal(selection.skipped, str(store.directory))}
+    return {
+        **answer,
+        "name": selection.name,
+        "step": manifest.step,
+        "created_at": manifest.created_at,
+        "bytes": manifest.size,
+        "world_size": manifest.world_size,
+        "files": sorted(manifest.names()),
+    }
+
+
+def _tell(
+    selection: Selection,
+    quarantined: Mapping[CheckpointId, str],
+    events: Iterable[Mapping[str, Any]],
+    emit: Callable[..., None],
+) -> None:
+    """Say and journal why newer checkpoints are not taken."""
+    known = {
+        (event.get("checkpoint"), event.get("created_at"))
+        for event in events
+        if event.get("event") == Event.CKPT_QUARANTINE.value
+    }
+    for skipped in selection.skipped:
+        if skipped.quarantined:
+            say(f"checkpoint {skipped.name} is in quarantine: {skipped.why}; an older one is resumed")
+            if (skipped.name, skipped.created_at) not in known:
+                facts = {"checkpoint": skipped.name, "created_at": skipped.created_at, "why": skipped.why}
+                emit(Event.CKPT_QUARANTINE, skipped.step, **facts)
+        else:
+            say(f"skipped checkpoint {skipped.name}: {skipped.why}")
+            emit(Event.CKPT_SKIP, skipped.step, checkpoint=skipped.name, why=skipped.why)
+    if selection.name is not None and selection.manifest is not None:
+        why = quarantined.get(CheckpointId(selection.name, selection.manifest.created_at))
+        if why is not None:
+            say(f"checkpoint {selection.name} is resumed again, though {why}: there is no older one")
+
+
+def _refusal(skipped: tuple[Skipped, ...], directory: str) -> str | None:
+    """Return why a start from nothing would be wrong: there is a whole checkpoint, or there were several.
+
+    Of one alone that is damaged nothing more is lost than the time before it; where all of several are, something is
+    wrong with the storage, and a person may have a copy.
+    """
+    untrusted = [item.why for item in skipped if item.untrusted]
+    if untrusted:
+        return f"the checkpoints there are refused, and nothing else can be resumed: {untrusted[0]}"
+    damaged = [item for item in skipped if item.damaged]
+    if len(damaged) < _SEVERAL:
+        return None
+    newest = f"{damaged[0].name}: {damaged[0].why}"
+    return (
+        f"all {len(damaged)} checkpoints in {directory} are damaged ({newest}), and to start from nothing would lose "
+        "the run: put back a copy of one, or start over in another run directory (`resilience run --fresh` does)"
+    )

@@ -1,4 +1,7 @@
-"""Putting a checkpoint on disk such that it is there as a whole or not at all.
+"""The commit: files are checked, synced and renamed such that a checkpoint is there as a whole or not at all.
+
+A checkpoint is turned into the state of a program that has our rights. So its files, and the directory that
+they lie in, must be such that only we or root can have put them there.
 
 Everything is written into a directory `.tmp-...` beside the finished ones, each file synced; then the
 manifest, then the directory itself; then one rename gives it its name, and the parent directory is synced. A
@@ -9,24 +12,91 @@ removes.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
 import stat
 import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import BinaryIO
 
-from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, encode_manifest
-from resilience_sdk.checkpoint.select import step_name, step_of
+from resilience_sdk.checkpoint.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    InvalidCheckpointError,
+    Manifest,
+    encode_manifest,
+    step_name,
+    step_of,
+)
+from resilience_sdk.checkpoint.whole_directory import put_back, remove_tree, replace, sync_directory
+
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def find_trust_fault(status: os.stat_result, path: Path, user: int) -> str | None:
+    """Return why a file or directory of this status must not be loaded by `user`, with the cure, or None."""
+    if status.st_uid not in (user, 0):
+        return (
+            f"{path} belongs to user {status.st_uid}, and only files of user {user} or root are loaded: "
+            f"if you trust it, copy it (cp -r) so that you own it"
+        )
+    if status.st_mode & _OTHERS_MAY_WRITE:
+        mode = stat.S_IMODE(status.st_mode)
+        return f"{path} can be written by others (mode {mode:04o}): if you trust it, run chmod -R go-w on it"
+    return None
+
+
+def check_directory(path: Path) -> None:
+    """Raise `InvalidCheckpointError` unless `path` is a directory that nobody else can write."""
+    status = _status(path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise InvalidCheckpointError(f"{path} is no directory")
+    _check(status, path)
+
+
+def open_trusted(path: Path) -> BinaryIO:
+    """Open a regular file for reading that only we or root can have written.
+
+    The rule is checked on the open file, so nobody can swap it in between. Raises `InvalidCheckpointError`
+    with the reason and the cure.
+    """
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    try:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidCheckpointError(f"{path.name} is no regular file")
+        _check(status, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat(follow_symlinks=False)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _check(status: os.stat_result, path: Path) -> None:
+    fault = find_trust_fault(status, path, os.geteuid())
+    if fault is not None:
+        raise InvalidCheckpointError(fault, untrusted=True)
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidCheckpointError:
+    reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+    return InvalidCheckpointError(f"{path.name} {reason}")
+
 
 # Three prefixes, so that whoever finds a leftover knows what it may still be good for.
 _UNFINISHED = ".tmp-"  # being written: worthless when its writer is gone
 _REPLACED = ".old-"  # was valid under its name until another took that name
 _DOOMED = ".del-"  # being deleted
-
-# Some file systems do not sync directories, and say so with one of these: there is nothing more to do then.
-_NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
 
 
 class CheckedWriter:
@@ -108,19 +178,7 @@ def commit(unfinished: Path, manifest: Manifest, token: str, *, mode: int = 0o60
     for name in manifest.directories:
         sync_directory(unfinished / name)
     sync_directory(unfinished)
-    aside = None
-    if os.path.lexists(target):
-        aside = checkpoints / f"{_REPLACED}{target.name}-{token}"
-        target.rename(aside)
-    try:
-        unfinished.rename(target)
-    except OSError:
-        if aside is not None:
-            aside.rename(target)
-        raise
-    sync_directory(checkpoints)
-    if aside is not None:
-        remove_tree(aside)
+    replace(unfinished, target, checkpoints / f"{_REPLACED}{target.name}-{token}")
     return target
 
 
@@ -165,37 +223,11 @@ def clean_leftovers(checkpoints: Path, in_flight: Collection[str] = ()) -> tuple
     for path in sorted(checkpoints.iterdir()):
         if path.name.rpartition("-")[2] in in_flight:
             continue
-        if path.name.startswith(_REPLACED):
-            _put_back(path)
+        name = path.name[len(_REPLACED) :].rpartition("-")[0] if path.name.startswith(_REPLACED) else ""
+        if step_of(name) is not None:
+            with contextlib.suppress(OSError):
+                put_back(checkpoints / name, path, os.path.lexists)
         if path.name.startswith((_UNFINISHED, _REPLACED, _DOOMED)):
             remove_tree(path)
             cleaned.append(path.name)
     return tuple(cleaned)
-
-
-def _put_back(path: Path) -> None:
-    name = path.name[len(_REPLACED) :].rpartition("-")[0]
-    if step_of(name) is not None and not os.path.lexists(path.parent / name):
-        with contextlib.suppress(OSError):
-            path.rename(path.parent / name)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a file or directory as far as that is possible; never raises."""
-    with contextlib.suppress(OSError):
-        if stat.S_ISDIR(path.stat(follow_symlinks=False).st_mode):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
-
-
-def sync_directory(path: Path) -> None:
-    """Bring the entries of a directory to stable storage where the file system can; raises `OSError`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_DIRECTORY_SYNC:
-            raise
-    finally:
-        os.close(descriptor)

@@ -1,9 +1,9 @@
-"""The manifest: what a checkpoint consists of, and the proof that all of it is there.
+"""The manifest of a checkpoint: its parts, and the proof that all are there. Pure.
 
 It is written last and read first. A checkpoint without a whole manifest does not exist.
 
 The checksums are CRC-32. They guard against what storage does (a torn, truncated, zeroed or rotten file), not
-against a person: whoever can rewrite a payload can rewrite its manifest, which is why `trust` looks at
+against a person: whoever can rewrite a payload can rewrite its manifest, which is why `commit` looks at
 owners instead. CRC-32 runs at several GB/s on any CPU, where SHA-256 needs special instructions to get half
 as far, and every byte is summed twice (at the save and again before a resume).
 """
@@ -11,12 +11,15 @@ as far, and every byte is summed twice (at the save and again before a resume).
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
+
+from resilience_sdk.core.run_directory import RunDirectory
 
 # Each checkpoint says the oldest format that can read it: 1 = plain files, 2 = also files in directories, such as those
 # of torch.distributed.checkpoint in `sharded/`.
@@ -160,3 +163,122 @@ def _is_count(value: Any) -> bool:
 
 def _canonical(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+_STEP_NAME = re.compile(r"step-(?P<step>\d{8,18})")
+
+
+@attrs.frozen
+class Skipped:
+    """A checkpoint that a resume passed over.
+
+    `untrusted`: whole, but somebody else could have written it. `rolled_back`: whole, but of after the numbers went
+    bad. `quarantined`: whole, but the run fails after it; `created_at` (Unix seconds) then tells which writing of that
+    step is meant.
+    """
+
+    name: str
+    step: int
+    why: str
+    untrusted: bool = False
+    rolled_back: bool = False
+    quarantined: bool = False
+    created_at: float | None = None
+
+    @property
+    def damaged(self) -> bool:
+        """Whether it is not what was written."""
+        return not (self.untrusted or self.rolled_back or self.quarantined)
+
+
+@attrs.frozen
+class Selection:
+    """The outcome: the checkpoint to load (None = none is valid) and the newer ones that were skipped."""
+
+    name: str | None
+    manifest: Manifest | None
+    skipped: tuple[Skipped, ...]
+
+
+def step_name(step: int) -> str:
+    """Return the directory name of the checkpoint after `step` completed steps."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step that a directory name stands for, or None when it is no checkpoint's name."""
+    match = _STEP_NAME.fullmatch(name)
+    if match is None:
+        return None
+    step = int(match["step"])
+    return step if step_name(step) == name else None
+
+
+def select_newest(
+    names: Iterable[str],
+    examine: Callable[[str], Manifest],
+    distrust: Callable[[str, Manifest], str | None] = lambda _name, _manifest: None,
+) -> Selection:
+    """Return the newest checkpoint among the directory entries `names` that `examine` accepts.
+
+    `examine` returns the manifest of a valid checkpoint and raises `InvalidCheckpointError` otherwise. It is
+    asked from the newest down and only until one is valid, since a full examination reads every byte.
+    `distrust` returns why a valid one is in quarantine, or None; if there is nothing else, the newest of these is
+    taken after all: to start from nothing would be worse.
+    """
+    steps = {name: step for name in names if (step := step_of(name)) is not None}
+    skipped: list[Skipped] = []
+    last_resort: tuple[Skipped, Manifest] | None = None
+    for name in sorted(steps, key=lambda item: steps[item], reverse=True):
+        try:
+            manifest = examine(name)
+            if manifest.step != steps[name]:
+                raise InvalidCheckpointError(f"its manifest is that of step {manifest.step}")
+        except InvalidCheckpointError as error:
+            skipped.append(Skipped(name, steps[name], error.reason, error.untrusted, error.rolled_back))
+            continue
+        why = distrust(name, manifest)
+        if why is None:
+            return Selection(name, manifest, tuple(skipped))
+        item = Skipped(name, steps[name], why, quarantined=True, created_at=manifest.created_at)
+        last_resort = last_resort or (item, manifest)
+        skipped.append(item)
+    if last_resort is not None:
+        item, manifest = last_resort
+        return Selection(item.name, manifest, tuple(other for other in skipped if other is not item))
+    return Selection(None, None, tuple(skipped))
+
+
+# A bad checkpoint is often noticed only after it was loaded: its predecessor must still be there.
+LEAST_KEPT = 2
+
+
+def find_deletable(names: Iterable[str], known_good: Collection[str], keep: int) -> tuple[str, ...]:
+    """Return the checkpoints that may go, oldest first.
+
+    `known_good` are those whose bytes this process has written or verified itself. The newest `keep` of them
+    stay (never fewer than two), and so does everything that is not older than these: an unverified newer
+    one may be good, an invalid newer one is evidence. With fewer than that known good, nothing is deleted.
+    """
+    steps = {name: step for name in names if (step := step_of(name)) is not None}
+    good = sorted((steps[name] for name in known_good if name in steps), reverse=True)
+    kept = good[: max(keep, LEAST_KEPT)]
+    if len(kept) < max(keep, LEAST_KEPT):
+        return ()
+    return tuple(name for name, step in sorted(steps.items(), key=lambda item: item[1]) if step < kept[-1])
+
+
+def newest_checkpoint(run_dir: RunDirectory) -> int | None:
+    """Return the step of the newest complete checkpoint (one with a manifest), or None."""
+    newest: int | None = None
+    try:
+        names = os.listdir(run_dir.checkpoints)
+    except OSError:
+        return None
+    for name in names:
+        step = step_of(name)
+        if step is None or (newest is not None and step <= newest):
+            continue
+        if (run_dir.checkpoints / name / MANIFEST_NAME).is_file():
+            newest = step
+    return newest

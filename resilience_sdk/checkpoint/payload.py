@@ -1,14 +1,4 @@
-"""The files of one checkpoint: what rank 0 writes for all, and what every rank writes for itself.
-
-    state.pt            state dicts and tensors of the shared entries, by torch.save
-    values.json         plain values
-    rank-00003.json     random number generators and data position of rank 3
-    rank-00003.pt       state of its data loader and generators, where there is any
-    sharded/            what is spread over the ranks, by torch.distributed.checkpoint, where there is any
-    sharded.json        the names of the entries that are in there
-
-Our own state is JSON; the two .pt files are read by `torch.load(weights_only=True)` alone.
-"""
+"""The files of one checkpoint: what rank 0 writes for all, and what every rank writes for itself."""
 
 from __future__ import annotations
 
@@ -20,17 +10,25 @@ from typing import Any
 
 import torch
 
-from resilience_sdk.checkpoint.commit import CheckedWriter, write_file
-from resilience_sdk.checkpoint.manifest import FileEntry
-from resilience_sdk.checkpoint.trust import open_trusted
+from resilience_sdk.checkpoint.commit import CheckedWriter, open_trusted, write_file
+from resilience_sdk.checkpoint.manifest import (
+    FileEntry,
+)
 from resilience_sdk.errors import CheckpointError
 
 SHARED = "state.pt"
+
+
 VALUES = "values.json"
+
+
 SPREAD = "sharded.json"
+
 
 # How long a directory made on another node may take to appear here (attribute caches of NFS).
 _APPEARS_WITHIN_S = 5.0
+
+
 _LOOK_AGAIN_S = 0.05
 
 

@@ -1,4 +1,4 @@
-"""When to save: every so many steps, every so much time, or as often as pays off.
+"""The policy of saves: every so many steps, every so much time, or as often as pays off.
 
 All ranks must save at the same step, and clocks differ, so a time is never compared on more than one rank.
 The shared state is a step, `next_question`: when it is reached, all ranks ask rank 0, which answers with
@@ -16,8 +16,8 @@ from typing import Literal
 import attrs
 
 from resilience_sdk.checkpoint.history import PRIOR_MTTF_S
+from resilience_sdk.core.settings.parse import checkpoint_every, duration_s
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.settings.parse import checkpoint_every, duration_s
 
 _ASSUMED_BYTES_PER_S = 200e6
 _ASSUMED_OVERHEAD_S = 0.05

@@ -1,4 +1,4 @@
-"""How the ranks of a job agree on a save or a resume: small JSON messages over CPU collectives."""
+"""The agreement of ranks on a save or a resume: small JSON messages over CPU collectives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError
-from resilience_sdk.environ import environment, rank_identity
+from resilience_sdk.core.environ import environment, rank_identity
 from resilience_sdk.errors import CheckpointError, ConfigError, ResilienceError
 
 Result = TypeVar("Result")

@@ -1,4 +1,4 @@
-"""Reading a chosen checkpoint back into live objects, on one rank."""
+"""The resume: rank 0 chooses a checkpoint for all, and every rank reads it back into live objects."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import attrs
 
 from resilience_sdk.checkpoint import payload, sharded
 from resilience_sdk.checkpoint.ranks import Ranks, describe
-from resilience_sdk.checkpoint.rng import restore_rng
-from resilience_sdk.checkpoint.state import StateMap, apply, fitting, unwrap
+from resilience_sdk.checkpoint.state import StateMap, apply, fitting, restore_rng, unwrap
 from resilience_sdk.checkpoint.trackers import restore_trackers
-from resilience_sdk.console import say
+from resilience_sdk.core.console import say
 
 
 @attrs.frozen
@@ -30,7 +29,7 @@ class Restored:
     pending: dict[str, Any]
 
 
-class Reading:
+class CheckpointReading:
     """A checkpoint that was verified, on its way into live objects. `prepare`, then `restore`, on all ranks."""
 
     def __init__(self, directory: Path, files: list[str], state: StateMap, ranks: Ranks) -> None:

@@ -1,20 +1,77 @@
-"""The directory of checkpoints as rank 0 keeps it: clean, select, begin, commit, retire."""
+"""The directory of checkpoints as rank 0 keeps it: clean, verify, select, begin, commit, retire."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
-from resilience_sdk.checkpoint.commit import begin, clean_leftovers, commit, delete
-from resilience_sdk.checkpoint.history import CheckpointId
-from resilience_sdk.checkpoint.manifest import InvalidCheckpointError, Manifest
-from resilience_sdk.checkpoint.retention import find_deletable
-from resilience_sdk.checkpoint.rollbacks import Rollback
-from resilience_sdk.checkpoint.select import Selection, select_newest, step_name
-from resilience_sdk.checkpoint.trust import check_directory
-from resilience_sdk.checkpoint.verify import verify_checkpoint
-from resilience_sdk.checkpoint.writer import WriterHold
+from resilience_sdk.checkpoint.commit import begin, check_directory, clean_leftovers, commit, delete, open_trusted
+from resilience_sdk.checkpoint.history import CheckpointId, Rollback
+from resilience_sdk.checkpoint.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    InvalidCheckpointError,
+    Manifest,
+    Selection,
+    decode_manifest,
+    find_deletable,
+    find_size_fault,
+    select_newest,
+    step_name,
+)
+from resilience_sdk.checkpoint.writer_lease import WriterHold
+
+_CHUNK = 1 << 20
+# Far above any real one: a few names per rank. A garbage file must not fill the memory.
+_LARGEST_MANIFEST = 256 << 20
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Return the manifest of a checkpoint directory; raises `InvalidCheckpointError` with the reason."""
+    check_directory(directory)
+    try:
+        with open_trusted(directory / MANIFEST_NAME) as file:
+            return decode_manifest(file.read(_LARGEST_MANIFEST))
+    except OSError as error:
+        raise InvalidCheckpointError(f"{MANIFEST_NAME} cannot be read: {error.strerror}") from error
+
+
+def verify_checkpoint(directory: Path) -> Manifest:
+    """Return the manifest after reading every file; raises `InvalidCheckpointError` with the reason."""
+    manifest = read_manifest(directory)
+    # Sizes of all files first: the common tear is found without reading gigabytes.
+    fault = find_size_fault(manifest, _sizes(directory, manifest))
+    if fault is not None:
+        raise InvalidCheckpointError(fault)
+    for name in manifest.directories:
+        check_directory(directory / name)
+    for entry in manifest.files:
+        with open_trusted(directory / entry.name) as file:
+            _verify_content(file, entry)
+    return manifest
+
+
+def _sizes(directory: Path, manifest: Manifest) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for entry in manifest.files:
+        with contextlib.suppress(OSError):
+            sizes[entry.name] = (directory / entry.name).stat(follow_symlinks=False).st_size
+    return sizes
+
+
+def _verify_content(file: BinaryIO, entry: FileEntry) -> None:
+    crc = 0
+    try:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    except OSError as error:
+        raise InvalidCheckpointError(f"{entry.name} cannot be read: {error.strerror}") from error
+    if crc != entry.crc32:
+        raise InvalidCheckpointError(f"{entry.name} does not match its checksum")
 
 
 class CheckpointStore:

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from resilience_sdk.console import say_once
-from resilience_sdk.environ import environment
+from resilience_sdk.core.console import say_once
+from resilience_sdk.core.environ import environment
 
 _WANDB = "wandb"
 _RUN_ID, _RESUME = "WANDB_RUN_ID", "WANDB_RESUME"

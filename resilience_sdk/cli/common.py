@@ -1,4 +1,4 @@
-"""What the reading commands share: the RUN_DIR argument, JSON, and text that is safe on a terminal."""
+"""Common parts of the reading commands: the RUN_DIR argument, JSON, and text that is safe on a terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from resilience_sdk.console import printable
+from resilience_sdk.core.console import printable
+from resilience_sdk.core.run_directory import RunDirectory, newest_run_dir
+from resilience_sdk.core.settings.fields import nearest
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.run_directory import RunDirectory, newest_run_dir
-from resilience_sdk.settings.fields import nearest
 
 _RESUME_NAMES = {"stop": "after a repair", "hardware": "elsewhere"}  # by verdict: when or where that makes sense
 _RESUME = "resume with"

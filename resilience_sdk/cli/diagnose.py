@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk import console
 from resilience_sdk.attribution.diagnosis import (
     diagnose,
     diagnose_file,
@@ -18,8 +17,9 @@ from resilience_sdk.attribution.diagnosis import (
     job_of,
     logs_below,
 )
-from resilience_sdk.attribution.verdict import Suspect, Verdict
+from resilience_sdk.attribution.log_facts import Suspect, Verdict
 from resilience_sdk.cli.common import CommandParser, one_line, print_lines
+from resilience_sdk.core import console
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.incidents import compact_ranks
 

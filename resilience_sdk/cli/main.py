@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from resilience_sdk._version import __version__
-from resilience_sdk.console import printable, say
+from resilience_sdk.core import console
+from resilience_sdk.core.console import drop_unwritten, nobody_reads, open_closed_streams, printable, say
 from resilience_sdk.errors import ConfigError, ResilienceError
-from resilience_sdk.streams import drop_unwritten, nobody_reads, open_closed_streams
+from resilience_sdk.system.installation import refusal
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -68,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     reads what it prints (`resilience why | head`) it ends quietly with 141.
     """
     open_closed_streams()
+    if (why := refusal()) is not None:
+        return _refuse(ConfigError(why))
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(words)
@@ -90,6 +93,7 @@ def _refuse(error: Exception) -> int:
 
 def _reading(command: Callable[[list[str]], int], words: list[str]) -> int:
     """Run a command that only reads and prints."""
+    console.stay_light()
     try:
         try:
             return command(words)

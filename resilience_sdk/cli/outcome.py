@@ -18,17 +18,17 @@ from resilience_sdk.cli.common import (
     resume_row,
     when,
 )
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.lease import current_holder
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError, RunDirectoryError
-from resilience_sdk.events import Event
 from resilience_sdk.incidents import count_words
-from resilience_sdk.journal import read_journal
-from resilience_sdk.lease import current_holder
-from resilience_sdk.run_directory import RunDirectory
 
-_TEXTS = ("verdict", "reason", "what", "resume", "job", "node", "run_dir")
+_TEXTS = ("verdict", "reason", "what", "resume", "job", "node", "run_dir", "stood")
 _COUNTS = ("exit_code", "attempts", "checkpoint")
 _TIMES = ("started_at", "ended_at")
-KEYS = (*_TEXTS, *_COUNTS, *_TIMES, "incidents")
+KEYS = (*_TEXTS, *_COUNTS, *_TIMES, "incidents", "free")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,6 +72,7 @@ def read_outcome(run_dir: RunDirectory) -> dict[str, Any] | None:
         outcome[key] = outcome[key] if type(outcome[key]) is int else None
     for key in _TIMES:
         outcome[key] = outcome[key] if type(outcome[key]) in (int, float) else None
+    outcome["free"] = outcome["free"] is True
     incidents = outcome["incidents"] if isinstance(outcome["incidents"], list) else []
     outcome["incidents"] = [name for name in incidents if isinstance(name, str)]
     outcome["run_dir"] = outcome["run_dir"] or str(run_dir.path)

@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser
+from resilience_sdk.core.atomic_write import write_whole
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.lease import current_holder
+from resilience_sdk.core.redaction import redact_text
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
-from resilience_sdk.events import Event
-from resilience_sdk.hostinfo import host_name
-from resilience_sdk.journal import read_journal
-from resilience_sdk.lease import current_holder
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.whole_file import write_whole
+from resilience_sdk.system.hostinfo import host_name
 
 VERSION = 1
 KEYS = ("run_dir", "job", "host", "pid", "file", "t", "reason", "by", "exit_code", "launcher")
@@ -42,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--reason", default=_REASON, metavar="TEXT", help="what the journal and the incident say")
     options = parser.parse_args(argv)
-    asked = ask(open_run_dir(options.run_dir), one_line(options.reason))
+    asked = ask(open_run_dir(options.run_dir), redact_text(one_line(options.reason)))
     if options.json:
         print_json(asked)
     else:

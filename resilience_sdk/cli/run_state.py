@@ -1,26 +1,38 @@
-"""What the journal says about a run: a pure function of its events.
+"""The state of a run: a pure function of the journal's events, and what its ranks on this host publish right now.
 
 Fields may be missing, of another version or of the wrong type; what cannot be understood is None.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from resilience_sdk.events import Event
+from resilience_sdk.core import environ
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.straggler.published import StandingVerdicts, read_standing
+from resilience_sdk.system.hostinfo import process_is_gone, process_state
+
+if TYPE_CHECKING:
+    from resilience_sdk.recorder.page_reader import RankSnapshot
 
 _BEGINNINGS = frozenset({Event.RUN_START.value, Event.ATTEMPT_START.value, Event.RANK_START.value})
 _OF_CHECKPOINTS = frozenset(
     {Event.CKPT_COMMIT.value, Event.RESUME.value, Event.CKPT_SKIP.value, Event.CKPT_QUARANTINE.value}
 )
 _MOST_DEGRADED = 20
+_NO_SIGNAL = "no progress signal"  # what the monitor says is degraded until the ranks that it names have beaten
 
 
 @attrs.define
-class RankState:
+class RankHistory:
     """A rank of the newest attempt, as its events tell."""
 
     rank: int
@@ -46,12 +58,16 @@ class RunState:
     last_event: str | None = None
     last_event_at: float | None = None
     attempt_ended: bool = False
-    ranks: dict[int, RankState] = attrs.field(factory=dict)
+    ranks: dict[int, RankHistory] = attrs.field(factory=dict)
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
     passed_over: dict[int, dict[str, Any]] = attrs.field(factory=dict)
     """By step: the checkpoints newer than that one which the last resume did not take, and why."""
     degraded: list[dict[str, Any]] = attrs.field(factory=list)
+    blind: set[int] = attrs.field(factory=set)
+    """The ranks of which the newest entry of `degraded` about progress still holds: it goes with the last of them."""
+    stall: dict[str, Any] | None = None
+    """The notice that stands: since when nothing has progressed (Unix seconds), and what was told when."""
     launched_on: set[str] = attrs.field(factory=set)  # hosts whose launcher has announced this job
 
 
@@ -98,23 +114,42 @@ def _apply(state: RunState, event: Mapping[str, Any], name: str) -> None:
     attempt = _integer(event.get("attempt"))
     is_newer = attempt is not None and (state.attempt is None or attempt > state.attempt)
     if is_newer and name != Event.RUN_START.value:
-        state.attempt, state.attempt_ended, state.ranks = attempt, False, {}
+        state.attempt, state.attempt_ended, state.ranks, state.stall = attempt, False, {}, None
         state.attempts += 1
+        _forget_blind(state, set(state.blind))
     if (size := _integer(event.get("world_size"))) is not None:
         state.world_size = size
     rank = _rank_of(event)
     if name == Event.RUN_START.value:
         state.launched_on |= {host} if (host := _text(event.get("host"))) else set()
     elif name == Event.ATTEMPT_END.value and attempt == state.attempt:
-        state.attempt_ended = True
+        state.attempt_ended, state.stall = True, None
+    elif name == Event.STALL.value and attempt == state.attempt:
+        since = event.get("since")
+        known_since = float(since) if isinstance(since, (int, float)) else at
+        state.stall = {"since": known_since, "at": at, "text": _text(event.get("text")) or "no details"}
+    elif name == Event.STALL_END.value and attempt == state.attempt:
+        state.stall = None
     elif name in _OF_CHECKPOINTS:
         _apply_to_checkpoints(state, event, name, at)
     elif name == Event.DEGRADED.value:
         words = [text for key in ("what", "why", "message") if (text := _text(event.get(key)))]
         found = {"at": at, "rank": rank, "message": ": ".join(words) or "no details"}
         state.degraded = [*state.degraded, found][-_MOST_DEGRADED:]
+        if event.get("what") == _NO_SIGNAL and attempt == state.attempt:
+            ranks = event.get("ranks")
+            state.blind |= {one for one in ranks if isinstance(one, int)} if isinstance(ranks, list) else set()
+    elif name == Event.FIRST_BEAT.value and attempt == state.attempt and rank is not None:
+        _forget_blind(state, {rank})
     if rank is not None and rank >= 0 and attempt == state.attempt:
-        _apply_to_rank(state.ranks.setdefault(rank, RankState(rank)), event, name, at)
+        _apply_to_rank(state.ranks.setdefault(rank, RankHistory(rank)), event, name, at)
+
+
+def _forget_blind(state: RunState, ranks: set[int]) -> None:
+    """Note that these ranks give signs of progress, or are gone: once all that were told of do, it is told no more."""
+    if state.blind and not state.blind - ranks:
+        state.degraded = [item for item in state.degraded if item["message"] != _NO_SIGNAL]
+    state.blind -= ranks
 
 
 def _apply_to_checkpoints(state: RunState, event: Mapping[str, Any], name: str, at: float) -> None:
@@ -141,7 +176,7 @@ def _rank_of(event: Mapping[str, Any]) -> int | None:
     return _integer(event.get("rank"))
 
 
-def _apply_to_rank(rank: RankState, event: Mapping[str, Any], name: str, at: float) -> None:
+def _apply_to_rank(rank: RankHistory, event: Mapping[str, Any], name: str, at: float) -> None:
     rank.host = rank.host or _text(event.get("host"))
     if name == Event.RANK_START.value:
         rank.host = _text(event.get("host")) or rank.host
@@ -164,3 +199,74 @@ def _text(value: object) -> str | None:
 
 def _integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def live_ranks(run_dir: RunDirectory, env: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Return one object per rank that writes into `run_dir` and lives on this host; empty when there is none.
+
+    Never raises and never makes anything: a job elsewhere, of another user or version is simply not seen.
+    """
+    if not hasattr(os, "getuid"):
+        return []
+    from resilience_sdk.recorder.page_directory import page_directories
+
+    found: dict[int, dict[str, Any]] = {}
+    wanted = os.path.realpath(run_dir.path)
+    for pages in page_directories(environ.environment() if env is None else env):
+        if _run_dir_of(pages) == wanted:
+            for rank in _ranks_in(pages):
+                if rank["attempt"] >= found.get(rank["rank"], rank)["attempt"]:
+                    found[rank["rank"]] = rank
+    return [found[rank] for rank in sorted(found)]
+
+
+def _run_dir_of(pages: Path) -> str | None:
+    from resilience_sdk.core import job_config
+
+    config = job_config.read(pages)
+    return os.path.realpath(config.run_dir) if config is not None and isinstance(config.run_dir, str) else None
+
+
+def _ranks_in(pages: Path) -> list[dict[str, Any]]:
+    from resilience_sdk.recorder.page_reader import PageReader
+
+    ranks: list[dict[str, Any]] = []
+    for path in sorted(pages.glob("*.page")):
+        # A page may vanish, be cut or be of another version at any moment.
+        with contextlib.suppress(OSError, ValueError):
+            reader = PageReader(path)
+            try:
+                snapshot = reader.snapshot()
+            finally:
+                reader.close()
+            if snapshot is not None and not process_is_gone(snapshot.pid, snapshot.start_ticks):
+                ranks.append(_describe(snapshot))
+    return ranks
+
+
+def _describe(snapshot: RankSnapshot) -> dict[str, Any]:
+    beat = snapshot.main_lane.last_ns if snapshot.beats else 0
+    return {
+        "rank": snapshot.rank,
+        "attempt": snapshot.attempt,
+        "pid": snapshot.pid,
+        "process_state": process_state(snapshot.pid),
+        "step": snapshot.step,
+        "step_is_global": snapshot.step_is_global,
+        "seconds_since_beat": None if not beat else round(max(0, time.monotonic_ns() - beat) / 1e9, 3),
+        "sections": [section.name for section in snapshot.main_lane.stack],
+        "paused": snapshot.paused,
+        "done": snapshot.done,
+        "progress_signal": snapshot.declared or snapshot.beat_source != "none",
+    }
+
+
+def standing_now(run_dir: RunDirectory, state: RunState, *, is_running: bool) -> StandingVerdicts | None:
+    """Return what is published of the attempt that runs; None where nothing runs, or nothing of it is known.
+
+    Raises PermissionError where the file is somebody else's.
+    """
+    standing = read_standing(run_dir.path) if is_running else None
+    if standing is None or standing.attempt != state.attempt or standing.job != state.job:
+        return None
+    return standing

@@ -19,16 +19,14 @@ from resilience_sdk.cli.common import (
     resume_row,
     when,
 )
-from resilience_sdk.cli.live import live_ranks
 from resilience_sdk.cli.outcome import read_outcome, supervised_end
-from resilience_sdk.cli.run_state import RunState, state_of
-from resilience_sdk.cli.slow_now import standing_now
+from resilience_sdk.cli.run_state import RunState, live_ranks, standing_now, state_of
+from resilience_sdk.core.journal import JournalContents, read_journal
+from resilience_sdk.core.lease import LeaseHolder, current_holder
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.incidents import IncidentStore, count_words, step_words
-from resilience_sdk.incidents.report import compact_ranks, headline
-from resilience_sdk.journal import JournalContents, read_journal
-from resilience_sdk.lease import LeaseHolder, current_holder
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.incidents.record import compact_ranks, headline
 
 _MOST_RANKS = 16
 _MOST_VERDICTS = 8
@@ -77,6 +75,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         else {"step": state.checkpoint_step, "at": state.checkpoint_at},
         "passed_over": [state.passed_over[step] for step in sorted(state.passed_over, reverse=True)],
         "stragglers": _stragglers(run_dir, problems, state, is_running=bool(holder or live)),
+        "stall": state.stall if holder or live else None,
         "incidents": _incidents(run_dir, problems),
         "degraded": state.degraded,
         "supervised": supervised_end(journal.events),
@@ -180,6 +179,8 @@ def render(status: dict[str, Any], now: float) -> list[str]:
         rows.append(("checkpoint", "none that is good"))
     for item in status["passed_over"]:
         rows.append(("", f"that after {count_words(item['step'])} was passed over: {item['why']}"))
+    if stall := status["stall"]:
+        rows.append(("stalled", f"{stall['text']} (told {ago(stall['at'], now)}, since {when(stall['since'])})"))
     rows += [("slow", verdict["text"]) for verdict in (status["stragglers"] or [])[:_MOST_VERDICTS]]
     rows += _incident_rows(status, now)
     rows += [("degraded", item["message"]) for item in status["degraded"][-3:]]
@@ -206,7 +207,7 @@ def _rank(known: dict[str, Any] | None, live: dict[str, Any] | None) -> str:
         if live["paused"]:
             words.append(f"paused ({live['paused']})")
         if not live["progress_signal"]:
-            words.append("no progress signal: only its death would be noticed")
+            words.append("no progress signal yet: only its death, or a stop, would be noticed")
         words.append(f"pid {live['pid']}")
     elif known is not None:
         code, signal = known["exit_code"], known["signal"]

@@ -11,23 +11,16 @@ from typing import Any
 import attrs
 
 from resilience_sdk.cli.common import ago, open_run_dir, print_json, print_lines, reading_parser
-from resilience_sdk.cli.live import live_ranks
-from resilience_sdk.cli.run_state import state_of
-from resilience_sdk.cli.slow_now import standing_now
+from resilience_sdk.cli.run_state import live_ranks, standing_now, state_of
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.lease import current_holder
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.core.settings.fields import FIELDS as SETTINGS
+from resilience_sdk.core.settings.options import add_switch, plain_switches
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.journal import read_journal
-from resilience_sdk.lease import current_holder
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.settings import Settings
-from resilience_sdk.settings.fields import FIELDS as SETTINGS
-from resilience_sdk.settings.options import add_switch, plain_switches
-from resilience_sdk.straggler import control
-from resilience_sdk.straggler.published import (
-    read_report,
-    read_settings,
-    remove_settings,
-    write_settings,
-)
+from resilience_sdk.straggler import published
+from resilience_sdk.straggler.published import read_report, read_settings, remove_settings, write_settings
 
 KEYS = ("run_dir", "running", "settings", "enabled", "verdicts", "at", "report")
 
@@ -43,12 +36,12 @@ def main(argv: Sequence[str]) -> int:
         "straggler",
         "Print who is slow in a run, and change its settings while it runs: the monitor sees it in a second.",
     )
-    for name in control.FIELDS:
+    for name in published.FIELDS:
         _add_option(parser, name)
     parser.add_argument("--reset", action="store_true", help="go back to what the job was started with")
     options = parser.parse_args(plain_switches(argv, lambda _: False, to_the_end=True))
     run_dir = open_run_dir(options.run_dir)
-    given = {name: getattr(options, name) for name in control.FIELDS if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in published.FIELDS if getattr(options, name) is not None}
     try:
         settings = _change(run_dir, given, reset=options.reset)
         found = collect(run_dir, settings)
@@ -73,7 +66,7 @@ def _change(run_dir: RunDirectory, given: dict[str, Any], *, reset: bool) -> dic
     """Return what is set in the run directory, after the changes."""
     standing = {} if reset else _read(run_dir)
     if given:
-        standing |= control.checked(given, "command line")
+        standing |= published.checked(given, "command line")
         write_settings(run_dir.path, json.dumps(standing, indent=1) + "\n")
     elif reset:
         remove_settings(run_dir.path)
@@ -82,7 +75,7 @@ def _change(run_dir: RunDirectory, given: dict[str, Any], *, reset: bool) -> dic
 
 def _read(run_dir: RunDirectory) -> dict[str, Any]:
     text = read_settings(run_dir.path)
-    return {} if text is None else control.values_of(text, "settings.json")
+    return {} if text is None else published.values_of(text, "settings.json")
 
 
 def collect(run_dir: RunDirectory, settings: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +101,7 @@ def _verdict(verdict: Any) -> dict[str, Any]:
 
 def render(found: dict[str, Any], now: float) -> list[str]:
     """Return it as lines for a person; `now` is Unix time in seconds."""
-    lines = [f"{name} = {control.shown(value)}, set while the job runs" for name, value in found["settings"].items()]
+    lines = [f"{name} = {published.shown(value)}, set while the job runs" for name, value in found["settings"].items()]
     if not found["running"]:
         lines.append("no job runs here, so nobody is slow now")
     elif found["at"] is None:

@@ -6,15 +6,14 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from resilience_sdk import environ
+from resilience_sdk.core import environ
+from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir
+from resilience_sdk.core.settings import Settings, load_settings
+from resilience_sdk.core.settings.options import plain_switches
+from resilience_sdk.core.settings.parse import duration_or_zero
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.launcher.init_process import below_init
-from resilience_sdk.launcher.supervise import Supervision, supervise
-from resilience_sdk.launcher.supervise_command import find_program
-from resilience_sdk.run_directory import RunDirectory, choose_run_dir
-from resilience_sdk.settings import Settings, load_settings
-from resilience_sdk.settings.options import plain_switches
-from resilience_sdk.settings.parse import duration_or_zero
+from resilience_sdk.launcher.signals import below_init
+from resilience_sdk.launcher.supervise import Supervision, find_program, supervise
 
 _DESCRIPTION = (
     "Runs CMD again until training is complete: until the finished flag exists, or CMD exits with 0 without an agreed "
@@ -28,7 +27,7 @@ _VERDICT_S = 10.0  # for the launcher to write incident and outcome after its ra
 # Options of `resilience run` without a value. Its own parser would load torch; a test compares.
 FLAGS = frozenset(
     (
-        *("-h", "--help", "-m", "--module", "--fresh", "--no-python", "--preflight", "--run-path"),
+        *("-h", "--help", "--help-all", "-m", "--module", "--fresh", "--no-python", "--preflight", "--run-path"),
         "--standalone",
         *("--checkpoint-async", "--no-checkpoint-async", "--group-readable", "--no-group-readable"),
         *("--stop-if-detected", "--no-stop-if-detected", "--virtual-local-rank"),

@@ -2,19 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from resilience_sdk.cli.checkpoint_notes import find_notes, render_notes
+from resilience_sdk.cli import why_page
 from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser, when
-from resilience_sdk.cli.health_signs import find_signs, render_signs
+from resilience_sdk.cli.outcome import read_outcome
+from resilience_sdk.cli.run_state import live_ranks, state_of
+from resilience_sdk.cli.why_page import JobEnding
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.lease import current_holder
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError, RunDirectoryError
-from resilience_sdk.incidents import Culprit, Incident, IncidentStore, count_words
-from resilience_sdk.incidents.report import compact_ranks, headline
-from resilience_sdk.journal import read_journal
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.health.findings import HealthSign, signs_near
+from resilience_sdk.incidents import Incident, IncidentStore, stall_at, standing_words
 
-_MOST_CULPRITS = 8
-_MOST_FRAMES = 8
+_WORDS = {
+    Event.CKPT_FAIL.value: "was not written",
+    Event.CKPT_SKIP.value: "was not loaded",
+    Event.CKPT_QUARANTINE.value: "is in quarantine",
+}
+_MOST = 10
+
+
+def find_notes(events: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return `{at, step, what, why}` of every checkpoint that something was wrong with, oldest first.
+
+    A damaged checkpoint is found again by every resume; it is listed once, when it was found first.
+    """
+    notes: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for event in events:
+        what = _WORDS.get(str(event.get("event")))
+        if what is not None:
+            if "time_left_s" in event:  # a job that was asked to leave
+                what = "was not written"
+            why = str(event.get("why") or event.get("error") or "no reason given")
+            note = {"at": event["t"], "step": event.get("step"), "what": what, "why": why}
+            notes.setdefault((note["step"], what, why), note)
+    return list(notes.values())
+
+
+def render_notes(notes: list[dict[str, Any]]) -> list[str]:
+    """Return the newest notes as lines for a terminal."""
+    lines = [f"checkpoints: {len(notes)} with a fault" + (f", the newest {_MOST}" if len(notes) > _MOST else "")]
+    for note in notes[-_MOST:]:
+        lines.append(f"  {when(note['at'])}  step {one_line(note['step'])} {note['what']}: {one_line(note['why'])}")
+    return lines
+
+
+_MOST_SIGNS = 4  # said of one incident; the JSON has all
+
+
+def find_signs(incidents: Sequence[Incident], events: Sequence[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Return by incident the health events around it, those that tell most first, each with `after_s`."""
+    return {
+        str(incident.id): [{"after_s": round(sign.after_s, 3), **sign.event} for sign in signs]
+        for incident in incidents
+        if (signs := _signs(incident, events))
+    }
+
+
+def render_signs(incident: Incident, events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return lines for a terminal; a sign with the incident's own cause says so."""
+    signs = _signs(incident, events)
+    lines = [f"  health      {_line(sign, incident)}" for sign in signs[:_MOST_SIGNS]]
+    if rest := signs[_MOST_SIGNS:]:
+        lines.append(f"  health      and {len(rest)} more within 10 minutes before and 5 after")
+    return lines
+
+
+def _signs(incident: Incident, events: Sequence[Mapping[str, Any]]) -> list[HealthSign]:
+    return [] if incident.detected_at is None else signs_near(incident.detected_at, events)
+
+
+def _line(sign: HealthSign, incident: Incident) -> str:
+    event = sign.event
+    when = f"{abs(sign.after_s):.0f} s {'before' if sign.before else 'after'}"
+    same = ", the same cause" if event.get("cause") and event.get("cause") == incident.cause else ""
+    why = f": {event['why']}" if event.get("why") else ""
+    return one_line(f"{when}, on {event.get('host')}, {event.get('what')}{why}{same}")
+
+
+_WIDEST = 110  # columns; a longer line is hard to read on any terminal
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,22 +95,39 @@ def main(argv: Sequence[str]) -> int:
     parser = reading_parser("why", "Print every incident: which rank, where, why, and what to do next.")
     parser.add_argument("--last", action="store_true", help="only the newest incident")
     parser.add_argument("--incident", metavar="ID", help="only this one, such as 0001-hang")
+    parser.add_argument("--verbose", action="store_true", help="all evidence and whole stacks, one fact a row")
     options = parser.parse_args(argv)
     run_dir = open_run_dir(options.run_dir)
-    incidents = _chosen(_read(run_dir), options.incident, last=options.last)
+    known = _read(run_dir)
+    incidents = _chosen(known, options.incident, last=options.last)
     is_part = options.last or options.incident is not None
     events = read_journal(run_dir.journal).events
     notes = [] if is_part else find_notes(events)
+    ending = _ending(run_dir, events)
+    untold = None if is_part or ending.verdict is not None else untold_stall(run_dir, incidents, events)
     if options.json:
         checkpoints = {"checkpoints": notes} if notes else {}
         signs = find_signs(incidents, events)
         health = {"health": signs} if signs else {}
-        print_json({"incidents": [incident.to_json() for incident in incidents], **checkpoints, **health})
+        stall = {"stall": untold.to_json()} if untold is not None else {}
+        print_json({"incidents": [incident.to_json() for incident in incidents], **checkpoints, **health, **stall})
         return 0
     if not incidents:
         print_lines([f"no incident in {run_dir.path}"])
-    for number, incident in enumerate(incidents):
-        print_lines(([""] if number else []) + render(incident, str(run_dir.incidents), render_signs(incident, events)))
+    newest = known[-1].id if known else None
+    health_lines = {incident.id: render_signs(incident, events) for incident in incidents}
+    if options.verbose:
+        for number, incident in enumerate(incidents):
+            signs_of, its_end = health_lines[incident.id], ending if incident.id == newest else None
+            lines = why_page.render(incident, str(run_dir.incidents), signs_of, ending=its_end)
+            print_lines(([""] if number else []) + lines)
+    else:
+        width = min(_WIDEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+        print_lines(why_page.page(incidents, ending, signs=health_lines, newest=newest, width=width))
+        if incidents:
+            print_lines([f"More: resilience why --verbose {run_dir.path}"])
+    if untold is not None:
+        print_lines(["", *_render_untold(untold)])
     if notes:
         print_lines(["", *render_notes(notes)])
     return 0
@@ -50,6 +140,43 @@ def _read(run_dir: RunDirectory) -> list[Incident]:
         raise RunDirectoryError(
             f"cannot read {run_dir.incidents}: {error.strerror}; ask its owner, or check its permissions"
         ) from None
+
+
+def _ending(run_dir: RunDirectory, events: Sequence[Mapping[str, Any]]) -> JobEnding:
+    """Return what became of the newest job, as far as it has told; an outcome of the one before it is none."""
+    outcome = None
+    with contextlib.suppress(ConfigError):
+        outcome = read_outcome(run_dir)
+    if outcome is not None and outcome["ended_at"] is not None:
+        started_at = state_of(events).started_at
+        outcome = None if started_at is not None and outcome["ended_at"] < started_at else outcome
+    return JobEnding.of(outcome, running=current_holder(run_dir) is not None or bool(live_ranks(run_dir)))
+
+
+def untold_stall(
+    run_dir: RunDirectory, incidents: Sequence[Incident], events: Sequence[Mapping[str, Any]]
+) -> Incident | None:
+    """Return what stood still when the newest job was killed together with whoever would have written it down.
+
+    None where it runs, has told its end, or nothing is known to have stood still.
+    """
+    state = state_of(events)
+    if state.attempt is None or state.attempt_ended or state.last_event_at is None or current_holder(run_dir):
+        return None
+    told = [e for e in events if (e.get("job"), e.get("attempt")) == (state.job, state.attempt)]
+    told = [e for e in told if e["t"] >= (state.started_at or 0.0)]
+    known = [i for i in incidents if i.attempt == state.attempt and (i.detected_at or 0.0) >= (state.started_at or 0.0)]
+    exits = {e["rank"]: float(e["t"]) for e in told if e["event"] == Event.RANK_EXIT.value and "rank" in e}
+    stall = stall_at(told, state.last_event_at, ended=exits)
+    if stall is None or any(i.kind == "hang" and i.recovered_at is None for i in known):
+        return None
+    return stall.hang(state.attempt, state.last_event_at, "its launcher was killed too, and told nothing")
+
+
+def _render_untold(hang: Incident) -> list[str]:
+    """Return lines for a terminal about a stall that has no incident."""
+    lines = [f"The job was killed while {one_line(standing_words(hang))}; it has no incident of that."]
+    return lines + [f"  {one_line(e.source):<10}  {one_line(e.text)}" for e in hang.evidence[:-1]]
 
 
 def _chosen(incidents: list[Incident], wanted: str | None, *, last: bool) -> list[Incident]:
@@ -66,59 +193,3 @@ def _chosen(incidents: list[Incident], wanted: str | None, *, last: bool) -> lis
 def _number(text: str | None) -> int | None:
     digits = (text or "").partition("-")[0] if "-" in (text or "") else (text or "")
     return int(digits) if digits.isdecimal() and digits.isascii() else None
-
-
-def render(incident: Incident, directory: str, signs: Sequence[str] = ()) -> list[str]:
-    """Return one incident as lines for a terminal; everything that a job wrote is flattened to one line.
-
-    `signs` are lines of what was wrong with the nodes' health around it.
-    """
-    lines = [f"{one_line(incident.id or '?')}  {_one_line_headline(incident)}"]
-    latency = incident.detection_latency_s
-    after = "" if latency is None else f", {latency:.1f} s after it happened"
-    attempt = "" if incident.attempt is None else f", attempt {incident.attempt}"
-    lines.append(f"  detected    {when(incident.detected_at)}{after}{attempt}")
-    for culprit in incident.culprits[:_MOST_CULPRITS]:
-        lines += _culprit(culprit)
-    if rest := incident.culprits[_MOST_CULPRITS:]:
-        several = "s" if len({c.rank for c in rest}) > 1 else ""
-        lines.append(f"  culprits    also rank{several} {compact_ranks(c.rank for c in rest)}")
-    if incident.victims:
-        several = "s" if len(set(incident.victims)) > 1 else ""
-        lines.append(f"  victims     rank{several} {compact_ranks(incident.victims)}")
-    confidence = "" if incident.confidence is None else f", confidence {incident.confidence:.2f}"
-    cause = f"{one_line(incident.cause or 'unknown')} ({one_line(incident.category or 'unknown')})"
-    lines.append(f"  cause       {cause}{confidence}")
-    lines += [f"  evidence    {one_line(e.source)}: {one_line(e.text)}" for e in incident.observed]
-    lines += signs
-    lines.append(f"  action      {one_line(incident.action or 'unknown')}")
-    lines += [f"  to do       {one_line(incident.advice)}"] if incident.advice else []
-    lines.append(f"  recovered   {_recovery(incident)}")
-    lines.append(f"  more in     {one_line(directory)}/{one_line(incident.id or '?')}/report.md")
-    return lines
-
-
-def _one_line_headline(incident: Incident) -> str:
-    return one_line(headline(incident)).replace("`", "")
-
-
-def _culprit(culprit: Culprit) -> list[str]:
-    place = [f"rank {culprit.rank}"]
-    place += [f"node {one_line(culprit.node)}"] if culprit.node else []
-    place += [culprit.told_step] if culprit.told_step else []
-    place += [f"section {one_line(culprit.section)}"] if culprit.section else []
-    lines = [f"  culprit     {', '.join(place)}"]
-    lines += [f"                at {one_line(frame)}" for frame in culprit.stack[:_MOST_FRAMES]]
-    if len(culprit.stack) > _MOST_FRAMES:
-        lines.append(f"                and {len(culprit.stack) - _MOST_FRAMES} more frames")
-    return lines
-
-
-def _recovery(incident: Incident) -> str:
-    steps = "" if incident.lost_steps is None else f"; {count_words(incident.lost_steps)} to be repeated"
-    if incident.recovered_at is None:
-        if incident.kind == "slow":
-            return "not while the attempt ran"
-        return f"not yet{steps}" if incident.action not in ("stop", "none") else f"no{steps}"
-    took = "" if incident.recovery_s is None else f", {incident.recovery_s:.1f} s after the detection"
-    return f"{when(incident.recovered_at)}{took}{steps}"

@@ -1,6 +1,6 @@
 """`resilience demo`: a real model on real text is hung, killed and preempted, and must not notice.
 
-`train.py` is the script, and the best example of the API; `promises.py` says what must come true.
+`train` is the script, and the best example of the API; `command` runs it, and says what must come true.
 """
 
 from resilience_sdk.demo.command import main

@@ -1,30 +1,258 @@
-"""The command: runs the scenarios one after the other and prints what happened."""
+"""The demo's command: runs the scenarios one after the other, and says which promises were kept."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from resilience_sdk.demo.launch import run_scenario
-from resilience_sdk.demo.promises import RANKS, SCENARIOS, Outcome, Scenario, broken_promises
-from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.core import environ
+from resilience_sdk.errors import EXIT_PREEMPTED, RunDirectoryError
+from resilience_sdk.faults import Plan
+from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.incidents.record import Incident
+from resilience_sdk.system import programs
+
+RANKS = 2
+CHECKPOINT_EVERY = 25
+
+
+@attrs.frozen
+class Scenario:
+    """One run of the demo, and the fault that strikes in it."""
+
+    name: str
+    fault: Plan | None = None
+
+    @property
+    def incident_kind(self) -> str | None:
+        """What the run directory must call it."""
+        return None if self.fault is None else _INCIDENTS[self.fault.kind]
+
+    @property
+    def stops(self) -> bool:
+        """Whether the job leaves, to be started again by whoever asked it to."""
+        return self.fault is not None and self.fault.kind == "preempt"
+
+
+_INCIDENTS = {"hang": "hang", "kill": "crash", "preempt": "preemption"}
+
+# Blocked in C and past every signal handler; dead without a word; asked to leave. All between two checkpoints.
+SCENARIOS = (
+    Scenario("undisturbed"),
+    Scenario("hung", Plan("hang", "c", rank=1, step=40)),
+    Scenario("killed", Plan("kill", "sigkill", rank=0, step=90)),
+    Scenario("preempted", Plan("preempt", rank=1, step=60)),
+)
+
+
+@attrs.frozen
+class ScenarioOutcome:
+    """What one run left behind. `results`: what each rank wrote at its end, by rank."""
+
+    exit_code: int | None  # None: it was still running when its time was up
+    seconds: float
+    results: Mapping[int, Mapping[str, Any]]
+    incidents: tuple[Incident, ...]
+    first_exit_code: int | None = None
+    """How the first start of a job left that was then started again."""
+
+
+def broken_promises(scenario: Scenario, outcome: ScenarioOutcome, reference: ScenarioOutcome) -> list[str]:
+    """Return one sentence per promise that did not hold; empty when all of them did."""
+    broken = _ending(outcome)
+    if scenario.fault is None:
+        if outcome.incidents:
+            broken.append(f"nothing was wrong, and {len(outcome.incidents)} incidents were reported")
+        return broken
+    if len(outcome.incidents) != 1:
+        broken.append(f"{len(outcome.incidents)} incidents were reported for one fault")
+    if outcome.incidents:
+        broken += _report(scenario, outcome)
+    for rank, result in outcome.results.items():
+        for what in ("loss", "parameters"):
+            expected = reference.results.get(rank, {}).get(what)
+            if result.get(what) != expected:
+                broken.append(f"rank {rank} ended with other {what}: {result.get(what)}, not {expected}")
+    return broken
+
+
+def _ending(outcome: ScenarioOutcome) -> list[str]:
+    if outcome.exit_code is None:
+        return [f"it did not end within {outcome.seconds:.0f} s"]
+    broken = [] if outcome.exit_code == 0 else [f"it left with code {outcome.exit_code}"]
+    missing = [str(rank) for rank in range(RANKS) if rank not in outcome.results]
+    return broken + ([f"no result from rank {', '.join(missing)}"] if missing else [])
+
+
+def _report(scenario: Scenario, outcome: ScenarioOutcome) -> list[str]:
+    """Hold the report against the fault that is known to have struck."""
+    fault, incident = scenario.fault, outcome.incidents[0]
+    assert fault is not None
+    broken = []
+    if incident.kind != scenario.incident_kind:
+        broken.append(f"it was called {incident.kind}, not {scenario.incident_kind}")
+    if scenario.stops:
+        return broken + _stop(fault.step or 0, outcome)
+    named = [culprit.rank for culprit in incident.culprits]
+    if named != [fault.rank]:
+        broken.append(f"it named rank {named or 'nobody'}, not {fault.rank}")
+    if incident.detection_latency_s is None:
+        broken.append("it does not say how long detection took")
+    if incident.recovery_s is None:
+        broken.append("it does not say when training went on")
+    first_steps = {result.get("first_step") for result in outcome.results.values()}
+    resumed_at = (fault.step or 0) // CHECKPOINT_EVERY * CHECKPOINT_EVERY
+    if outcome.results and first_steps != {resumed_at}:
+        broken.append(f"it went on at step {first_steps}, not at the checkpoint of step {resumed_at}")
+    steps = (fault.step or 0) - resumed_at
+    # When a rank is killed at the beginning of a step, another may not have ended the step before yet.
+    if incident.lost_steps != steps and (fault.kind, incident.lost_steps) != ("kill", steps - 1):
+        broken.append(f"it counted {incident.lost_steps} lost steps, not {steps}")
+    return broken
+
+
+def _stop(asked_at: int, outcome: ScenarioOutcome) -> list[str]:
+    """Hold a stop against what was promised: agreed soon, saved, and nothing lost."""
+    broken = []
+    if outcome.first_exit_code != EXIT_PREEMPTED:
+        broken.append(f"it stopped with code {outcome.first_exit_code}, not {EXIT_PREEMPTED}")
+    if (lost := outcome.incidents[0].lost_steps) != 0:
+        broken.append(f"it counted {lost} lost steps, not 0")
+    first_steps = {result.get("first_step") for result in outcome.results.values()}
+    if len(first_steps) > 1 or not all(isinstance(step, int) and step > asked_at for step in first_steps):
+        broken.append(f"it went on at step {first_steps}, not at one after step {asked_at}, when it was asked to leave")
+    return broken
+
+
+SCRIPT = Path(__file__).with_name("train.py")
+_LONGEST_RUN_S = 240.0
+_LONGEST_GOODBYE_S = 20.0
+# A demo cannot wait half a minute to see that something is wrong; real runs keep the defaults.
+_OPTIONS = {
+    "nproc-per-node": RANKS,
+    "max-restarts": 1,
+    "checkpoint-every": CHECKPOINT_EVERY,
+    "stuck-after": 4,
+    "term-grace": 1,
+    "monitor-interval": 0.1,
+}
+# What an outer launcher or job said about itself does not hold for the demo's own.
+_FOREIGN_PREFIXES = (environ.PREFIX, "PET_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
+_FOREIGN = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+
+
+def run_scenario(scenario: Scenario, directory: Path) -> ScenarioOutcome:
+    """Run the training with the scenario's fault; its output goes to `directory/output.log`.
+
+    One that was asked to leave is started again, as its scheduler would. Raises OSError when the directory cannot be
+    written. A run that does not end is ended.
+    """
+    directory.mkdir(parents=True)
+    start = time.monotonic()
+    environment = _environment(scenario)
+    exit_code, first_exit_code = _start(directory, environment), None
+    if scenario.stops:
+        first_exit_code = exit_code
+        exit_code = _start(directory, {name: value for name, value in environment.items() if name != environ.FAULT})
+    return ScenarioOutcome(
+        exit_code=exit_code,
+        seconds=time.monotonic() - start,
+        results=_results(directory / "results"),
+        # On a machine with other work one rank may really be slower, which no promise excludes.
+        incidents=tuple(incident for incident in IncidentStore(directory / "run").all() if incident.kind != "slow"),
+        first_exit_code=first_exit_code,
+    )
+
+
+def _start(directory: Path, environment: Mapping[str, str]) -> int | None:
+    """Run the job once; return its exit code, or None when it did not end by itself."""
+    with open(directory / "output.log", "ab") as log:
+        process = programs.start(
+            programs.COMMAND,
+            *words(directory),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            own_session=False,
+        )
+        try:
+            return process.wait(_LONGEST_RUN_S)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end(process)
+
+
+def words(directory: Path) -> list[str]:
+    """Return the words of the command of a run."""
+    options = [f"--{name}={value}" for name, value in _OPTIONS.items()]
+    script = [str(SCRIPT), "--out", str(directory / "results")]
+    return ["run", f"--run-dir={directory / 'run'}", *options, *script]
+
+
+def _environment(scenario: Scenario) -> dict[str, str]:
+    inherited = environ.environment()
+    env = {
+        name: value
+        for name, value in inherited.items()
+        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
+    }
+    env["OMP_NUM_THREADS"] = "1"
+    env["CUDA_VISIBLE_DEVICES"] = ""
+    env[environ.JOB_ID] = f"demo-{uuid.uuid4().hex[:12]}"
+    if scenario.fault is not None:
+        env[environ.FAULT] = str(scenario.fault)
+    return env
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a run that is still there: politely, so that the launcher takes its ranks along, then not."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_LONGEST_GOODBYE_S)
+    process.kill()
+    process.wait()
+
+
+def _results(directory: Path) -> Mapping[int, Mapping[str, Any]]:
+    found = {}
+    for rank in range(RANKS):
+        with contextlib.suppress(FileNotFoundError):
+            found[rank] = json.loads((directory / f"rank-{rank}.json").read_text())
+    return found
+
 
 _COLUMNS = ("run", "fault", "culprit", "detected", "recovered", "lost", "held-out loss", "result")
 
 
 @attrs.frozen
-class Verdict:
+class ScenarioVerdict:
     """One run, what it left behind, and which promises it broke."""
 
     scenario: Scenario
-    outcome: Outcome
+    outcome: ScenarioOutcome
     broken: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -87,8 +315,8 @@ def _empty_directory(path: Path) -> Path:
     return path.absolute()
 
 
-def _run_all(directory: Path, talk: Any) -> list[Verdict]:
-    verdicts: list[Verdict] = []
+def _run_all(directory: Path, talk: Any) -> list[ScenarioVerdict]:
+    verdicts: list[ScenarioVerdict] = []
     for number, scenario in enumerate(SCENARIOS, 1):
         fault = "no fault" if scenario.fault is None else f"RESILIENCE_FAULT={scenario.fault}"
         talk.write(f"{number}/{len(SCENARIOS)} {scenario.name}: {fault} ... ")
@@ -96,7 +324,7 @@ def _run_all(directory: Path, talk: Any) -> list[Verdict]:
         outcome = run_scenario(scenario, directory / scenario.name)
         reference = verdicts[0].outcome if verdicts else outcome
         broken = tuple(broken_promises(scenario, outcome, reference))
-        verdicts.append(Verdict(scenario, outcome, broken))
+        verdicts.append(ScenarioVerdict(scenario, outcome, broken))
         talk.write(f"{outcome.seconds:.1f} s, {'as promised' if not broken else 'NOT as promised'}\n")
         if broken:
             talk.write(_last_lines(directory / scenario.name / "output.log"))
@@ -110,7 +338,7 @@ def _last_lines(path: Path, count: int = 15) -> str:
     return "".join(f"    | {line}\n" for line in lines)
 
 
-def _row(verdict: Verdict) -> tuple[str, ...]:
+def _row(verdict: ScenarioVerdict) -> tuple[str, ...]:
     scenario, outcome = verdict.scenario, verdict.outcome
     loss = _loss(outcome)
     shown_loss = "-" if loss is None else f"{loss:.6f}"
@@ -146,19 +374,19 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f} s"
 
 
-def _loss(outcome: Outcome) -> float | None:
+def _loss(outcome: ScenarioOutcome) -> float | None:
     shown = outcome.results.get(0, {}).get("loss")
     return None if shown is None else float.fromhex(shown)
 
 
-def _table(verdicts: Sequence[Verdict]) -> str:
+def _table(verdicts: Sequence[ScenarioVerdict]) -> str:
     rows = [_COLUMNS, *(_row(verdict) for verdict in verdicts)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n" + "".join(f"{line.rstrip()}\n" for line in lines) + "\n"
 
 
-def _conclusion(verdicts: Sequence[Verdict], kept: Path | None) -> str:
+def _conclusion(verdicts: Sequence[ScenarioVerdict], kept: Path | None) -> str:
     broken = [f"{verdict.scenario.name}: {sentence}" for verdict in verdicts for sentence in verdict.broken]
     if broken:
         text = "Not every promise held:\n" + "".join(f"  {sentence}\n" for sentence in broken)

@@ -1,45 +1,45 @@
-"""The preflight of one node: chooses the probes for a job, runs them, and makes the report."""
+"""The checkup of one node: chooses the probes for a job, runs them, and makes the report.
+
+Also the preflight of a launcher, which starts `main` by name, because it is on the same floor: what a driver does to
+that process is not the launcher's.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import re
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import attrs
 
-from resilience_sdk import environ
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say
+from resilience_sdk.core.run_directory import choose_run_dir
+from resilience_sdk.core.settings import Settings, settings_from_json
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.health import probes
-from resilience_sdk.health.compute.probe import CPU, slow_devices
-from resilience_sdk.health.findings import Finding
-from resilience_sdk.health.gpu.visible import cuda_devices
-from resilience_sdk.health.network.rendezvous import split_endpoint
-from resilience_sdk.health.own_processes import own_processes
+from resilience_sdk.health.compute import CPU, slow_devices
+from resilience_sdk.health.findings import Finding, HealthReport, to_event, told_faults
+from resilience_sdk.health.gpu import cuda_devices
+from resilience_sdk.health.host import process_table, start_environment
+from resilience_sdk.health.network import split_endpoint
 from resilience_sdk.health.probes import Context, Probe
-from resilience_sdk.health.report import HealthReport
 from resilience_sdk.health.runner import run_probes
-from resilience_sdk.health.software.shared import OF_ONE_NODE, PREFIXES
-from resilience_sdk.health.software.signals import dispositions, signals
-from resilience_sdk.hostinfo import host_name
-from resilience_sdk.run_directory import choose_run_dir
-from resilience_sdk.settings import Settings
+from resilience_sdk.health.software import OF_ONE_NODE, PREFIXES, dispositions, signals
+from resilience_sdk.system import procfs
+from resilience_sdk.system.hostinfo import host_name
 
 # What the probes may know of the environment; the rest, and its secrets, is not theirs.
-_VARIABLES = frozenset(
-    {
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "TORCHELASTIC_RUN_ID",
-        environ.INTERNAL_JOB,
-    }
-)
-_GPU_DEVICE = re.compile(r"nvidia\d+")
-_SCHEDULERS = ("SLURM_", "OMPI_COMM_WORLD_")
+_VARIABLES = OF_ONE_NODE | {
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"),
+    environ.INTERNAL_JOB,
+}
+_PREFIXES = (*PREFIXES, "SLURM_", "OMPI_COMM_WORLD_")
 _SECRETS = frozenset({"SLURM_JWT"})  # who has it may submit and cancel jobs in the user's name
 
 
@@ -74,13 +74,11 @@ def preflight(
     """
     env = environ.environment()
     if settings is None:
-        from resilience_sdk.session.lifecycle import effective_settings  # late: the doctor has its settings already
+        from resilience_sdk.rank.lifecycle import effective_settings  # late: the doctor has its settings already
 
         settings = effective_settings(env)
-    context = job_context(
-        env, settings, run_dir=None if run_dir is None else os.fspath(run_dir), data=data, rendezvous=rendezvous,
-        local_ranks=local_ranks,
-    )  # fmt: skip
+    place = None if run_dir is None else os.fspath(run_dir)
+    context = job_context(env, settings, run_dir=place, data=data, rendezvous=rendezvous, local_ranks=local_ranks)
     context = attrs.evolve(context, own_pids=own_processes(os.getpid(), env))
     return examine(context, settings, compute=compute, limit_s=limit_s)
 
@@ -103,13 +101,21 @@ def job_context(
             split_endpoint(rendezvous)
         except ValueError as error:
             raise ConfigError(f"rendezvous: {error}") from None
+    if local_ranks is None:
+        told = env.get("LOCAL_WORLD_SIZE", "")
+        is_told = told.isdecimal() and int(told) > 0
+        local_ranks = int(told) if is_told else max(1, cuda_devices(env, gpu_devices()))
     return Context(
         run_dir=str(place),
         data_dirs=tuple(os.path.abspath(path) for path in data),
         rendezvous=rendezvous,
-        local_ranks=_local_ranks(env) if local_ranks is None else local_ranks,
+        local_ranks=local_ranks,
         settings=settings.to_json(),
-        environment={name: value for name, value in env.items() if _is_of_the_job(name)},
+        environment={
+            name: value
+            for name, value in env.items()
+            if name not in _SECRETS and (name in _VARIABLES or name.startswith(_PREFIXES))
+        },
     )
 
 
@@ -125,19 +131,14 @@ def examine(
     chosen = [attrs.evolve(probe, deadline_s=patience * probe.deadline_s) for probe in chosen]
     found = for_this_torch(slow_devices(run_probes(chosen, context, limit_s=limit_s)))
     found += signals(settings, dispositions(context.root))
-    return HealthReport(node=host_name(), at=at, took_s=round(time.monotonic() - began, 3), findings=found)
+    return HealthReport(node=host_name(), at=at, took_s=round(time.monotonic() - began, 3), findings=tuple(found))
 
 
 def probes_for(context: Context) -> list[Probe]:
     """Return the probes of a job: one for each part of the node, and for each directory."""
     places = [*([context.run_dir] if context.run_dir else []), *context.data_dirs]
     return [
-        probes.GPU,
-        probes.HOST,
-        probes.KERNEL,
-        probes.PROCESSES,
-        probes.NETWORK,
-        probes.RENDEZVOUS,
+        *(probes.GPU, probes.HOST, probes.KERNEL, probes.PROCESSES, probes.NETWORK, probes.RENDEZVOUS),
         *(attrs.evolve(probes.STORAGE, only=place) for place in dict.fromkeys(places)),
         probes.SOFTWARE,
     ]
@@ -160,20 +161,110 @@ def for_this_torch(findings: list[Finding]) -> list[Finding]:
 
 def gpu_devices() -> int:
     """Return how many GPUs the NVIDIA driver shows this process."""
-    try:
-        return len([name for name in os.listdir("/dev") if _GPU_DEVICE.fullmatch(name)])
-    except OSError:
-        return 0
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def _is_of_the_job(name: str) -> bool:
-    if name in _SECRETS:
-        return False
-    return name in _VARIABLES or name in OF_ONE_NODE or name.startswith((*PREFIXES, *_SCHEDULERS))
+def own_processes(pid: int, env: Mapping[str, str], root: str = "/") -> tuple[int, ...]:
+    """Return the process ids of the job that process `pid` is of, as far as this machine's process table tells.
+
+    Of a rank, which its variables `env` make it: whoever started it (the launcher, a scheduler's step) and everything
+    below that. Of another process: what it has started itself.
+    """
+    parents = {process.pid: process.parent for process in process_table(root)}
+    proc = procfs.below(root, "/proc")
+
+    def is_rank(other: int) -> bool:
+        # A rank that was forked got its variables later than the kernel shows them.
+        return environ.rank_identity(env if other == pid else start_environment(proc / str(other))) is not None
+
+    return tuple(sorted(below(first_of_job(pid, parents, is_rank), parents)))
 
 
-def _local_ranks(env: Mapping[str, str]) -> int:
-    told = env.get("LOCAL_WORLD_SIZE", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
-    return max(1, cuda_devices(env, gpu_devices()))
+def first_of_job(pid: int, parents: Mapping[int, int], is_rank: Callable[[int], bool]) -> int:
+    """Return the process that has started the ranks: the nearest ancestor of a rank that was not itself started as one.
+
+    A wrapper script between them has a rank's variables. Pure, but for `is_rank`.
+    """
+    line = [pid]
+    while is_rank(line[-1]) and (parent := parents.get(line[-1], 0)) > 1:  # whom init has adopted has no launcher
+        if parent in line:
+            break  # the table changed while it was read
+        line.append(parent)
+    return line[-1]
+
+
+def below(first: int, parents: Mapping[int, int]) -> set[int]:
+    """Return a process and all its descendants. Pure."""
+    found, fresh = {first}, {first}
+    while fresh:
+        fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return found
+
+
+# A person waits for the doctor; a job that is refused for a machine that was only busy has lost its place in the queue.
+_PATIENCE = 4.0
+
+
+def main() -> int:
+    """Answer a task of a launcher with a report as JSON, `events` for the journal and `faults` of the SDK.
+
+    The task holds `settings` (`Settings.to_json`), `run_dir`, `rendezvous`, `local_ranks`, `nodes` (how many the job
+    has at most), `comes_s` (how long a rendezvous that is not there yet is waited for) and `answer` (a descriptor).
+    """
+    task = read_task()
+    settings = settings_from_json(task["settings"])
+    told = {name: task[name] for name in ("run_dir", "rendezvous", "local_ranks")}
+    context = attrs.evolve(job_context(environ.environment(), settings, **told), nodes=task["nodes"])
+    report = examine(context, settings, compute=True, patience=_PATIENCE)
+    again = [attrs.evolve(probes.RENDEZVOUS, deadline_s=_PATIENCE * probes.RENDEZVOUS.deadline_s)]
+    findings = wait_for_rendezvous(report.findings, lambda: run_probes(again, context), task["comes_s"])
+    report = attrs.evolve(report, findings=tuple(findings))
+    events = [to_event(finding) for finding in findings]
+    tell(task, {**report.to_json(), "events": events, "faults": told_faults(findings)})
+    return 0
+
+
+def read_task() -> dict[str, Any]:
+    """Return the task from standard input; from then on nobody but `tell` can write where the answer goes."""
+    task: dict[str, Any] = json.load(sys.stdin)
+    os.set_inheritable(task["answer"], False)
+    with contextlib.suppress(OSError):  # there may be no standard error
+        os.dup2(2, 1)
+    return task
+
+
+def tell(task: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    """Write the answer to a task."""
+    with open(task["answer"], "wb", closefd=False) as way:
+        way.write(json.dumps(answer).encode() + b"\n")
+
+
+def wait_for_rendezvous(
+    findings: Sequence[Finding], look: Callable[[], Sequence[Finding]], limit_s: float, *, again_s: float = 2.0
+) -> list[Finding]:
+    """Return findings of which those of the rendezvous are as `look` finds them once it is there, or at the end.
+
+    Waits where nothing else stops the job, `limit_s` at most, and says so once.
+    """
+    found, ends, said = list(findings), time.monotonic() + limit_s, False
+    while (stopping := [finding for finding in found if finding.stops]) and all(map(_may_come, stopping)):
+        left_s = ends - time.monotonic()
+        if left_s <= 0:
+            break
+        if not said:
+            said = True
+            missing = f"{stopping[0].subject or 'the rendezvous'} is not there yet ({stopping[0].evidence})"
+            say(f"preflight: {missing}; trying again for up to {left_s:.0f} s")
+        time.sleep(min(again_s, left_s))
+        found = [*(finding for finding in found if finding.probe != probes.RENDEZVOUS.name), *look()]
+    return found
+
+
+def _may_come(finding: Finding) -> bool:
+    """Tell whether time may cure a finding.
+
+    Not a name that does resolve, to a loopback address; nor this machine's own, which is up.
+    """
+    is_of_rendezvous = finding.probe == probes.RENDEZVOUS.name and finding.check != "own_name"
+    return is_of_rendezvous and not finding.data.get("addresses")

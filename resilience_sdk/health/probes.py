@@ -1,15 +1,20 @@
-"""The probes there are, and what they are told about the job. Naming one loads nothing of it."""
+"""The table of probes and of what each of them checks (`probes.json`), and what they are told about the job.
+
+Naming a probe loads nothing of it. The table is JSON: the process of every probe reads it, and to read TOML would cost
+it as much as a third of its start.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-
-def _as_tuple(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(texts)
+from resilience_sdk.core.environ import has_several_nodes
+from resilience_sdk.health.findings import Finding, Status
 
 
 @attrs.frozen(kw_only=True)
@@ -22,7 +27,7 @@ class Context:
     """
 
     run_dir: str | None = None
-    data_dirs: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
+    data_dirs: Sequence[str] = ()
     rendezvous: str | None = None  # host:port
     local_ranks: int = 1
     nodes: int | None = None  # of the job, where a launcher knows; else its variables are asked
@@ -31,17 +36,53 @@ class Context:
     deadline_s: float = 60.0  # what the probe that reads this has left; set in its process
     listen_s: float = 0.2  # how long a probe may wait for events
     log_newer_s: float | None = None  # only what the kernel has said in these last seconds; else all that it has
-    own_pids: tuple[int, ...] = ()  # the job's own processes
+    own_pids: Sequence[int] = ()  # the job's own processes
     settings: Mapping[str, Any] = attrs.field(factory=dict)  # Settings.to_json()
     environment: Mapping[str, str] = attrs.field(factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object of which `Context(**it)` makes an equal value."""
-        return {
-            **attrs.asdict(self, recurse=False),
-            "settings": dict(self.settings),
-            "environment": dict(self.environment),
-        }
+    @property
+    def has_nodes_elsewhere(self) -> bool:
+        """Tell whether the job has ranks on other nodes; False where nothing says so."""
+        if self.nodes is not None:
+            return self.nodes > 1
+        # A batch script has no rank yet, and stands for the whole allocation.
+        return has_several_nodes(self.environment) or self._allocated_nodes > 1
+
+    @property
+    def world_size(self) -> int:
+        """Return how many ranks the job has, as far as that is known; at least those of this node."""
+        if self.nodes is not None:
+            return self.nodes * self.local_ranks
+        told = [_count(self.environment.get(name)) for name in ("WORLD_SIZE", "SLURM_NTASKS")]
+        return max(*told, self._allocated_nodes * self.local_ranks)
+
+    @property
+    def _allocated_nodes(self) -> int:
+        env = self.environment
+        return _count(env.get("SLURM_NNODES", env.get("SLURM_JOB_NUM_NODES")))
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 1
+
+
+@attrs.frozen(kw_only=True)
+class HealthCheck:
+    """What is looked at, how much of it is too much, and what to do then.
+
+    `limit` is in `unit`, and a value beyond it is bad; None where the driver gives it, where it follows from the job or
+    the machine, so that the probe computes it, or where there is nothing to count.
+    `growth_per_minute` is the limit of a counter's growth between two looks. `must`: what fails here is not to be used.
+    `cure` is empty where only the probe can tell. The documentation of GPUs shows `looks_at` and `source`.
+    """
+
+    unit: str = ""
+    cure: str = ""
+    must: bool = False
+    limit: float | str | None = None
+    growth_per_minute: float | None = None
+    looks_at: str = ""
+    source: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,90 +97,78 @@ class Probe:
 
     name: str
     about: str
-    function: str
-    deadline_s: float
-    cure: str
+    function: str = ""
+    deadline_s: float = 0.0
+    cure: str = ""
     must: bool = False
     only: str = ""
+    checks: Mapping[str, HealthCheck] = attrs.field(factory=dict, eq=False, repr=False)
+
+    def limit(self, check: str) -> float:
+        """Return the limit of a check that has one in the table."""
+        limit = self.checks[check].limit
+        assert isinstance(limit, (int, float))
+        return limit
+
+    def found(
+        self,
+        check: str,
+        status: Status,
+        evidence: str = "",
+        value: float | int | str | None = None,
+        *,
+        subject: str = "",
+        data: Mapping[str, Any] | None = None,
+        **changes: Any,
+    ) -> Finding:
+        """Return the finding of a check; `changes` are what differs from its row in the table, such as its `cure`.
+
+        Where there is no value there is no limit but one of `changes`. A cure stays only where something is wrong, or
+        where what could not be looked at has one of its own. Its ` -i N`
+        becomes the number of the GPU, so that commands can be copied.
+        """
+        row = attrs.evolve(self.checks[check], **changes)
+        number = subject.removeprefix("GPU ")
+        cure = row.cure.replace(" -i N", f" -i {number}") if number.isdecimal() else row.cure
+        more = dict(data or {})
+        if more.get("works") is False:
+            more["lost"] = cure
+        if row.growth_per_minute is not None and isinstance(value, int):
+            more["growth"] = {"per_minute": row.growth_per_minute, "cure": cure}
+        is_told = status is not Status.OK and (status is not Status.UNAVAILABLE or "cure" in changes)
+        return Finding(
+            probe=self.name,
+            check=check,
+            subject=subject,
+            status=status,
+            value=value,
+            unit="" if value is None else row.unit,
+            threshold=None if value is None and "limit" not in changes else row.limit,
+            evidence=evidence,
+            cure=cure if is_told else "",
+            must=row.must,
+            data=more,
+        )
 
 
-GPU = Probe(
-    name="gpu",
-    about="the GPUs of this node and their driver, through NVML",
-    function="gpu.probe:probe",
-    deadline_s=15.0,
-    cure="look for `NVRM: Xid` in the kernel log; drain the node, reset the GPU or reboot; replace it if it hangs on",
-    must=True,
-)
+def _probe(name: str, table: dict[str, Any]) -> Probe:
+    checks = {check: HealthCheck(**row) for check, row in table.pop("checks").items()}
+    return Probe(name=name, checks=checks, **table)
 
-GPU_EVENTS = Probe(
-    name="gpu",
-    about="Xid events, as long as a watch has nothing else to do",
-    function="gpu.probe:listen",
-    deadline_s=15.0,
-    cure=GPU.cure,
-    must=True,
-)
 
-HOST = Probe(
-    name="host",
-    about="memory, limits, processors and clock of this machine",
-    function="host.probe:host",
-    deadline_s=3.5,
-    cure="the kernel's own tables do not answer: reboot the node, or leave it out",
-)
-KERNEL = Probe(
-    name="kernel",
-    about="faults of hardware and storage in the kernel's log",
-    function="host.probe:kernel",
-    deadline_s=3.5,
-    cure="read it by hand: `dmesg -T | tail -50`",
-)
-PROCESSES = Probe(
-    name="processes",
-    about="what earlier jobs left behind",
-    function="host.probe:processes",
-    deadline_s=3.5,
-    cure="a process that cannot even be looked at is stuck in the kernel: `ps axo pid,stat,wchan,args | grep ' D'`",
-)
-NETWORK = Probe(
-    name="network",
-    about="fabric ports and network interfaces",
-    function="network.probe:devices",
-    deadline_s=3.5,
-    cure="the driver of a network device hangs: see `dmesg -T`, drain and reboot the node",
-    must=True,
-)
-RENDEZVOUS = Probe(
-    name="rendezvous",
-    about="names, and the way to the rendezvous",
-    function="network.probe:names",
-    deadline_s=3.5,
-    cure="no name server answers: correct /etc/resolv.conf, or name the rendezvous by its address",
-    must=True,
-)
-STORAGE = Probe(
-    name="storage",
-    about="the run directory and the data: room, rights, latency",
-    function="storage.probe:probe",
-    deadline_s=3.5,
-    cure="the mount or its server hangs, or it is a pipe without a writer (`stat` and `findmnt -T` with a timeout, "
-    "`dmesg -T`): mount it again, name another path, or leave this node out",
-    must=True,
-)
-SOFTWARE = Probe(
-    name="software",
-    about="versions, settings, variables and the order of timeouts",
-    function="software.probe:probe",
-    deadline_s=3.5,
-    cure="the file system that Python's packages are on hangs (`python -c 'import torch'` would too): mount it again",
-    must=True,
-)
-COMPUTE = Probe(
-    name="compute",
-    about="whether a device computes right, and how fast; imports torch, so only where it was asked for",
-    function="compute.probe:probe",
-    deadline_s=60.0,
-    cure="the device does not answer: see `dmesg -T`, reset it or reboot the node; leave it out if it hangs again",
-    must=True,
-)
+PROBES: Mapping[str, Probe] = {
+    name: _probe(name, table)
+    for name, table in json.loads(Path(__file__).with_name("probes.json").read_text(encoding="utf-8")).items()
+}
+GPU = PROBES["gpu"]
+GPU_EVENTS = attrs.evolve(GPU, function="gpu:listen")  # Xid events, as long as a watch has nothing else to do
+HOST = PROBES["host"]
+KERNEL = PROBES["kernel"]
+PROCESSES = PROBES["processes"]
+NETWORK = PROBES["network"]
+RENDEZVOUS = PROBES["rendezvous"]
+STORAGE = PROBES["storage"]
+SOFTWARE = PROBES["software"]
+SIGNALS = PROBES["signals"]
+COMPUTE = PROBES["compute"]
+NODES = PROBES["nodes"]

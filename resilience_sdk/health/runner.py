@@ -1,8 +1,6 @@
-"""Running probes beside each other, each in a process of its own that is never waited for beyond its deadline.
+"""The runner of probes, and what it says of those that hang, crash or never begin.
 
-A process in D state (a dead mount, a driver that does not return) cannot be killed: it is left alone, collected
-later if it ever ends, and told as a finding. Until then the same probe starts no other one: looks that come again and
-again must not fill the process table with them.
+They run beside each other, each in a process of its own that is never waited for beyond its deadline.
 """
 
 from __future__ import annotations
@@ -10,22 +8,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import attrs
 
-from resilience_sdk.health.child import DONE_LINE, FINDING
-from resilience_sdk.health.endings import crashed, hung, still_stuck
-from resilience_sdk.health.findings import Finding, Status, finding_from_json
+from resilience_sdk.core.json_records import from_values
+from resilience_sdk.health.findings import Finding, Status, own_fault, unseen
+from resilience_sdk.health.probe_main import BEGUN_LINE, DONE_LINE, FINDING
 from resilience_sdk.health.probes import Context, Probe
+from resilience_sdk.system import hostinfo, procfs, programs
 
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from resilience_sdk.health.child import main; main()"
-_OUTPUT_LIMIT = 1 << 20  # bytes of one probe; more is a probe gone wild
+_MAX_OUTPUT = 1 << 20  # bytes of one probe; more is a probe gone wild
 _KILL_GRACE_S = 0.2  # from SIGKILL to calling a process unkillable
 _left: list[_Look] = []
 """Those whose process outlived SIGKILL, and so cannot be waited for now."""
@@ -40,23 +40,27 @@ def run_probes(probes: Sequence[Probe], context: Context, *, limit_s: float | No
     nothing because of what a probe does.
     """
     collect_left()
-    looks = [_start(probe, context, limit_s) for probe in probes]
+    started = [_start(probe, context, limit_s) for probe in probes]
+    looks = [look for look in started if isinstance(look, _Look)]
     with selectors.PollSelector() as selector:  # needs no descriptor of its own, of which there may be few
         for look in looks:
-            look.register(selector)
-        while selector.get_map():
-            now = time.monotonic()
-            for key, _ in selector.select(max(0.0, min(look.ends for look in looks if look.open) - now)):
-                look, name = key.data
-                if not look.read(name):
+            for stream, kept in ((look.process.stdout, look.out), (look.process.stderr, look.err)):
+                assert stream is not None
+                selector.register(stream, selectors.EVENT_READ, (look, kept))
+        while keys := list(selector.get_map().values()):
+            for key, _ in selector.select(max(0.0, min(key.data[0].ends for key in keys) - time.monotonic())):
+                chunk, kept = os.read(key.fd, 65536), key.data[1]
+                kept += chunk[: max(0, _MAX_OUTPUT - len(kept))]
+                if not chunk:
                     selector.unregister(key.fileobj)
             now = time.monotonic()
-            for look in looks:
-                if look.open and (look.done or now >= look.ends):
+            for key in list(selector.get_map().values()):
+                look = key.data[0]
+                if look.done or now >= look.ends:
                     look.timed_out = not look.done
-                    look.unregister(selector)
+                    selector.unregister(key.fileobj)
     _end(looks)
-    return [finding for look in looks for finding in look.findings()]
+    return [finding for look in started for finding in (look.findings() if isinstance(look, _Look) else [look])]
 
 
 def kill_running(wait_s: float = 0.0) -> None:
@@ -67,11 +71,15 @@ def kill_running(wait_s: float = 0.0) -> None:
     until = time.monotonic() + wait_s
     running = list(_running)
     for process in running:
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
+        programs.kill(process, 0.0)
     for process in running:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, until - time.monotonic()))
+        programs.kill(process, until - time.monotonic())
+
+
+def collect_left() -> bool:
+    """Collect the processes that were killed and have gone since; tell whether others have not. One thread."""
+    _left[:] = [look for look in _left if look.process.poll() is None]
+    return bool(_left)
 
 
 @attrs.define(eq=False)
@@ -81,13 +89,9 @@ class _Look:
     probe: Probe
     deadline_s: float
     started: float
-    process: subprocess.Popen[bytes] | None
-    error: str = ""
-    stuck: _Look | None = None
-    """An earlier look of the same probe whose process is still there; this one has none."""
+    process: subprocess.Popen[bytes]
     out: bytearray = attrs.field(factory=bytearray)
     err: bytearray = attrs.field(factory=bytearray)
-    open: set[str] = attrs.field(factory=set)
     timed_out: bool = False
     state: str = ""
 
@@ -95,109 +99,60 @@ class _Look:
     def ends(self) -> float:
         return self.started + self.deadline_s
 
-    def register(self, selector: selectors.BaseSelector) -> None:
-        if self.process is None:
-            return
-        for name in ("out", "err"):
-            stream = self.process.stdout if name == "out" else self.process.stderr
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-            selector.register(stream, selectors.EVENT_READ, (self, name))
-            self.open.add(name)
-
-    def read(self, name: str) -> bool:
-        """Take what is there; tell whether more may come."""
-        assert self.process is not None
-        stream = self.process.stdout if name == "out" else self.process.stderr
-        assert stream is not None
-        try:
-            chunk = os.read(stream.fileno(), 65536)
-        except BlockingIOError:
-            return True
-        kept: bytearray = getattr(self, name)
-        kept += chunk[: max(0, _OUTPUT_LIMIT - len(kept))]
-        if not chunk:
-            self.open.discard(name)
-        return bool(chunk)
-
     @property
     def done(self) -> bool:
         """Tell whether the probe said that it was done; its process may still hang in its exit."""
         return self.out.endswith(DONE_LINE)
 
-    def unregister(self, selector: selectors.BaseSelector) -> None:
-        assert self.process is not None
-        for name in self.open:
-            stream = self.process.stdout if name == "out" else self.process.stderr
-            assert stream is not None
-            selector.unregister(stream)
-        self.open.clear()
-
     def findings(self) -> list[Finding]:
         """Return what the probe told, and how it ended where it did not end well."""
-        if self.stuck is not None and self.stuck.process is not None:
-            pid, ago_s = self.stuck.process.pid, self.started - self.stuck.started
-            return [still_stuck(self.probe, pid, ago_s, _kernel_state(pid))]
-        if self.process is None:
-            return [_not_started(self.probe, self.error)]
-        told = _told(bytes(self.out))
+        told = []
+        for line in bytes(self.out).splitlines():
+            with contextlib.suppress(ValueError, TypeError):  # the last line may be cut off by a kill or by the limit
+                message = json.loads(line)
+                if isinstance(message, dict) and FINDING in message:
+                    told.append(from_values(Finding, message[FINDING]))
         if self.done:
             return told
-        stderr = self.err.decode(errors="replace")
+        stderr, has_begun = self.err.decode(errors="replace"), self.out.startswith(BEGUN_LINE)
         if self.timed_out:
-            return [*told, hung(self.probe, self.deadline_s, stderr, self.state)]
-        return [*told, crashed(self.probe, self.process.returncode, stderr)]
+            return [*told, hung(self.probe, self.deadline_s, stderr, self.state, has_begun=has_begun)]
+        ended = crashed if has_begun or self.process.returncode is None else never_began
+        return [*told, ended(self.probe, self.process.returncode, stderr)]
 
 
-def _start(probe: Probe, context: Context, limit_s: float | None) -> _Look:
+def _start(probe: Probe, context: Context, limit_s: float | None) -> _Look | Finding:
+    """Start the process of a probe; return why there is none where it cannot, or must not, be started."""
     deadline_s = probe.deadline_s if limit_s is None else min(probe.deadline_s, limit_s)
     started = time.monotonic()
     if (stuck := _stuck(probe)) is not None:
-        return _Look(probe=probe, deadline_s=deadline_s, started=started, process=None, stuck=stuck)
+        return still_stuck(probe, stuck.process.pid, started - stuck.started)
     task = {
         "name": probe.name,
         "function": probe.function,
         "ends": started + deadline_s,
-        "context": attrs.evolve(context, only=probe.only or context.only).to_json(),
+        "context": attrs.asdict(attrs.evolve(context, only=probe.only or context.only)),
     }
-    # -I and -S: nothing of the user's environment or site runs in it, which also halves the time of its start.
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *_import_path()]
     try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        process = programs.start(
+            programs.PROBE, task=json.dumps(task).encode(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
     except OSError as error:
-        return _Look(probe=probe, deadline_s=deadline_s, started=started, process=None, error=str(error))
+        return not_started(probe, str(error))
     _running.add(process)
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):  # it died at once, which its end will tell
-        process.stdin.write(json.dumps(task).encode())
-        process.stdin.close()
     return _Look(probe=probe, deadline_s=deadline_s, started=started, process=process)
 
 
-def _import_path() -> list[str]:
-    """Return where this process imports from, for one that starts elsewhere."""
-    here = ""
-    with contextlib.suppress(OSError):  # the working directory may be gone, or its mount dead
-        here = os.getcwd()
-    return [path or here for path in sys.path if path or here]
-
-
-def _end(looks: list[_Look]) -> None:
+def _end(looks: Sequence[_Look]) -> None:
     """Kill what still runs, and give what was killed a moment to go."""
-    running = [look for look in looks if look.process is not None]
-    for look in running:
-        assert look.process is not None
+    for look in looks:
         if look.process.poll() is not None:
             look.timed_out = False  # it is gone, and something that it started held its output open
         elif look.timed_out:
             look.state = _kernel_state(look.process.pid)
-            with contextlib.suppress(OSError):
-                os.killpg(look.process.pid, signal.SIGKILL)  # with what it started itself
+            programs.kill(look.process, 0.0)
     until = time.monotonic() + _KILL_GRACE_S
-    for look in running:
-        assert look.process is not None
+    for look in looks:
         try:
             look.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -208,16 +163,10 @@ def _end(looks: list[_Look]) -> None:
             stream.close()
 
 
-def collect_left() -> bool:
-    """Collect the processes that were killed and have gone since; tell whether others have not. One thread."""
-    _left[:] = [look for look in _left if look.process is not None and look.process.poll() is None]
-    return bool(_left)
-
-
 def _stuck(probe: Probe) -> _Look | None:
     """Return the look of the same probe, at the same thing, whose process cannot be killed."""
     for look in _left:
-        if (look.probe.function, look.probe.only) == (probe.function, probe.only) and look.process is not None:
+        if (look.probe.function, look.probe.only) == (probe.function, probe.only):
             try:
                 look.process.wait(_KILL_GRACE_S)  # on a busy machine it may only have been slow to go
             except subprocess.TimeoutExpired:
@@ -226,34 +175,100 @@ def _stuck(probe: Probe) -> _Look | None:
 
 
 def _kernel_state(pid: int) -> str:
-    """Return in which state, and where in the kernel, a process is; empty where /proc does not tell."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            state = file.read().rpartition(")")[2].split()[0]
-        with open(f"/proc/{pid}/wchan") as file:
-            where = file.read().strip()
-    except (OSError, IndexError):
+    """Return in which state, and where in the kernel, a process is, in brackets; empty where /proc does not tell."""
+    state, where = hostinfo.process_state(pid), procfs.text(Path(f"/proc/{pid}/wchan"))
+    if state is None or where is None:
         return ""
-    return f"{state} state" + (f" in {where}" if where not in ("", "0") else "")
+    return f" ({state} state" + (f" in {where})" if where not in ("", "0") else ")")
 
 
-def _told(out: bytes) -> list[Finding]:
-    """Return the findings among the lines of a probe."""
-    findings = []
-    for line in out.splitlines():
-        with contextlib.suppress(ValueError, TypeError):  # the last line may be cut off by a kill or by the limit
-            message = json.loads(line)
-            if isinstance(message, dict) and FINDING in message:
-                findings.append(finding_from_json(message[FINDING]))
-    return findings
+_NO_START = "this machine is too busy (`--patience 4`), or the file system that Python and its packages are on hangs"
 
 
-def _not_started(probe: Probe, error: str) -> Finding:
-    return Finding(
-        probe=probe.name,
-        check="probe",
-        subject=probe.only,
-        status=Status.UNAVAILABLE,
-        evidence=f"its process could not be started: {error}",
-        cure="it needs processes, memory and file descriptors (`ulimit -u`, `free -m`, `ulimit -n`)",
-    )
+def hung(probe: Probe, deadline_s: float, stderr: str, state: str, *, has_begun: bool = True) -> Finding:
+    """Return the finding of a probe that did not end by its deadline; `state` is that of its process (` (D state)`).
+
+    Where it had not even begun to look, it is not what it looks at that is late.
+    """
+    places, cure = ", ".join(stuck_in(stderr)), probe.cure
+    evidence = f"no answer within {deadline_s:g} s{places and f', stuck in {places}'}{state}"
+    if not has_begun:
+        evidence, cure = f"{evidence}, and it had not begun to look", _NO_START
+    return _ending(probe, evidence, value=deadline_s, unit="s", threshold=deadline_s, cure=cure)
+
+
+def still_stuck(probe: Probe, pid: int, ago_s: float) -> Finding:
+    """Return the finding of a probe that was not started: its process of a look `ago_s` seconds ago does not go."""
+    evidence = f"no answer: process {pid}, which looked {ago_s:.0f} s ago, cannot be killed{_kernel_state(pid)}"
+    return _ending(probe, evidence)
+
+
+def crashed(probe: Probe, returncode: int | None, stderr: str) -> Finding:
+    """Return the finding of a probe whose process ended before it had told everything."""
+    how = "ended without a word, and its process does not go" if returncode is None else f"left with {returncode}"
+    if returncode is not None and returncode < 0:
+        how = f"was killed by {_signal_name(-returncode)}"
+    if places := stuck_in(stderr):
+        return _ending(probe, f"the probe {how} in {', '.join(places)}")
+    return _ending(probe, f"the probe {how}: {_last_line(stderr)}".removesuffix(": "))
+
+
+def not_started(probe: Probe, why: str) -> Finding:
+    """Return the finding of a probe that the system gave no process, or took it away at once."""
+    cure = "it needs processes, memory and file descriptors (`ulimit -u`, `free -m`, `ulimit -n`)"
+    return unseen(probe.name, probe.only, f"its process could not be started: {why}", cure)
+
+
+_UNREADABLE = re.compile(r"(OSError|PermissionError|TimeoutError): \[Errno ")
+
+
+def never_began(probe: Probe, returncode: int, stderr: str) -> Finding:
+    """Return the finding of a probe whose process ended before it began to look: what it looks at is not to blame."""
+    if returncode < 0:
+        return not_started(probe, f"it was killed by {_signal_name(-returncode)}")
+    what = _last_line(stderr)
+    evidence = f"the probe could not begin: {what or f'it left with {returncode}'}"
+    if _UNREADABLE.match(what):
+        cure = "files of Python, of the SDK or of its dependencies cannot be read: see the file system that they are on"
+        return unseen(probe.name, probe.only, evidence, cure, status=Status.DEGRADED)
+    return own_fault(probe.name, probe.only, evidence, what)
+
+
+def _ending(probe: Probe, evidence: str, **more: Any) -> Finding:
+    values = {"subject": probe.only, "status": Status.FAILED, "cure": probe.cure, "must": probe.must, **more}
+    return Finding(probe=probe.name, check="answers", evidence=evidence, **values)
+
+
+def _signal_name(number: int) -> str:
+    return {each.value: each.name for each in signal.Signals}.get(number, f"signal {number}")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else ""
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+_CURRENT = re.compile(r"^(Stack \(|Current thread 0x)", re.MULTILINE)
+# A thread that waits for another, and frames that are not the probe's, say nothing about what hangs.
+_WAITING = re.compile(r"/(threading|queue|selectors)\.py$")
+_OURS = re.compile(r"/health/probe_main\.py$|^<")
+
+
+def stuck_in(stderr: str) -> list[str]:
+    """Return the innermost telling frame of each thread of a faulthandler dump: `file:line function`, each once.
+
+    Of a crash it is the frame of the thread that crashed; threads that only wait for others say nothing.
+    """
+    places: dict[str, None] = {}
+    for stack in stderr.split("\n\n"):  # of one thread
+        frames = list(_FRAME.finditer(stack))
+        if not frames or _WAITING.search(frames[0]["file"]):
+            continue
+        frame = next((frame for frame in frames if not _OURS.search(frame["file"])), None)
+        if frame is not None:
+            place = f"{frame['file'].rpartition('/')[2]}:{frame['line']} {frame['function']}"
+            if _CURRENT.search(stack):
+                return [place]
+            places[place] = None
+    return list(places)

@@ -1,8 +1,8 @@
 """The health of a node while a job runs there: `python -m resilience_sdk.health.watch`, one process per node and job.
 
-Whoever runs the job starts it by name and writes its task to its standard input, a line of JSON: `run_dir`, `job`,
-`interval_s`, `pages` (directory or null), `parent_pid`, `parent_ticks`, and `budget` (of one core). It ends when that
-pipe is closed. What it finds it journals as `health` events and says once; it touches no rank.
+Whoever runs the job starts it by name and writes its task to its standard input, a line of JSON: the fields of
+`WatchTask`. It ends when that pipe is closed. What it finds it journals as `health` events and says once; it touches no
+rank. What is looked at, how often, and which change is told are rules over values.
 """
 
 from __future__ import annotations
@@ -15,46 +15,38 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from resilience_sdk import environ, hostinfo
-from resilience_sdk.console import say
-from resilience_sdk.events import Event
-from resilience_sdk.health.findings import Finding, Status
-from resilience_sdk.health.probes import GPU, GPU_EVENTS, Context, Probe
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal, file_prefix, parse_lines
+from resilience_sdk.health.findings import EVENTS, Finding, Status, severity, to_event, told_faults
+from resilience_sdk.health.probes import GPU, GPU_EVENTS, HOST, KERNEL, NETWORK, Context, Probe
 from resilience_sdk.health.runner import collect_left, kill_running, run_probes
-from resilience_sdk.health.watching import (
-    BUDGET,
-    WATCHED,
-    Watch,
-    log_was_read,
-    pause_until_next,
-    to_event,
-    worth_another_look,
-)
-from resilience_sdk.journal import Journal, file_prefix, parse_lines
+from resilience_sdk.system import hostinfo
 
+BUDGET = 0.01  # of one core, for all probes and what schedules them
+WATCHED: tuple[Probe, ...] = (GPU, HOST, KERNEL, NETWORK)
 _WRITER = "health"
-_MOST_LINES = 5  # said of one look; the journal has all
-_LEAST_LISTENING_S = 1.0  # starting the process takes a part of it
+_MAX_LINES = 5  # said of one look; the journal has all
+_MIN_LISTENING_S = 1.0  # starting the process takes a part of it
 _LOOK_FOR_PARENT_S = 1.0
 _NICENESS = 10  # of the watch and of its probes: the training comes first
-_LEAST_DEADLINE_S = 15.0  # of a probe that runs behind ranks which take every processor
+_MIN_DEADLINE_S = 15.0  # of a probe that runs behind ranks which take every processor
 _COLLECT_S = 1.0
 _GONE_WITHIN_S = 0.5
-# Which GPUs are the job's; those of others on a shared node are none of its business.
-_OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _over = threading.Event()
 """Set once the job is over: what is killed then has not failed."""
 _OVERLAP_S = 2.0  # read twice of the kernel's log: its clock is not ours
 
 
 @attrs.frozen(kw_only=True)
-class Task:
+class WatchTask:
     """What the watch is told by whoever starts it."""
 
     run_dir: Path = attrs.field(converter=Path)
@@ -65,29 +57,29 @@ class Task:
     parent_ticks: int | None = None
     since: float = attrs.field(factory=time.time)
     """When the job began, in Unix seconds: what a watch has told since then, the next one knows."""
-    budget: float = BUDGET
+    budget: float = BUDGET  # of one core
 
 
 def main() -> None:
     """Watch until the process that asked for it is gone; never returns."""
     with open(0, "rb", buffering=0, closefd=False) as told:  # it takes nothing but the line: the next one ends us
-        task = Task(**json.loads(told.readline()))
+        task = WatchTask(**json.loads(told.readline()))
     signal.signal(signal.SIGTERM, lambda *_: _end())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the launcher's
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     threading.Thread(target=_end_with_job, args=(task,), daemon=True).start()
-    journal = Journal(
-        task.run_dir / "journal",
-        writer=_WRITER,
-        host=hostinfo.host_name(),
-        boot_id=hostinfo.boot_id(),
-        job=task.job,
-    )
-    _Rounds(task, journal, watch=Watch.resumed(_told_before(task))).run()
+    host, boot_id = hostinfo.host_name(), hostinfo.boot_id()
+    journal = Journal(task.run_dir / "journal", writer=_WRITER, host=host, boot_id=boot_id, job=task.job)
+    _Rounds(task, journal, HealthWatch.resumed(_told_before(task)), choice_of_gpus(environ.environment())).run()
 
 
-def _told_before(task: Task) -> list[dict[str, Any]]:
+def choice_of_gpus(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that say which GPUs are the job's; the others of a shared node are none of its business."""
+    return {name: env[name] for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") if name in env}
+
+
+def _told_before(task: WatchTask) -> list[dict[str, Any]]:
     """Return what earlier watches over this node have told in this job, by time."""
     host = hostinfo.host_name()
     events: list[dict[str, Any]] = []
@@ -102,24 +94,24 @@ def _told_before(task: Task) -> list[dict[str, Any]]:
 class _Rounds:
     """Looking and listening, one after the other, for ever."""
 
-    _task: Task
+    _task: WatchTask
     _journal: Journal
-    _watch: Watch = attrs.field(factory=Watch)
-    _probes: list[Probe] = attrs.field(factory=lambda: [_patient(probe) for probe in WATCHED])
-    _environment: dict[str, str] = attrs.field(factory=lambda: _of_the_job(environ.environment()))
+    _watch: HealthWatch
+    _environment: Mapping[str, str]
     _began: float = attrs.field(factory=time.monotonic)
 
     def run(self) -> None:
+        probes = [attrs.evolve(probe, deadline_s=max(probe.deadline_s, _MIN_DEADLINE_S)) for probe in WATCHED]
         looked: float | None = None
         log_read: float | None = None
         while True:
             began, cost = time.monotonic(), _cost()
             log_newer_s = None if log_read is None else began - log_read + _OVERLAP_S
-            findings = run_probes(self._probes, Context(log_newer_s=log_newer_s, environment=self._environment))
+            findings = run_probes(probes, Context(log_newer_s=log_newer_s, environment=self._environment))
             self._take(findings, 0.0 if looked is None else began - looked)
             looked = began
             log_read = began if log_was_read(findings) else log_read
-            self._probes = worth_another_look(self._probes, findings)
+            probes = worth_another_look(probes, findings)
             look_cost = _cost() - cost
             if any(finding.probe == GPU.name and finding.subject for finding in findings):
                 self._listen(time.monotonic() + self._pause(began, look_cost))
@@ -139,28 +131,32 @@ class _Rounds:
 
     def _listen(self, until: float) -> None:
         """Hear Xid events until the next look is due, at no more cost than looking may have."""
-        while (left := until - time.monotonic()) > _LEAST_LISTENING_S:
+        while (left := until - time.monotonic()) > _MIN_LISTENING_S:
             cost = _cost()
             events = attrs.evolve(GPU_EVENTS, deadline_s=GPU_EVENTS.deadline_s + left)
             heard = self._take(run_probes([events], Context(listen_s=left, environment=self._environment)), 0.0)
             left = max(0.0, until - time.monotonic())
             time.sleep(min(left, (_cost() - cost) / self._task.budget) if heard else left)
 
-    def _take(self, findings: list[Finding], seconds: float) -> bool:
+    def _take(self, findings: Sequence[Finding], seconds: float) -> bool:
         """Tell what of it is news, `seconds` after the look before; return whether there was any."""
         if _over.is_set():
             return False
+        attempt, host = _attempt(self._task.pages), hostinfo.host_name()
+        for fault in told_faults(findings):
+            if say_once(f"health {fault}", f"health of {host}: {fault}"):
+                self._journal.emit(Event.DEGRADED, attempt=attempt, what="health", why=fault)
         news = self._watch.take(findings, seconds)
-        _tell(news, self._journal, _attempt(self._task.pages))
+        for finding in news:
+            self._journal.emit(Event.HEALTH, attempt=attempt, **to_event(finding, lasts=True))
+        bad = [finding for finding in news if finding.status is not Status.OK]
+        for finding in bad[:_MAX_LINES]:
+            what = " ".join(filter(None, (finding.subject, finding.check.replace("_", " "))))
+            cure = f"; {finding.cure}" if finding.cure else ""
+            say(f"health of {host}: {what}: {finding.evidence or finding.value}{cure}")
+        if (rest := len(bad) - _MAX_LINES) > 0:
+            say(f"health of {host}: {rest} more findings are in the journal")
         return bool(news)
-
-
-def _patient(probe: Probe) -> Probe:
-    return attrs.evolve(probe, deadline_s=max(probe.deadline_s, _LEAST_DEADLINE_S))
-
-
-def _of_the_job(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: env[name] for name in _OF_THE_JOB if name in env}
 
 
 def _rest(seconds: float) -> None:
@@ -169,18 +165,6 @@ def _rest(seconds: float) -> None:
     while collect_left() and (left := until - time.monotonic()) > 0:
         time.sleep(min(_COLLECT_S, left))
     time.sleep(max(0.0, until - time.monotonic()))
-
-
-def _tell(news: list[Finding], journal: Journal, attempt: int) -> None:
-    for finding in news:
-        journal.emit(Event.HEALTH, attempt=attempt, **to_event(finding, lasts=True))
-    bad = [finding for finding in news if finding.status is not Status.OK]
-    for finding in bad[:_MOST_LINES]:
-        what = " ".join(part for part in (finding.subject, finding.check.replace("_", " ")) if part)
-        cure = f"; {finding.cure}" if finding.cure else ""
-        say(f"health of {hostinfo.host_name()}: {what}: {finding.evidence or finding.value}{cure}")
-    if (rest := len(bad) - _MOST_LINES) > 0:
-        say(f"health of {hostinfo.host_name()}: {rest} more findings are in the journal")
 
 
 def _cost() -> float:
@@ -195,7 +179,7 @@ def _attempt(pages: Path | None) -> int:
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def _end_with_job(task: Task) -> None:
+def _end_with_job(task: WatchTask) -> None:
     """End this process with the job, whatever the main thread does.
 
     The job is over when the pipe of standard input is closed, or the process that holds its other end is gone: a
@@ -211,6 +195,167 @@ def _end() -> None:
     _over.set()
     kill_running(_GONE_WITHIN_S)  # they have a session of their own, and may listen to the driver for a minute
     os._exit(0)
+
+
+def pause_until_next(
+    *, lived_s: float, since_look_s: float, cost_s: float, look_cost_s: float, interval_s: float, budget: float = BUDGET
+) -> float:
+    """Return the seconds until the next look of a watch that has lived `lived_s`, and last looked `since_look_s` ago.
+
+    It has cost `cost_s` of processor time in all, its start included, and `look_cost_s` at that look: as much as the
+    next one will, which must be within the `budget` (part of one core) too. Pure.
+    """
+    return max(0.0, interval_s - since_look_s, (cost_s + look_cost_s) / budget - lived_s)
+
+
+def worth_another_look(probes: Sequence[Probe], findings: Iterable[Finding]) -> list[Probe]:
+    """Return the probes without those for what this node does not have: no driver comes while a job runs. Pure."""
+    absent = any(finding.key[:2] == (GPU.name, "driver") and _is_missing(finding) for finding in findings)
+    return [probe for probe in probes if not (absent and probe.name == GPU.name)]
+
+
+def log_was_read(findings: Iterable[Finding]) -> bool:
+    """Tell whether a look has read the kernel's log, so that the next one needs only what is newer. Pure."""
+    return any(finding.key[:2] == (KERNEL.name, "kernel_log") and not _is_missing(finding) for finding in findings)
+
+
+def _is_missing(finding: Finding) -> bool:
+    return finding.status is Status.UNAVAILABLE
+
+
+_MINUTE_S = 60.0
+_GREW = "grew"  # in `Finding.data`
+
+
+def judge_growth(before: Iterable[Finding], after: Sequence[Finding], seconds: float) -> list[Finding]:
+    """Return `after`, with each counter that grew faster than it may since `before` degraded. Pure.
+
+    `seconds` lie between the two looks; less than a minute counts as one, so that a single event is no high rate.
+    A counter that became smaller was reset, and counts from zero.
+    """
+    earlier = {finding.key: finding.value for finding in before}
+    return [_grown(finding, earlier.get(finding.key), max(seconds, _MINUTE_S)) for finding in after]
+
+
+def _grown(finding: Finding, earlier: object, seconds: float) -> Finding:
+    growth = finding.data.get("growth")
+    if growth is None or not isinstance(finding.value, int) or not isinstance(earlier, int):
+        return finding
+    grown = finding.value - earlier if finding.value >= earlier else finding.value
+    allowed = float(growth["per_minute"])
+    if not grown or grown * _MINUTE_S / seconds <= allowed:
+        return finding
+    limit = f", at most {allowed:g} a minute is good" if allowed else ""
+    rate = f"grew by {grown} to {finding.value} within {seconds:.0f} s{limit}"
+    return attrs.evolve(
+        finding,
+        status=max(finding.status, Status.DEGRADED, key=severity),
+        evidence="; ".join(filter(None, (finding.evidence, rate))),
+        cure=finding.cure or growth["cure"],
+        data={**finding.data, _GREW: True},
+    )
+
+
+# Of the host only what a training does not cause by itself; of a GPU not who holds it, for that is the job.
+_OF_THE_HOST = frozenset({"memory_available", "oom_kills", "shared_memory", "file_table", "answers"})
+_NOT_WATCHED = frozenset({"probe", "memory_held"})  # our own mistake is for the preflight to tell
+_ANSWERS = "answers"
+_SAME_S = 2.0  # of one cause; the kernel's clock is not ours
+_LISTENING = "Xid events"
+
+_Key = tuple[str, str, str]
+
+
+@attrs.define
+class HealthWatch:
+    """What is known of this node, look by look."""
+
+    _known: dict[_Key, Finding] = attrs.field(factory=dict)
+    _open: set[_Key] = attrs.field(factory=set)
+    """What was told to be bad, and not yet to be in order again."""
+
+    @classmethod
+    def resumed(cls, events: Iterable[Mapping[str, Any]]) -> HealthWatch:
+        """Return a watch that knows what an earlier one of the same job has told, from its `health` events.
+
+        What is bad still is no news then, and what is in order again is.
+        """
+        watch = cls()
+        for event in events:
+            try:
+                told = {name: event[name] for name in ("probe", "check", "subject", "status", "value")}
+                at = event.get("at")
+                finding = Finding(**told, data={"at": at} if isinstance(at, (int, float)) else {})
+            except (KeyError, TypeError, ValueError):
+                continue  # of another version
+            if finding.check not in EVENTS:
+                (watch._open.add if finding.is_bad else watch._open.discard)(finding.key)
+                finding = attrs.evolve(finding, value=None)  # when between the two watches a counter grew nobody knows
+            watch._known[finding.key] = finding
+        return watch
+
+    def take(self, findings: Sequence[Finding], seconds: float) -> list[Finding]:
+        """Return what of a look is news: what became worse, grew too fast, happened, or is in order again.
+
+        `seconds` have passed since the look before. What was bad at the first look is news too.
+        """
+        seen = [finding for finding in findings if _is_watched(finding)]
+        judged = [self._or_lost(finding) for finding in judge_growth(self._known.values(), seen, seconds)]
+        news = [finding for finding in judged if finding.is_bad and self._is_news(finding)]
+        lasting = [finding for finding in judged if finding.check not in EVENTS]
+        over = [finding for finding in lasting if finding.status is Status.OK and finding.key in self._open]
+        over += self._hangs_that_are_over(judged)
+        self._known.update((finding.key, finding) for finding in [*judged, *over])
+        self._open.update(finding.key for finding in news if finding.check not in EVENTS)
+        self._open.difference_update(finding.key for finding in over)
+        return news + over
+
+    def _or_lost(self, finding: Finding) -> Finding:
+        """Return a finding, degraded where it is of a link that worked before: at a first look it is one of no use."""
+        known = self._known.get(finding.key)
+        if finding.data.get("works") is not False or finding.is_bad or known is None:
+            return finding
+        if not known.data.get("works") and finding.key not in self._open:
+            return finding
+        evidence = f"its link was lost while the job ran; {finding.evidence}"
+        return attrs.evolve(finding, status=Status.DEGRADED, evidence=evidence, cure=finding.data["lost"])
+
+    def _is_news(self, finding: Finding) -> bool:
+        """Tell whether something bad is not what was told before, and only seen again."""
+        known = self._known.get(finding.key)
+        if known is None:
+            return True
+        if finding.check not in EVENTS:  # a counter that grows again is no worse than before, and news
+            grows_again = _GREW in finding.data and _GREW not in known.data
+            return severity(finding.status) > severity(known.status) or (known.is_bad and grows_again)
+        if (at := finding.data.get("at")) is not None:
+            before = known.data.get("at")
+            return before is None or at > before + _SAME_S
+        return "growth" not in finding.data or finding.value != known.value  # a counter that was reset has grown too
+
+    def _hangs_that_are_over(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Return, as in order, the hangs of probes that answer again: themselves they say nothing of having hung.
+
+        A GPU that is not even named any more is not back.
+        """
+        told = {finding.key for finding in findings}
+        # Of a GPU's events another process tells, which listens; of the kernel's the probe itself, and of nothing else.
+        answered = {
+            probe for probe, check, _ in told if check != _ANSWERS and (check not in EVENTS or probe == KERNEL.name)
+        }
+        heard = {probe for probe, check, _ in told if check in EVENTS}
+        return [
+            attrs.evolve(self._known[key], status=Status.OK, value=None, evidence="answers again", cure="")
+            for key in sorted(self._open - told)
+            if key[1] == _ANSWERS
+            and ((key[2] == "" and key[0] in answered) or (key[2] == _LISTENING and key[0] in heard))
+        ]
+
+
+def _is_watched(finding: Finding) -> bool:
+    if finding.check in _NOT_WATCHED:
+        return False
+    return finding.probe != HOST.name or finding.check in _OF_THE_HOST
 
 
 if __name__ == "__main__":

@@ -23,13 +23,10 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.console import printable
-from resilience_sdk.file_lock import file_lock
-from resilience_sdk.incidents.record import ACTIONS, KINDS, Culprit, Evidence, Incident
-from resilience_sdk.incidents.report import render_markdown
-from resilience_sdk.journal import redact
-
-__all__ = ["ACTIONS", "KINDS", "Culprit", "Evidence", "Incident", "IncidentStore"]
+from resilience_sdk.core.console import printable
+from resilience_sdk.core.redaction import redact, redact_text
+from resilience_sdk.incidents.record import KINDS, Evidence, Incident, render_markdown
+from resilience_sdk.system.file_lock import file_lock
 
 # After these nothing of this run goes on, so there is no recovery to wait for.
 _FINAL_ACTIONS = frozenset({"stop", "none"})
@@ -37,8 +34,6 @@ _ID = re.compile(r"(\d{4,})-[a-z]+")
 _CLAIM = re.compile(r"\.(\d{4,})")
 _MOST_STACK_CHARACTERS = 1 << 20
 _PATIENCE_S = 2.0
-# `NAME_TOKEN=value` inside an exception message; names of fields are redacted by the journal's rule.
-_ASSIGNED_SECRET = re.compile(r"([A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASS)[A-Z0-9_]*=)\S+")
 
 
 class IncidentStore:
@@ -69,14 +64,14 @@ class IncidentStore:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         number, claim = self._claim()
         incident = attrs.evolve(incident, id=f"{number:04d}-{kind}", kind=kind)
-        incident = Incident.from_json(_scrub(incident.to_json()))
+        incident = Incident.from_json(redact(incident.to_json()))
         for folder, suffix, texts in (
             (
                 "stacks",
                 "txt",
-                {rank: printable(text)[:_MOST_STACK_CHARACTERS] for rank, text in (stacks or {}).items()},
+                {rank: redact_text(printable(text)[:_MOST_STACK_CHARACTERS]) for rank, text in (stacks or {}).items()},
             ),
-            ("pages", "json", {rank: _json_text(_scrub(page)) for rank, page in (pages or {}).items()}),
+            ("pages", "json", {rank: _json_text(redact(page)) for rank, page in (pages or {}).items()}),
         ):
             self._make_directory(claim / folder)
             for rank, text in texts.items():
@@ -140,7 +135,7 @@ class IncidentStore:
         directory = self._directory(incident_id)
         with _locked(directory):
             changed = attrs.evolve(self._read(directory), **changes)
-            incident = Incident.from_json(_scrub(changed.to_json()))
+            incident = Incident.from_json(redact(changed.to_json()))
             self._write_reports(directory, incident)
         return incident
 
@@ -257,16 +252,3 @@ def _sync_directory(path: Path) -> None:
 
 def _json_text(value: Any) -> str:
     return json.dumps(value, indent=1, default=str) + "\n"
-
-
-def _scrub(value: Any) -> Any:
-    """Return JSON values without secrets: by field name and in URLs, and in `NAME_TOKEN=...` within texts."""
-    return _scrub_texts(redact(value))
-
-
-def _scrub_texts(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _scrub_texts(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_scrub_texts(item) for item in value]
-    return _ASSIGNED_SECRET.sub(r"\1[redacted]", value) if isinstance(value, str) else value

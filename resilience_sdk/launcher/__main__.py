@@ -2,8 +2,8 @@
 
 import sys
 
+from resilience_sdk.core.console import drop_unwritten, open_closed_streams
 from resilience_sdk.launcher.main import main
-from resilience_sdk.streams import drop_unwritten, open_closed_streams
 
 if __name__ == "__main__":
     open_closed_streams()

@@ -1,4 +1,7 @@
-"""The elastic agent: torch's rendezvous, ranks and worker environment, with a life of the attempt of our own.
+"""The rendezvous of a job that has one node and was given none: nobody to wait for.
+
+Torch's `--standalone` starts a store server, a heartbeat thread and a state machine that now and then sleeps
+a whole second. With one node all of it agrees with itself.
 
 Of torch's agent the parts are used that are its contract with the user's scripts: how nodes meet, how ranks
 are numbered, which variables they find. Its loop is not: it polls, waits a hard-coded 30 s for a worker that
@@ -10,32 +13,91 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import attrs
-from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed import DistNetworkError, DistStoreError, HashStore
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from resilience_sdk.console import say, say_once
-from resilience_sdk.hostinfo import host_name
-from resilience_sdk.launcher.bounded import Asked, within
+from resilience_sdk.cluster.membership import NodeMissingError, Peer, introduce
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.launcher.attempt_files import AttemptFiles
 from resilience_sdk.launcher.env import RankLogs
-from resilience_sdk.launcher.linux import listens_on
-from resilience_sdk.launcher.local_rendezvous import LocalRendezvous, free_port
-from resilience_sdk.launcher.meeting import MeetingPlace, StoreLostError, first_line
-from resilience_sdk.launcher.peers import NodeMissingError, Peer, introduce
-from resilience_sdk.launcher.processes import WorkerStarter
+from resilience_sdk.launcher.forkserver import WorkerStarter
+from resilience_sdk.launcher.forkserver_wire import Script
+from resilience_sdk.launcher.last_lines import JobOutcome
 from resilience_sdk.launcher.ranks import RankProcesses
-from resilience_sdk.launcher.script import Script
+from resilience_sdk.launcher.rendezvous import MeetingPlace, PendingAnswer, StoreLostError, first_line, within
 from resilience_sdk.launcher.signals import SignalInbox
+from resilience_sdk.system.hostinfo import host_name
+from resilience_sdk.system.linux import listens_on
+
+
+class LocalRendezvous(RendezvousHandler):
+    """Gives this node rank 0 of 1, and each attempt a free port for a store of its own."""
+
+    def __init__(self, run_id: str, address: str) -> None:
+        """Use `address` (of this host, as its ranks reach it) as MASTER_ADDR."""
+        self._run_id = run_id
+        self._address = address
+        self._closed = False
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Ranks make their own store, so that none outlives its attempt."""
+        return False
+
+    def get_backend(self) -> str:
+        """Return the backend's name for torch's records."""
+        return "local"
+
+    def get_run_id(self) -> str:
+        """Return the id of the run."""
+        return self._run_id
+
+    def next_rendezvous(self) -> Any:
+        """Return at once: one node, a new port, an empty store."""
+        master = RendezvousStoreInfo(self._address, free_port(self._address))
+        return RendezvousInfo(HashStore(), 0, 1, master)
+
+    def is_closed(self) -> bool:
+        """Tell whether the job is over."""
+        return self._closed
+
+    def set_closed(self) -> None:
+        """Note that the job is over."""
+        self._closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: nobody can come."""
+        return 0
+
+    def shutdown(self) -> bool:
+        """Do nothing, successfully."""
+        return True
+
+
+def free_port(address: str = "") -> int:
+    """Return a port of this host that nobody listens on now."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:  # the name is for others to reach us by; any address has the same ports
+            probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
 
 _LET_READ_S = 5.0
 _LAST_READ_S = 0.1
@@ -67,17 +129,17 @@ class Agent(LocalElasticAgent):
         *,
         local: bool = False,
         preflight: bool = False,
-        note_lost: Callable[[str], None] = lambda _: None,
-        job_is_over: Callable[[], bool] = lambda: False,
+        journal: Journal | None = None,
+        outcome: JobOutcome | None = None,
     ) -> None:
         """Make the agent for torch's `LaunchConfig`; no rank is started yet.
 
         `local`: one node and no rendezvous given, so none is held. Otherwise the first `meet` connects to it.
         `preflight`: this node asks the others for a preflight across nodes, see `preflight_nodes`.
-        `note_lost` is told why the store of the rendezvous does not answer, when that is said; it is not waited for
-        once `job_is_over`: it may have been with the node that ended the job.
+        `journal` is told why the store of the rendezvous does not answer, when that is said; it is not waited for
+        once `outcome` stands: it may have been with the node that ended the job.
         """
-        self._place = None if local else MeetingPlace(config, note_lost)
+        self._place = None if local else MeetingPlace(config, journal)
         self._connected = local
         super().__init__(
             spec=_worker_spec(config, script, local=local),
@@ -86,14 +148,14 @@ class Agent(LocalElasticAgent):
             log_line_prefix_template=config.log_line_prefix_template,
         )
         self._config = config
-        self._job_is_over = job_is_over
+        self._outcome = outcome
         self._preflight = preflight
         self.cleared = False
         """Whether this node has been through a preflight across nodes."""
         self._logs = logs
         self._starter = starter
         self._quiet_events = getattr(config, "event_log_handler", "null") == "null"
-        self._waiting = Asked(self._ask_nodes_waiting)
+        self._waiting = PendingAnswer(self._ask_nodes_waiting)
         self.attempt = 0
         self.peers: tuple[Peer, ...] = ()
         """The nodes of the attempt by their numbers, known once they have met."""
@@ -181,7 +243,7 @@ class Agent(LocalElasticAgent):
 
     def _connect(self, place: MeetingPlace, deadline: float) -> None:
         self._worker_group.spec.rdzv_handler = self._rdzv_handler = place.reach(deadline, self._job_is_over)
-        self._waiting = Asked(self._ask_nodes_waiting)
+        self._waiting = PendingAnswer(self._ask_nodes_waiting)
         self._connected = True
 
     def _meet_once(self, place: MeetingPlace, attempt: int) -> _Met:
@@ -213,17 +275,20 @@ class Agent(LocalElasticAgent):
             _change_port(group, attempt)
         return _Met(group, attempt, peers)
 
-    def start(self, inbox: SignalInbox) -> RankProcesses:
-        """Start the ranks of this node; `meet` came before."""
+    def start(self, inbox: SignalInbox, files: AttemptFiles) -> RankProcesses:
+        """Start the ranks of this node, which leave what they leave in `files`; `meet` came before."""
         group = self._worker_group
         self._logs.attempt = self.attempt
         # A rendezvous that shares its store with the ranks is right for its first attempt only.
         self._logs.own_store = self.attempt > 0 or not self._worker_group.spec.rdzv_handler.use_agent_store
-        with self._starter.serving_elastic(inbox.retake):
+        with self._starter.serving_elastic(inbox):
             pids = self._start_workers(group)
         for local_rank, pid in pids.items():
             group.workers[local_rank].id = pid
-        return RankProcesses(self._pcontext, self.ranks, wakeup=inbox.wakeup)
+        return RankProcesses(self._pcontext, self.ranks, wakeup=inbox.wakeup, files=files, attempt=self.attempt)
+
+    def _job_is_over(self) -> bool:
+        return self._outcome is not None and self._outcome.exit_code() is not None
 
     def nodes_waiting(self) -> int:
         """Return how many nodes want to join, as was known a second ago. Asks no store itself, so it never waits."""

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
-from resilience_sdk.attribution.rules import is_peer_symptom
-from resilience_sdk.console import say
+from resilience_sdk.attribution.exceptions import is_peer_symptom
+from resilience_sdk.core.console import say
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.core.settings.parse import signal_name
 from resilience_sdk.errors import EXIT_PREEMPTED
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
-from resilience_sdk.launcher.attempt_files import AttemptFiles, RankTrace
-from resilience_sdk.launcher.decision import EndedBy
-from resilience_sdk.launcher.ranks import RankExit, RankProcesses
+from resilience_sdk.launcher.attempt_files import AttemptFiles
+from resilience_sdk.launcher.ranks import RankProcesses
 from resilience_sdk.launcher.signals import SignalInbox
-from resilience_sdk.preemption.scheduler import end_time
-from resilience_sdk.settings import Settings
-from resilience_sdk.settings.parse import signal_name
+from resilience_sdk.postmortem.facts import EndedBy, RankExit, RankTrace
+from resilience_sdk.preemption.context import time_to_leave
+
+if TYPE_CHECKING:
+    from resilience_sdk.cluster.bus import NodeRelay
+    from resilience_sdk.launcher.agent import Agent
+    from resilience_sdk.launcher.sidecars import Housekeeping
 
 JOINS = "another node wants to join: starting the ranks again with it"
-_TICK_S = 1.0  # chores only: a death or a signal ends the wait at once
-_MARGIN_S = 2.0  # before the scheduler's end, for what the launcher itself has to write
+_TICK_S = 1.0  # housekeeping only: a death or a signal ends the wait at once
 _SETTLE_S = 0.5  # how long a rank that only lost its peers may be followed by the one that was lost
 
 
 @attrs.frozen
-class Ending:
+class AttemptEnding:
     """How an attempt ended. `ending_ns`: monotonic, when the launcher began to end ranks, if it did."""
 
     by: EndedBy
@@ -48,13 +53,13 @@ class Attempt:
         inbox: SignalInbox,
         files: AttemptFiles,
         journal: Journal,
-        chores: Callable[[], None],
-        nodes_waiting: Callable[[], int] | None,
-        note_fault: Callable[[], None] = lambda: None,
+        housekeeping: Housekeeping,
+        agent: Agent,
+        relay: NodeRelay,
     ) -> None:
-        """Watch `ranks`. `chores` is called about once a second; `nodes_waiting` is None with one node.
+        """Watch `ranks`. `housekeeping` is tended about once a second, the `agent` asked whether nodes want to join.
 
-        `note_fault` is called as soon as a rank has failed of its own.
+        The other nodes hear through the `relay` that a rank has failed of its own, as soon as that is seen.
         """
         self.number = number
         self.ranks = ranks
@@ -62,13 +67,13 @@ class Attempt:
         self._inbox = inbox
         self._files = files
         self._journal = journal
-        self._chores = chores
-        self._nodes_waiting = nodes_waiting
-        self._note_fault = note_fault
+        self._housekeeping = housekeeping
+        self._agent = agent
+        self._relay = relay
         self._reported = 0
         self._ending_ns: int | None = None
 
-    def run(self) -> Ending:
+    def run(self) -> AttemptEnding:
         """Watch until all ranks of this node are gone, and return how it came to that."""
         try:
             return self._watch()
@@ -79,7 +84,7 @@ class Attempt:
         """Return what the ranks have left so far."""
         return self._files.traces(self.number, self.ranks.pids)
 
-    def _watch(self) -> Ending:
+    def _watch(self) -> AttemptEnding:
         left_at: float | None = None
         while True:
             self.ranks.wait(_TICK_S)
@@ -91,25 +96,28 @@ class Attempt:
             if failed:
                 return self._fail(failed)
             if not self.ranks.running:
-                return Ending(EndedBy.RANKS, self._ending_ns)
+                return AttemptEnding(EndedBy.RANKS, self._ending_ns)
             if any(end.exit_code == EXIT_PREEMPTED for end in self.ranks.exits):
                 # The others leave too, each after its own last save; one that never does is ended.
                 left_at = left_at or time.monotonic()
                 if time.monotonic() - left_at > self._settings.preempt_time:
                     return self._end("others left", EndedBy.RANKS)
-            if self._nodes_waiting is not None and self._nodes_waiting() > 0:
+            if self._agent.elastic and self._agent.nodes_waiting() > 0:
                 say(JOINS)
                 return self._end("membership", EndedBy.MEMBERSHIP)
-            self._chores()
+            self._housekeeping.tend()
 
-    def _fail(self, failed: list[RankExit]) -> Ending:
+    def _fail(self, failed: list[RankExit]) -> AttemptEnding:
         """End the attempt after a rank failed, be it of its own or ended by the monitor for a hang."""
         first_ns = failed[0].at_ns
+        if all(end.server_lost for end in failed):
+            self._relay.note_fault()
+            return attrs.evolve(self._end("the fork server is gone", EndedBy.SERVER), first_ns=first_ns)
         if self._files.hang_verdict(self.number) is not None:
             return attrs.evolve(self._end("hang", EndedBy.HANG), first_ns=first_ns)
         self._settle()
         if not self._only_symptoms(self.traces()):
-            self._note_fault()
+            self._relay.note_fault()
         ending = self._end("rank failed", EndedBy.RANKS)
         # The monitor may have spoken in the moment between.
         if self._files.hang_verdict(self.number) is not None:
@@ -134,7 +142,7 @@ class Attempt:
                 return False
         return True
 
-    def _leave(self, request: int) -> Ending:
+    def _leave(self, request: int) -> AttemptEnding:
         """Forward a request to leave once, wait for the ranks as long as it allows, and end them."""
         self._begin_ending("interrupt" if self._inbox.interrupted else "preemption")
         before, name = self._inbox.interrupts, signal_name(request)
@@ -150,9 +158,9 @@ class Attempt:
         running = list(self.ranks.running)
         self._journal.emit(Event.SIGNAL_SENT, signal=signal_name(forward), ranks=running, why="leave")
         self.ranks.end(grace, first=forward, hurry=lambda: self._inbox.interrupts > before)
-        return Ending(EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION, self._ending_ns)
+        return AttemptEnding(EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION, self._ending_ns)
 
-    def _end(self, reason: str, by: EndedBy) -> Ending:
+    def _end(self, reason: str, by: EndedBy) -> AttemptEnding:
         """End the ranks that still run, on the launcher's own behalf."""
         self._begin_ending(reason)
         if self.ranks.running:
@@ -161,7 +169,7 @@ class Attempt:
             self.ranks.end(self._settings.term_grace, hurry=lambda: self._inbox.interrupts > 0)
         else:
             self.ranks.kill()
-        return Ending(by, self._ending_ns)
+        return AttemptEnding(by, self._ending_ns)
 
     def _begin_ending(self, reason: str) -> None:
         self._files.write_ending(self.number, reason)
@@ -175,22 +183,8 @@ class Attempt:
                 local_rank=end.local_rank,
                 pid=end.pid,
                 order=end.order,
-                exit_code=end.exit_code if end.exit_code >= 0 else None,
-                signal=_signal_name(-end.exit_code) if end.exit_code < 0 else None,
+                **end.to_event(),
                 ended_by_launcher=end.ended_by_us,
-                **self._files.last_step(self.number, end.rank, end.pid),
+                **self._files.last_step(self.number, end.rank, end.pid, is_finished=end.exit_code == 0),
             )
         self._reported = len(self.ranks.exits)
-
-
-def time_to_leave(preempt_time_s: float) -> float:
-    """Return the seconds that ranks have to save and leave: not beyond the scheduler's end, where it told one."""
-    end = end_time()
-    return preempt_time_s if end is None else max(0.0, min(preempt_time_s, end - time.time() - _MARGIN_S))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -1,4 +1,4 @@
-"""What the launcher adds to the environment of its ranks, on top of what torchrun sets."""
+"""The environment of ranks: what the launcher adds to it, on top of what torchrun sets."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-from resilience_sdk import environ
-from resilience_sdk.hostinfo import host_name, process_start_ticks
+from resilience_sdk.core import environ
+from resilience_sdk.core.job_config import JobConfig
+from resilience_sdk.core.json_records import to_text
+from resilience_sdk.core.settings.fields import SECRET_FIELDS, SINK_FIELDS
+from resilience_sdk.system.hostinfo import host_name, process_start_ticks
 
 if TYPE_CHECKING:
     from resilience_sdk.launcher.options import Options
 
 # Without it, the store that elastic hands to the ranks outlives the attempt, and the next one reads the dead
 # ranks' addresses from it.
+_NOT_FOR_RANKS = SECRET_FIELDS | {*SINK_FIELDS}  # addresses of sinks may hold passwords too; no rank asks for them
+_LONGEST_VARIABLE = 100_000  # the kernel refuses a program with one of 128 KiB
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
 
@@ -51,14 +57,28 @@ def job_key(env: Mapping[str, str], rendezvous_id: str | None, endpoint: str) ->
 
 
 def job_variables(
-    *, job: str, run_dir: Path, named: bool, pages: Path | None, settings_file: Path | None
+    *,
+    job: str,
+    run_dir: Path,
+    named: bool,
+    pages: Path | None,
+    settings_file: Path | None,
+    config: JobConfig | None = None,
 ) -> dict[str, str]:
-    """Return the variables that are equal for all ranks and attempts."""
+    """Return the variables that are equal for all ranks and attempts.
+
+    `config` goes there as text, without secrets: a script may print its environment.
+    """
     variables = {environ.RUN_DIR: str(run_dir), environ.INTERNAL_JOB: job}
     variables[environ.INTERNAL_RUN_NAMED] = "1" if named else "0"
     variables[environ.INTERNAL_PAGES] = "" if pages is None else str(pages)
     if settings_file is not None:
         variables[environ.INTERNAL_SETTINGS] = str(settings_file)
+    if config is not None:
+        public = {name: None if name in _NOT_FOR_RANKS else value for name, value in config.settings.items()}
+        text = to_text(attrs.evolve(config, settings=public))
+        if len(text.encode()) < _LONGEST_VARIABLE:  # else the file has to do
+            variables[environ.INTERNAL_CONFIG] = text
     return variables
 
 

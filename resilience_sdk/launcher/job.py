@@ -1,56 +1,137 @@
-"""One job on this node: attempt after attempt, until the decision says that it is over."""
+"""One job on this node.
+
+Attempt after attempt, until the decision says that it is over; between them what failed is tried until it works.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from resilience_sdk.checkpoint.newest import newest_checkpoint
-from resilience_sdk.console import say, say_once
+from resilience_sdk.attribution.exits import NAME, PORT, STORAGE, Resource
+from resilience_sdk.checkpoint.manifest import newest_checkpoint
+from resilience_sdk.cluster.bus import NodeRelay
+from resilience_sdk.core import console
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
 from resilience_sdk.launcher.agent import Agent
-from resilience_sdk.launcher.attempt import JOINS, Attempt, Ending
-from resilience_sdk.launcher.attempt_files import AttemptFiles, RankTrace, exception_from_torch, written_ns
-from resilience_sdk.launcher.attempt_journal import AttemptJournal
-from resilience_sdk.launcher.closing import fault_line, read_exit_code, restart_line
-from resilience_sdk.launcher.decision import AttemptEnd, Decision, EndedBy, decide
-from resilience_sdk.launcher.evidence import Facts
-from resilience_sdk.launcher.meeting import first_line
-from resilience_sdk.launcher.node_ends import NodeEnd, read_end
-from resilience_sdk.launcher.probes import await_resource
-from resilience_sdk.launcher.relay import NodeRelay
-from resilience_sdk.launcher.reporter import Finding, Reporter
+from resilience_sdk.launcher.attempt import JOINS, Attempt, AttemptEnding
+from resilience_sdk.launcher.attempt_files import AttemptFiles, exception_from_torch, written_ns
+from resilience_sdk.launcher.env import RankLogs
+from resilience_sdk.launcher.last_lines import JobOutcome, fault_line, restart_line
+from resilience_sdk.launcher.rendezvous import first_line, within
+from resilience_sdk.launcher.restart_policy import Decision, decide, ends_free
+from resilience_sdk.launcher.sidecars import Housekeeping
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
-from resilience_sdk.launcher.witness import Witness, look_safely
-from resilience_sdk.monitor.raised import may_be_of_thread
-from resilience_sdk.outcome import (
-    EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_HARDWARE,
-    EXIT_INTERRUPTED,
-    EXIT_STOP,
-    Verdict,
-)
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.settings import Settings
+from resilience_sdk.monitor.pending_exceptions import may_be_of_thread
+from resilience_sdk.postmortem.collect import Witness, look_safely
+from resilience_sdk.postmortem.exit_codes import JobVerdict, verdict_of
+from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, AttemptJournal, EndedBy, RankTrace
+from resilience_sdk.postmortem.node_ends import NodeEnd, read_end
+from resilience_sdk.postmortem.report import AttemptFinding, Reporter
 
-_CODES = {
-    Verdict.FINISHED: EXIT_FINISHED,
-    Verdict.PREEMPTED: EXIT_PREEMPTED,
-    Verdict.HARDWARE: EXIT_HARDWARE,
-    Verdict.STOP: EXIT_STOP,
-    Verdict.INTERRUPTED: EXIT_INTERRUPTED,
-}
+if TYPE_CHECKING:
+    from resilience_sdk.launcher.preflight_nodes import NodesPreflight
+
+_TRY_S = 5.0  # a mount that hangs blocks whoever touches it
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+_BYTES = 1 << 20  # less than any checkpoint, more than what a full disk still takes
+
+
+def try_resource(resource: Resource, run_dir: Path) -> str | None:
+    """Return why the resource still fails, None when it works or nothing can be tried."""
+    tries: dict[str, Callable[[], None]] = {
+        STORAGE: lambda: _write(_existing(Path(resource.name)) if resource.name else run_dir),
+        NAME: lambda: _resolve(resource.name),
+        PORT: lambda: _bind(resource.name),
+    }
+    try:
+        within(_TRY_S, tries[resource.kind])
+    except (OSError, TimeoutError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def await_resource(
+    resource: Resource, run_dir: Path, limit_s: float, sleep: Callable[[float], bool], journal: Journal
+) -> bool:
+    """Try the resource again and again, less and less often, until it works; return whether it does.
+
+    After `limit_s` seconds, or when `sleep` returns False because somebody wants the launcher to leave, that is
+    left to the next attempt.
+    """
+    began, pause, told = time.monotonic(), _FIRST_PAUSE_S, ""
+    while True:
+        why = try_resource(resource, run_dir)
+        left = limit_s - (time.monotonic() - began)
+        if why is None or left <= 0:
+            break
+        if why != told:
+            say(f"waiting for {resource}: {why}")
+            told = why
+        if not sleep(min(pause, left)):
+            break
+        pause = min(_LONGEST_PAUSE_S, pause * 2)
+    waited_s = time.monotonic() - began
+    journal.emit(Event.HEALTH, what=str(resource), ok=why is None, why=why, waited_s=round(waited_s, 3))
+    if why is not None and left <= 0:
+        say(f"no longer waiting for {resource} after {waited_s:.0f} s ({why}): trying all the same")
+    return why is None
+
+
+def _existing(path: Path) -> Path:
+    """Return the nearest directory of a path that is there: what could not be made is missing."""
+    return next((place for place in (path, *path.parents) if place.is_dir()), Path("/"))
+
+
+def _write(directory: Path) -> None:
+    with _scratch_file(directory) as fd:
+        data = memoryview(os.urandom(_BYTES))  # not zeros: file systems compress
+        while data:
+            data = data[os.write(fd, data) :]
+        os.fsync(fd)
+
+
+@contextlib.contextmanager
+def _scratch_file(directory: Path) -> Iterator[int]:
+    """Open a file that is removed in any case."""
+    fd, name = tempfile.mkstemp(prefix=".resilience-probe-", dir=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+        os.unlink(name)
+
+
+def _resolve(host: str | None) -> None:
+    if host is not None:
+        socket.getaddrinfo(host, None)
+
+
+def _bind(port: str | None) -> None:
+    if port is not None and 0 < int(port) < 1 << 16:
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", int(port)))
+
 
 _WORD_S = 0.5  # for the word of a node that has come again
-_NO_FAULT = (EXIT_FINISHED, EXIT_PREEMPTED, EXIT_INTERRUPTED)
+_FAULTS = (EndedBy.RANKS, EndedBy.HANG, EndedBy.SERVER)
+_NO_FAULT = (JobVerdict.FINISHED, JobVerdict.PREEMPTED, JobVerdict.INTERRUPTED)
 
 
 @attrs.frozen
@@ -62,6 +143,8 @@ class JobEnd:
     what: str | None
     incidents: tuple[str, ...]
     checkpoint: int | None
+    stood: str | None = None
+    free: bool = False
 
 
 class Job:
@@ -77,15 +160,14 @@ class Job:
         journal: Journal,
         files: AttemptFiles,
         inbox: SignalInbox,
-        chores: Callable[[], None],
-        error_files: Callable[[], dict[int, str]],
-        log_files: Callable[[], dict[int, tuple[str, ...]]],
-        nodes_are_ready: Callable[[], bool | Decision] = lambda: True,
+        housekeeping: Housekeeping,
+        logs: RankLogs,
+        preflight: NodesPreflight | None = None,
     ) -> None:
-        """Run attempts with `agent`; `chores` keeps lease and monitor alive; `error_files` are torch's.
+        """Run attempts with `agent`; `housekeeping` keeps lease and monitor alive.
 
-        `log_files`: what each local rank writes into, where that is a file of its own. `nodes_are_ready` is asked
-        whenever nodes have met: False to meet again, a decision that ends the job here.
+        `logs` knows torch's error files, and what each local rank writes into; `preflight` is held whenever nodes have
+        met.
         """
         self._agent = agent
         self._key = key
@@ -94,10 +176,10 @@ class Job:
         self._journal = journal
         self._files = files
         self._inbox = inbox
-        self._chores = chores
-        self._error_files = error_files
-        self._log_files = log_files
-        self._nodes_are_ready = nodes_are_ready
+        self._housekeeping = housekeeping
+        self._logs = logs
+        self._preflight = preflight
+        self._outcome = JobOutcome(run_dir.outcome, key)
         self._relay = NodeRelay(files.directory, journal)
         self._reporter = Reporter(run_dir, journal, self._relay, term_grace_s=settings.term_grace)
         self._history: list[AttemptEnd] = []
@@ -117,13 +199,12 @@ class Job:
                 if not finding.elsewhere:  # else whoever took it tells it
                     self._journal.emit(Event.DECISION, **finding.to_event())
                 return self._ended(finding)
-            if finding.incident is not None:
-                self._incidents.append(finding.incident)
+            self._incidents += filter(None, (finding.before, finding.incident))
             self._history.append(
                 attrs.evolve(finding.end, spare_nodes=self._agent.spare_nodes, holds_store=self._agent.holds_store)
             )
             decision = self._decide(finding)
-            if finding.end.ended_by in (EndedBy.RANKS, EndedBy.HANG) and decision.exit_code not in _NO_FAULT:
+            if finding.end.ended_by in _FAULTS and decision.verdict not in _NO_FAULT:
                 self._last_fault = fault_line(finding.headline, finding.end.cause)
             if not decision.restarts:
                 if finding.traceback is not None:
@@ -136,12 +217,12 @@ class Job:
                 limit_s = self._settings.wait_limit
                 await_resource(decision.waits_for, self._run_dir.path, limit_s, self._sleep, self._journal)
 
-    def _attempt(self) -> Finding | Decision | None:
+    def _attempt(self) -> AttemptFinding | Decision | None:
         """Run one attempt. None: it ended for no fault and does not count; a decision: it never began."""
         try:
             with self._inbox.raising():
                 self._number = self._agent.meet(self._number)
-            ready = self._nodes_are_ready()
+            ready = True if self._preflight is None else self._preflight.hold()
         except LeaveRequested:
             return self._left_before_start(newest_checkpoint(self._run_dir))
         except ConfigError:
@@ -154,12 +235,12 @@ class Job:
         try:
             attempt = self._start()
             if isinstance(attempt, str):
-                return Decision(Verdict.GIVE_UP, EXIT_FAILED, f"the ranks could not be started: {attempt}", 0)
+                return Decision(JobVerdict.GIVE_UP, f"the ranks could not be started: {attempt}")
             return self._run(attempt, witness)
         finally:
             witness.close()
 
-    def _run(self, attempt: Attempt, witness: Witness) -> Finding | None:
+    def _run(self, attempt: Attempt, witness: Witness) -> AttemptFinding | None:
         ending = attempt.run()
         finding = None
         if ending.by is not EndedBy.MEMBERSHIP:
@@ -192,6 +273,7 @@ class Job:
         agent, number = self._agent, self._number
         ranks = sorted(agent.ranks.values())
         self._journal.attempt = number
+        console.bind(attempt=number)
         self._files.write_attempt(
             number, ranks, agent.world_size, node=agent.node, nodes=agent.nodes, node_name=agent.node_name
         )
@@ -201,9 +283,9 @@ class Job:
         )
         self._told = AttemptJournal(self._run_dir.journal, self._key, number)
         self._started_s = time.monotonic()
-        self._chores()  # now: while the monitor comes up nobody would see a rank die
+        self._housekeeping.tend()  # now: while the monitor comes up nobody would see a rank die
         try:
-            processes = agent.start(self._inbox)
+            processes = agent.start(self._inbox, self._files)
         except (RuntimeError, OSError) as error:
             return str(error)
         return Attempt(
@@ -213,12 +295,12 @@ class Job:
             inbox=self._inbox,
             files=self._files,
             journal=self._journal,
-            chores=self._chores,
-            nodes_waiting=agent.nodes_waiting if agent.elastic else None,
-            note_fault=self._relay.note_fault,
+            housekeeping=self._housekeeping,
+            agent=agent,
+            relay=self._relay,
         )
 
-    def _conclude_safely(self, attempt: Attempt, ending: Ending, witness: Witness) -> Finding:
+    def _conclude_safely(self, attempt: Attempt, ending: AttemptEnding, witness: Witness) -> AttemptFinding:
         """Conclude, or go on with the exit codes alone: our own fault must not cost the user a restart."""
         try:
             return self._conclude(attempt, ending, witness)
@@ -231,17 +313,20 @@ class Job:
             end = AttemptEnd(
                 self._number, ending.by, codes, checkpoint_before=witness.checkpoint, checkpoint_after=after
             )
-            return Finding(end, f"ranks ended with exit codes {codes}")
+            return AttemptFinding(end, f"ranks ended with exit codes {codes}")
 
-    def _conclude(self, attempt: Attempt, ending: Ending, witness: Witness) -> Finding:
+    def _conclude(self, attempt: Attempt, ending: AttemptEnding, witness: Witness) -> AttemptFinding:
         codes, exits = attempt.ranks.exit_codes, tuple(attempt.ranks.exits)
         traces = self._with_torch_errors(attempt.traces(), attempt)
         hung, lasted_s = ending.by is EndedBy.HANG, time.monotonic() - self._started_s
+        server = attempt.ranks.server_end if ending.by is EndedBy.SERVER else None
         seen = look_safely(
-            lambda: witness.look(exits, traces, self._log_files(), hung=hung),
+            lambda: witness.look(
+                exits, traces, self._logs.log_files, hung=hung, server=None if server is None else server.pid
+            ),
             lambda why: self._journal.emit(Event.DEGRADED, what="logs", why=why),
         )
-        facts = Facts(
+        facts = AttemptFacts(
             attempt=self._number,
             node=self._agent.node_name,
             node_number=self._agent.node,
@@ -254,6 +339,8 @@ class Job:
             ending_ns=ending.ending_ns,
             unkillable=attempt.ranks.unkillable,
             cgroup_oom=seen.cgroup_oom,
+            lost_server=server,
+            server_told=seen.server_told,
             told=seen.told,
             node_told=seen.node_told,
             job_told=seen.job_told,
@@ -261,14 +348,14 @@ class Job:
             checkpoint_after=newest_checkpoint(self._run_dir),
             lasted_s=None if self._files.directory is None else lasted_s,
             began_at=time.time() - lasted_s,
-            events=self._told.events,
+            journal=self._told,
             stop_agreed=not set(codes.values()) - {0, EXIT_PREEMPTED} and self._stop_agreed(),
         )
         return self._reporter.conclude(facts, self._files.hang_verdict(self._number), ending.first_ns)
 
     def _with_torch_errors(self, traces: dict[int, RankTrace], attempt: Attempt) -> dict[int, RankTrace]:
         """Fill in what torch's own error files say where the SDK was not at work in a rank, and what threads raised."""
-        files = self._error_files()
+        files = self._logs.error_files
         for end in attempt.ranks.exits:
             trace, path = traces[end.rank], files.get(end.local_rank)
             if trace.exception is not None or end.exit_code == 0:
@@ -283,7 +370,7 @@ class Job:
         """Tell whether a stop was journalled since this attempt began."""
         return any(event["event"] == Event.STOP_AGREED.value for event in self._told.events())
 
-    def _decide(self, finding: Finding) -> Decision:
+    def _decide(self, finding: AttemptFinding) -> Decision:
         decision = decide(self._history, self._settings.max_restarts)
         end = finding.end
         self._journal.emit(
@@ -295,27 +382,33 @@ class Job:
 
     def _sleep(self, seconds: float) -> bool:
         """Sleep at most so long; tell whether nobody wants us to leave."""
-        self._chores()
+        self._housekeeping.tend()
         self._inbox.sleep(seconds)
         return self._inbox.request is None
 
     def _ended(self, decision: Decision) -> JobEnd:
+        last = self._history[-1] if self._history else None
         return JobEnd(
-            decision, self._number, self._last_fault, tuple(self._incidents), newest_checkpoint(self._run_dir)
+            decision,
+            self._number,
+            self._last_fault,
+            tuple(self._incidents),
+            newest_checkpoint(self._run_dir),
+            stood=None if last is None else last.stood,
+            free=last is not None and ends_free(self._history),
         )
 
-    def _left_before_start(self, before: int | None) -> Finding:
+    def _left_before_start(self, before: int | None) -> AttemptFinding:
         by = EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION
         end = AttemptEnd(self._number, by, checkpoint_before=before, checkpoint_after=before)
-        return Finding(end, "the job was asked to leave before its ranks started")
+        return AttemptFinding(end, "the job was asked to leave before its ranks started")
 
     def _never_met(self, error: Exception) -> Decision:
         """End the job on this node because there was no rendezvous: the others may have ended it already."""
-        code = read_exit_code(self._run_dir.outcome, self._key)
+        code = self._outcome.exit_code()
         if code is not None:
-            verdict = next((v for v, c in _CODES.items() if c == code), Verdict.GIVE_UP)
-            return Decision(verdict, code, "another node ended the job", 0, elsewhere=True)
-        return Decision(Verdict.GIVE_UP, EXIT_FAILED, f"the nodes did not meet ({first_line(error)})", 0)
+            return Decision(verdict_of(code), "another node ended the job", exit_code=code, elsewhere=True)
+        return Decision(JobVerdict.GIVE_UP, f"the nodes did not meet ({first_line(error)})")
 
 
 def _fault_of(told: tuple[int, Mapping[str, Any]]) -> str:

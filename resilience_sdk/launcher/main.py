@@ -1,4 +1,4 @@
-"""`resilience run`: the launcher's program. Prepares the job, runs it, and says how it ended."""
+"""`resilience run`: the launcher's program. It prepares the job, runs it, and says how it ended."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
-from resilience_sdk import environ
-from resilience_sdk.console import say, say_once
+from resilience_sdk.core import console, environ
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.job_config import JobConfig, agree
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.lease import Lease, current_holder
+from resilience_sdk.core.redaction import redact_argv
+from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir, tell_finished
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
-from resilience_sdk.events import Event
-from resilience_sdk.hostinfo import boot_id, host_name, process_is_gone, process_start_ticks
-from resilience_sdk.job_config import JobConfig, agree
-from resilience_sdk.journal import Journal, redact_argv
-from resilience_sdk.launcher.beside import Beside
-from resilience_sdk.launcher.chores import Chores
-from resilience_sdk.launcher.closing import closing_lines, leaving_lines, may_wrap, read_exit_code
-from resilience_sdk.launcher.decision import Decision
-from resilience_sdk.launcher.early import leaving_at_once
-from resilience_sdk.launcher.init_process import below_init
-from resilience_sdk.launcher.process_end import leave
-from resilience_sdk.launcher.quiet_torch import load_torch
-from resilience_sdk.lease import Lease, current_holder
+from resilience_sdk.launcher.last_lines import JobOutcome, closing_lines, leaving_lines, may_wrap
+from resilience_sdk.launcher.restart_policy import Decision
+from resilience_sdk.launcher.sidecars import Beside, Housekeeping
+from resilience_sdk.launcher.signals import below_init, leave, leaving_at_once
 from resilience_sdk.monitor.spawn import read_state
-from resilience_sdk.outcome import EXIT_FAILED, EXIT_INTERRUPTED, Outcome, Verdict, write_outcome
-from resilience_sdk.rank_page import job_page_directory
-from resilience_sdk.run_directory import RunDirectory, choose_run_dir, tell_finished
+from resilience_sdk.postmortem.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE, JobVerdict
+from resilience_sdk.postmortem.outcome import Outcome, write_outcome
+from resilience_sdk.recorder.page_directory import job_page_directory
+from resilience_sdk.system.hostinfo import boot_id, host_name, process_is_gone, process_start_ticks
+from resilience_sdk.system.installation import refusal
 
 if TYPE_CHECKING:
     from resilience_sdk.launcher.attempt_files import AttemptFiles
@@ -41,13 +41,34 @@ if TYPE_CHECKING:
     from resilience_sdk.launcher.preflight import Look
     from resilience_sdk.launcher.signals import SignalInbox
 
-EXIT_USAGE = 2
+_CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
+_NO_NUMPY = "Failed to initialize NumPy"  # said at each import of torch; the launcher does without
+
+
+def load_torch() -> None:
+    """Import torch so that its C++ part says errors only: of a lost store it prints whole stacks."""
+    own = environ.environment()
+    is_open = _CPP_LEVEL not in own
+    if is_open:
+        own[_CPP_LEVEL] = "ERROR"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_NO_NUMPY)
+            import torch  # noqa: F401 - it reads the variable once
+    finally:
+        if is_open:
+            del own[_CPP_LEVEL]  # what the ranks say is the user's
+
+
 _MONITOR_END_S = 1.0
 _SET_ASIDE_S = 5.0  # how long a node waits for another one that is setting the old run aside
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a job as the arguments say and return the exit code (the contract's: 0, 1, 2, 75, 76, 77, 130)."""
+    if (why := refusal()) is not None:
+        say(why)
+        return EXIT_USAGE
     return below_init(lambda: _main_or_leave(argv))
 
 
@@ -68,6 +89,8 @@ def _main(argv: Sequence[str]) -> int:
     try:
         chosen = options.parse_options(argv)
         env.tell_signals(chosen)
+        console.bind(node=host_name())
+        console.use_json(chosen.settings.event_log == "json")
         run_dir, named = _open_run_dir(chosen)
         if named and run_dir.is_finished() and not chosen.fresh:
             say(f"{run_dir.path} is finished: training is complete, nothing to do (--fresh starts over)")
@@ -160,30 +183,32 @@ class _Launch:
     started_at: float = attrs.field(factory=time.time)
 
     def run(self) -> int:
-        from resilience_sdk.launcher.attempt_files import AttemptFiles
-        from resilience_sdk.launcher.starter import WorkerStarter
+        from resilience_sdk.launcher.attempt_files import AttemptFiles, PageKeeper
+        from resilience_sdk.launcher.forkserver import WorkerStarter
 
         options = self.options
         starter = WorkerStarter(options.script, start_method=options.start_method)
-        pages = self._pages()
-        files = AttemptFiles(pages)
+        config = self._config()
+        files = AttemptFiles(self._pages(config), config)
+        keeper = PageKeeper(files, self.journal)
         beside = Beside(self.run_dir.path, self.key, options.settings, files.directory, self.journal)
         try:
-            job_end = self._run_job(starter, files, beside)
+            job_end = self._run_job(starter, files, beside, config)
         finally:
             starter.close()
+            keeper.close()
             _take_down(files)
             beside.close()  # last: now everything is in the journal
         return self._finish(job_end)
 
-    def _run_job(self, starter: object, files: AttemptFiles, beside: Beside) -> JobEnd:
+    def _run_job(self, starter: object, files: AttemptFiles, beside: Beside, config_of_job: JobConfig) -> JobEnd:
         from resilience_sdk.launcher import env
         from resilience_sdk.launcher.agent import Agent
+        from resilience_sdk.launcher.forkserver import WorkerStarter
         from resilience_sdk.launcher.job import Job
         from resilience_sdk.launcher.options import launch_config, least_nodes
         from resilience_sdk.launcher.preflight import Look
         from resilience_sdk.launcher.preflight_nodes import NodesPreflight
-        from resilience_sdk.launcher.starter import WorkerStarter
 
         assert isinstance(starter, WorkerStarter)
         options = self.options
@@ -194,6 +219,7 @@ class _Launch:
             named=self.named,
             pages=files.directory,
             settings_file=files.write_settings(options.settings.to_json()),
+            config=config_of_job,
         )
         starter.prepare({**environ.environment(), **variables})
         self._announce(files)
@@ -211,10 +237,10 @@ class _Launch:
             starter,
             local=options.local,
             preflight=options.preflight,
-            note_lost=lambda why: self.journal.emit(Event.DEGRADED, what="rendezvous", why=why),
-            job_is_over=lambda: read_exit_code(self.run_dir.outcome, self.key) is not None,
+            journal=self.journal,
+            outcome=JobOutcome(self.run_dir.outcome, self.key),
         )
-        chores = Chores(self.lease, self.journal, files.directory, beside)
+        housekeeping = Housekeeping(self.lease, self.journal, files.directory, beside)
         job = Job(
             agent,
             key=self.key,
@@ -223,23 +249,22 @@ class _Launch:
             journal=self.journal,
             files=files,
             inbox=self.inbox,
-            chores=chores,
-            error_files=lambda: logs.error_files,
-            log_files=lambda: logs.log_files,
-            nodes_are_ready=NodesPreflight(agent, look, least_nodes(options.elastic), self.inbox, self.journal),
+            housekeeping=housekeeping,
+            logs=logs,
+            preflight=NodesPreflight(agent, look, least_nodes(options.elastic), self.inbox, self.journal),
         )
         end: JobEnd | None = None
         try:
             end = job.run()
-            if look.refused is not None and end.decision.verdict is Verdict.GIVE_UP:
+            if look.refused is not None and end.decision.verdict is JobVerdict.GIVE_UP:
                 end = look.refused  # the others never came to hear of it
-            if end.decision.verdict is Verdict.FINISHED and not agent.all_nodes_finished():
+            if end.decision.verdict is JobVerdict.FINISHED and not agent.all_nodes_finished():
                 end = attrs.evolve(end, decision=_UNSURE)
             if not end.decision.others_go_on and not end.decision.elsewhere:
                 self._write_outcome(end, first_node=agent.node == 0)
             return end
         finally:
-            chores.close()
+            housekeeping.close()
             # Other nodes learn from the closed rendezvous that the job is over, and read the outcome.
             agent.leave(closed=end is not None and end.decision.ends_the_job)
 
@@ -248,13 +273,35 @@ class _Launch:
         from resilience_sdk.launcher.preflight import preflight
 
         beside.keep_alive()  # the sinks are told of a job that is refused, too
-        chores = Chores(self.lease, self.journal, None, beside)  # it may take minutes, and a lease lasts for one
+        housekeeping = Housekeeping(
+            self.lease, self.journal, None, beside
+        )  # it may take minutes, and a lease lasts for one
         try:
             return preflight(self.options, self.run_dir, local_ranks, self.inbox, self.journal)
         finally:
-            chores.close()
+            housekeeping.close()
 
-    def _pages(self) -> Path | None:
+    def _config(self) -> JobConfig:
+        """Return what all processes of the job on this node go by."""
+        pid = os.getpid()
+        ticks = process_start_ticks(pid)
+        settings = self.options.settings
+        return JobConfig(
+            job=self.key,
+            run_dir=str(self.run_dir.path),
+            run_named=self.named,
+            settings=settings.to_json(),
+            on_hang=settings.on_hang or "restart",
+            script=self.options.script.target,
+            launcher_pid=pid,
+            launcher_ticks=ticks,
+            creator_pid=pid,
+            creator_ticks=ticks or 0,
+            parent_pid=pid,
+            parent_ticks=ticks or 0,
+        )
+
+    def _pages(self, config: JobConfig) -> Path | None:
         from resilience_sdk.launcher import env
 
         own = environ.environment()
@@ -263,26 +310,7 @@ class _Launch:
         try:
             # Two launchers may share a job key (two runs in one allocation); each has its own pages.
             pages = job_page_directory(f"{self.key} {env.launcher_key()}", own)
-            pid = os.getpid()
-            ticks = process_start_ticks(pid)
-            settings = self.options.settings
-            agree(
-                pages,
-                JobConfig(
-                    job=self.key,
-                    run_dir=str(self.run_dir.path),
-                    run_named=self.named,
-                    settings=settings.to_json(),
-                    on_hang=settings.on_hang or "restart",
-                    script=self.options.script.target,
-                    launcher_pid=pid,
-                    launcher_ticks=ticks,
-                    creator_pid=pid,
-                    creator_ticks=ticks or 0,
-                    parent_pid=pid,
-                    parent_ticks=ticks or 0,
-                ),
-            )
+            agree(pages, config)
         except OSError as error:
             say_once("pages", f"the ranks run unwatched, without hang detection and start_run's checkpoints: {error}")
             self.journal.emit(Event.DEGRADED, what="pages", why=str(error))
@@ -307,8 +335,8 @@ class _Launch:
 
     def _write_outcome(self, end: JobEnd, *, first_node: bool) -> None:
         """Write how the job ended: the first node if it finished, else whichever node ended it."""
-        finished = end.decision.verdict is Verdict.FINISHED
-        if not first_node and (finished or read_exit_code(self.run_dir.outcome, self.key) is not None):
+        finished = end.decision.verdict is JobVerdict.FINISHED
+        if not first_node and (finished or JobOutcome(self.run_dir.outcome, self.key).exit_code() is not None):
             return
         if finished:
             self.run_dir.mark_finished()
@@ -324,7 +352,7 @@ class _Launch:
     def _outcome(self, end: JobEnd) -> Outcome:
         from resilience_sdk.launcher import options
 
-        finished = end.decision.verdict is Verdict.FINISHED
+        finished = end.decision.verdict is JobVerdict.FINISHED
         return Outcome(
             verdict=end.decision.verdict,
             exit_code=end.decision.exit_code,
@@ -339,10 +367,12 @@ class _Launch:
             incidents=end.incidents,
             checkpoint=end.checkpoint,
             resume=None if finished else options.resume_command(self.options, str(self.run_dir.path)),
+            stood=end.stood,
+            free=end.free,
         )
 
 
-_UNSURE = Decision(Verdict.GIVE_UP, EXIT_FAILED, "the ranks of this node finished, those of another did not", 0)
+_UNSURE = Decision(JobVerdict.GIVE_UP, "the ranks of this node finished, those of another did not")
 
 
 def _take_down(files: AttemptFiles) -> None:

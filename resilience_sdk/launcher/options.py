@@ -1,4 +1,9 @@
-"""The command line of `resilience run`: torchrun's own options, ours, and one per setting.
+"""The command line of `resilience run`.
+
+Torchrun's own options, Accelerate's configuration, ours, and one per setting.
+
+Accelerate's launcher turns its configuration into environment variables (mixed precision, FSDP, dynamo, ...), and
+starts torchrun. Its own code makes the variables here too, so that they are those of the installed version.
 
 torchrun's parser is used as it is, so every option and `PET_` variable that the installed torch knows works.
 What differs: three restarts instead of none, workers forked from a preloaded server, and on one node without
@@ -12,23 +17,152 @@ import contextlib
 import difflib
 import os
 import uuid
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import attrs
 
-from resilience_sdk import environ, faults
-from resilience_sdk.console import say
-from resilience_sdk.errors import ConfigError
-from resilience_sdk.journal import redact_argv
-from resilience_sdk.launcher.script import Script
-from resilience_sdk.settings import Settings, load_settings
-from resilience_sdk.settings import options as setting_options
+from resilience_sdk import faults
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say
+from resilience_sdk.core.redaction import redact_argv
+from resilience_sdk.core.settings import Settings, load_settings
+from resilience_sdk.core.settings import options as setting_options
+from resilience_sdk.core.settings.options import MORE_OF_SETTINGS, add_short_help
+from resilience_sdk.errors import ConfigError, MissingExtraError
+from resilience_sdk.launcher.forkserver_wire import Script
+
+_OPTION = "--accelerate-config"
+_ELSEWHERE = {
+    "use_deepspeed": "DeepSpeed is started by `accelerate launch`",
+    "tpu": "TPUs are started by `accelerate launch`",
+    "use_megatron_lm": "Megatron-LM is started by `accelerate launch`",
+}
+
+
+@attrs.frozen
+class Launch:
+    """What a configuration asks of a launcher."""
+
+    variables: Mapping[str, str]
+    """For every rank."""
+    nproc_per_node: int
+    nnodes: int
+    node_rank: int
+    endpoint: str | None
+    """Where several nodes meet, `host:port`."""
+
+
+def apply(namespace: argparse.Namespace, defaults: argparse.Namespace, env: MutableMapping[str, str]) -> None:
+    """Put a configuration into torchrun's options, where the command line has none, and into the environment.
+
+    Raises:
+        ConfigError: The file cannot be used; the message names it and the cure.
+        MissingExtraError: Accelerate is not installed.
+    """
+    launch = read(namespace.accelerate_config)
+    options: dict[str, Any] = {"nproc_per_node": str(launch.nproc_per_node)}
+    if launch.nnodes > 1:
+        options |= {"nnodes": str(launch.nnodes), "node_rank": launch.node_rank}
+        options |= {"rdzv_backend": "c10d", "rdzv_endpoint": launch.endpoint} if launch.endpoint else {}
+    for name, value in options.items():
+        if getattr(namespace, name) == getattr(defaults, name):
+            setattr(namespace, name, value)
+    for name, text in launch.variables.items():
+        env[name] = text
+
+
+def read(path: str) -> Launch:
+    """Read a configuration file of Accelerate; raises as `apply`."""
+    if not os.path.isfile(path):
+        raise ConfigError(
+            f"{_OPTION} {path}: there is no such file; `accelerate config --config_file {path}` makes one"
+        )
+    try:
+        from accelerate.commands import launch as command
+        from accelerate.utils.launch import prepare_multi_gpu_env
+    except ModuleNotFoundError as error:
+        if error.name != "accelerate":
+            raise ConfigError(f"{_OPTION}: this version of accelerate cannot be used: {error}") from None
+        raise MissingExtraError(f"{_OPTION} needs accelerate: pip install accelerate") from None
+    standing = environ.environment()
+    with _as_a_launcher():
+        try:
+            given = command.launch_command_parser().parse_args(["--config_file", path, "script.py"])
+            args = command._validate_launch_command(given)[0]
+            _refuse(path, args)
+            nodes = max(int(args.num_machines or 1), 1)
+            if nodes == 1:
+                args.main_process_port = 0  # any free one: our launcher finds its own
+            made = prepare_multi_gpu_env(args)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever another project's code finds wrong in a file
+            raise ConfigError(f"{_OPTION} {path}: accelerate does not take it: {error}") from None
+    made["ACCELERATE_USE_CPU"] = str(bool(args.use_cpu)).lower()
+    return Launch(
+        variables={name: text for name, text in sorted(made.items()) if standing.get(name) != text},
+        nproc_per_node=max(int(args.num_processes or 1) // nodes, 1),
+        nnodes=nodes,
+        node_rank=int(args.machine_rank or 0),
+        endpoint=f"{args.main_process_ip}:{args.main_process_port}" if nodes > 1 and args.main_process_ip else None,
+    )
+
+
+def _refuse(path: str, args: argparse.Namespace) -> None:
+    for name, why in _ELSEWHERE.items():
+        if getattr(args, name, False):
+            raise ConfigError(
+                f"{_OPTION} {path}: {why}, not by torchrun's options; start it so, and under a foreign "
+                "launcher hangs and failures are still reported"
+            )
+
+
+@contextlib.contextmanager
+def _as_a_launcher() -> Iterator[None]:
+    """Keep what the functions of another launcher print and change away from this one."""
+    env = environ.environment()
+    before = dict(env)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name in set(env) - set(before):
+            del env[name]
+        env.update(before)
+
 
 StartMethod = Literal["forkserver", "exec"]
 
+_LAST_PORT = 65535
+_RENDEZVOUS_TIMES = (
+    "timeout",
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "read_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+)
 # Settings that torchrun has an option for too: its variable counts where the option is not given.
 _SHARED_WITH_TORCHRUN = ("max_restarts", "monitor_interval")
+# What `--help` shows, by title. The rest is for people who look for it: `--help-all`.
+_USUAL: Mapping[str, Sequence[str]] = {
+    "ranks and nodes": (
+        *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-id"),
+        *("--master-addr", "--master-port", "--module"),
+    ),
+    "the run": ("--run-dir", "--fresh", "--config", "--preflight", "--log-dir", "--tee"),
+    "faults": ("--max-restarts", "--on-hang", "--stuck-after", "--heartbeat-timeout", "--section-timeouts"),
+    "checkpoints and preemption": (
+        *("--checkpoint-every", "--checkpoint-async", "--preempt-signals", "--preempt-time"),
+    ),
+    "stragglers": ("--report-interval", "--stop-if-detected"),
+    "telemetry": ("--prometheus-address", "--otlp-endpoint", "--webhook-url"),
+    "help": ("--help", "--help-all"),
+}
 _DESCRIPTION = (
     "Runs a PyTorch script on the ranks of this node, as torchrun does, and restarts it when a rank dies or "
     "hangs. Takes every option of torchrun."
@@ -105,6 +239,7 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
     options = Options(
         namespace, settings, script, bool(namespace.fresh), bool(namespace.preflight), start_method, local, tuple(argv)
     )
+    _check_counts(namespace)
     _settle_threads(options, env)
     launch_config(options, os.devnull)  # finds what torchrun would refuse
     return options
@@ -168,6 +303,10 @@ def _nodes(args: argparse.Namespace) -> tuple[int, int]:
         least, most = parse_min_max_nnodes(args.nnodes)
     except (RuntimeError, ValueError):
         raise ConfigError(f"--nnodes {args.nnodes!r} is neither N nor MIN:MAX") from None
+    if not 1 <= int(least) <= int(most):
+        raise ConfigError(
+            f"--nnodes {args.nnodes}: expected N or MIN:MAX, with MIN of 1 or more and MAX no less than MIN"
+        )
     return int(least), int(most)
 
 
@@ -216,6 +355,7 @@ def _parser() -> argparse.ArgumentParser:
         "an option given here counts before it",
     )
     setting_options.add_setting_options(parser)
+    add_short_help(parser, _USUAL, usage="[options] script.py [arguments]", more=MORE_OF_SETTINGS)
     parser.error = _usage_error  # type: ignore[method-assign]
     return parser
 
@@ -223,9 +363,8 @@ def _parser() -> argparse.ArgumentParser:
 def _apply_accelerate_config(
     namespace: argparse.Namespace, parser: argparse.ArgumentParser, env: MutableMapping[str, str]
 ) -> None:
-    from resilience_sdk.launcher import accelerate_config
 
-    accelerate_config.apply(namespace, parser.parse_args(["script.py"]), env)
+    apply(namespace, parser.parse_args(["script.py"]), env)
 
 
 def _usage_error(message: str) -> NoReturn:
@@ -238,7 +377,7 @@ def _refuse_unknown(word: str, parser: argparse.ArgumentParser) -> NoReturn:
     name = word.partition("=")[0]
     known = [option for action in parser._actions for option in action.option_strings]
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else "; see `resilience run --help`"
+    hint = f"; did you mean {close[0]}?" if close else "; see `resilience run --help-all`"
     raise ConfigError(f"unknown option {name}{hint} (options of the script go after the script)")
 
 
@@ -300,15 +439,38 @@ def _check_backend(name: str) -> None:
         raise ConfigError(f"--rdzv-backend {name!r} is unknown; {hint}")
 
 
+def _check_counts(args: argparse.Namespace) -> None:
+    """Refuse numbers of ranks, nodes and seconds with which no job can run; torch would raise, or wait, later on."""
+    most = most_nodes(args)
+    if args.rdzv_backend == "static" and not 0 <= int(args.node_rank) < most:
+        raise ConfigError(f"--node-rank {args.node_rank}: with --nnodes {args.nnodes} it is one of 0 to {most - 1}")
+    if not 0 <= int(args.master_port) <= _LAST_PORT:
+        raise ConfigError(f"--master-port {args.master_port}: expected a port, 0 to {_LAST_PORT}")
+    for name, value in _rendezvous_times(str(args.rdzv_conf)):
+        if not value.isdecimal() or not int(value):
+            raise ConfigError(f"--rdzv-conf {name}={value}: expected a whole number above 0 (times are in seconds)")
+
+
+def _rendezvous_times(text: str) -> list[tuple[str, str]]:
+    """Return what `--rdzv-conf` (`name=value,...`) says of times; torch itself refuses what has another form."""
+    pairs = (item.partition("=") for item in text.split(","))
+    return [(name.strip(), value.strip()) for name, _, value in pairs if name.strip() in _RENDEZVOUS_TIMES]
+
+
 def _settle_threads(options: Options, env: MutableMapping[str, str]) -> None:
     """Give each of several ranks one thread, as torchrun does, in one line instead of its banner."""
     from torch.distributed.run import determine_local_world_size
 
+    given = options.elastic.nproc_per_node
     try:
-        several = determine_local_world_size(options.elastic.nproc_per_node) > 1
+        ranks = determine_local_world_size(given)
     except ValueError as error:
-        raise ConfigError(f"--nproc-per-node {options.elastic.nproc_per_node}: {error}") from None
-    if several and "OMP_NUM_THREADS" not in env:
+        raise ConfigError(f"--nproc-per-node {given}: {error}") from None
+    if ranks < 1:
+        raise ConfigError(
+            f"--nproc-per-node {given}: a node has 1 rank or more; give their number, or auto, cpu or gpu"
+        )
+    if ranks > 1 and "OMP_NUM_THREADS" not in env:
         env["OMP_NUM_THREADS"] = "1"
         say("OMP_NUM_THREADS=1 for each rank, as torchrun sets it; set it yourself to choose another")
 

@@ -1,27 +1,95 @@
-"""`--preflight`: looks at this node before any rank exists, and leaves where a job cannot start on it.
+"""`--preflight`: looks at this node before any rank exists, by programs that are given a task and tell an answer.
+
+Standard output is no such way: libraries print on it (`NCCL_DEBUG=INFO`), and what the program has forked holds it
+open, perhaps in a driver that even SIGKILL does not reach. So the answer has a pipe of its own, and is one line: it is
+there once the line has ended, whoever still holds the pipe.
 
 The probes are of the floor of the launcher, so they run by name in a process of their own (`resilience_sdk.health`).
 """
 
 from __future__ import annotations
 
+import json
+import os
+import select
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from resilience_sdk.checkpoint.newest import newest_checkpoint
-from resilience_sdk.console import say
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
-from resilience_sdk.launcher.decision import Decision
-from resilience_sdk.launcher.errand import answer_of
+from resilience_sdk.checkpoint.manifest import newest_checkpoint
+from resilience_sdk.core.console import say
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.launcher.job import JobEnd
 from resilience_sdk.launcher.options import Options, least_nodes, most_nodes
+from resilience_sdk.launcher.restart_policy import Decision
 from resilience_sdk.launcher.signals import SignalInbox
-from resilience_sdk.outcome import EXIT_HARDWARE, EXIT_STOP, Verdict
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.postmortem.exit_codes import JobVerdict
+from resilience_sdk.system import programs
+from resilience_sdk.system.programs import Program
+
+_LOOK_S = 0.1  # how soon it is seen that a program ended without a word
+_COLLECT_S = 1.0  # for one that was killed
+
+
+def answer_of(program: Program, task: Mapping[str, Any], inbox: SignalInbox, longest_s: float) -> Any:
+    """Return what a program answers; it finds the task on its standard input, and in it `answer`, a descriptor.
+
+    It is ended, and what it has started with it, once it has answered, or when a signal asks to leave. Main thread.
+
+    Raises:
+        OSError, ValueError: It could not be started, or has not answered in time.
+        LeaveRequested: A signal asked to leave.
+    """
+    read, write = os.pipe()
+    try:
+        process = programs.start(program, task=json.dumps({**task, "answer": write}).encode(), pass_fds=(write,))
+    except BaseException:
+        os.close(read)
+        raise
+    finally:
+        os.close(write)
+    try:
+        with inbox.raising():
+            return json.loads(_line(process, read, time.monotonic() + longest_s))
+    finally:
+        os.close(read)
+        programs.kill(process, _COLLECT_S)
+
+
+def _line(process: subprocess.Popen[bytes], pipe: int, ends: float) -> bytes:
+    text = b""
+    while not text.endswith(b"\n"):
+        left_s = ends - time.monotonic()
+        if left_s <= 0:
+            raise ValueError("its process has not answered in time")
+        ended = _ended(process)  # asked first: what it wrote before is in the pipe by now
+        if select.select([pipe], [], [], 0.0 if ended else min(_LOOK_S, left_s))[0]:
+            piece = os.read(pipe, 1 << 16)
+            text += piece
+            if piece:
+                continue
+            if not ended:
+                time.sleep(_LOOK_S)  # it has closed its pipe and is about to go
+        if ended:
+            raise ValueError(f"its process {ended} and without an answer")
+    return text
+
+
+def _ended(process: subprocess.Popen[bytes]) -> str:
+    """Return how a process ended, empty while it runs. It stays a zombie, so that its number is its group's."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13; who asks ends the group at once
+        code = process.poll()
+        return "" if code is None else f"left with {code}" if code >= 0 else f"died by signal {-code}"
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return ""
+    return f"left with {ended.si_status}" if ended.si_code == os.CLD_EXITED else f"died by signal {ended.si_status}"
+
 
 _COMES_S = 300.0  # for a rendezvous whose node or name comes up later than this one
 _LONGEST_S = 300.0 + _COMES_S  # each probe has a deadline of its own
@@ -31,7 +99,6 @@ _CHECKS_OF_THE_NODE = frozenset({"answers", "memory_available", "reach"})
 _CHECKS_OF_THE_JOB = frozenset({"chosen_interface"})
 _BAD = ("failed", "degraded")
 _RENDEZVOUS = "rendezvous"
-_PROGRAM = "from resilience_sdk.health.__main__ import main; sys.exit(main())"
 
 
 @attrs.frozen
@@ -63,12 +130,15 @@ def preflight(options: Options, run_dir: RunDirectory, local_ranks: int, inbox: 
         "comes_s": _COMES_S,
     }
     try:
-        findings, events = _read(answer_of(_PROGRAM, task, inbox, _LONGEST_S))
+        findings, events, faults = _read(answer_of(programs.PREFLIGHT, task, inbox, _LONGEST_S))
     except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as error:
         why = " ".join(str(error).split())[:500]
         say(f"the preflight failed itself, the job starts without: {why}")
         journal.emit(Event.DEGRADED, what="preflight", why=why)
         return Look()
+    for fault in faults:
+        say(f"preflight: {fault}")
+        journal.emit(Event.DEGRADED, what="preflight", why=fault)
     for finding, event in zip(findings, events, strict=True):
         if finding["status"] in _BAD:
             say_finding(finding)
@@ -92,8 +162,8 @@ def decide(findings: Sequence[Mapping[str, Any]], *, others_go_on: bool) -> Deci
     names = ", ".join(dict.fromkeys(f"{finding['probe']} {finding['check']}" for finding in bad))
     if any(_is_of_the_node(finding) for finding in bad):
         reason = f"the preflight of this node failed ({names})"
-        return Decision(Verdict.HARDWARE, EXIT_HARDWARE, reason, 0, others_go_on=others_go_on)
-    return Decision(Verdict.STOP, EXIT_STOP, f"the preflight found what has to be cured first ({names})", 0)
+        return Decision(JobVerdict.HARDWARE, reason, others_go_on=others_go_on)
+    return Decision(JobVerdict.STOP, f"the preflight found what has to be cured first ({names})")
 
 
 def headline(finding: Mapping[str, Any]) -> str:
@@ -120,9 +190,9 @@ def say_finding(finding: Mapping[str, Any]) -> None:
         say(f"  cure: {finding['cure']}")
 
 
-def _read(report: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the findings, and for each the event that tells the journal of it."""
+def _read(report: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    """Return the findings, for each the event that tells the journal of it, and what faults of the SDK have hidden."""
     try:
-        return list(report["findings"]), list(report["events"])
+        return list(report["findings"]), list(report["events"]), list(report["faults"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"its answer has no {error}") from None

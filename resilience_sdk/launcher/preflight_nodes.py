@@ -1,7 +1,7 @@
 """`--preflight` across nodes: when they have met, before the first attempt, they are compared and tried in pairs.
 
 What does it is of the floor of the launcher, so it runs by name in a process of its own
-(`resilience_sdk.health.nodes`); here is when it runs, and what its verdict means for this node.
+(`resilience_sdk.health.pairwise`); here is when it runs, and what its verdict means for this node.
 """
 
 from __future__ import annotations
@@ -14,27 +14,25 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore
 
-from resilience_sdk.console import say
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
+from resilience_sdk.cluster.membership import Peer
+from resilience_sdk.core.console import say
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
 from resilience_sdk.launcher.agent import Agent
-from resilience_sdk.launcher.bounded import within
-from resilience_sdk.launcher.decision import Decision
-from resilience_sdk.launcher.errand import answer_of
-from resilience_sdk.launcher.meeting import StoreLostError, first_line
-from resilience_sdk.launcher.peers import Peer
-from resilience_sdk.launcher.preflight import Look, say_finding
+from resilience_sdk.launcher.preflight import Look, answer_of, say_finding
+from resilience_sdk.launcher.rendezvous import StoreLostError, first_line, within
+from resilience_sdk.launcher.restart_policy import Decision
 from resilience_sdk.launcher.signals import SignalInbox
-from resilience_sdk.outcome import EXIT_HARDWARE, EXIT_STOP, Verdict
+from resilience_sdk.postmortem.exit_codes import JobVerdict
+from resilience_sdk.system import programs
 
 _LONGEST_S = 620.0  # its process ends itself before
 _ASK_S, _MARGIN_S = 30.0, 10.0
 _END = "end"  # the key of a meeting's end
-_PROGRAM = "from resilience_sdk.health.nodes.__main__ import main; sys.exit(main())"
 
 
 class NodesPreflight:
-    """Asked whenever nodes have met. Main thread."""
+    """The preflight across nodes, held whenever they have met. Main thread."""
 
     def __init__(self, agent: Agent, look: Look, least_nodes: int, inbox: SignalInbox, journal: Journal) -> None:
         """`look` is what this node found on itself; the job cannot do with less than `least_nodes`."""
@@ -45,7 +43,7 @@ class NodesPreflight:
         self._journal = journal
         self._asked_again = False
 
-    def __call__(self) -> bool | Decision:
+    def hold(self) -> bool | Decision:
         """Return True to start, False to meet again without a node that leaves, a decision to end here.
 
         Raises:
@@ -82,7 +80,8 @@ class NodesPreflight:
         prefix = f"resilience/preflight/{place}"
         say(f"preflight: comparing {agent.nodes} nodes and trying them in pairs")
         try:
-            end: Mapping[str, Any] = answer_of(_PROGRAM, self._task(host, port, prefix), self._inbox, _LONGEST_S)
+            task = self._task(host, port, prefix)
+            end: Mapping[str, Any] = answer_of(programs.PAIRWISE_PREFLIGHT, task, self._inbox, _LONGEST_S)
         except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as error:
             why = f"{agent.node_name}: {' '.join(str(error).split())[:500]}"
             with self._inbox.raising():
@@ -105,7 +104,7 @@ class NodesPreflight:
             if refused is None
             else {
                 "reason": f"{refused.decision.reason}: {refused.what}",
-                "of_the_node": refused.decision.exit_code == EXIT_HARDWARE,
+                "of_the_node": refused.decision.verdict is JobVerdict.HARDWARE,
             },
         }
 
@@ -161,22 +160,20 @@ def decide(verdict: Mapping[str, Any], node: int, names: Sequence[str], *, least
     """Return what a verdict means for a node: True to start, False to meet again, else how the job ends here. Pure."""
     out = {int(number): str(why) for number, why in verdict["leave_out"].items()}
     if verdict["stop"]:
-        return Decision(
-            Verdict.STOP, EXIT_STOP, f"the preflight found what has to be cured first ({verdict['stop']})", 0
-        )
+        return Decision(JobVerdict.STOP, f"the preflight found what has to be cured first ({verdict['stop']})")
     if verdict["unnamed"]:
         reason = f"the preflight found nodes that cannot work together: {verdict['unnamed']}"
-        return Decision(Verdict.HARDWARE, EXIT_HARDWARE, reason, 0)
+        return Decision(JobVerdict.HARDWARE, reason)
     if not out:
         return True
     told = "; ".join(f"{names[number]}: {why}" for number, why in out.items())
     reason = f"the preflight leaves out {told}"
     if len(names) - len(out) < least_nodes:
-        return Decision(Verdict.HARDWARE, EXIT_HARDWARE, reason, 0)
+        return Decision(JobVerdict.HARDWARE, reason)
     if out.keys() & set(verdict["holds_store"]):
         reason = f"{reason}, and with it goes the store of the rendezvous"
-        return Decision(Verdict.HARDWARE, EXIT_HARDWARE, reason, 0)
-    return Decision(Verdict.HARDWARE, EXIT_HARDWARE, reason, 0, others_go_on=True) if node in out else False
+        return Decision(JobVerdict.HARDWARE, reason)
+    return Decision(JobVerdict.HARDWARE, reason, others_go_on=True) if node in out else False
 
 
 def _address(store: Any) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The rank processes of one attempt on this node: who died in which order, and how all are ended.
+"""The rank processes of one attempt on this node: who died first, how all are ended, and what they leave behind.
 
 Elastic polls its workers one by one and then waits up to 30 s for those that ignore SIGTERM. Here one
 `select` answers within a millisecond of a death, and ending the ranks has deadlines of our own.
@@ -14,42 +14,88 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import attrs
-
-from resilience_sdk.hostinfo import process_start_ticks
-from resilience_sdk.launcher import sessions
+from resilience_sdk.postmortem.facts import RankExit
+from resilience_sdk.system.hostinfo import process_start_ticks, stat_fields
 
 if TYPE_CHECKING:
-    from resilience_sdk.launcher.processes import WorkerProcesses
+    from resilience_sdk.launcher.attempt_files import AttemptFiles
+    from resilience_sdk.launcher.worker_processes import WorkerProcesses
+    from resilience_sdk.postmortem.facts import ServerEnd
+
+_ROUNDS = 5  # a member may fork while we kill
+
+
+def kill_members(leaders: Mapping[int, int | None]) -> None:
+    """SIGKILL all processes in the sessions or groups led by these pids (mapped to their start ticks).
+
+    A process that began before the leader did is none of its children, so a recycled pid is left alone.
+    Where /proc cannot tell, the whole group is signalled.
+    """
+    for _ in range(_ROUNDS):
+        members = _members(leaders)
+        if members is None:
+            for leader in leaders:
+                with contextlib.suppress(OSError):
+                    os.killpg(leader, signal.SIGKILL)
+            return
+        if not members:
+            return
+        for pid in members:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def any_left(leader: int, born: int | None) -> bool:
+    """Tell whether a process other than `leader` lives in the session or group that it led; False if unknown."""
+    return bool(_members({leader: born}))
+
+
+def _members(leaders: Mapping[int, int | None]) -> list[int] | None:
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return None
+    own = os.getpid()
+    members = []
+    for pid in pids:
+        fields = stat_fields(pid)
+        if not fields or pid == own or fields[0] in "ZX":
+            continue
+        for leader in {int(fields[2]), int(fields[3])} & leaders.keys():
+            born = leaders[leader]
+            if pid != leader and (born is None or int(fields[19]) >= born):
+                members.append(pid)
+                break
+    return members
+
 
 _KILL_WAIT_S = 5.0  # a killed process that is still there after this sits in the kernel
-
-
-@attrs.frozen
-class RankExit:
-    """The end of one rank process. `exit_code` is negative for a signal, `at_ns` is CLOCK_MONOTONIC."""
-
-    rank: int
-    local_rank: int
-    pid: int
-    exit_code: int
-    order: int  # 0 is the first of this node to go
-    at_ns: int
-    ended_by_us: bool  # after we had signalled it
 
 
 class RankProcesses:
     """Watches and ends the processes of one attempt. One thread only."""
 
-    def __init__(self, workers: WorkerProcesses, ranks: Mapping[int, int], *, wakeup: int | None = None) -> None:
+    def __init__(
+        self,
+        workers: WorkerProcesses,
+        ranks: Mapping[int, int],
+        *,
+        wakeup: int | None = None,
+        files: AttemptFiles | None = None,
+        attempt: int = 0,
+    ) -> None:
         """Watch these workers; `ranks` maps local to global ranks.
 
-        `wakeup` is one more descriptor whose readability ends a wait.
+        `wakeup` is one more descriptor whose readability ends a wait. `files` tell what the script of a
+        rank had left with before its process aborted.
         """
         self.exits: list[RankExit] = []
         self.unkillable: tuple[int, ...] = ()  # pids that outlived SIGKILL
         self._workers = workers
         self._ranks = dict(ranks)
+        self._files = files
+        self._attempt = attempt
         self.pids = {self._ranks[local_rank]: pid for local_rank, pid in workers.pids().items()}
         self._born = {pid: process_start_ticks(pid) for pid in self.pids.values()}
         self._running = dict(self.pids)
@@ -65,9 +111,14 @@ class RankProcesses:
         return tuple(sorted(self._running))
 
     @property
+    def server_end(self) -> ServerEnd | None:
+        """How the fork server ended; None while it runs."""
+        return self._workers.server_end()
+
+    @property
     def exit_codes(self) -> dict[int, int]:
         """Exit codes by rank of those that have ended."""
-        return {end.rank: end.exit_code for end in self.exits}
+        return {end.rank: end.exit_code for end in self.exits if end.exit_code is not None}
 
     def wait(self, timeout_s: float) -> list[RankExit]:
         """Wait until a rank ends, `wakeup` is readable or the time is over; return the new ends."""
@@ -113,7 +164,7 @@ class RankProcesses:
         self.unkillable = tuple(self._running.values())
         # What a rank that ended well left running on purpose (a dashboard, say) is kept, as under torchrun.
         well = {end.pid for end in self.exits if end.exit_code == 0}
-        sessions.kill_members({pid: ticks for pid, ticks in self._born.items() if pid not in well})
+        kill_members({pid: ticks for pid, ticks in self._born.items() if pid not in well})
 
     def close(self) -> None:
         """Give back descriptors and elastic's log tails. All ranks should have ended."""
@@ -127,6 +178,23 @@ class RankProcesses:
             if rank not in self._running:
                 continue
             pid = self._running.pop(rank)
-            gone.append(RankExit(rank, local_rank, pid, seen.code, len(self.exits), seen.seen_ns, self._signalled))
+            left_with = self._left_with(rank, pid) if seen.code == -signal.SIGABRT else None
+            gone.append(
+                RankExit(
+                    rank,
+                    local_rank,
+                    pid,
+                    seen.code if left_with is None else left_with,
+                    len(self.exits),
+                    seen.seen_ns,
+                    self._signalled,
+                    aborted_at_exit=left_with is not None,
+                    server_lost=seen.server_lost,
+                )
+            )
             self.exits.append(gone[-1])
         return gone
+
+    def _left_with(self, rank: int, pid: int) -> int | None:
+        """Return what the script of a rank had left with before its process aborted; None where it had not ended."""
+        return None if self._files is None else self._files.script_exit_code(self._attempt, rank, pid)

@@ -1,4 +1,10 @@
-"""Signals that ask the launcher to leave, turned into something a wait can see.
+"""Signals that ask the launcher to leave, from the first moment to the last.
+
+And what a launcher started as PID 1 needs.
+
+PID 1 inherits every orphan of its namespace and has to reap it, and the kernel drops signals for which it has no
+handler. A launcher that did both would take the exit codes of its own children away from whoever waits for them,
+so the launcher runs in a child instead, and PID 1 does nothing else.
 
 A handler only notes the request and, through the wakeup descriptor, ends the wait of the main loop at once.
 While the launcher sits in code that never looks (a rendezvous that waits for other nodes), it raises instead.
@@ -6,14 +12,57 @@ While the launcher sits in code that never looks (a rendezvous that waits for ot
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
+from typing import NoReturn
 
-from resilience_sdk.settings.parse import signal_number
+from resilience_sdk.core.settings.parse import signal_number
+from resilience_sdk.errors import EXIT_PREEMPTED
+
+
+@contextlib.contextmanager
+def leaving_at_once(name: str) -> Iterator[None]:
+    """Let the signal of that name end the process with 75 while nobody else handles it. Main thread only.
+
+    By default it would end it with a code that tells a scheduler of a failure. No exception: the imports that it would
+    be raised in may catch it.
+    """
+    number = getattr(signal, name)
+    if signal.getsignal(number) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        if signal.getsignal(number) is _leave:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"resilience: asked to leave before the job began (exit code 75)\n")
+    os._exit(EXIT_PREEMPTED)
+
+
+def leave(exit_code: int) -> NoReturn:
+    """End the process with that code, after its `atexit` functions, without taking the interpreter down.
+
+    A daemon thread that comes back from a call of torch's store while the interpreter goes down is ended by
+    unwinding its C++ frames, which aborts the process: a job that finished would end by SIGABRT. The threads that
+    ask the rendezvous cannot be joined for certain, some of them are torch's own.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(exit_code)
+
 
 # What a terminal sends (Ctrl-C, Ctrl-\, closing it) is the user's, all else a scheduler's or an operator's.
 _INTERRUPTS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
@@ -121,3 +170,60 @@ def _number(name: str) -> int | None:
         return signal_number(name)
     except ValueError:
         return None
+
+
+# Those that tell of a process's own faults, or that nobody can hold back. By name: not every platform has them all.
+_OWN = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGKILL", "SIGSTOP")
+
+
+def below_init(main: Callable[[], int]) -> int:
+    """Return `main()`; as PID 1 run it in a child, forward every signal to it, and reap what is orphaned.
+
+    Main thread only, and before there are other threads: a process with PID 1 forks here.
+    """
+    if os.getpid() != 1:
+        return main()
+    watched = {number for number in signal.valid_signals() if getattr(number, "name", "") not in _OWN}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    child = os.fork()
+    if child == 0:
+        _take_terminal()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return main()
+    return _serve(child, watched)
+
+
+def _serve(child: int, watched: set[signal.Signals]) -> int:
+    while True:
+        # Blocked signals wait here, also those that PID 1 would otherwise not get.
+        number = signal.sigwait(watched)
+        if number != signal.SIGCHLD:
+            with contextlib.suppress(OSError):
+                os.kill(child, number)
+            continue
+        code = _reap(child)
+        if code is not None:
+            return code
+
+
+def _reap(child: int) -> int | None:
+    """Collect everything that has ended; return the child's exit code (128 + signal) once it is among them."""
+    code: int | None = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return code
+        if pid == 0:
+            return code
+        if pid == child:
+            ended = os.waitstatus_to_exitcode(status)
+            code = ended if ended >= 0 else 128 - ended
+
+
+def _take_terminal() -> None:
+    """Lead a process group of its own in the foreground: Ctrl-C then reaches the launcher once, not twice."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.setpgid(0, 0)
+        if os.isatty(sys.stdin.fileno()):
+            os.tcsetpgrp(sys.stdin.fileno(), os.getpgrp())  # SIGTTOU is still blocked

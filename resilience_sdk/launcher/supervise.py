@@ -1,5 +1,8 @@
 """The job-level loop: runs a command again until training is complete or another run cannot help.
 
+It leads a session of its own, so that each signal reaches it from us, as often as we got it, and everything it
+started can be found. If the supervisor is killed, the kernel asks the command to leave.
+
 It is what a launcher script does around NVIDIA's `ft_launcher` (`FAULT_TOL_FINISHED_FLAG_FILE`), with an answer to
 *why* a run ended. What a run left in its directory tells more than its exit code: a flag, an outcome, checkpoints.
 """
@@ -9,29 +12,168 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shlex
+import shutil
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from resilience_sdk import environ
-from resilience_sdk.checkpoint.newest import newest_checkpoint
-from resilience_sdk.console import say
+from resilience_sdk.checkpoint.manifest import newest_checkpoint
+from resilience_sdk.core import environ
+from resilience_sdk.core.atomic_write import Version, version_of
+from resilience_sdk.core.console import say
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.lease import STALE_AFTER_S, current_holder
+from resilience_sdk.core.redaction import redact_argv
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.settings.parse import signal_name
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
-from resilience_sdk.events import Event
-from resilience_sdk.hostinfo import boot_id, host_name, process_start_ticks
 from resilience_sdk.incidents import count_words
-from resilience_sdk.journal import Journal, read_journal, redact_argv
-from resilience_sdk.launcher.decision import Decision
+from resilience_sdk.launcher import ranks
+from resilience_sdk.launcher.requeue_policy import IDLE_BELOW_S, RunEnd, decide_next
+from resilience_sdk.launcher.restart_policy import Decision
 from resilience_sdk.launcher.signals import SignalInbox
-from resilience_sdk.launcher.supervise_command import SupervisedCommand
-from resilience_sdk.launcher.supervise_rules import EXIT_USAGE, IDLE_BELOW_S, RunEnd, decide_next
-from resilience_sdk.lease import STALE_AFTER_S, current_holder
-from resilience_sdk.outcome import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, Verdict, to_resume
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.postmortem.exit_codes import EXIT_FAILED, EXIT_FINISHED, EXIT_USAGE, JobVerdict
+from resilience_sdk.postmortem.outcome import to_resume
+from resilience_sdk.system.hostinfo import boot_id, host_name, process_start_ticks
+from resilience_sdk.system.linux import die_with_parent
+
+_LOOK_S = 0.05
+_TICK_S = 1.0
+_CTRL_C_NOW = 3  # the first asks, the second hurries, the third ends it
+
+
+def find_program(word: str) -> None:
+    """Look for the program of a command, before anything is made for it; raises ConfigError where there is none."""
+    if shutil.which(word) is None:
+        why = "cannot be executed: no permission" if os.path.exists(word) else "command not found"
+        raise ConfigError(f"{word}: {why}; check the words after --")
+
+
+class SupervisedCommand:
+    """One run of the command. Main thread only."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], inbox: SignalInbox, *, patience_s: float) -> None:
+        """Start it. `patience_s` is how long it may take to leave, in seconds from the first signal passed on.
+
+        Raises:
+            ConfigError: There is no such program, or it may not be executed.
+        """
+        self._inbox = inbox
+        self._patience_s = patience_s
+        self._passed_on = 0  # how many of the inbox's signals
+        self._until: float | None = None  # on the monotonic clock, once it was asked to leave
+        self._killed = False
+        try:
+            self._process = subprocess.Popen(
+                words,
+                env=dict(env),
+                # Its session has no terminal, so reading from one would fail in odd ways; this fails plainly.
+                stdin=subprocess.DEVNULL if _is_terminal() else None,
+                start_new_session=True,
+                preexec_fn=_leave_with_parent,  # one thread here, and only a system call
+            )
+        except FileNotFoundError:
+            raise ConfigError(f"{words[0]}: command not found; check the words after --") from None
+        except OSError as error:
+            raise ConfigError(f"{words[0]}: cannot be executed: {error.strerror}; check the words after --") from None
+        self._born = process_start_ticks(self._process.pid)
+
+    @property
+    def asked_to_leave(self) -> bool:
+        """Tell whether a signal was passed on."""
+        return self._until is not None
+
+    def wait(self) -> int:
+        """Wait for its end, passing on signals; return its exit code, negative for a signal."""
+        with contextlib.ExitStack() as stack:
+            fds = [self._inbox.wakeup]
+            if (pidfd := _pidfd(self._process.pid)) is not None:
+                stack.callback(os.close, pidfd)
+                fds.append(pidfd)
+            while (code := self._process.poll()) is None:
+                self._forward()
+                if self._is_time_over():
+                    self._kill()
+                select.select(fds, [], [], _TICK_S if pidfd is not None else _LOOK_S)
+                self._inbox.drain()
+        return code
+
+    def end_rest(self, grace_s: float) -> None:
+        """End what is left of its session after it failed: SIGTERM, up to `grace_s` seconds, SIGKILL.
+
+        A wrapper may die at once of a signal while the job inside it still saves.
+        """
+        pid = self._process.pid
+        if not ranks.any_left(pid, self._born):
+            return
+        say(f"supervise: the command ended, its processes have {grace_s:.0f} s to follow")
+        if not self.asked_to_leave:
+            self._kill_group(signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while ranks.any_left(pid, self._born) and time.monotonic() < deadline and not self._is_time_over():
+            self._forward()
+            time.sleep(_LOOK_S)
+        ranks.kill_members({pid: self._born})
+
+    def _forward(self) -> None:
+        """Pass on every signal that has come since the last look."""
+        for number in self._inbox.arrived[self._passed_on :]:
+            if self._until is None:
+                self._until = time.monotonic() + self._patience_s
+                say(
+                    f"supervise: {signal_name(number)}: passed on to the command, which is not run again; it has "
+                    f"{self._patience_s:.0f} s to leave"
+                )
+            self._passed_on += 1
+            self._kill_group(number)
+
+    def _is_time_over(self) -> bool:
+        if self._until is None:
+            return False
+        return time.monotonic() > self._until or self._inbox.interrupts >= _CTRL_C_NOW
+
+    def _kill(self) -> None:
+        """End the command and all that it started, at once."""
+        late = self._inbox.interrupts < _CTRL_C_NOW
+        if not self._killed:
+            say(f"supervise: {f'it has not left within {self._patience_s:.0f} s' if late else 'Ctrl-C'}: SIGKILL")
+        self._killed = True
+        self._process.kill()
+        self._kill_group(signal.SIGKILL)
+        ranks.kill_members({self._process.pid: self._born})
+
+    def _kill_group(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, number)
+
+
+def _leave_with_parent() -> None:
+    die_with_parent(signal.SIGTERM)
+
+
+def _pidfd(pid: int) -> int | None:
+    """Return a descriptor that is readable when the process has ended, where the kernel has such a thing."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def _is_terminal() -> bool:
+    try:
+        return os.isatty(sys.stdin.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
+
 
 _OUTCOME_S = 2.0  # under a foreign launcher the monitor writes it, a moment after the launcher's end
 _LEASE_MARGIN_S = 5.0
@@ -115,7 +257,7 @@ class _Loop:
 
     def _run_once(self) -> RunEnd:
         job, number = self.job, len(self.history) + 1
-        before, seen = _stamp(job.run_dir.outcome), self._look()
+        before, seen = version_of(job.run_dir.outcome), self._look()
         clock = time.monotonic()
         try:
             command = SupervisedCommand(job.command, job.child_environment(), self.inbox, patience_s=job.patience_s)
@@ -138,8 +280,11 @@ class _Loop:
         newest = newest_checkpoint(job.run_dir)
         progressed = newest is not None and (self.best is None or newest > self.best)
         self.best = newest if progressed else self.best
+        told = _told_end(code, job.run_dir.outcome, before, wait=began)
         return RunEnd(
-            code=_told_code(code, job.run_dir.outcome, before, wait=began),
+            code=told.code,
+            stood=told.stood,
+            free=told.free,
             lasted_s=lasted_s,
             finished=job.is_finished(),
             stop_agreed=now.stops > seen.stops,
@@ -183,11 +328,10 @@ class _Loop:
 
     def _leave_between_runs(self) -> int:
         interrupted = self.inbox.interrupted
-        code = EXIT_INTERRUPTED if interrupted else EXIT_PREEMPTED
-        verdict = Verdict.INTERRUPTED if interrupted else Verdict.PREEMPTED
+        verdict = JobVerdict.INTERRUPTED if interrupted else JobVerdict.PREEMPTED
         reason = "interrupted by the user" if interrupted else "the job was asked to leave"
-        self._tell(Decision(verdict, code, f"{reason} while the command did not run", 0))
-        return code
+        self._tell(Decision(verdict, f"{reason} while the command did not run"))
+        return verdict.exit_code
 
     def _tell(self, step: Decision) -> None:
         self.journal.emit(
@@ -220,29 +364,31 @@ def _kept(step: int | None) -> str:
     return f"from the checkpoint after {count_words(step)}"
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return what changes when a file is replaced, None when there is none."""
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_mtime_ns, facts.st_ino
+@attrs.frozen
+class _Told:
+    """How a job ended, as its exit code and what it has left say."""
+
+    code: int
+    stood: str | None = None
+    free: bool = False
 
 
-def _told_code(code: int, outcome: Path, before: tuple[int, int] | None, *, wait: bool) -> int:
-    """Return the exit code of the job: the command's, unless that one hides what this run's outcome tells.
+def _told_end(code: int, outcome: Path, before: Version | None, *, wait: bool) -> _Told:
+    """Return how the job ended: its code is the command's, unless that one hides what this run's outcome tells.
 
     torchrun leaves with 1 whatever happened, and with 0 when all ranks stopped at an agreed step.
     """
     if code not in (EXIT_FINISHED, EXIT_FAILED):
-        return code
+        return _Told(code)
     deadline = time.monotonic() + (_OUTCOME_S if wait and code == EXIT_FAILED else 0.0)
-    while (now := _stamp(outcome)) in (None, before) and time.monotonic() < deadline:
+    while (now := version_of(outcome)) in (None, before) and time.monotonic() < deadline:
         time.sleep(0.02)
     if now in (None, before):
-        return code
+        return _Told(code)
     try:
-        told: Any = json.loads(outcome.read_text())["exit_code"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return code
-    return told if type(told) is int and told != EXIT_FINISHED else code
+        found: Any = json.loads(outcome.read_text())
+        told, stood, free = found["exit_code"], found.get("stood"), found.get("free") is True
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _Told(code)
+    told = told if type(told) is int and told != EXIT_FINISHED else code
+    return _Told(told, stood if isinstance(stood, str) else None, free)

@@ -1,6 +1,6 @@
-"""What turns a fresh process into a torchrun-like worker.
+"""A worker like torchrun's, made of a fresh process.
 
-Both kinds of worker end here: the child of the fork server and the process that `exec_worker.py` begins. A
+Both kinds of worker end here: the child of the fork server and the process of `programs.WORKER`. A
 script must not be able to tell them from `python -u script.py`, so everything that the interpreter does for
 a script by itself is left to the interpreter: the script's exception is not handled here but passes
 through, and the process ends by the normal shutdown, with its atexit handlers, thread joins and exit codes.
@@ -18,15 +18,21 @@ import runpy
 import sys
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from resilience_sdk import environ
-from resilience_sdk.console import say_once
-from resilience_sdk.launcher.linux import show_command_line
-from resilience_sdk.launcher.script import Script
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say_once
+from resilience_sdk.launcher.forkserver_wire import Script
+from resilience_sdk.system.linux import show_command_line
 
 _RUNNER = __file__
+
+
+def run(words: Sequence[str]) -> None:
+    """Run the script that the command line names: its kind, the target, its arguments."""
+    kind, target, *args = words
+    run_script(Script(kind, target, tuple(args)))  # type: ignore[arg-type]
 
 
 def run_script(script: Script) -> None:
@@ -52,7 +58,8 @@ def run_script(script: Script) -> None:
             runpy._run_module_as_main(script.target)  # type: ignore[attr-defined]
         else:
             _run_file(script.target, main)
-    except SystemExit:
+    except SystemExit as ending:
+        _note_code(ending)
         raise
     except BaseException as error:
         _hand_over(error)
@@ -146,7 +153,7 @@ def _bootstrap() -> None:
     if environ.is_disabled(environ.environment()):
         return
     try:
-        from resilience_sdk.session import bootstrap_worker
+        from resilience_sdk.rank import bootstrap_worker
 
         bootstrap_worker()
     except Exception as error:  # noqa: BLE001 - never hurt the run
@@ -186,13 +193,24 @@ def _without_runner(trace: types.TracebackType | None) -> types.TracebackType | 
     return trace
 
 
+def _note_code(ending: SystemExit) -> None:
+    if environ.is_disabled(environ.environment()):
+        return
+    try:
+        from resilience_sdk.rank import leave_with
+
+        leave_with(ending.code)
+    except Exception as failure:  # noqa: BLE001 - it counts only if the process is ended otherwise
+        say_once("record", f"the exit code of this rank's script was not recorded ({_describe(failure)})")
+
+
 def _record(error: BaseException) -> None:
     try:
-        from resilience_sdk.session.error_file import write_error_file
+        from resilience_sdk.rank.exceptions import write_error_file
 
         write_error_file(error)  # where the SDK is disabled, too: it is what torchrun's `@record` would leave
         if not environ.is_disabled(environ.environment()):
-            from resilience_sdk.session import record_exception
+            from resilience_sdk.rank import record_exception
 
             record_exception(error)
     except Exception as failure:  # noqa: BLE001 - the script's own exception matters more

@@ -1,26 +1,204 @@
-"""Evidence from all ranks of a node at once: stacks, flight records, and what the kernel says about each.
+"""Evidence from all ranks of a node at once.
+
+Stacks, flight records, what the kernel says, and the close look at one moment.
+
+Neither needs the rank's training thread. The first is answered by the rank's helper thread, which needs the
+GIL. The second by a signal handler in C, even while an extension holds the GIL; it reads frames that a running
+thread may change under it, so it is for ranks whose helper is silent: there nothing runs.
+Nothing here waits: `evidence` asks all ranks first and then collects.
 
 All requests go out before the first answer is awaited, so the whole takes as long as the slowest rank, and
 at most the grace that the settings give. A rank that does not answer is evidence too, and is said.
 
 The helper threads are asked first, which is safe whatever a rank is doing. Only who is silent then, because
-something holds its GIL, gets the dump signal: its frames cannot change while a signal handler reads them.
+something holds its GIL, and does not move gets the dump signal: its frames cannot change while a signal handler reads
+them, and no call of its is interrupted that might not stand it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
-from resilience_sdk.events import Event
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.hang.evidence import (
+    FlightRecord,
+    busy_with,
+    frames_of,
+    is_in_collective,
+    main_frames,
+    parse_faulthandler,
+    parse_flight_record,
+)
+from resilience_sdk.hang.timers import CollectivePosition, RankState
 from resilience_sdk.incidents.record import Evidence
-from resilience_sdk.journal import Journal
-from resilience_sdk.monitor.procfs import status_fields
-from resilience_sdk.monitor.requests import FlightRequest, StackRequest
-from resilience_sdk.monitor.targets import Target
+from resilience_sdk.monitor.ranks import Target, WatchedRank, is_ours
+from resilience_sdk.system import procfs
+from resilience_sdk.system.hostinfo import process_state
+from resilience_sdk.system.procfs import has_signal, status_fields
+
+_ASK_FLIGHT = b"f"
+_MOST_STACK_BYTES = 1 << 20
+_MOST_FLIGHT_BYTES = 32 << 20
+# The first words of a dump with all threads, of one thread, and of CPython 3.14's.
+_HEADERS = (b"Thread 0x", b"Stack (most recent")
+_STOPPED = {"T": "it is stopped", "t": "it is stopped by a debugger", "Z": "it is dead", "X": "it is dead"}
+
+
+class StackRequest:
+    """Asks one rank for the stack of its main thread."""
+
+    def __init__(self, target: Target, dump_signal: int) -> None:
+        """Prepare; nothing is sent yet. `dump_signal` 0 means that dumps are switched off."""
+        self.target = target
+        self._signal = dump_signal
+        self._path = target.file(".stack")
+        self._start = 0
+        self._last_size = 0
+        self._open_threads: tuple[int, ...] = ()
+
+    def send(self) -> str | None:
+        """Send the dump signal; return why not, in words, when the rank cannot answer.
+
+        The default action of the signal is death: it goes only to a process that is ours and whose handler
+        is there.
+        """
+        if not self._signal:
+            return "stack dumps are switched off"
+        status = status_fields(self.target.pid)
+        if not status or not is_ours(self.target):
+            return "the process is gone"
+        if (state := status.get("State", "")[:1]) in _STOPPED:
+            return f"{_STOPPED[state]} (state {state}) and cannot answer"
+        if status.get("TracerPid", "0") != "0":
+            return "a debugger is attached, and would stop it at the dump signal"
+        if not has_signal(status.get("SigCgt"), self._signal):
+            return "it has no handler for the dump signal"
+        size = _size(self._path)
+        if size is None:
+            return "its stack file is missing"
+        self._start = self._last_size = size
+        self._open_threads = self._threads_that_let_it_through()
+        try:
+            return None if self.target.send(self._signal) else "the process is gone"
+        except OSError as error:
+            return f"the dump signal cannot be sent: {error.strerror}"
+
+    def poll(self) -> str | None:
+        """Return the dump once it is complete, else None. Call it every few milliseconds.
+
+        A dump is written in many small pieces, so growth alone does not end it. The kernel knows: while the
+        handler runs, the signal is blocked in the thread that runs it.
+        """
+        size = _size(self._path)
+        if size is None or size == self._start or size != self._last_size:
+            self._last_size = size or self._last_size
+            return None
+        return None if self._handler_runs() else self.partial()
+
+    def partial(self) -> str | None:
+        """Return what is there of a dump; None when nothing is, or nothing that looks like one."""
+        data = _read(self._path, self._start, _MOST_STACK_BYTES)
+        if data is None or not any(header in data for header in _HEADERS):
+            return None
+        return data.decode("utf-8", "replace")
+
+    def _threads_that_let_it_through(self) -> tuple[int, ...]:
+        pid = self.target.pid
+        return tuple(tid for tid in _thread_ids(pid) if not self._blocked_in(tid))
+
+    def _handler_runs(self) -> bool:
+        return any(self._blocked_in(tid) for tid in self._open_threads)
+
+    def _blocked_in(self, tid: int) -> bool:
+        return has_signal(status_fields(self.target.pid, tid).get("SigBlk"), self._signal)
+
+
+class FlightRequest:
+    """Asks one rank's helper thread for torch's flight record and the stacks of all threads."""
+
+    def __init__(self, target: Target) -> None:
+        """Prepare; nothing is sent yet."""
+        self.target = target
+        self._answer = target.file(".fr.json")
+        self._stacks = target.file(".threads")
+        self._before: tuple[int, int, int] | None = None
+        self._stacks_before: tuple[int, int, int] | None = None
+
+    def send(self) -> str | None:
+        """Write the request into the rank's FIFO; return why not, in words, when nobody can answer."""
+        state = status_fields(self.target.pid).get("State", "Z")[:1]
+        if state in _STOPPED:
+            return f"{_STOPPED[state]} (state {state}) and cannot answer"
+        self._before = _identity(self._answer)
+        self._stacks_before = _identity(self._stacks)
+        try:
+            fd = os.open(self.target.file(".fifo"), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:  # ENXIO: nobody reads it
+            return f"its helper thread is not there ({error.strerror})"
+        try:
+            if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+                return "its request pipe is no pipe"
+            os.write(fd, _ASK_FLIGHT)
+        except OSError as error:  # a full pipe: it has not read for a long time
+            return f"its helper thread does not read requests ({error.strerror})"
+        finally:
+            os.close(fd)
+        return None
+
+    def poll(self) -> str | None:
+        """Return the record's JSON text once a newer one than before is there, else None.
+
+        The rank renames it into place, so a file that is there is complete.
+        """
+        if _identity(self._answer) in (None, self._before):
+            return None
+        data = _read(self._answer, 0, _MOST_FLIGHT_BYTES)
+        return None if data is None else data.decode("utf-8", "replace")
+
+    def stacks(self) -> str | None:
+        """Return the stacks that came with the record, the main thread last; None when there are none."""
+        if _identity(self._stacks) in (None, self._stacks_before):
+            return None
+        data = _read(self._stacks, 0, _MOST_STACK_BYTES)
+        return data.decode("utf-8", "replace") if data else None
+
+
+def _thread_ids(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    return []
+
+
+def _size(path: Path) -> int | None:
+    identity = _identity(path)
+    return None if identity is None else identity[2]
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        info = path.lstat()
+    except OSError:
+        return None
+    return (info.st_ino, info.st_mtime_ns, info.st_size) if stat.S_ISREG(info.st_mode) else None
+
+
+def _read(path: Path, start: int, most: int) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        file.seek(start)
+        return file.read(most)
+
 
 _NS_PER_S = 1_000_000_000
 _POLL_S = 0.003
@@ -57,6 +235,10 @@ class RankEvidence:
     stacks: str | None
     flight: str | None
     evidence: tuple[Evidence, ...]
+    signalled: bool = False
+    """Whether it was asked by a signal, which its own thread handles: what moves until the next look may be that."""
+    spared: bool = False
+    """Whether its helper was silent and it got no signal, as it worked then: its stack is still to be had."""
 
 
 def collect_evidence(
@@ -67,6 +249,7 @@ def collect_evidence(
     earlier: Mapping[int, CpuReading] | None = None,
     journal: Journal | None = None,
     may_ask: Callable[[], bool] = lambda: True,
+    moving: Collection[int] = (),
 ) -> dict[int, RankEvidence]:
     """Ask every rank for its stacks and flight record, and read /proc about it; by rank.
 
@@ -77,6 +260,8 @@ def collect_evidence(
         earlier: CPU readings of some earlier look by rank, to tell a busy rank from one that stands still.
         journal: Gets one `dump` event.
         may_ask: Checked before each signal: False once this monitor has been replaced.
+        moving: Ranks that get no signal, because they work: what they do must not be interrupted, not even a call of C
+            that holds the GIL.
     """
     started_ns = time.monotonic_ns()
     # The kernel first: answering a dump costs the rank CPU time and changes what it is waiting in.
@@ -87,7 +272,9 @@ def collect_evidence(
     _await_answers(helpers, started_ns, min(grace_s, _HELPERS_S))
     silent = {question.rank for question in helpers if question.answer is None}
     dumps = [
-        _Question(t.rank, "stack", StackRequest(t, dump_signal)) for t in targets if t.rank in silent and may_ask()
+        _Question(t.rank, "stack", StackRequest(t, dump_signal))
+        for t in targets
+        if t.rank in silent and t.rank not in moving and may_ask()
     ]
     for question in dumps:
         question.ask()
@@ -96,7 +283,7 @@ def collect_evidence(
     for question in questions:
         if question.open:
             question.give_up()
-    found = {target.rank: _of_rank(target.rank, questions, facts[target.rank]) for target in targets}
+    found = {t.rank: _of_rank(t.rank, questions, facts[t.rank], t.rank in moving) for t in targets}
     if journal is not None:
         journal.emit(
             Event.DUMP,
@@ -196,20 +383,29 @@ def _await_answers(questions: Sequence[_Question], started_ns: int, grace_s: flo
         time.sleep(_POLL_S)
 
 
-def _of_rank(rank: int, questions: Sequence[_Question], facts: tuple[Evidence, ...]) -> RankEvidence:
+def _of_rank(rank: int, questions: Sequence[_Question], facts: tuple[Evidence, ...], is_moving: bool) -> RankEvidence:
     mine = {question.kind: question for question in questions if question.rank == rank}
     flight, dump = mine.get("flight"), mine.get("stack")
     stacks = (flight.stacks if flight else None) or (dump.answer if dump else None)
     lines = list(facts)
     if stacks is None or (dump is not None and dump.why_not is not None and stacks == dump.answer):
         what = f"no stacks from rank {rank}" if stacks is None else f"incomplete stacks from rank {rank}"
-        lines.append(Evidence("stack", f"{what}: {_why_not(dump)}"))
+        lines.append(Evidence("stack", f"{what}: {_why_not(dump, is_moving)}"))
     if flight is None or flight.why_not is not None:
-        lines.append(Evidence("flight", f"no flight record from rank {rank}: {_why_not(flight)}"))
-    return RankEvidence(rank, stacks, flight.answer if flight else None, tuple(lines))
+        lines.append(Evidence("flight", f"no flight record from rank {rank}: {_why_not(flight, False)}"))
+    return RankEvidence(
+        rank,
+        stacks,
+        flight.answer if flight else None,
+        tuple(lines),
+        signalled=dump is not None,
+        spared=stacks is None and dump is None and is_moving,
+    )
 
 
-def _why_not(question: _Question | None) -> str:
+def _why_not(question: _Question | None, is_moving: bool) -> str:
+    if question is None and is_moving:
+        return "it works, and who works is not interrupted by a signal"
     if question is None:
         return "it was not asked, another monitor has taken over"
     return question.why_not or "it did not write them"
@@ -220,3 +416,104 @@ def _proc_text(pid: int, name: str) -> str:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except OSError:
         return ""
+
+
+@attrs.frozen
+class CloseLook:
+    """Evidence about all ranks from one moment, and where each rank stood then."""
+
+    places: Mapping[int, object]
+    frames: Mapping[int, tuple[str, ...]]
+    flight: Mapping[int, FlightRecord | None]
+    positions: Mapping[int, Mapping[str, CollectivePosition]]
+    texts: Mapping[int, str]
+    """Whole stack dumps, as written."""
+    facts: tuple[Evidence, ...]
+    cpu: Mapping[int, CpuReading]
+    answered: frozenset[int] = frozenset()
+    """Ranks whose helper thread has answered, so that nothing held their GIL."""
+    signalled: frozenset[int] = frozenset()
+    """Ranks that were asked by a signal."""
+    spared: frozenset[int] = frozenset()
+    """Ranks that gave no stack and were not asked by a signal, because they worked at that moment."""
+
+    @classmethod
+    def of(cls, ranks: Sequence[WatchedRank], found: Mapping[int, RankEvidence]) -> CloseLook:
+        """Read the answers of the ranks."""
+        frames: dict[int, tuple[str, ...]] = {}
+        flight: dict[int, FlightRecord | None] = {}
+        positions: dict[int, Mapping[str, CollectivePosition]] = {}
+        elsewhere = {w.rank: thread for w in ranks if (thread := beating_thread(w)) != w.snapshot.pid}
+        for rank, evidence in found.items():
+            if evidence.stacks:
+                threads = parse_faulthandler(evidence.stacks)
+                own = frames_of(threads, elsewhere[rank]) if rank in elsewhere else main_frames(threads)
+                frames.update({rank: own} if own else {})
+            record = parse_flight_record(evidence.flight) if evidence.flight else None
+            flight[rank] = record
+            if record is not None:
+                positions[rank] = record.positions()
+        return cls(
+            places={watched.rank: place(watched) for watched in ranks},
+            frames=frames,
+            flight=flight,
+            positions=positions,
+            texts={rank: evidence.stacks for rank, evidence in found.items() if evidence.stacks},
+            facts=tuple(line for evidence in found.values() for line in evidence.evidence),
+            answered=frozenset(rank for rank, evidence in found.items() if evidence.flight is not None),
+            signalled=frozenset(rank for rank, evidence in found.items() if evidence.signalled),
+            spared=frozenset(rank for rank, evidence in found.items() if evidence.spared),
+            cpu={w.rank: reading for w in ranks if (reading := read_cpu(w.snapshot.pid)) is not None},
+        )
+
+    def covers(self, ranks: Sequence[WatchedRank]) -> bool:
+        """Tell whether no rank has moved since the look."""
+        return self.places == {watched.rank: place(watched) for watched in ranks}
+
+
+def beating_thread(watched: WatchedRank) -> int:
+    """Return the id of the thread whose progress is watched; that of completed collectives is told by a helper."""
+    snapshot = watched.snapshot
+    return snapshot.pid if snapshot.beat_source == "collectives" else snapshot.main_lane.thread_id or snapshot.pid
+
+
+def place(watched: WatchedRank) -> object:
+    """Return what changes when a rank does anything."""
+    snapshot = watched.snapshot
+    lane = snapshot.main_lane
+    return (snapshot.pid, watched.alive, snapshot.exit_state, lane.last_ns, lane.beats, lane.stack)
+
+
+def states_of(
+    ranks: Sequence[WatchedRank], node: str, *, closely: bool, look: CloseLook | None, now_ns: int
+) -> list[RankState]:
+    """Return the ranks as the analysis takes them; with `closely` /proc is read, which costs."""
+    return [_state(watched, node, closely, look, now_ns) for watched in ranks]
+
+
+def _state(watched: WatchedRank, node: str, closely: bool, look: CloseLook | None, now_ns: int) -> RankState:
+    rank, pid = watched.rank, watched.snapshot.pid
+    snapshot = watched.snapshot if watched.readable else None
+    state = RankState(rank=rank, node=node, alive=watched.alive, snapshot=snapshot)
+    if not closely or not watched.alive:
+        return state
+    state = attrs.evolve(
+        state,
+        process_state=process_state(pid) or "",
+        traced=procfs.is_traced(pid),
+        reads_terminal=procfs.reads_terminal(pid),
+    )
+    if look is None or look.places.get(rank) != place(watched):
+        return state
+    frames = look.frames.get(rank)
+    earlier, latest = look.cpu.get(rank), read_cpu(pid)
+    share = None
+    if earlier is not None and latest is not None and latest.at_ns - earlier.at_ns > 50_000_000:
+        share = (latest.cpu_ns - earlier.cpu_ns) / (latest.at_ns - earlier.at_ns)
+    return attrs.evolve(
+        state,
+        collectives=look.positions.get(rank),
+        in_collective=is_in_collective(frames) if frames else None,
+        slow_work=busy_with(frames) if frames else None,
+        cpu_share=share,
+    )

@@ -15,18 +15,29 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk import console
-from resilience_sdk.hang import DeadlineBook, FlightRecord, RankState
+from resilience_sdk.cluster.membership import HANGS, NodePlace, PeerFile
+from resilience_sdk.core import console
+from resilience_sdk.hang.evidence import FlightRecord
+from resilience_sdk.hang.timeouts import LearnedTimeouts
+from resilience_sdk.hang.timers import HangRules, RankState
 from resilience_sdk.incidents import Evidence
-from resilience_sdk.monitor.merge import evidence_of_peers, is_fresh, states_of_peers
-from resilience_sdk.monitor.peers import PeerFile, Place
-from resilience_sdk.monitor.scene import CloseLook
-from resilience_sdk.monitor.silence import SILENT_S, lost_states
-from resilience_sdk.monitor.summary import NodeSummary, Verdict, bounded_facts, decode, encode, summarize
-from resilience_sdk.rank_page import RankSnapshot
+from resilience_sdk.monitor.evidence import CloseLook
+from resilience_sdk.monitor.node_summary import (
+    SILENT_S,
+    HangVerdict,
+    NodeSummary,
+    bounded_facts,
+    decode,
+    encode,
+    evidence_of_peers,
+    is_fresh,
+    lost_states,
+    states_of_peers,
+    summarize,
+)
+from resilience_sdk.recorder.page_reader import RankSnapshot
 
-OWN = "node.json"
-PEERS = "peers.json"
+OWN, PEERS = HANGS.own, HANGS.peers
 _CALM_S = 2.0
 _QUICK_S = 0.15
 _SLOW_S = 1.0  # of an exchange that has gone on for long: a job that is slow may be so for an hour
@@ -39,10 +50,11 @@ _POLL_S = 0.02
 class Nodes:
     """What is told to and heard from the other nodes. Used by the monitor's only thread."""
 
-    def __init__(self, pages: Path, book: Callable[[], DeadlineBook], name: str) -> None:
+    def __init__(self, pages: Path, book: Callable[[], LearnedTimeouts], rules: HangRules, name: str) -> None:
         """Use the files in `pages`; `book` returns the deadlines of this node, `name` is this host's."""
         self._pages = pages
         self._book = book
+        self._rules = rules
         self.name = name
         self._me = 0
         self._count = 1
@@ -58,7 +70,7 @@ class Nodes:
     def begin(self, attempt: int, announcement: Mapping[str, Any]) -> None:
         """Begin an attempt; `announcement` is our launcher's and says which of how many nodes this is."""
         self._attempt = attempt
-        place = Place.of(announcement, self.name)
+        place = NodePlace.of(announcement, self.name)
         self._me, self._count, self.name = place.me, place.count, place.name
         self._peers = PeerFile(self._pages / PEERS)
         self._summaries, self._received_ns = {}, {}
@@ -158,7 +170,7 @@ class Nodes:
             if rank.snapshot is not None
         ]
 
-    def verdict(self) -> tuple[str, Verdict] | None:
+    def verdict(self) -> tuple[str, HangVerdict] | None:
         """Return the name of a node that has confirmed a hang of this attempt, and its verdict."""
         for _, summary in sorted(self._summaries.items()):
             if summary.verdict is not None:
@@ -207,7 +219,7 @@ class Nodes:
             return interval_s
         return min(interval_s, self.pace_s() / 3)
 
-    def announce(self, verdict: Verdict, states: Sequence[RankState], look: CloseLook | None) -> None:
+    def announce(self, verdict: HangVerdict, states: Sequence[RankState], look: CloseLook | None) -> None:
         """Tell the verdict, and wait a moment until all who listened lately have heard it.
 
         Then their launchers know that the deaths that follow are the end of a hang.
@@ -224,7 +236,7 @@ class Nodes:
                 return
             time.sleep(_POLL_S)
 
-    def pass_on(self, verdict: Verdict, states: Sequence[RankState]) -> None:
+    def pass_on(self, verdict: HangVerdict, states: Sequence[RankState]) -> None:
         """Say that the verdict of another node was heard and is followed."""
         self._tell(states, None, urgent=True, verdict=verdict)
 
@@ -236,7 +248,7 @@ class Nodes:
         urgent: bool,
         wants: bool = False,
         ending: bool = False,
-        verdict: Verdict | None = None,
+        verdict: HangVerdict | None = None,
     ) -> None:
         now_ns = time.monotonic_ns()
         frames = look.frames if look is not None else {}
@@ -246,7 +258,7 @@ class Nodes:
             node=self._me,
             name=self.name,
             now_ns=now_ns,
-            ranks=summarize(states, self._book(), now_ns, frames, flight),
+            ranks=summarize(states, self._book(), self._rules, now_ns, frames, flight),
             heard={node: summary.now_ns for node, summary in self._summaries.items()},
             wants=wants,
             urgent=urgent,

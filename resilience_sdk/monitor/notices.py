@@ -1,4 +1,4 @@
-"""Who asks the job to leave: a rank that got a signal, a file in the run directory, or the cloud."""
+"""Requests to leave: a rank that got a signal, a file in the run directory, or the cloud asks for one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from resilience_sdk import console
+from resilience_sdk.core import console
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.hostinfo import boot_id
-from resilience_sdk.journal import read_journal
-from resilience_sdk.preemption.asking import Asker, asker, notice_name
-from resilience_sdk.preemption.side import counts, is_request
-from resilience_sdk.rank_page import layout as at
-from resilience_sdk.settings import Settings
+from resilience_sdk.preemption.context import counts, is_request
+from resilience_sdk.preemption.reasons import Asker, asker, notice_name
+from resilience_sdk.recorder import page_layout as at
+from resilience_sdk.system.hostinfo import boot_id
 
 if TYPE_CHECKING:
-    from resilience_sdk.preemption.cloud import Notice
+    from resilience_sdk.preemption.cloud import CloudNotice
 
 _MOST_BYTES = 16 << 10
 _MOST_CHARACTERS = 200
 
 
 @attrs.frozen
-class Asked:
+class LeaveRequest:
     """Somebody asks the job to leave."""
 
     source: str
@@ -63,65 +63,63 @@ class Asked:
 class Notices:
     """Looks for whoever asks this node. The monitor's only thread."""
 
-    def __init__(self, run_dir: Path, began: float, cloud: Callable[[], Notice | None]) -> None:
+    def __init__(self, run_dir: Path, began: float, cloud: Callable[[], CloudNotice | None]) -> None:
         """`run_dir/preempt` counts if it is newer than `began` (Unix seconds); `cloud` tells a cloud's notice."""
         self._file = run_dir / "preempt"
         self._began = began
         self._cloud = cloud
-        self._own: Asked | None = None
+        self._own: LeaveRequest | None = None
 
-    def ask(self, asked: Asked | None) -> None:
+    def ask(self, asked: LeaveRequest | None) -> None:
         """Ask from within, for the stop of a job that is too slow; None takes that back."""
         self._own = asked
 
-    def look(self, noticed: Iterable[tuple[int, int]]) -> Asked | None:
+    def look(self, noticed: Iterable[tuple[int, int]]) -> LeaveRequest | None:
         """Return who asks, None = nobody; `noticed`: ranks and the notices on their pages, 0 where there is none."""
         if (asked := on_page(noticed) or self._in_file()) is not None:
             return asked
         notice = self._cloud()
         if notice is None:
             return self._own
-        return Asked(notice.source, Asker.CLOUD, reason=notice.reason, end_unix=notice.deadline_unix)
+        return LeaveRequest(notice.source, Asker.CLOUD, reason=notice.reason, end_unix=notice.deadline_unix)
 
-    def _in_file(self) -> Asked | None:
+    def _in_file(self) -> LeaveRequest | None:
         """Return what the file says, be it empty: one that belongs to somebody else, or is no file, says nothing."""
         if not is_request(self._file, self._began):
             return None
         try:
             fd = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except PermissionError:
-            return Asked(self._file.name, Asker.FILE)  # root's, who says no more
+            return LeaveRequest(self._file.name, Asker.FILE)  # root's, who says no more
         except OSError:
             return None
         with open(fd, "rb") as file:
             told = _object(file.read(_MOST_BYTES)) if counts(os.fstat(fd), self._began) else None
         if told is None:
             return None
-        return Asked(self._file.name, Asker.FILE, reason=_short(told.get("reason")), by=_short(told.get("by")))
+        return LeaveRequest(self._file.name, Asker.FILE, reason=_short(told.get("reason")), by=_short(told.get("by")))
 
 
-def on_page(noticed: Iterable[tuple[int, int]], kind: Asker | None = None) -> Asked | None:
+def on_page(noticed: Iterable[tuple[int, int]], kind: Asker | None = None) -> LeaveRequest | None:
     """Return whom the page of a rank says to have asked, of that kind if one is given: see `Notices.look`."""
     for rank, number in noticed:
         if number and kind in (None, asker(number)):
             # The scheduler's end is told in time for a save, however long that takes: a grace would cut it short.
             end_unix = math.inf if number == at.NOTICE_END else None
-            return Asked(f"rank {rank}: {notice_name(number)}", asker(number), rank, end_unix=end_unix)
+            return LeaveRequest(f"rank {rank}: {notice_name(number)}", asker(number), rank, end_unix=end_unix)
     return None
 
 
-def watch_cloud(settings: Settings, journal: Path) -> Callable[[], Notice | None]:
+def watch_cloud(settings: Settings, journal: Path) -> Callable[[], CloudNotice | None]:
     """Return what tells the notice of a cloud that has to be obeyed, and asks for it now and then.
 
     `journal` is the run directory's, where it stands which notices earlier starts have obeyed.
     """
     if settings.cloud_notices == "off":
         return lambda: None
-    from resilience_sdk.preemption.cloud import cloud_poller  # late: it loads an HTTP client
-    from resilience_sdk.preemption.cloud_watch import CloudWatch
-    from resilience_sdk.preemption.standing import Heeded, heeded_before
+    from resilience_sdk.preemption.cloud import CloudWatch, Heeded, cloud_poller, heeded_before
 
-    def heeded(notice: Notice) -> list[Heeded]:
+    def heeded(notice: CloudNotice) -> list[Heeded]:
         return heeded_before(read_journal(journal).events, notice, boot_id())
 
     try:

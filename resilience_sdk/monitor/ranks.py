@@ -1,4 +1,9 @@
-"""The ranks that a monitor watches: their pages, their processes, and whether they still live."""
+"""The ranks that a monitor watches: their pages, their processes, and whether they still live.
+
+A page is written by the rank, so its pid is a claim. The pidfd pins whatever has that pid now; only then are
+owner, start time and the mapping of the page compared, so the process that was checked is the one that gets
+the signals, whatever becomes of the number.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,108 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import struct
 import time
 from pathlib import Path
 
-from resilience_sdk import hostinfo
-from resilience_sdk.monitor.targets import Target, open_target
-from resilience_sdk.rank_page import PageReader, RankSnapshot, parse_stem
+import attrs
+
+from resilience_sdk.recorder.page_directory import parse_stem
+from resilience_sdk.recorder.page_reader import PageReader, RankSnapshot
+from resilience_sdk.system import hostinfo
+from resilience_sdk.system.hostinfo import process_is_gone, process_start_ticks
+from resilience_sdk.system.procfs import status_fields
+
+
+@attrs.frozen
+class Target:
+    """One verified rank process. `stem`: its files in the page directory, without suffix."""
+
+    rank: int
+    pid: int
+    start_ticks: int
+    pidfd: int
+    """What pins the process; -1 where the platform has no pidfds, so that only its number is known."""
+    stem: Path
+
+    def file(self, suffix: str) -> Path:
+        """Return one of the rank's files, e.g. `file(".stack")`."""
+        return self.stem.with_name(self.stem.name + suffix)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the pinned process still runs; a zombie does not."""
+        if self.pidfd < 0:
+            return not process_is_gone(self.pid, self.start_ticks or None)
+        poller = select.poll()
+        poller.register(self.pidfd, select.POLLIN)
+        return not poller.poll(0)
+
+    def send(self, number: int) -> bool:
+        """Send a signal through the pidfd; False when the process is gone. Raises OSError otherwise."""
+        try:
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, number)
+            elif self.alive:
+                os.kill(self.pid, number)
+            else:
+                return False
+        except ProcessLookupError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the pidfd back; to be called once, by whoever opened the target."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+
+
+def open_target(rank: int, pid: int, start_ticks: int, stem: Path) -> Target | None:
+    """Pin the process and return it, or None unless it is the one that wrote the page.
+
+    Same start time, same user, and the page mapped into it: then it is no other process with a reused pid,
+    and no pid that somebody wrote into a page. Without /proc there is only the word of the page, which lies in a
+    directory that nobody else can write to; without pidfds the process is not pinned.
+    """
+    if pid <= 0:
+        return None
+    pidfd = -1
+    if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return None
+    target = Target(rank, pid, start_ticks, pidfd, stem)
+    is_its = is_ours(target) and _maps(pid, target.file(".page")) if start_ticks else target.alive and not _has_proc()
+    if is_its:
+        return target
+    target.close()
+    return None
+
+
+def is_ours(target: Target) -> bool:
+    """Tell whether the pid still is the process that was pinned, and runs as our user."""
+    uids = status_fields(target.pid).get("Uid", "").split()[:2]
+    return uids == [str(os.getuid()), str(os.geteuid())] and process_start_ticks(target.pid) == target.start_ticks
+
+
+def _has_proc() -> bool:
+    return process_start_ticks(os.getpid()) is not None
+
+
+def _maps(pid: int, page: Path) -> bool:
+    """Tell whether the process has the page mapped.
+
+    Compared by directory and name: inodes in `maps` are those of the lower layer on overlay file systems, and
+    a page that was deleted and made anew by another process is shown as `(deleted)`.
+    """
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
+    except OSError:
+        return False
+    return any(line.endswith(f"/{page.parent.name}/{page.name}") for line in text.splitlines())
+
 
 _GARBLED = 3  # readings in a row after which nothing is known of a rank any more
 _LOOK_FOR_PIDS_S = 0.02  # where the kernel does not tell of deaths
@@ -34,6 +134,10 @@ class WatchedRank:
         self.snapshot = snapshot
         self.target = target
         self.died_ns: int | None = None if target is not None else time.monotonic_ns()
+        self.inode = 0
+        """The file of the page, which the rank may make anew."""
+        self.adrift = False
+        """Whether that file was removed under the living rank; what it writes is read all the same."""
         self.wait_status: int | None = None
         """How it ended, where that could be read before the parent collected it."""
         self._garbled = 0
@@ -56,6 +160,19 @@ class WatchedRank:
             self._garbled = 0
         else:
             self._garbled += 1
+
+    def reopen(self, inode: int) -> None:
+        """Read the page that the rank has made in the place of a removed one, once it is the same rank's."""
+        try:
+            reader = PageReader(self.stem.with_name(self.stem.name + ".page"))
+        except OSError:
+            return
+        fresh = reader.snapshot()
+        if fresh is None or (fresh.pid, fresh.start_ticks) != (self.snapshot.pid, self.snapshot.start_ticks):
+            reader.close()
+            return
+        self.reader.close()
+        self.reader, self.inode, self.adrift = reader, inode, False
 
     @property
     def readable(self) -> bool:
@@ -88,12 +205,22 @@ class RankTable:
         """Look for new pages and return the ranks that appeared."""
         new: list[WatchedRank] = []
         now_ns = time.monotonic_ns()
-        names = {entry.name for entry in os.scandir(self._pages) if entry.name.endswith(".page")}
+        names: dict[str, int] = {}
+        with contextlib.suppress(FileNotFoundError):  # removed: the pages that are known are still mapped
+            names = {entry.name: entry.inode() for entry in os.scandir(self._pages) if entry.name.endswith(".page")}
+        newest = max((stem[0] for name in names if (stem := parse_stem(name.removesuffix(".page")))), default=-1)
         for name in [known for known in self._known if known not in names]:
-            self._forget(name)
-        for name in sorted(names - self._known.keys()):
+            if not self._is_lost(name, newest):
+                self._forget(name)
+        for name, inode in names.items():
+            known = self._known.get(name)
+            if known is not None and known.inode != inode:
+                known.reopen(inode)
+        for name in sorted(names.keys() - self._known.keys()):
             try:
                 self._known[name] = watched = self._open(self._pages / name)
+                if watched is not None:
+                    watched.inode = names[name]
             except _NotYetError:
                 continue
             if watched is not None:
@@ -181,6 +308,19 @@ class RankTable:
                     raise _NotYetError
         self._refused.append(f"{path.name}: {why}")
 
+    def _is_lost(self, name: str, newest: int) -> bool:
+        """Tell whether a page was removed under its rank, and not by who is done with it.
+
+        A rank that has died since then counts until the next attempt begins.
+        """
+        watched = self._known[name]
+        if watched is None:
+            return False
+        if watched.alive and not watched.adrift:
+            watched.refresh()
+            watched.adrift = watched.snapshot.exit_state == "running"
+        return watched.adrift and (watched.alive or newest <= watched.snapshot.attempt)
+
     def _forget(self, name: str) -> None:
         watched = self._known.pop(name)
         if watched is not None:
@@ -233,3 +373,15 @@ def remove_files(stem: Path) -> None:
     for suffix in (".page", ".stack", ".threads", ".fifo", ".fr.json", ".error.json", ".kernels.json", ".role"):
         with contextlib.suppress(OSError):
             os.unlink(f"{stem}{suffix}")
+
+
+def is_clean(watched: WatchedRank) -> bool:
+    """Tell whether a dead rank ended well, by its own word and its exit status where that is known."""
+    if watched.wait_status is not None:
+        return watched.wait_status == 0
+    return watched.snapshot.exit_state == "clean"
+
+
+def exit_code(watched: WatchedRank) -> int | None:
+    """Return the exit code of a dead rank, negative for a signal; None where nobody could tell."""
+    return None if watched.wait_status is None else os.waitstatus_to_exitcode(watched.wait_status)

@@ -11,13 +11,14 @@ import contextlib
 import json
 import os
 import signal
-import sys
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from resilience_sdk import hostinfo, job_config
-from resilience_sdk.file_lock import file_lock
+from resilience_sdk.core import job_config
+from resilience_sdk.system import hostinfo, programs
+from resilience_sdk.system.file_lock import file_lock
 
 LOCK = "monitor.lock"
 SPAWN_LOCK = "spawn.lock"
@@ -25,12 +26,8 @@ STATE = "monitor.json"
 LOG = "monitor.log"
 FROZEN_AFTER_S = 5.0
 _FIRST_PAUSE_S = 0.5
+_COMES_BACK_S = 2.0
 _LONGEST_PAUSE_S = 60.0
-
-_PROGRAM = (
-    "import sys; sys.path[:0] = sys.argv[2:]; "
-    "from resilience_sdk.monitor.program import main; sys.exit(main(sys.argv[1]))"
-)
 
 
 class MonitorWatch:
@@ -41,6 +38,7 @@ class MonitorWatch:
         self._pages = pages
         self._not_before = time.monotonic() + delay_s
         self._pause_s = _FIRST_PAUSE_S
+        self._seen = False
 
     def keep_alive(self) -> bool:
         """Start a monitor if there is none, replace one that is frozen; tell whether one was started.
@@ -50,9 +48,13 @@ class MonitorWatch:
         """
         now = time.monotonic()
         if is_alive(self._pages):
+            self._seen = True
             if now > self._not_before + _LONGEST_PAUSE_S:
                 self._pause_s = _FIRST_PAUSE_S
             return False
+        if self._seen and not (self._pages / STATE).exists():
+            # Its directory was removed, not the monitor: that one has the pages, and comes back by itself.
+            self._seen, self._not_before = False, max(self._not_before, now + _COMES_BACK_S)
         if now < self._not_before:
             return False
         # One that dies again and again is started ever more rarely, but never given up.
@@ -98,38 +100,18 @@ def read_state(pages: Path) -> dict[str, int]:
 
 def _spawn(pages: Path) -> None:
     """Run the program detached: own session, no descriptors but standard error, which shows its report."""
-    roots = _import_roots()
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(pages), *roots]
-    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (
-            os.POSIX_SPAWN_OPEN,
-            1,
-            str(pages / LOG),
-            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW,
-            0o600,
-        ),
-    ]
-    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable_descriptors()]
-    # What preloads libraries or talks to Python belongs to the training, not to the monitor.
-    env = {"PATH": os.defpath, "LANG": "C.UTF-8"}
-    blocked: set[signal.Signals] = set()
-    pid = os.posix_spawn(
-        sys.executable,
-        command,
-        env,
-        file_actions=actions,
-        setsid=True,
-        setsigmask=blocked,
-        setsigdef=_catchable(),
-    )
-    # The program leaves its parent at once and returns when it is the monitor: no child of ours remains
-    # that the training script could meet in a wait().
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    log = os.open(pages / LOG, flags, 0o600)
     try:
-        _, status = os.waitpid(pid, 0)
-    except ChildProcessError:
-        return  # the script collects every child itself, or ignores SIGCHLD: what became of it shows in STATE
-    if status != 0:
+        # What preloads libraries or talks to Python belongs to the training, not to the monitor.
+        env = {"PATH": os.defpath, "LANG": "C.UTF-8"}
+        process = programs.start(programs.MONITOR, str(pages), env=env, stdin=subprocess.DEVNULL, stdout=log)
+    finally:
+        os.close(log)
+    # The program leaves its parent at once and returns when it is the monitor: no child of ours remains that the
+    # training script could meet in a wait(). Where the script collects every child itself, or ignores SIGCHLD, what
+    # became of it shows in STATE.
+    if (status := process.wait()) != 0:
         raise OSError(f"the monitor did not start (status {status}); see {pages / LOG}")
 
 
@@ -177,32 +159,3 @@ def is_unlocked(path: Path) -> bool:
     """Tell whether nobody holds the lock on a file, which is made if it is not there. Raises OSError."""
     with file_lock(path) as mine:
         return mine
-
-
-def _import_roots() -> list[str]:
-    """Return what the program needs on its path: our package and attrs, wherever they are installed."""
-    import attr
-    import attrs
-
-    import resilience_sdk
-
-    roots = {
-        str(Path(module.__file__).resolve().parent.parent)
-        for module in (resilience_sdk, attrs, attr)
-        if module.__file__
-    }
-    return sorted(roots)
-
-
-def _inheritable_descriptors() -> list[int]:
-    descriptors = []
-    with contextlib.suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError, ValueError):
-                if int(name) > 2 and os.get_inheritable(int(name)):
-                    descriptors.append(int(name))
-    return descriptors
-
-
-def _catchable() -> set[signal.Signals]:
-    return {number for number in signal.Signals if number not in (signal.SIGKILL, signal.SIGSTOP)}

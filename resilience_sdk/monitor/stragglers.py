@@ -1,31 +1,135 @@
-"""The monitor's part in finding slow ranks: collect the durations of this node, and judge those of all nodes."""
+"""The monitor's part in finding slow ranks: the durations of this node, and those of all nodes.
+
+Each node writes a file, `straggler.json`. Our launcher carries it into the store, and one node's launcher, that of the
+lowest number which is there, brings those of all nodes into `stragglers.json`. Its monitor judges.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk import console
+import attrs
+
+from resilience_sdk.cluster.membership import DURATIONS, NodePlace, PeerFile
+from resilience_sdk.core import console
+from resilience_sdk.core.atomic_write import Version, version_of, write_whole
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.journal import Journal
-from resilience_sdk.monitor.notices import Asked
+from resilience_sdk.monitor.machine_load import LoadReader, LoadWatch
+from resilience_sdk.monitor.notices import LeaveRequest
 from resilience_sdk.monitor.ranks import WatchedRank
-from resilience_sdk.monitor.recovery import first_step
-from resilience_sdk.monitor.straggler_kernels import KernelNews
-from resilience_sdk.monitor.straggler_nodes import StragglerNodes
 from resilience_sdk.monitor.straggler_response import StragglerResponse
-from resilience_sdk.rank_page import Passes
-from resilience_sdk.settings import Settings
+from resilience_sdk.postmortem.recovery import first_step
+from resilience_sdk.recorder.page_layout import WORK
+from resilience_sdk.recorder.page_reader import LanePasses
+from resilience_sdk.straggler import kernels
 from resilience_sdk.straggler.aggregate import Aggregate
-from resilience_sdk.straggler.collector import Collector
-from resilience_sdk.straggler.control import ControlFile
 from resilience_sdk.straggler.kernels import KernelWindow
-from resilience_sdk.straggler.pieces import NodePieces
-from resilience_sdk.straggler.published import Seen, seen
-from resilience_sdk.straggler.roles import read_role, role_file
-from resilience_sdk.straggler.told import WORK
+from resilience_sdk.straggler.published import ControlFile
+from resilience_sdk.straggler.window_messages import Collector, NodePieces, Piece, chosen, decode, pace_s
+from resilience_sdk.straggler.workload import read_role, role_file
+
+_TOLD = 16  # kernels of a rank, those with the largest part of the time
+_TIMES = 2  # that a window is told: one message may be overwritten before it is read
+
+
+class KernelNews:
+    """What is new on this node. The monitor's only thread."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._newest: dict[Path, tuple[Version, KernelWindow]] = {}
+        self._told: Counter[Path] = Counter()
+
+    def of(self, ranks: Iterable[tuple[int, Path]]) -> dict[int, KernelWindow]:
+        """Return rank -> its newest window, where that has not been told often enough; `ranks` with their stems."""
+        found = {}
+        for rank, stem in ranks:
+            path = stem.with_name(stem.name + kernels.SUFFIX)
+            now, known = version_of(path), self._newest.get(stem)
+            if now is not None and (known is None or known[0] != now) and (window := kernels.read(path)) is not None:
+                known = self._newest[stem] = now, attrs.evolve(window, kernels=window.kernels[:_TOLD])
+                self._told[stem] = 0
+            if known is not None and self._told[stem] < _TIMES:
+                self._told[stem] += 1
+                found[rank] = known[1]
+        return found
+
+
+OWN, PEERS = DURATIONS.own, DURATIONS.peers
+_PIECES_KEPT = 64
+READ_AT_ONCE = 128  # messages: reading those of 2,048 nodes takes a second
+
+
+class StragglerNodes:
+    """What is told to and heard from the other nodes. The monitor's only thread."""
+
+    def __init__(self, pages: Path, attempt: int, announcement: Mapping[str, Any], host: str) -> None:
+        """Use the files in `pages`; `announcement` is our launcher's and says which of how many nodes this is."""
+        self._pages = pages
+        self.attempt = attempt
+        place = NodePlace.of(announcement, host)
+        self.me, self.count, self.name = place.me, place.count, place.name
+        self._peers = PeerFile(pages / PEERS)
+        self._pieces: deque[Piece] = deque(maxlen=_PIECES_KEPT)
+        self._turn = time.monotonic_ns()  # not that of a monitor before
+        self._told_at = float("-inf")
+        self._turns: dict[int, int] = {}
+        self._texts: set[str] = set()
+        self._unread: dict[str, None] = {}
+        self.gathers = self.me == 0
+        """Whether this node judges for all. Two may believe that of themselves for a while, which is harmless."""
+
+    def message(
+        self, pieces: Iterable[Piece], roles: Mapping[int, str], kernels: Mapping[int, KernelWindow]
+    ) -> NodePieces:
+        """Return what there is to be told of this node."""
+        self._turn += 1
+        return NodePieces(self.attempt, self.me, self.name, self._turn, tuple(pieces), roles, kernels)
+
+    def is_due(self, pieces: list[Piece], now_s: float) -> bool:
+        """Keep what is new, and tell whether it is time to tell; `now_s` is a steady clock."""
+        self._pieces.extend(pieces)
+        if not self._pieces or now_s - self._told_at < pace_s(self.count):
+            return False
+        self._told_at = now_s
+        return True
+
+    def tell(self, roles: Mapping[int, str], kernels: Mapping[int, KernelWindow]) -> None:
+        """Tell the newest windows of this node."""
+        told = self.message(chosen(self._pieces, self.count), roles, kernels)
+        self._pieces.clear()
+        self._pieces.extend(told.pieces)
+        try:
+            write_whole(self._pages / OWN, told.to_text())
+        except OSError as error:
+            console.say_once("straggler", f"the other nodes are not told how fast this one is: {error}")
+
+    def read(self) -> list[NodePieces]:
+        """Return what has come from other nodes, some of it where it is much. Costs one stat while nothing has."""
+        if self.count == 1:
+            return []
+        heard = self._peers.news(self.attempt)
+        if heard is not None:
+            self.gathers = self.me == 0 or heard.gathers
+            texts = set(heard.texts)
+            unread = {text: None for text in self._unread if text in texts}
+            self._unread = unread | dict.fromkeys(text for text in heard.texts if text not in self._texts)
+            self._texts = texts
+        now = list(islice(self._unread, READ_AT_ONCE))
+        for text in now:
+            del self._unread[text]
+        told = (decode(text) for text in now)
+        news = [n for n in told if n is not None and n.attempt == self.attempt and self._turns.get(n.node) != n.turn]
+        self._turns.update((node.node, node.turn) for node in news)
+        return [node for node in news if node.node != self.me]
+
 
 _CONTROL_S = 1.0
 
@@ -40,7 +144,7 @@ class StragglerWatch:
         settings: Settings,
         journal: Journal,
         store: IncidentStore,
-        ask_stop: Callable[[Asked | None], None],
+        ask_stop: Callable[[LeaveRequest | None], None],
         host: str,
         *,
         job: str,
@@ -57,30 +161,29 @@ class StragglerWatch:
         self._settings = settings
         self._host = host
         self._control = ControlFile(run_dir, settings)
-        self._response = StragglerResponse(run_dir, journal, store, ask_stop, job=job, began=began or 0.0)
+        self._response = StragglerResponse(run_dir, journal, store, job=job, began=began or 0.0)
+        self._ask_stop = ask_stop
+        self._load = LoadReader()
         self._looked_at = float("-inf")
-        self._prepare(0, {})
+        self._nodes = StragglerNodes(pages, 0, {}, host)
+        self._start()
 
     def begin(self, attempt: int, announcement: Mapping[str, Any]) -> None:
         """Begin an attempt; `announcement` is our launcher's, empty where nobody has made one."""
-        self._prepare(attempt, announcement)
+        self._nodes = StragglerNodes(self._pages, attempt, announcement, self._host)
+        self._start()
         if self._nodes.gathers:
             self._response.withdraw()
-
-    def _prepare(self, attempt: int, announcement: Mapping[str, Any]) -> None:
-        self._nodes = StragglerNodes(self._pages, attempt, announcement, self._host, self._clock)
-        self._attempt = attempt
-        self._start()
 
     def _start(self) -> None:
         self._collector = Collector(self._nodes.count)
         self._aggregate: Aggregate | None = None
         self._reported_at = self._clock()
-        self._roles: dict[Path, tuple[Seen | None, str]] = {}
+        self._roles: dict[Path, tuple[Version | None, str]] = {}
         self._kernels = KernelNews()
         self._has_failed = False
 
-    def look(self, completed: Sequence[tuple[WatchedRank, Sequence[Passes]]]) -> None:
+    def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]]) -> None:
         """Take what each rank of this node has completed since the last look, and judge what can be judged.
 
         Never raises: a mistake here must not cost the job its watch over hangs. It is said, and the attempt goes on
@@ -94,7 +197,7 @@ class StragglerWatch:
             self._has_failed = True
             self._response.note_failure(error)
 
-    def _look(self, completed: Sequence[tuple[WatchedRank, Sequence[Passes]]]) -> None:
+    def _look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]]) -> None:
         now = self._clock()
         if now - self._looked_at >= _CONTROL_S:
             self._looked_at = now
@@ -105,39 +208,45 @@ class StragglerWatch:
         self._collector.present({watched.rank: watched.stem for watched in living})
         for watched, passes in completed:
             for new in sorted(passes, key=lambda new: new.kind != WORK):  # it belongs to passes of the same look
-                self._collector.add(watched.rank, new.name, new.kind, new.lane, new.start, new.samples_ns)
+                self._collector.add(
+                    watched.rank, new.name, new.kind, new.lane, new.start, new.samples_ns, is_joint=new.is_joint
+                )
         pieces = self._collector.take(_first_step(living), now)
         told = self._nodes.read()
         if self._nodes.gathers:
             if pieces:
                 told.append(self._nodes.message(pieces, self._roles_of(living), {}))
             self._judge(told, living, now)
-        elif self._nodes.is_due(pieces):
+        elif self._nodes.is_due(pieces, now):
             self._nodes.tell(self._roles_of(living), self._kernels_of(living))
 
     def _judge(self, told: Sequence[NodePieces], living: Sequence[WatchedRank], now: float) -> None:
         control = self._control.now
+        self._load.pids = {watched.snapshot.pid for watched in living}
         aggregate = self._aggregate
         if aggregate is None:
             if not told:
                 return
-            aggregate = self._aggregate = Aggregate(
-                self._nodes.count,
-                relative_threshold=control.relative_threshold,
-                individual_threshold=control.individual_threshold,
-            )
-            self._response.begin(self._attempt)
+            aggregate = self._aggregate = Aggregate(self._nodes.count)
+            self._response.begin(self._nodes.attempt, LoadWatch(self._load, now, alone=self._nodes.count == 1))
+            self._ask_stop(None)
         for node in told:
             aggregate.add(node)
-        changes, verdicts = aggregate.judge(now), aggregate.verdicts
+        changes, verdicts = aggregate.judge(), aggregate.verdicts
         if changes or verdicts:
-            self._response.tell(changes, verdicts, stop=control.stop_if_detected)
+            self._ask(self._response.tell(changes, verdicts, now, stop=control.stop_if_detected))
         if now - self._reported_at >= control.report_interval:
             self._reported_at = now
             aggregate.add(self._nodes.message((), {}, self._kernels_of(living)))
-            report = aggregate.report()
+            report = aggregate.report(control.relative_threshold, control.individual_threshold)
             if report is not None:
                 self._response.report(report, control.scores_to_print)
+                below = {"relative": control.stop_below_relative, "individual": control.stop_below_individual}
+                self._ask(self._response.stop_below(report, **below))
+
+    def _ask(self, request: LeaveRequest | None) -> None:
+        if request is not None:
+            self._ask_stop(request)
 
     def _look_at_control(self) -> None:
         was_on = self._control.now.straggler_detection
@@ -150,19 +259,17 @@ class StragglerWatch:
             self._response.note_control(said, control)
         if was_on and not control.straggler_detection:
             if self._aggregate is not None:
-                self._response.tell(self._aggregate.end(), (), stop=False)
+                self._response.tell(self._aggregate.end(), (), self._clock(), stop=False)
             if self._nodes.gathers:
                 self._response.switched_off()
             self._start()
-        elif self._aggregate is not None:
-            self._aggregate.set_thresholds(relative=control.relative_threshold, individual=control.individual_threshold)
 
     def _kernels_of(self, living: Sequence[WatchedRank]) -> dict[int, KernelWindow]:
         return self._kernels.of((watched.rank, watched.stem) for watched in living)
 
     def _roles_of(self, living: Sequence[WatchedRank]) -> dict[int, str]:
         for watched in living:
-            said = seen(role_file(watched.stem))
+            said = version_of(role_file(watched.stem))
             known = self._roles.get(watched.stem)
             if known is None or known[0] != said:
                 self._roles[watched.stem] = said, read_role(watched.stem) or self._settings.straggler_role or ""

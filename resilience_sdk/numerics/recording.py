@@ -13,10 +13,10 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.file_lock import file_lock
+from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore
-from resilience_sdk.numerics.trouble import Judgement, Trouble, is_same_episode, judge
-from resilience_sdk.whole_file import write_whole
+from resilience_sdk.numerics.anomaly import AnomalyJudgement, Trouble, is_same_episode, judge
+from resilience_sdk.system.file_lock import file_lock
 
 Pages = Mapping[int, Mapping[str, Any]]
 
@@ -29,7 +29,7 @@ _LONG_AGO_S = 600.0  # of another job with the same number: a requeued one count
 
 
 @attrs.frozen
-class Attempt:
+class AttemptPlace:
     """Where a trouble is seen: the job and its attempt, the node, and how many ranks there are."""
 
     job: str
@@ -47,7 +47,7 @@ class Recorded:
 
 
 def record(
-    store: IncidentStore, trouble: Trouble, attempt: Attempt, action: str, now: float, pages: Pages
+    store: IncidentStore, trouble: Trouble, attempt: AttemptPlace, action: str, now: float, pages: Pages
 ) -> Recorded | None:
     """Write the incident of a trouble, or add it to that of its episode; None where it adds nothing.
 
@@ -73,7 +73,7 @@ def record(
 
 
 def _create(
-    store: IncidentStore, trouble: Trouble, attempt: Attempt, action: str, now: float, pages: Pages
+    store: IncidentStore, trouble: Trouble, attempt: AttemptPlace, action: str, now: float, pages: Pages
 ) -> Incident:
     seen = [trouble]
     incident = Incident(
@@ -88,7 +88,7 @@ def _create(
     return incident
 
 
-def _report(told: Judgement, seen: list[Trouble], attempt: Attempt) -> dict[str, Any]:
+def _report(told: AnomalyJudgement, seen: list[Trouble], attempt: AttemptPlace) -> dict[str, Any]:
     """Return the fields of the incident that follow from what was seen."""
     shown = sorted(seen, key=lambda trouble: (trouble.order, trouble.rank))
     nodes = {rank: attempt.node for rank in told.culprits} if attempt.world_size == 1 else {}
@@ -103,7 +103,9 @@ def _report(told: Judgement, seen: list[Trouble], attempt: Attempt) -> dict[str,
     }
 
 
-def _of_episode(incidents: Path, trouble: Trouble, attempt: Attempt, now: float) -> tuple[Path, list[Trouble]] | None:
+def _of_episode(
+    incidents: Path, trouble: Trouble, attempt: AttemptPlace, now: float
+) -> tuple[Path, list[Trouble]] | None:
     newest = sorted(incidents.glob(f"[0-9]*-{KIND}"), key=lambda path: int(path.name.split("-")[0]), reverse=True)
     for folder in newest[:_MOST_INCIDENTS]:
         seen = _read(folder, attempt, now)
@@ -112,7 +114,7 @@ def _of_episode(incidents: Path, trouble: Trouble, attempt: Attempt, now: float)
     return None
 
 
-def _read(folder: Path, attempt: Attempt, now: float) -> list[Trouble]:
+def _read(folder: Path, attempt: AttemptPlace, now: float) -> list[Trouble]:
     try:
         data = json.loads((folder / _SEEN).read_text())
         is_old = now - (folder / _SEEN).stat().st_mtime > _LONG_AGO_S
@@ -123,6 +125,6 @@ def _read(folder: Path, attempt: Attempt, now: float) -> list[Trouble]:
         return []
 
 
-def _write(folder: Path, seen: list[Trouble], attempt: Attempt) -> None:
+def _write(folder: Path, seen: list[Trouble], attempt: AttemptPlace) -> None:
     data = {"job": attempt.job, "attempt": attempt.number, "seen": [attrs.asdict(trouble) for trouble in seen]}
     write_whole(folder / _SEEN, json.dumps(data))

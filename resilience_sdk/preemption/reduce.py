@@ -1,4 +1,8 @@
-"""How all ranks stop at one check where no monitor coordinates: one small all_reduce, about once per second.
+"""The agreement without a monitor: one small all_reduce about once per second makes all ranks stop at one check.
+
+It is made by hand rather than by `new_group()`: that waits for all ranks, and counts groups, so that a rank which never
+comes here would block the others, or break the groups that the program makes later. This one connects when it is first
+used, waits nowhere, and has connections of its own to the store.
 
 It is begun in one check and read in a later one, at which it is normally done, so nobody waits. What it carries is
 merged by the maximum: whether anybody was asked to leave, and after how many checks the next one is due, so that all
@@ -11,13 +15,155 @@ obey what stands. So a rank that was late does not go on where the others have s
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import datetime
+import queue
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 
-from resilience_sdk.preemption.asking import Hindrance
-from resilience_sdk.preemption.protocol import Decision
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say_once
+from resilience_sdk.core.events import Event
+from resilience_sdk.preemption.agreement import StopDecision
+from resilience_sdk.preemption.context import PreemptionContext, is_request
+from resilience_sdk.preemption.reasons import Hindrance, asker, notice_name
+from resilience_sdk.preemption.signals import Handlers
+from resilience_sdk.recorder import page_layout as at
+from resilience_sdk.system import gloo_teardown
+
+T = TypeVar("T")
+
+NAME = "resilience"  # in flight records
+_STORE_S = 10.0
+_REDUCE_S = 30 * 86400.0  # a rank may evaluate for long; who waits for it does so elsewhere, and bounded
+_POLL_S = 0.0005
+_MOST_ASKED = 64  # ranks about whom the store is asked one by one
+
+
+def connect(attempt: int) -> GlooGroup | None:
+    """Return the group, or None where torch.distributed is not initialised, or has one rank. Never imports torch.
+
+    Raises RuntimeError and OSError.
+    """
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return _bounded(lambda: GlooGroup(dist, attempt))
+
+
+class GlooGroup:
+    """See the module. All ranks begin the same all_reduces in the same order. One thread at a time."""
+
+    def __init__(self, dist: Any, attempt: int) -> None:
+        """Make the group; waits for nobody."""
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._store = _store(dist, f"resilience/stop/{attempt}", _STORE_S)
+        # Its thread waits in the store for the address of a rank, and who else uses that connection waits with it.
+        own = _store(dist, f"resilience/stop/{attempt}/gloo", _REDUCE_S)
+        self._group = dist.ProcessGroupGloo(own, self._rank, self._size, _options(dist, self._size))
+        # Its end would wait for an all_reduce that a rank has not come to, so it never ends: the process does.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        atexit.register(gloo_teardown.settle_at_exit)
+        self._maximum = dist.AllreduceOptions()
+        self._maximum.reduceOp = dist.ReduceOp.MAX
+        self._work: Any = None
+        self._values: Any = None
+        self._store.set(_came(self._rank), "")
+
+    def begin(self, values: Sequence[int]) -> None:
+        """Begin the next all_reduce (the maximum of each value); about 0.1 ms."""
+        import torch
+
+        self._values = torch.tensor(values, dtype=torch.int64, device="cpu")
+        self._work = self._group.allreduce([self._values], self._maximum)
+
+    def result(self, patience_s: float) -> list[int] | None:
+        """Return what it came to; None when it is not done within the time. Raises RuntimeError."""
+        deadline = time.monotonic() + patience_s
+        while not self._work.is_completed():
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(_POLL_S)
+        self._work.wait()  # raises what went wrong
+        return [int(value) for value in self._values.tolist()]
+
+    def decide(self, number: int, wanted: StopDecision) -> StopDecision:
+        """Write the decision about all_reduce `number` unless there is one; return what stands. Raises RuntimeError."""
+        stands = _bounded(lambda: self._store.compare_set(f"decision/{number}", "", wanted.value))
+        return StopDecision(stands.decode())
+
+    def silent_ranks(self) -> list[int]:
+        """Return the ranks, of those asked about, that have never come here. Raises RuntimeError."""
+        asked = range(min(self._size, _MOST_ASKED))
+        return _bounded(lambda: [rank for rank in asked if not self._store.check([_came(rank)])])
+
+
+def _bounded(ask: Callable[[], T]) -> T:
+    """Ask the store, in a thread that is left behind when no answer comes: on a dead link torch waits without bound.
+
+    Raises RuntimeError.
+    """
+    answers: queue.SimpleQueue[tuple[T, None] | tuple[None, Exception]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((ask(), None))
+        except Exception as error:  # noqa: BLE001 - raised below
+            answers.put((None, error))
+
+    threading.Thread(target=run, name="resilience-store", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=_STORE_S)
+    except queue.Empty:
+        raise RuntimeError(f"the store has not answered for {_STORE_S:g} s") from None
+    if error is not None:
+        raise error
+    return answer  # type: ignore[return-value]
+
+
+def _store(dist: Any, prefix: str, timeout_s: float) -> Any:
+    """Return the job's store under a prefix, on a connection of its own. Raises RuntimeError."""
+    base = dist.distributed_c10d._get_default_store()
+    if base is None:
+        raise RuntimeError("the process group has no store")
+    if not hasattr(base, "clone"):
+        raise RuntimeError("this release of torch has one connection to the store for all")
+    store = base.clone()
+    store.set_timeout(datetime.timedelta(seconds=timeout_s))
+    return dist.PrefixStore(prefix, store)
+
+
+def _came(rank: int) -> str:
+    return f"came/{rank}"
+
+
+def _options(dist: Any, size: int) -> Any:
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = datetime.timedelta(seconds=_REDUCE_S)
+    options._threads = 1
+    options._devices = _devices(dist)
+    options.group_name = NAME
+    options.global_ranks_in_group = list(range(size))
+    return options
+
+
+def _devices(dist: Any) -> list[Any]:
+    gloo = dist.ProcessGroupGloo
+    interfaces = environ.environment().get("GLOO_SOCKET_IFNAME", "")
+    names = [name for name in interfaces.split(",") if name]
+    try:
+        if names:
+            return [gloo.create_device(interface=name, lazy_init=True) for name in names]
+        return [gloo.create_default_device(lazy_init=True)]
+    except TypeError:
+        raise RuntimeError("this release of torch connects all ranks of a gloo group at once") from None
+
 
 EVERY_S = 1.0  # one all_reduce of about 0.1 ms in this time
 _MOST_CHECKS = 100  # so that a loop that becomes slower is not deaf for long
@@ -35,7 +181,7 @@ class Group(Protocol):
         """Return what the last one came to; None when it is not done within the time. Raises RuntimeError."""
         ...
 
-    def decide(self, number: int, wanted: Decision) -> Decision:
+    def decide(self, number: int, wanted: StopDecision) -> StopDecision:
         """Write the decision about all_reduce `number` unless there is one; return what stands. Raises RuntimeError."""
         ...
 
@@ -147,7 +293,7 @@ class Reduction:
         except Exception as error:  # noqa: BLE001 - see above
             why = f"the connection to another rank is lost: {_first_line(error)}"
         if maxima is None:
-            if self._group.decide(self._number, Decision.VOID) is Decision.COMMIT:
+            if self._group.decide(self._number, StopDecision.VOID) is StopDecision.COMMIT:
                 return True
             if why:
                 self._end(why, Hindrance.CUT_OFF)
@@ -172,7 +318,7 @@ class Reduction:
     def _may_stop(self) -> bool:
         assert self._group is not None
         try:
-            return self._group.decide(self._number, Decision.COMMIT) is Decision.COMMIT
+            return self._group.decide(self._number, StopDecision.COMMIT) is StopDecision.COMMIT
         except Exception:  # noqa: BLE001 - see above
             return True  # the store is gone; all ranks have read the same, unless one has waited in vain
 
@@ -193,3 +339,70 @@ class Reduction:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+_MOST_PATIENCE_S = 30.0  # for a rank that is late
+
+
+class Unmonitored:
+    """Notices from wherever they come, and the agreement by `preemption.reduce`."""
+
+    __slots__ = ("_handlers", "_is_told", "_reduction", "_side", "deaf")
+
+    def __init__(self, side: PreemptionContext, handlers: Handlers) -> None:
+        self._side = side
+        self.deaf = side.deaf
+        self._handlers = handlers
+        self._is_told = False
+        self._reduction = Reduction(
+            lambda: connect(side.attempt),
+            is_alone=side.is_alone,
+            # A stop that comes when the time is over helps nobody.
+            patience_s=max(1.0, min(_MOST_PATIENCE_S, side.grace_s / 2)),
+            clock=time.monotonic,
+            give_up=self._give_up,
+            first=side.first_check,
+        )
+
+    @property
+    def ends_at(self) -> float | None:
+        """When the time is over (monotonic seconds), as far as another rank knew at the stop."""
+        return self._reduction.ends_at
+
+    def look(self) -> None:
+        """Look for a file that asks, and for a monitor that was asked; in the helper thread.
+
+        A monitor hears the cloud, and may ask by itself; it has journalled that, and has told the ranks their time.
+        """
+        if self._side.words[at.W_DEADLINE_NS]:
+            self._handlers.note(at.NOTICE_REQUEST)
+        if is_request(self._side.request_file, self._side.began_unix):
+            self._handlers.note(at.NOTICE_FILE)
+
+    def stops(self, count: int, time_left: Callable[[], float | None]) -> bool:
+        """Tell whether all ranks stop at check `count`; the thread that trains."""
+        is_asked = self._handlers.noted_at is not None
+        if is_asked and not self._is_told:
+            self._is_told = True
+            number = self._side.words[at.W_NOTICE]
+            if number != at.NOTICE_REQUEST:  # which is in the journal with its reason
+                kind = asker(number).value
+                self._side.journal.emit(Event.PREEMPT_NOTICE, source=notice_name(number), kind=kind)
+        if self.deaf:  # who began an all_reduce would wait for them
+            if is_asked:
+                self._give_up(
+                    f"{_named(self.deaf)} cannot be recorded, and hears of no stop", Hindrance.UNSEEN, self.deaf
+                )
+            return False
+        return self._reduction.stops(count, is_asked, time_left)
+
+    def _give_up(self, why: str, hindrance: Hindrance, ranks: Sequence[int]) -> None:
+        if say_once("reduce", f"no stop can be agreed from here on: {why}"):
+            whom = [{"rank": rank} for rank in ranks]
+            self._side.journal.emit(
+                Event.DEGRADED, what="preemption", why=why, hindrance=hindrance.value, culprits=whom
+            )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"

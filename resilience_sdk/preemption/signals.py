@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from resilience_sdk.preemption.protocol import TEARDOWN
-from resilience_sdk.rank_page import layout as at
+from resilience_sdk.preemption.agreement import TEARDOWN
+from resilience_sdk.recorder import page_layout as at
 
 _LEAVING = ("preemption",)
 _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
@@ -62,11 +62,18 @@ class Handlers:
                 self._previous[number] = previous
             signal.signal(number, self._handle)
 
-    def give_back(self) -> None:
-        """Put back what was there before the signals that a `take_over` has named, where it is still ours."""
+    def are_in_place(self) -> bool:
+        """Tell whether a signal of ours is heard here now."""
+        return any(signal.getsignal(number) == self._handle for number in self.numbers)
+
+    def give_back(self, *, all_of_them: bool) -> None:
+        """Put back what was there before ours, where it is still ours.
+
+        All of them, or those alone that a `take_over` has named.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in set(self.numbers) - set(self._settled):
+        for number in self.numbers if all_of_them else set(self.numbers) - set(self._settled):
             previous = self._previous.pop(number, None)
             if previous is not None and signal.getsignal(number) == self._handle:
                 signal.signal(number, previous)

@@ -7,20 +7,21 @@ may differ between ranks and windows; a score compares what both have.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import attrs
 
-from resilience_sdk.console import say_once
-from resilience_sdk.short_names import shortened
-from resilience_sdk.whole_file import write_whole
+from resilience_sdk.core.atomic_write import write_whole
+from resilience_sdk.core.console import say_once
+from resilience_sdk.core.json_records import from_text, to_text
+from resilience_sdk.recorder.page_layout import shortened
+from resilience_sdk.straggler.windowing import median
 
 SUFFIX = ".kernels.json"
 """Beside the rank's page, with its stem."""
@@ -56,23 +57,8 @@ class KernelTime:
 class KernelWindow:
     """What one rank ran in one window, the kernel with the longest total first."""
 
-    window: int
-    """Its number in this process, from 1."""
+    window: int  # its number in this process, from 1
     kernels: tuple[KernelTime, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values that `from_json` takes."""
-        return {"window": self.window, "kernels": [attrs.astuple(kernel) for kernel in self.kernels]}
-
-    @classmethod
-    def from_json(cls, data: Any) -> KernelWindow | None:
-        """Return the window, or None where `data` is none; a kernel that is none is left out."""
-        if not isinstance(data, dict) or type(data.get("window")) is not int:
-            return None
-        rows = data.get("kernels")
-        if not isinstance(rows, list):
-            return None
-        return cls(data["window"], tuple(filter(None, map(_kernel, rows[:_MOST_KERNELS]))))
 
 
 def is_communication(name: str) -> bool:
@@ -87,7 +73,7 @@ def summarize(durations: Mapping[str, Sequence[float]], window: int) -> KernelWi
     Of more than 256 kernels, those with the longest totals are kept.
     """
     kernels = [
-        KernelTime(shortened(name, _MOST_NAME), len(times), _median(times) / _NANO, sum(times) / _NANO)
+        KernelTime(shortened(name, _MOST_NAME), len(times), median(times) / _NANO, sum(times) / _NANO)
         for name, times in durations.items()
         if times and not is_communication(name)
     ]
@@ -109,7 +95,7 @@ def durations_of(events: Iterable[Any], device: str) -> dict[str, list[float]]:
 
 def publish(path: Path, window: KernelWindow) -> None:
     """Replace the file as a whole; raises OSError."""
-    write_whole(path, json.dumps(window.to_json()))
+    write_whole(path, to_text(window))
 
 
 def read(path: Path) -> KernelWindow | None:
@@ -118,22 +104,22 @@ def read(path: Path) -> KernelWindow | None:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             info = os.fstat(file.fileno())
             is_ours = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o022
-            return KernelWindow.from_json(json.loads(file.read(_MOST_BYTES))) if is_ours else None
-    except (OSError, ValueError, RecursionError):
+            return from_text(KernelWindow, file.read(_MOST_BYTES)) if is_ours else None
+    except OSError:
         return None
 
 
 class KernelSampler:
-    """Profiles one optimizer step every `every_s` seconds, and lets `done(window)` have what it saw.
+    """Profiles one optimizer step every `every_s` seconds, and publishes what it saw at `path`.
 
     Called at the end of each step by the thread that trains. A window costs that thread the profiler's start and
     stop, which waits for the device once; the events are read in a thread of their own. A profiler of the user's
     has precedence: there is one at a time in a process.
     """
 
-    def __init__(self, every_s: float, done: Callable[[KernelWindow], None], device: str = "CUDA") -> None:
+    def __init__(self, every_s: float, path: Path, device: str = "CUDA") -> None:
         self._every_s = every_s
-        self._done = done
+        self._path = path
         self._device = device
         self._profile: Any = None
         self._reader: threading.Thread | None = None
@@ -176,27 +162,6 @@ class KernelSampler:
 
     def _read(self, profile: Any) -> None:
         try:
-            self._done(summarize(durations_of(profile.events(), self._device), self._windows))
+            publish(self._path, summarize(durations_of(profile.events(), self._device), self._windows))
         except Exception as error:  # noqa: BLE001 - a thread of ours must not end in a traceback on the user's screen
             say_once("kernels", f"the times of GPU kernels are not known: {type(error).__name__}: {error}")
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
-def _kernel(row: Any) -> KernelTime | None:
-    if not isinstance(row, list) or len(row) != 4:
-        return None
-    name, count, median_s, total_s = row
-    numbers = (median_s, total_s)
-    is_valid = (
-        isinstance(name, str)
-        and len(name) <= _MOST_NAME
-        and type(count) is int
-        and count > 0
-        and all(type(number) in (int, float) and 0 <= number < _NANO for number in numbers)
-    )
-    return KernelTime(name, count, float(median_s), float(total_s)) if is_valid else None

@@ -1,4 +1,6 @@
-"""`RUN_DIR/stragglers/`: what the monitor publishes about slow ranks, and what a person may set while the job runs.
+"""`RUN_DIR/stragglers/`.
+
+Reports and verdicts that the monitor publishes, and settings that may be changed while a job runs.
 
     verdicts.json   what stands now, and the last changes
     report.json     the newest report
@@ -10,16 +12,22 @@ A file counts only if we or root own it and nobody else can write it.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 
+from resilience_sdk.core.atomic_write import Version, version_of, write_whole
+from resilience_sdk.core.json_records import from_text, to_text
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.core.settings.fields import nearest, read_value
+from resilience_sdk.errors import ConfigError
 from resilience_sdk.straggler.reports import Report
-from resilience_sdk.straggler.verdicts import Change, Verdict
-from resilience_sdk.whole_file import write_whole
-from resilience_sdk.wire import from_text, to_text
+from resilience_sdk.straggler.verdicts import Change, SlowVerdict
 
 DIRECTORY = "stragglers"
 VERDICTS, REPORT, SETTINGS = "verdicts.json", "report.json", "settings.json"
@@ -27,48 +35,24 @@ LOGGED = "logged-by-rank"
 CHANGES_KEPT = 64
 _MOST_BYTES = 64 << 20  # a report on 16,384 ranks has some megabytes
 
-Seen = tuple[int, int, int]
 """What tells one content of a file from the next."""
 
 
 @attrs.frozen
-class Numbered:
-    """A change with its number in the attempt, from 1."""
-
-    number: int
-    what: str
-    verdict: Verdict
-
-    @property
-    def change(self) -> Change:
-        """The change itself."""
-        return Change(self.what, self.verdict)
-
-
-@attrs.frozen
-class Standing:
+class StandingVerdicts:
     """`verdicts.json`."""
 
     attempt: int
     at: float
     """Unix seconds of the host that wrote it."""
     enabled: bool = True
-    verdicts: tuple[Verdict, ...] = ()
-    changes: tuple[Numbered, ...] = ()
+    verdicts: tuple[SlowVerdict, ...] = ()
+    changes: tuple[Change, ...] = ()
     job: str = ""
     """The key of the job, as in the journal."""
 
-    @property
-    def newest(self) -> int:
-        """Number of the newest change."""
-        return self.changes[-1].number if self.changes else 0
 
-    def after(self, number: int) -> list[Numbered]:
-        """Return the changes after that number."""
-        return [change for change in self.changes if change.number > number]
-
-
-def write_standing(run_dir: Path, standing: Standing) -> None:
+def write_standing(run_dir: Path, standing: StandingVerdicts) -> None:
     """Publish the verdicts; raises OSError."""
     write_whole(_made(run_dir) / VERDICTS, to_text(standing) + "\n")
 
@@ -116,25 +100,16 @@ def is_logging(run_dir: Path, job: str, attempt: int) -> bool:
         return False
 
 
-def read_standing(run_dir: Path) -> Standing | None:
+def read_standing(run_dir: Path) -> StandingVerdicts | None:
     """Return the newest verdicts; None where there are none that count."""
     text = trusted_text(run_dir / DIRECTORY / VERDICTS)
-    return None if text is None else from_text(Standing, text)
+    return None if text is None else from_text(StandingVerdicts, text)
 
 
 def read_report(run_dir: Path) -> Report | None:
     """Return the newest report; None where there is none that counts."""
     text = trusted_text(run_dir / DIRECTORY / REPORT)
     return None if text is None else Report.from_json(text)
-
-
-def seen(path: Path) -> Seen | None:
-    """Return what changes when the file is written; None where there is none."""
-    try:
-        info = path.lstat()
-    except OSError:
-        return None
-    return info.st_ino, info.st_mtime_ns, info.st_size
 
 
 def trusted_text(path: Path) -> str | None:
@@ -149,16 +124,13 @@ def trusted_text(path: Path) -> str | None:
     with open(fd, encoding="utf-8", errors="replace") as file:
         try:
             info = os.fstat(fd)
-            text = file.read(_MOST_BYTES) if _is_readable(info) else None
+            is_readable = stat.S_ISREG(info.st_mode) and info.st_size <= _MOST_BYTES
+            text = file.read(_MOST_BYTES) if is_readable else None
         except OSError:  # of a file system over the network: the file was replaced on another host
             return None
     if text is not None and (info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022):
         raise PermissionError(f"{path} belongs to somebody else, or others can write it: chmod go-w, or write it anew")
     return text
-
-
-def _is_readable(info: os.stat_result) -> bool:
-    return stat.S_ISREG(info.st_mode) and info.st_size <= _MOST_BYTES
 
 
 def _made(run_dir: Path) -> Path:
@@ -172,3 +144,75 @@ def _made(run_dir: Path) -> Path:
         finally:
             os.close(fd)
     return directory
+
+
+FIELDS = (
+    "straggler_detection",
+    "report_interval",
+    "relative_threshold",
+    "individual_threshold",
+    "scores_to_print",
+    "stop_if_detected",
+    "stop_below_relative",
+    "stop_below_individual",
+)
+
+
+def controlled(settings: Settings) -> dict[str, Any]:
+    """Return the settings that may be changed while the job runs."""
+    return {name: getattr(settings, name) for name in FIELDS}
+
+
+def values_of(text: str, source: str) -> dict[str, Any]:
+    """Return the values in a JSON object, in their canonical form; raises ConfigError."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: it is no JSON ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f'{source}: expected a JSON object such as {{"relative_threshold": 0.8}}')
+    return checked(values, source)
+
+
+def checked(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the values in their canonical form; raise ConfigError naming what is wrong."""
+    for name in values:
+        if name not in FIELDS:
+            raise ConfigError(f"{source}: {name!r} cannot be changed while the job runs{nearest(name, list(FIELDS))}")
+    return {name: read_value(name, value, source=f"{source}, {name}") for name, value in values.items()}
+
+
+def shown(value: object) -> str:
+    """Return a value as a person would write it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class ControlFile:
+    """The file of one run directory, and what holds because of it."""
+
+    def __init__(self, run_dir: Path, settings: Settings) -> None:
+        """Begin with the settings that the job was started with; they hold again when the file is removed."""
+        self._run_dir = run_dir
+        self._path = run_dir / DIRECTORY / SETTINGS
+        self._start = settings
+        self._seen: Version | None = None
+        self.now = settings
+        """The settings that hold now."""
+
+    def look(self) -> str | None:
+        """Look for a change; return what is to be said about it, None = nothing. Costs a stat."""
+        found = version_of(self._path)
+        if found == self._seen:
+            return None
+        self._seen = found
+        before = self.now
+        try:
+            text = None if found is None else read_settings(self._run_dir)
+            self.now = self._start if text is None else attrs.evolve(self._start, **values_of(text, str(self._path)))
+        except (ConfigError, PermissionError) as error:
+            return f"straggler settings stay as they are: {error}"
+        changed = controlled(self.now).items() - controlled(before).items()
+        news = [f"{name} = {shown(value)}" for name, value in controlled(self.now).items() if (name, value) in changed]
+        return f"straggler settings changed: {', '.join(news)}" if news else None

@@ -12,22 +12,25 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from resilience_sdk import environ, hostinfo
-from resilience_sdk.console import say, say_once
-from resilience_sdk.events import Event
-from resilience_sdk.file_lock import file_lock
-from resilience_sdk.journal import Journal, redact
-from resilience_sdk.lease import current_holder
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.settings import Settings, settings_from_json
+from resilience_sdk.core import console, environ
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.json_records import from_values, to_text
+from resilience_sdk.core.lease import current_holder
+from resilience_sdk.core.redaction import redact_text
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.settings import Settings, load
+from resilience_sdk.errors import MissingExtraError
+from resilience_sdk.system import hostinfo
+from resilience_sdk.system.file_lock import file_lock
 from resilience_sdk.telemetry.live import Live
 from resilience_sdk.telemetry.sinks import wanted_sinks
-from resilience_sdk.telemetry.sinks.base import Place
-from resilience_sdk.telemetry.sinks.visitors import LONGEST_STAY_S
+from resilience_sdk.telemetry.sinks.base import TelemetryOrigin
+from resilience_sdk.telemetry.sinks.prometheus import LONGEST_STAY_S
 from resilience_sdk.telemetry.worker import STUCK_S, Worker
 
 DIRECTORY = "telemetry"
@@ -47,7 +50,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @attrs.frozen
-class Task:
+class ExporterTask:
     """What an exporter is told by who starts it, on standard input: settings may hold secrets."""
 
     run_dir: Path
@@ -63,19 +66,11 @@ class Task:
 
     def to_json(self) -> str:
         """Return the text that `task_from_json` reads."""
-        values = {
-            "run_dir": str(self.run_dir),
-            "job": self.job,
-            "settings": self.settings.to_json(),
-            "pages": None if self.pages is None else str(self.pages),
-            "parent_pid": self.parent_pid,
-            "parent_ticks": self.parent_ticks,
-        }
-        return json.dumps(values)
+        return to_text(self)
 
 
 @attrs.define
-class Ending:
+class ExporterEnd:
     """Set once the exporter is to end: by the launcher, or by a person."""
 
     event: threading.Event = attrs.field(factory=threading.Event)
@@ -88,7 +83,7 @@ class Ending:
 class JobWatch:
     """Tells whether the job of a task is over."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ExporterTask) -> None:
         """Look for the first time: where nobody runs, the job is over."""
         self._task = task
         self._was_held = False
@@ -111,29 +106,20 @@ class JobWatch:
         return not self._was_held or not RunDirectory(self._task.run_dir).lease.exists()
 
 
-def task_from_json(text: str) -> Task:
+def task_from_json(text: str) -> ExporterTask:
     """Return what `Task.to_json` described; raises ValueError for anything else."""
-    data: Any = json.loads(text)
-    try:
-        return Task(
-            run_dir=Path(data["run_dir"]),
-            job=str(data["job"]),
-            settings=settings_from_json(data["settings"]),
-            pages=None if data["pages"] is None else Path(data["pages"]),
-            parent_pid=data["parent_pid"],
-            parent_ticks=data["parent_ticks"],
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not the task of an exporter: {error!r}") from None
+    return from_values(ExporterTask, json.loads(text))
 
 
-def serve(task: Task, ending: Ending) -> int:
+def serve(task: ExporterTask, ending: ExporterEnd) -> int:
     """Export until the end or that of the job; returns 0 when all was delivered, 1 when something was left."""
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)  # the training comes first
     # A library that logs each try to reach somebody would fill the job's screen; that it fails is told once, by us.
     logging.lastResort = logging.NullHandler()
     host = hostinfo.host_name()
+    console.bind(node=host)
+    console.use_json(task.settings.event_log == "json")
     try:
         state_dir = _make_state_dir(task, host)
     except OSError as error:  # a full or read-only disk: a line on the screen, and no stack at each new try
@@ -149,7 +135,7 @@ def serve(task: Task, ending: Ending) -> int:
     return code
 
 
-def _make_state_dir(task: Task, host: str) -> Path:
+def _make_state_dir(task: ExporterTask, host: str) -> Path:
     """Make the directory of this host's positions, as private as the run directory."""
     path = task.run_dir
     mode = path.stat().st_mode & 0o750
@@ -183,16 +169,24 @@ def _only_one(state_dir: Path, watch: JobWatch, over: threading.Event) -> Iterat
         yield True
 
 
-def _export(task: Task, host: str, state_dir: Path, ending: Ending, watch: JobWatch) -> tuple[int, list[Worker]]:
+def _export(
+    task: ExporterTask, host: str, state_dir: Path, ending: ExporterEnd, watch: JobWatch
+) -> tuple[int, list[Worker]]:
     run_dir = RunDirectory(task.run_dir)
     live = Live(task.run_dir, task.pages, environ.environment(), since=task.since)
     journal = Journal(run_dir.journal, writer=DIRECTORY, host=host, boot_id=hostinfo.boot_id(), job=task.job)
     teller = _Teller(journal)
-    place = Place(task.run_dir, host, live, state_dir, task.settings.telemetry_interval)
+    place = TelemetryOrigin(task.run_dir, host, live, state_dir, task.settings.telemetry_interval)
+    lacking = load.missing(task.settings)
+    for name, why in lacking.items():
+        say(f"telemetry: {why}")
+        journal.emit(Event.DEGRADED, what=f"sink {name}", why=why)
     workers = [
         Worker(sink, run_dir.journal, note_failure=teller.failed, note_recovery=teller.recovered)
-        for sink in wanted_sinks(task.settings, place)
+        for sink in wanted_sinks(load.without(task.settings, lacking), place)
     ]
+    if not workers and lacking:
+        return 1, []
     if not workers:
         say("no sink is set: see docs/telemetry.md for the settings that name one")
         return 0, []
@@ -209,15 +203,16 @@ def _export(task: Task, host: str, state_dir: Path, ending: Ending, watch: JobWa
     left = _deliver_rest(workers, alone=task.parent_pid is not None)
     for worker in left:
         teller.left_behind(worker.sink.name)
-    return int(bool(left)), workers if live.ended_in_order else []
+    is_complete = not (left or lacking or any(worker.lacks_library for worker in workers))
+    return int(not is_complete), workers if live.ended_in_order else []
 
 
-def _note_over(live: Live, task: Task, ending: Ending, watch: JobWatch) -> None:
+def _note_over(live: Live, task: ExporterTask, ending: ExporterEnd, watch: JobWatch) -> None:
     live.ended_in_order = _ended_in_order(task, ending, watch)
     live.up = False
 
 
-def _ended_in_order(task: Task, ending: Ending, watch: JobWatch) -> bool:
+def _ended_in_order(task: ExporterTask, ending: ExporterEnd, watch: JobWatch) -> bool:
     """Tell whether the job has ended, as opposed to been killed or left to go on without an exporter."""
     if task.parent_pid is None:
         return watch.ended_in_order()
@@ -225,7 +220,7 @@ def _ended_in_order(task: Task, ending: Ending, watch: JobWatch) -> bool:
     return ending.launcher_said_over
 
 
-def _stay_until_fetched(workers: list[Worker], ending: Ending, *, attended: bool) -> None:
+def _stay_until_fetched(workers: list[Worker], ending: ExporterEnd, *, attended: bool) -> None:
     """Serve the last metrics until those who fetch them have, which takes a minute at most; nobody waits for us."""
     staying = [worker for worker in workers if worker.is_being_fetched()]
     if not staying or ending.is_final:
@@ -286,9 +281,10 @@ class _Teller:
     def failed(self, sink: str, error: Exception) -> None:
         """Tell the first failure of a sink. Its thread."""
         if self._is_first(f"failed {sink}"):
-            why = str(redact(f"{type(error).__name__}: {error}"))[:_MOST_WORDS]
+            why = redact_text(f"{type(error).__name__}: {error}")[:_MOST_WORDS]
             self._journal.emit(Event.DEGRADED, what=f"sink {sink}", why=why)
-            say_once(f"sink {sink}", f"telemetry: {sink} fails, and is tried again ({why}); the training goes on")
+            what_next = "is left out" if isinstance(error, MissingExtraError) else "is tried again"
+            say_once(f"sink {sink}", f"telemetry: {sink} fails, and {what_next} ({why}); the training goes on")
 
     def left_behind(self, sink: str) -> None:
         """Tell the journal of a sink that has not taken everything by the end, unless it was told before.
@@ -319,7 +315,7 @@ def main_from_launcher() -> int:
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
     task = task_from_json(sys.stdin.readline())
-    ending = Ending()
+    ending = ExporterEnd()
 
     def listen() -> None:
         ending.launcher_said_over = bool(sys.stdin.readline())
@@ -330,9 +326,9 @@ def main_from_launcher() -> int:
 
 
 @contextlib.contextmanager
-def ending_with_signals() -> Iterator[Ending]:
+def ending_with_signals() -> Iterator[ExporterEnd]:
     """Yield an ending that a person brings about with Ctrl-C or SIGTERM in the block. Main thread."""
-    ending = Ending()
+    ending = ExporterEnd()
 
     def stop(*_: object) -> None:
         ending.is_final = True

@@ -1,4 +1,4 @@
-"""What the time of a run went into: a pure function of the journal's events, and of the moment at which it is asked.
+"""Goodput: a pure function of the journal's events says what the time of a run went into, by its monotonic clocks.
 
 Effective training time ratio (ETTR) = (training - lost - stalls for checkpoints) / all time since the run began. Of
 each node by itself: who restarts waits for all nodes, so they hardly differ, but what was lost is journalled by the
@@ -13,16 +13,37 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.events import Event
-from resilience_sdk.outcome import Verdict
-from resilience_sdk.telemetry.families import FAMILIES, Sample
-from resilience_sdk.telemetry.plain import amount, clean_time
-from resilience_sdk.telemetry.timeline import Timeline
+from resilience_sdk.core.events import Event
+from resilience_sdk.postmortem.exit_codes import JobVerdict
+from resilience_sdk.telemetry.metrics import FAMILIES, Sample, amount, clean_time
+
+_NANO = 1e9
+_MOST_NS = 1 << 63
+
+
+@attrs.define
+class Timeline:
+    """Tells Unix times as a wall clock would that nobody sets: the first one of each boot counts, and time from there.
+
+    Between two boots there is only the wall clock.
+    """
+
+    _began: dict[str, float] = attrs.field(factory=dict)
+    """Of each boot, at which Unix time its monotonic clock was 0."""
+
+    def at(self, wall_s: float, mono_ns: object, boot_id: object) -> float:
+        """Return when something was; all of one host."""
+        wall_s = clean_time(wall_s)
+        if not isinstance(mono_ns, int) or abs(mono_ns) >= _MOST_NS or not isinstance(boot_id, str) or not boot_id:
+            return wall_s
+        mono_s = mono_ns / _NANO
+        return clean_time(self._began.setdefault(boot_id, wall_s - mono_s) + mono_s)
+
 
 _NO_ACTION = "none"
 
 
-class State(str, Enum):
+class RunPhase(str, Enum):
     """What a run is doing. Values are labels of a metric."""
 
     STARTING = "starting"  # until its ranks step for the first time
@@ -35,8 +56,8 @@ class State(str, Enum):
 class Goodput:
     """The account of one run on one node. Not thread-safe."""
 
-    _seconds: dict[State, float] = attrs.field(factory=lambda: dict.fromkeys(State, 0.0))
-    _state: State | None = None  # None before the run, and once it has finished
+    _seconds: dict[RunPhase, float] = attrs.field(factory=lambda: dict.fromkeys(RunPhase, 0.0))
+    _state: RunPhase | None = None  # None before the run, and once it has finished
     _since: float = 0.0
     _last: float = 0.0
     _lost_s: float = 0.0
@@ -81,20 +102,20 @@ class Goodput:
         seconds = dict(self._seconds)
         if self._state is not None:
             seconds[self._state] += max(0.0, (self._last if now is None else now) - self._since)
-        for state in State:
+        for state in RunPhase:
             seconds[state] = self._at_least(state.value, seconds[state])
             yield Sample(FAMILIES["run.time"], (state.value,), seconds[state])
         lost = self._at_least("lost", self._lost_s)
         yield Sample(FAMILIES["run.lost_time"], (), lost)
         if (whole := sum(seconds.values())) > 0:
-            useful = max(0.0, seconds[State.TRAINING] - lost - self._stall_s)
+            useful = max(0.0, seconds[RunPhase.TRAINING] - lost - self._stall_s)
             yield Sample(FAMILIES["run.ettr"], (), useful / whole)
 
     def _at_least(self, name: str, value: float) -> float:
         self._shown[name] = max(value, self._shown.get(name, 0.0))
         return self._shown[name]
 
-    def _enter(self, state: State | None, at: float) -> None:
+    def _enter(self, state: RunPhase | None, at: float) -> None:
         if self._state is not None:
             self._seconds[self._state] += at - self._since
         self._state, self._since = state, at
@@ -102,11 +123,11 @@ class Goodput:
 
     def _end_job(self) -> None:
         """Another job begins: one that did not tell its end was over with its last event."""
-        if self._state not in (None, State.WAITING):
-            self._enter(State.WAITING, max(self._since, self._last))
+        if self._state not in (None, RunPhase.WAITING):
+            self._enter(RunPhase.WAITING, max(self._since, self._last))
 
     def _begin(self, at: float) -> None:
-        self._enter(State.RECOVERING if self._has_trained else State.STARTING, at)
+        self._enter(RunPhase.RECOVERING if self._has_trained else RunPhase.STARTING, at)
 
     # -- rules
 
@@ -128,7 +149,7 @@ class Goodput:
         job, attempt = str(event.get("job")), _whole(event.get("attempt"))
         if self._attempt is not None and job != self._attempt[0]:
             self._end_job()
-        if (job, attempt) != self._attempt or self._state in (None, State.WAITING):
+        if (job, attempt) != self._attempt or self._state in (None, RunPhase.WAITING):
             self._on_attempt(event, at)
             self._awaited = set()
         rank = _whole(event.get("rank"))
@@ -140,15 +161,15 @@ class Goodput:
         self._begin(at)
         self._has_finished = False
         self._alive.clear()
-        trained_s = self._seconds[State.TRAINING]
+        trained_s = self._seconds[RunPhase.TRAINING]
         self._failed = trained_s - self._trained_before_s, self._first_step
         self._trained_before_s, self._first_step = trained_s, 0
 
     def _on_first_beat(self, event: Mapping[str, Any], at: float) -> None:
         self._awaited.discard(_whole(event.get("rank")))
-        if not self._awaited and self._state in (State.STARTING, State.RECOVERING):
+        if not self._awaited and self._state in (RunPhase.STARTING, RunPhase.RECOVERING):
             self._has_trained = True
-            self._enter(State.TRAINING, at)
+            self._enter(RunPhase.TRAINING, at)
 
     def _on_resume(self, event: Mapping[str, Any], _: float) -> None:
         self._first_step = _whole(event.get("step"))
@@ -163,10 +184,10 @@ class Goodput:
         self._stands_since = at - max(stood_s, default=0.0)
 
     def _on_incident(self, event: Mapping[str, Any], at: float) -> None:
-        if self._state is not State.TRAINING or event.get("action") == _NO_ACTION:
+        if self._state is not RunPhase.TRAINING or event.get("action") == _NO_ACTION:
             return
         stood_s = 0.0 if self._stands_since is None or event.get("kind") != "hang" else at - self._stands_since
-        self._enter(State.RECOVERING, at)
+        self._enter(RunPhase.RECOVERING, at)
         self._lose(stood_s)
         self._trained_before_s += stood_s  # what the steps took is to be known without it
 
@@ -174,16 +195,16 @@ class Goodput:
         self._alive.discard(_whole(event.get("rank")))
         if not self._has_launcher and self._has_finished and not self._alive:
             self._enter(None, at)
-        elif self._state is State.TRAINING and event.get("exit_code") != 0:
-            self._enter(State.RECOVERING, at)
+        elif self._state is RunPhase.TRAINING and event.get("exit_code") != 0:
+            self._enter(RunPhase.RECOVERING, at)
 
     def _on_attempt_end(self, _: Mapping[str, Any], at: float) -> None:
         if self._state is not None:
-            self._enter(State.RECOVERING, at)
+            self._enter(RunPhase.RECOVERING, at)
 
     def _on_decision(self, event: Mapping[str, Any], at: float) -> None:
         if event.get("exit_code") is not None and self._state is not None:
-            self._enter(None if event.get("verdict") == Verdict.FINISHED.value else State.WAITING, at)
+            self._enter(None if event.get("verdict") == JobVerdict.FINISHED.value else RunPhase.WAITING, at)
 
     def _on_finished(self, event: Mapping[str, Any], at: float) -> None:
         if event.get("rank") is None:
@@ -201,7 +222,7 @@ class Goodput:
             self._lose(lost_steps * trained_s / steps)
 
     def _lose(self, seconds: float) -> None:
-        self._lost_s = min(self._lost_s + max(0.0, seconds), self._seconds[State.TRAINING])
+        self._lost_s = min(self._lost_s + max(0.0, seconds), self._seconds[RunPhase.TRAINING])
 
 
 _RULES: Mapping[str, Callable[[Goodput, Mapping[str, Any], float], None]] = {

@@ -1,4 +1,4 @@
-"""What can be seen of a run at the moment: the rank pages of this host, and what the SDK's own processes cost."""
+"""Live values of a run: the rank pages of this host, and what the SDK's own processes cost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk import hostinfo, job_config
-from resilience_sdk.rank_page import PageReader, RankSnapshot, page_directories
-from resilience_sdk.telemetry.families import FAMILIES, Sample
+from resilience_sdk.core import job_config
+from resilience_sdk.recorder.page_directory import page_directories
+from resilience_sdk.recorder.page_reader import PageReader, RankSnapshot
+from resilience_sdk.system import hostinfo
+from resilience_sdk.telemetry.metrics import FAMILIES, Sample
 
 _MONITOR_STATE = "monitor.json"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096

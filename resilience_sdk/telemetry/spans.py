@@ -12,9 +12,9 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.core.events import Event
 from resilience_sdk.errors import EXIT_PREEMPTED
-from resilience_sdk.events import Event
-from resilience_sdk.telemetry.plain import clean_text, clean_time
+from resilience_sdk.telemetry.metrics import clean_text, clean_time
 
 Attributes = Mapping[str, str | int | float]
 _MOST_OPEN = 1000

@@ -12,9 +12,17 @@ from typing import Any
 import attrs
 
 from resilience_sdk._version import __version__
-from resilience_sdk.events import Event
-from resilience_sdk.telemetry.families import FAMILIES, NEWEST, OF_TIME, Durations, Sample
-from resilience_sdk.telemetry.plain import amount, clean_text, clean_time
+from resilience_sdk.core.events import Event
+from resilience_sdk.telemetry.metrics import (
+    FAMILIES,
+    NEWEST,
+    OF_TIME,
+    Durations,
+    Sample,
+    amount,
+    clean_text,
+    clean_time,
+)
 
 _MOST_LABEL_CHARACTERS = 64
 _MOST_SERIES = 200

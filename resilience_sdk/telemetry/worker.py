@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk.telemetry.follower import Follower, load_position, save_position
+from resilience_sdk.errors import MissingExtraError
 from resilience_sdk.telemetry.sinks.base import Sink
+from resilience_sdk.telemetry.tail import Follower, load_position, save_position
 
 _POLL_S = 1.0
 _FIRST_PAUSE_S = 1.0
@@ -27,7 +28,10 @@ STUCK_S = 120.0
 
 
 class Worker:
-    """Serves one sink until it is told to finish. `note_failure` and `note_recovery` are called on its thread."""
+    """Serves one sink until it is told to finish, or lacks its library.
+
+    `note_failure` and `note_recovery` are called on its thread.
+    """
 
     def __init__(
         self,
@@ -44,6 +48,8 @@ class Worker:
         The journal is looked at every `poll_s` seconds; after a failure `first_pause_s` pass, then twice that, and on.
         """
         self.sink = sink
+        self.lacks_library = False
+        """Whether it has given up, since what the sink is written with cannot be imported."""
         self._note_failure, self._note_recovery = note_failure, note_recovery
         self._first_pause_s, self._poll_s = first_pause_s, poll_s
         self._wake = threading.Event()
@@ -106,6 +112,10 @@ class Worker:
                 if self._failing_since is None:
                     self._failing_since = time.monotonic()
                     self._note_failure(self.sink.name, error)
+                if isinstance(error, MissingExtraError):
+                    self.lacks_library = True
+                    self._delivered.set()  # this process will not find it later: nobody need wait
+                    return
                 if self._finishing and self.sink.is_fetched and not is_open:
                     self._delivered.set()  # who was to come for it cannot, and will not any more
                     return

@@ -33,6 +33,8 @@ MODULES = (
     "checkpoints",
     "restart",
     "preemptions",
+    "removed_pages",
+    "clean_ends",
     "lightning_signals",
     "hang",
     "everything",

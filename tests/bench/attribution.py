@@ -2,9 +2,9 @@
 
 python -m tests.bench.attribution [--logs DIRECTORY] [--wrong] [--megabytes 200]
 
-Accuracy is counted on the labelled logs beside the checkout, then on the same logs changed in ways that do not
-change their cause (`perturb`). Speed is measured on logs made up here: a training log, one whose lines all differ,
-one in which every line has a word of trouble, a failing log repeated, and one single line.
+Accuracy is counted on the labelled logs beside the checkout and on our own (`tests/labelled`), then on the same logs
+changed in ways that do not change their cause (`perturb`). Speed is measured on logs made up here: a training log, one
+whose lines all differ, one in which every line has a word of trouble, a failing log repeated, and one single line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from pathlib import Path
 import attrs
 
 from resilience_sdk.attribution.diagnosis import diagnose_stream
-from resilience_sdk.attribution.verdict import Verdict
+from resilience_sdk.attribution.log_facts import Verdict
 from tests.bench import machine
 from tests.bench.perturb import CHANGES
 
 LOGS = Path(__file__).resolve().parents[3] / "shared" / "logs"
+OWN_LOGS = Path(__file__).resolve().parents[1] / "labelled"
 _GOALS = {"category": 0.95, "action": 0.95, "cause": 0.90}
 _SPEED_GOAL_MB_S = 50.0
 _SYMPTOMS = frozenset({"nccl_watchdog_timeout", "network_partition", "nccl_remote_error", "store_timeout"})
@@ -201,10 +202,13 @@ def main() -> int:
     parser.add_argument("--wrong", action="store_true", help="name the logs that were judged wrongly")
     parser.add_argument("--megabytes", type=float, default=200.0, help="size of the log for the speed")
     arguments = parser.parse_args()
-    logs = labelled_logs(arguments.logs)
-    missed = _print_accuracy(logs, wrong=arguments.wrong) if logs else False
-    if not logs:
-        print(f"no labelled logs in {arguments.logs}: accuracy is not measured")
+    missed = False
+    for directory in (arguments.logs, OWN_LOGS):
+        logs = labelled_logs(directory)
+        if logs:
+            missed |= _print_accuracy(logs, wrong=arguments.wrong)
+        else:
+            print(f"no labelled logs in {directory}: accuracy is not measured there")
     missed |= _print_speed(arguments.megabytes)
     return 1 if missed else 0
 

@@ -1,4 +1,4 @@
-"""Hang -> the culprit is named in a report: how long after the deadline has passed."""
+"""Hang -> the culprit is named in a report: how long after the deadline, and with the settings as they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import processes
+from tests.bench import processes, standing
 from tests.bench.figures import Context, Figure
 
 DEADLINE_S = 1.0
@@ -57,7 +57,7 @@ def measure(context: Context) -> list[Figure]:
         note += f"; {'; '.join(wrong[:3])}"
     target = _TARGET_S if complete else -1.0
     figure = Figure("hang: named after the deadline", "ours", "s", tuple(latencies), target, _TARGET_P95_S, note)
-    return [figure, *_nvrx(context, times)]
+    return [figure, *_nvrx(context, times), *standing.nvrx(context), *standing.measure(context)]
 
 
 def _watch(command: list[str], env: dict[str, str], log: Path, look: Callable[[], bool], bound_s: float) -> None:

@@ -15,6 +15,7 @@ from tests.bench.figures import Context, Figure
 
 RANKS = 8
 _SETTLE_S = 3.0
+_START_S = 30.0
 
 
 def measure(context: Context) -> list[Figure]:
@@ -31,14 +32,14 @@ def measure(context: Context) -> list[Figure]:
         command = [
             sys.executable,
             str(processes.PROGRAMS / "stepping.py"),
-            str(seconds + 2 * _SETTLE_S),
+            str(seconds + 2 * _SETTLE_S + _START_S),
         ]
         log = context.scratch / "stepping.log"
         for rank in range(RANKS):
             identity = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             stack.enter_context(processes.started(command, env | identity, log))
-        time.sleep(_SETTLE_S)
         pid = _monitor(pages)
+        time.sleep(_SETTLE_S)
         if pid is None:
             return [Figure("monitor, 8 ranks", "ours", "% of a core", (), 0.5, note="no monitor was found")]
         try:
@@ -53,8 +54,12 @@ def measure(context: Context) -> list[Figure]:
 
 
 def _monitor(pages: Path) -> int | None:
-    for state in pages.glob("**/monitor.json"):
-        return int(json.loads(state.read_text())["pid"])
+    """Return the pid of the monitor, which a loaded machine may take its time to start; None where none comes."""
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end:
+        for state in pages.glob("**/monitor.json"):
+            return int(json.loads(state.read_text())["pid"])
+        time.sleep(0.1)
     return None
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import attrs
 
-from resilience_sdk.checkpoint.verify import verify_checkpoint
+from resilience_sdk.checkpoint.store import verify_checkpoint
 from tests.bench.figures import Context, Figure
 from tests.bench.processes import PROGRAMS
 from tests.integration.harness import Job, job

@@ -1,6 +1,6 @@
 """Simulated fleets: who is found slow, how soon, and how often nobody was.
 
-The production code (`straggler.robust.Judge`) reads traces that numpy makes; the rules of others are applied to the
+The production code (`straggler.detector.Judge`) reads traces that numpy makes; the rules of others are applied to the
 same windows. `python -m tests.bench.straggler_fleet --sizes 8,64 --models lognormal` prints the whole table.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from resilience_sdk.straggler.robust import Judge
-from resilience_sdk.straggler.verdicts import FOUND, Verdict
-from resilience_sdk.straggler.window import WINDOW_STEPS, Place, SectionWindow, Window
+from resilience_sdk.straggler.detector import Judge
+from resilience_sdk.straggler.verdicts import FOUND, SlowVerdict
+from resilience_sdk.straggler.windowing import WINDOW_STEPS, RankPlace, SectionWindow, Window
 from tests.bench.figures import Context, Figure, shown
 
 MODELS = ("lognormal", "student-t", "lengths", "told-lengths")
@@ -108,10 +108,10 @@ def trial(model: str, ranks: int, slower: dict[int, float], rng: np.random.Gener
     return Trial(durations, slower, onset, amounts)
 
 
-def verdicts(durations: Array, amounts: Array | None = None) -> Iterator[tuple[int, Verdict]]:
+def verdicts(durations: Array, amounts: Array | None = None) -> Iterator[tuple[int, SlowVerdict]]:
     """Yield (steps that were seen, verdict) as the judge finds them."""
     steps, ranks = durations.shape
-    judge = Judge({rank: Place(f"node{rank // RANKS_PER_NODE}") for rank in range(ranks)})
+    judge = Judge({rank: RankPlace(f"node{rank // RANKS_PER_NODE}") for rank in range(ranks)})
     for first in range(0, steps - WINDOW_STEPS + 1, WINDOW_STEPS):
         rows = durations[first : first + WINDOW_STEPS].T.tolist()
         told = {} if amounts is None else dict.fromkeys(range(ranks), amounts[first : first + WINDOW_STEPS].tolist())

@@ -7,14 +7,13 @@ import random
 import time
 from collections.abc import Callable
 
-from resilience_sdk.monitor.straggler_nodes import READ_AT_ONCE
+from resilience_sdk.monitor.stragglers import READ_AT_ONCE
 from resilience_sdk.straggler.aggregate import Aggregate
+from resilience_sdk.straggler.detector import Judge
 from resilience_sdk.straggler.kernels import KernelTime, KernelWindow
-from resilience_sdk.straggler.pieces import NodePieces, Piece, decode, write_row
-from resilience_sdk.straggler.reports import ReportMaker
-from resilience_sdk.straggler.robust import Judge
-from resilience_sdk.straggler.scores import Medians
-from resilience_sdk.straggler.window import Place, SectionWindow, Window
+from resilience_sdk.straggler.reports import Medians, ReportMaker
+from resilience_sdk.straggler.window_messages import NodePieces, Piece, decode, write_row
+from resilience_sdk.straggler.windowing import RankPlace, SectionWindow, Window
 from tests.bench.figures import Context, Figure
 
 SECTIONS = 10
@@ -40,7 +39,7 @@ def measure(context: Context) -> list[Figure]:
 
 def _report(ranks: int, repeats: int) -> Figure:
     source = random.Random(ranks)
-    places = {rank: Place(f"node{rank // 8}") for rank in range(ranks)}
+    places = {rank: RankPlace(f"node{rank // 8}") for rank in range(ranks)}
     maker = ReportMaker(places)
     samples, printed = [], []
     for _ in range(repeats + 2):  # the first two fill the history
@@ -64,7 +63,7 @@ def _report(ranks: int, repeats: int) -> Figure:
 
 def _window(ranks: int, repeats: int) -> Figure:
     source = random.Random(ranks)
-    judge = Judge({rank: Place(f"node{rank // 8}") for rank in range(ranks)})
+    judge = Judge({rank: RankPlace(f"node{rank // 8}") for rank in range(ranks)})
     samples = []
     for number in range(8 + repeats):  # the first eight fill the history
         rows = {rank: [0.1 * source.lognormvariate(0.0, 0.03) for _ in range(8)] for rank in range(ranks)}
@@ -76,7 +75,7 @@ def _window(ranks: int, repeats: int) -> Figure:
 def _gathering(ranks: int, windows: int) -> Figure:
     """Measure the longest time for which the judging monitor sees nothing else: messages as text, then verdicts."""
     source, nodes = random.Random(ranks), ranks // 8
-    aggregate = Aggregate(nodes, relative_threshold=0.7, individual_threshold=0.7)
+    aggregate = Aggregate(nodes)
     longest, published = [], []
     for window in range(windows):
         goes = []
@@ -84,9 +83,9 @@ def _gathering(ranks: int, windows: int) -> Figure:
         for first in range(0, nodes, READ_AT_ONCE):
             told, seconds = _timed(lambda texts=texts[first : first + READ_AT_ONCE]: [decode(text) for text in texts])
             goes.append(seconds + _timed(lambda told=told: [aggregate.add(node) for node in told])[1])
-        goes += [_timed(lambda now_s=1000.0 * window: aggregate.judge(now_s))[1] for _ in range(SECTIONS + 1)]
+        goes += [_timed(aggregate.judge)[1] for _ in range(SECTIONS + 1)]
         longest.append(1000 * max(goes))
-        published.append(1000 * _timed(lambda: aggregate.report().to_json())[1])
+        published.append(1000 * _timed(lambda: aggregate.report(0.7, 0.7).to_json())[1])
     return Figure(
         f"gathering, {ranks} ranks x {SECTIONS} sections and kernels: longest go",
         "ours",

@@ -81,7 +81,11 @@ def light_server(folder: Path, code: str = "") -> dict[str, str]:
     For tests of what the server does with its workers, whatever is preloaded.
     """
     only_the_server = ["sys.modules['torch'] = None", *code.splitlines()]
-    lines = ["import sys", "if 'serve' in sys.orig_argv[:4]:", *(f"    {line}" for line in only_the_server)]
+    lines = [
+        "import sys",
+        "if 'forkserver_main' in ' '.join(sys.orig_argv[:4]):",
+        *(f"    {line}" for line in only_the_server),
+    ]
     (folder / "sitecustomize.py").write_text("\n".join(lines))
     return {"PYTHONPATH": f"{folder}{os.pathsep}{PROJECT}"}
 

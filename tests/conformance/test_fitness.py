@@ -5,8 +5,8 @@ import os
 import pytest
 from launches import light_server
 
-from resilience_sdk.launcher.script import Script
-from resilience_sdk.launcher.starter import WorkerStarter
+from resilience_sdk.launcher.forkserver import WorkerStarter
+from resilience_sdk.launcher.forkserver_wire import Script
 
 
 @pytest.fixture

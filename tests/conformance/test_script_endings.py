@@ -9,9 +9,9 @@ import zipfile
 import pytest
 from launches import light_server
 
-from resilience_sdk.launcher.forkserver import ENTRY, ForkServer
-from resilience_sdk.launcher.protocol import Order
-from resilience_sdk.launcher.script import Script
+from resilience_sdk.launcher.forkserver import ForkServer
+from resilience_sdk.launcher.forkserver_wire import Order, Script
+from resilience_sdk.system import programs
 
 ENDINGS = {
     "returns": "print('done')",
@@ -80,7 +80,7 @@ def server(environment, request):
 def by_server(server, environment, folder, script):
     """Run `script` as a worker; return its exit code, stdout and stderr."""
     out, err = folder / "stdout", folder / "stderr"
-    command = (sys.executable, "-u", ENTRY, "run", script.kind, script.target, *script.args)
+    command = tuple(programs.command(programs.WORKER, script.kind, script.target, *script.args))
     forked = server.mode == "fork"
     server.launch([Order(0, script, environment, str(folder), str(out), str(err), None if forked else command)])
     (end,) = server.exits(30.0)

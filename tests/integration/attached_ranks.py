@@ -22,9 +22,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from resilience_sdk import lanes, straggler
-from resilience_sdk.lanes import Recorder
-from resilience_sdk.rank_page import PageReader, RankPage
+from resilience_sdk import straggler
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.page_reader import PageReader
+from resilience_sdk.recorder.page_writer import RankPage
+from resilience_sdk.recorder.recorder import Recorder
 
 RANKS = 4
 SLOW_RANK = 2
@@ -82,8 +84,8 @@ def rank_main(root, mode, rank):
         created_ns=time.monotonic_ns(),
         facts={},
     )
-    recorder = Recorder(page, settle=lambda: True)
-    lanes.set_starter(lambda: recorder)
+    recorder = Recorder(page)
+    lookup.set_starter(lambda: recorder)
     model = make_model(mode, rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     straggler.attach(model, optimizer)
@@ -111,7 +113,7 @@ def run_mode(root, mode):
 def read_page(path):
     with contextlib.closing(PageReader(path)) as reader:
         assert all(not lane.stack for lane in reader.snapshot().lanes)
-        return {name: [sample / 1e9 for sample in samples] for name, _, _, samples in reader.harvest()}
+        return {new.name: [sample / 1e9 for sample in new.samples_ns] for new in reader.passes()}
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ import torch._dynamo  # imported once here instead of in every rank
 import torch.distributed as dist
 from torch import nn
 
-from resilience_sdk import lanes
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.errors import CheckpointError
+from resilience_sdk.recorder import lookup
 
 
 class OwnClock:
@@ -103,7 +103,7 @@ def rank_main(root, rank):
 
 
 def main(root):
-    lanes.disable()
+    lookup.disable()
     forked.wait([forked.start(lambda rank=rank: rank_main(root, rank)) for rank in range(2)])
     alone = nn.Linear(3, 3)
     step = make(root, alone).resume()

@@ -22,11 +22,11 @@ import torch
 import torch.distributed.checkpoint
 from torch import nn
 
-from resilience_sdk import lanes
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError
-from resilience_sdk.checkpoint.verify import verify_checkpoint
-from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.checkpoint.store import verify_checkpoint
+from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.recorder import lookup
 
 NOBODY = 65534
 SIZE = 64 * 1024  # of the parameters, in numbers of 4 bytes
@@ -124,7 +124,7 @@ def case(root, kind, in_background):
 
 def main(root):
     # What torch imports late, it could not read as another user.
-    lanes.disable()
+    lookup.disable()
     Checkpointer({"weight": torch.zeros(2)}, run_dir=root / "first").save(1)
     results = {}
     for kind in ("full", "read-only", "permission", "io-error"):

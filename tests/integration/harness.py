@@ -22,20 +22,23 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.journal import read_journal
+from resilience_sdk.core.journal import read_journal
+
+sys.path.insert(0, str(Path(__file__).parent))
+import warm
 
 PROJECT = Path(__file__).parent.parent.parent
 SCRIPTS = Path(__file__).parent / "scripts"
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0  # an event is waited for, so it is the failure alone that takes as long
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
-_MARK = "FAULT_TEST_MARK"
+_MARK = warm.MARK
 
 
 @attrs.define
 class Job:
     """One launcher process with everything that belongs to it."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | warm.WarmProcess
     folder: Path
     run_dir: Path
     pages: Path
@@ -158,13 +161,15 @@ def job(
     within: tuple[str, ...] = (),
     command: tuple[str, ...] | None = None,
     terminal: int | None = None,
+    fresh: bool = False,
 ) -> Iterator[Job]:
     """Start `resilience run` with these arguments and, at the end, kill whatever is left of it.
 
     `args`: options, script and its arguments; scripts are those of `scripts/`. `pages` overrides the private
     page directory; `within` is a command that runs the launcher (such as `ip netns exec NAME`); `command`
     replaces the launcher by a foreign one, which `RESILIENCE_RUN_DIR` tells the run directory; `terminal` is a
-    descriptor that becomes its standard input and output.
+    descriptor that becomes its standard input and output. `fresh`: a launcher that is exec'd and imports torch itself;
+    else, where that can be, it is forked from a process that has done so (`warm.py`).
     """
     mark = uuid.uuid4().hex
     if pages is None:
@@ -174,25 +179,41 @@ def job(
     run_dir = folder / "run"
     own = {name: os.environ[name] for name in _KEPT if name in os.environ}
     own |= {"PYTHONPATH": str(PROJECT), "RESILIENCE_PAGE_DIR": str(pages), "TOLD": str(folder / "told"), _MARK: mark}
+    foreign = command is not None
     if command is None:
         command = (sys.executable, "-m", "resilience_sdk.launcher", "--run-dir", str(run_dir))
     else:
         own["RESILIENCE_RUN_DIR"] = str(run_dir)
+    own |= env or {}
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-        process = subprocess.Popen(
-            [*within, *command, *args],
-            cwd=SCRIPTS,
-            env=own | (env or {}),
-            stdin=terminal,
-            stdout=out if terminal is None else terminal,
-            stderr=err,
-            start_new_session=True,
-        )
+        stdin, stdout = (0, out.fileno()) if terminal is None else (terminal, terminal)
+        words = [*within, *command, *map(str, args)]
+        # Figures are those of launchers that people start.
+        fresh = fresh or "pytest" not in sys.modules
+        if not (fresh or within or foreign) and warm.why_not(words, own) is None:
+            process: subprocess.Popen[bytes] | warm.WarmProcess = warm.start(
+                words[3:], own, SCRIPTS, (stdin, stdout, err.fileno())
+            )
+        else:
+            process = subprocess.Popen(
+                words,
+                cwd=SCRIPTS,
+                env=own,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=err,
+                start_new_session=True,
+            )
     started = Job(process, folder, run_dir, pages, mark)
     try:
         yield started
     finally:
         started.kill_everything()
+
+
+def steps_lost(killed_at: int, resumed_at: int) -> tuple[int, int]:
+    """Return how many steps may be lost by a kill: another rank may not have ended the step before it yet."""
+    return killed_at - 1 - resumed_at, killed_at - resumed_at
 
 
 def is_running(pid: int) -> bool:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from resilience_sdk import lanes
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError
-from resilience_sdk.checkpoint.verify import verify_checkpoint
+from resilience_sdk.checkpoint.store import verify_checkpoint
+from resilience_sdk.recorder import lookup
 
 WATCHED = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir"}
 
@@ -103,7 +103,7 @@ def find_faults(run_dir, least):
 
 
 def main(root):
-    lanes.disable()
+    lookup.disable()
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - to the end
     template = root / "template"
     first = make(template)

@@ -20,8 +20,8 @@ from resilience_sdk import preemption
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.cli.preempt import ask
 from resilience_sdk.cli.status import collect
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError, DirectoryInUseError
-from resilience_sdk.run_directory import RunDirectory
 
 PATIENCE_S = 60
 

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import needed
 
-RULES = Path(__file__).parent.parent.parent / "docs/telemetry/alerts.yml"
+RULES = Path(__file__).parent.parent.parent / "resilience_sdk/telemetry/provided/alerts.yml"
 _PATIENCE_S = 120.0  # the exporter is at low priority, and the machine may be busy
 
 

@@ -108,7 +108,7 @@ def run_phase(variant, root, phase):
 
 
 if __name__ == "__main__":
-    forked.load_once("resilience_sdk.checkpoint", "resilience_sdk.session", "resilience_sdk.straggler")
+    forked.load_once("resilience_sdk.checkpoint", "resilience_sdk.rank", "resilience_sdk.straggler")
     results = {}
     for wanted in sys.argv[2:]:
         place = Path(sys.argv[1]) / wanted

@@ -20,9 +20,9 @@ import torch.distributed.checkpoint
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-from resilience_sdk import lanes
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.errors import CheckpointError
+from resilience_sdk.recorder import lookup
 
 # What is run in this order: (name, ranks, how the model is wrapped, resumed directory, behind)
 PHASES = [
@@ -98,7 +98,7 @@ def train(model, optimizer, scheduler, steps):
 
 
 def rank_main(root, phase, rank):
-    lanes.disable()
+    lookup.disable()
     name, size, wrapping, resumed, behind = phase
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{root}/store-{name}", rank=rank, world_size=size)
@@ -157,7 +157,7 @@ def run_phase(root, phase):
 
 
 if __name__ == "__main__":
-    forked.load_once("resilience_sdk.checkpoint", "resilience_sdk.session")
+    forked.load_once("resilience_sdk.checkpoint", "resilience_sdk.rank")
     place = Path(sys.argv[1])
     wanted = sys.argv[2:] or [phase[0] for phase in PHASES]
     print(json.dumps({phase[0]: run_phase(place, phase) for phase in PHASES if phase[0] in wanted}))

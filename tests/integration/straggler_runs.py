@@ -1,7 +1,10 @@
 """Runs of `scripts/straggling.py`: four ranks, of which some are made slow."""
 
 import contextlib
+import os
+from pathlib import Path
 
+import pytest
 from harness import job
 
 RANKS = 4
@@ -43,3 +46,14 @@ def named(run, *, least):
 def named_by_incidents(run):
     """Return who is named by the incidents in what: everybody for whom something was done."""
     return {(culprit["rank"], culprit["section"]) for incident in run.incidents() for culprit in incident["culprits"]}
+
+
+def make_nice(pid):
+    """Give a process what the others leave, or skip where that is not to be had."""
+    os.setpriority(os.PRIO_PROCESS, pid, 10)
+    groups = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    if groups.exists() and groups.read_text().strip() == "1":  # then sessions compete, not processes
+        try:
+            Path(f"/proc/{pid}/autogroup").write_text("10")
+        except OSError as error:
+            pytest.skip(f"the kernel groups processes by session, and does not let us be nice: {error}")

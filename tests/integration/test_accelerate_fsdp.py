@@ -7,7 +7,7 @@ import json
 import pytest
 from adapter_frameworks import require
 
-from .harness import job
+from .harness import job, steps_lost
 
 STEPS, KILLED_AT, SAVED_AT, BATCHES = 40, 38, 35, 32  # of 32 batches of an epoch on each rank
 CONFIG = """
@@ -57,7 +57,8 @@ def test_what_is_sharded_is_saved_by_parts_and_resumed(tmp_path, config):
     assert code == 0, run.screen
     assert [end["kinds"] for end in ends] == [["DTensor"], ["DTensor"]]
     [incident] = run.incidents()
-    assert (incident["kind"], incident["lost_steps"]) == ("crash", KILLED_AT - SAVED_AT)
+    assert incident["kind"] == "crash"
+    assert incident["lost_steps"] in steps_lost(KILLED_AT, SAVED_AT)
     starts = [json.loads(path.read_text()) for path in run.told("start-1-*")]
     assert starts == [{"step": SAVED_AT, "epoch": 1, "samples": SAVED_AT * 8}] * 2
     parts = {path.name for path in (run.run_dir / "checkpoints").glob(f"step-{STEPS:08d}/pytorch_model_fsdp_0/*")}

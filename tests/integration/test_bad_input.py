@@ -7,14 +7,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import attrs
 import pytest
 from harness import PROJECT, SCRIPTS, job
 
-from resilience_sdk.lease import Lease
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.run_directory import RunDirectory
 
 NOBODY = 65534
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
@@ -27,6 +28,14 @@ def environment(**settings):
     return {**kept, "PYTHONPATH": str(PROJECT), **settings}
 
 
+@pytest.fixture(scope="module")
+def passable():
+    """A directory that other users may go through: those of pytest are closed again by each session that starts."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
 def write(path: Path, text: str) -> str:
     path.write_text(text)
     return str(path)
@@ -34,6 +43,7 @@ def write(path: Path, text: str) -> str:
 
 # -- the command line
 
+RENDEZVOUS = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1")
 # name: (arguments of `run`, environment, what is said)
 USAGE = {
     "unknown option": (["--heartbeat-timout", "3", "light.py"], {}, ["--heartbeat-timout", "--heartbeat-timeout?"]),
@@ -50,6 +60,25 @@ USAGE = {
     "no count": (["--max-restarts", "-1", "light.py"], {}, ["--max-restarts", "-1"]),
     "no ranks": (["--nproc-per-node", "many", "light.py"], {}, ["--nproc-per-node", "many"]),
     "no nodes": (["--nnodes", "x", "light.py"], {}, ["--nnodes", "'x'", "MIN:MAX"]),
+    "zero ranks": (["--nproc-per-node", "0", "light.py"], {}, ["--nproc-per-node 0", "1 rank or more", "auto"]),
+    "ranks below zero": (["--nproc-per-node", "-1", "light.py"], {}, ["--nproc-per-node -1", "1 rank or more"]),
+    "zero ranks by variable": (["light.py"], {"PET_NPROC_PER_NODE": "0"}, ["--nproc-per-node 0"]),
+    "zero nodes": (["--nnodes", "0", "light.py"], {}, ["--nnodes 0", "MIN:MAX"]),
+    "nodes below zero": (["--nnodes=-1", "light.py"], {}, ["--nnodes -1", "MIN:MAX"]),
+    "more nodes than the most": (["--nnodes", "3:2", "light.py"], {}, ["--nnodes 3:2", "MIN:MAX"]),
+    "no such node": (
+        ["--nnodes", "2", "--node-rank", "2", "--master-addr", "localhost", "light.py"],
+        {},
+        ["--node-rank 2", "--nnodes 2", "0 to 1"],
+    ),
+    "node below zero": (["--nnodes", "2", "--node-rank=-1", "light.py"], {}, ["--node-rank -1", "0 to 1"]),
+    "no port": (["--nnodes", "2", "--master-port", "65536", "light.py"], {}, ["--master-port 65536", "65535"]),
+    "no time to join": (
+        ["--nnodes", "2", *RENDEZVOUS, "--rdzv-conf", "join_timeout=-5", "light.py"],
+        {},
+        ["--rdzv-conf join_timeout=-5", "above 0"],
+    ),
+    "no interval": (["--monitor-interval=-1", "light.py"], {}, ["--monitor-interval", "-1"]),
     "no rendezvous": (["--rdzv-backend", "bogus", "light.py"], {}, ["--rdzv-backend", "'bogus'", "c10d"]),
     "no signal": (["--dump-signal", "SIGWHAT", "light.py"], {}, ["--dump-signal", "SIGWHAT"]),
     "no pairs": (["--section-timeouts", "checkpoint", "light.py"], {}, ["--section-timeouts", "checkpoint:"]),
@@ -64,6 +93,14 @@ USAGE = {
     "missing config": (["--config", "no.yaml", "light.py"], {}, ["no.yaml"]),
     "missing config by name": (["light.py"], {"RESILIENCE_CONFIG": "no.toml"}, ["RESILIENCE_CONFIG", "no.toml"]),
 }  # fmt: skip
+_TENFOLD = ", ".join(["*{0}"] * 10)
+BOMB = "a: &a [x]\n" + "".join(
+    f"{name}: &{name} [{_TENFOLD.format(before)}]\n" for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
+)
+BOMB_OF_MERGES = "a: &a {x: 1}\n" + "".join(
+    f"{name}: &{name} {{<<: [{_TENFOLD.format(before)}]}}\n"
+    for before, name in zip("abcdefghij", "bcdefghijk", strict=True)
+)
 CONFIGS = {
     "unknown key": ("a.yaml", "heartbeat_timout: 3\n", ["a.yaml", "heartbeat_timout", "heartbeat_timeout"]),
     "bad value": ("b.toml", 'timeout_floor = "low"\n', ["b.toml", "timeout_floor", "'low'"]),
@@ -72,6 +109,15 @@ CONFIGS = {
     "no mapping": ("e.yaml", "- 1\n- 2\n", ["e.yaml"]),
     "code": ("f.yaml", "!!python/object/apply:os.system ['true']\n", ["f.yaml"]),
     "a directory": ("", "", ["cannot", "directory"]),
+    "aliases without end": ("g.yaml", BOMB, ["g.yaml", "10,000 values", "aliases"]),
+    "merges without end": ("h.yaml", BOMB_OF_MERGES, ["h.yaml", "10,000 values", "aliases"]),
+    "holds itself": ("i.yaml", "a: &a [*a]\n", ["i.yaml", "aliases"]),
+    "nested": ("j.yaml", "a: " + "[" * 20_000, ["j.yaml", "not valid YAML"]),
+    "nested TOML": ("k.toml", "a = " + "[" * 20_000, ["k.toml", "not valid TOML"]),
+    "huge": ("l.yaml", "# much\n" * 200_000, ["l.yaml", "1 MiB"]),
+    "binary": ("m.yaml", "\0\1\2", ["m.yaml", "not valid YAML"]),
+    "a long value": ("n.yaml", f"timeout_floor: {'x' * 500_000}\n", ["n.yaml", "timeout_floor", "..."]),
+    "a broken tag": ("o.yaml", "timeout_floor: !!bool maybe\n", ["o.yaml", "not valid YAML"]),
 }
 
 
@@ -103,15 +149,19 @@ class Cases:
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory):
+def refused(passable):
     """Everything that `run` must refuse before it starts a rank."""
-    folder = tmp_path_factory.mktemp("refused")
+    folder = passable / "refused"
+    folder.mkdir(mode=0o755)
     cases = Cases()
     runs = folder / "runs"
     for name, (argv, env, _) in USAGE.items():
         cases.add(name, ["run", "--run-dir", runs, *argv], **env)
     for name, (file, text, _) in CONFIGS.items():
         path = folder / file if not file else write(folder / file, text)
+        cases.add(f"config: {name}", ["run", "--config", path, "--run-dir", runs, "light.py"])
+    os.mkfifo(folder / "fifo.yaml")
+    for name, path in (("a FIFO", folder / "fifo.yaml"), ("a device", "/dev/zero")):
         cases.add(f"config: {name}", ["run", "--config", path, "--run-dir", runs, "light.py"])
     write(folder / "file", "")
     cases.add("run directory is a file", ["run", "--run-dir", folder / "file", "light.py"])
@@ -126,10 +176,6 @@ def refused(tmp_path_factory):
     cases.add("run directory in use", ["run", "--run-dir", used.path, "light.py"])
     if os.geteuid() == 0:
         (folder / "secret").mkdir(mode=0o700)
-        folder.chmod(0o755)
-        folder.parent.chmod(0o755)
-        for above in folder.parents[:3]:
-            above.chmod(above.stat().st_mode | 0o011)
         cases.add("run directory of another", ["run", "--run-dir", folder / "secret", "light.py"], uid=NOBODY)
         cases.add("parent of another", ["run", "--run-dir", folder / "new", "light.py"], uid=NOBODY)
     results = cases.run()
@@ -162,6 +208,12 @@ def test_a_bad_command_line_is_refused(refused, name):
 def test_a_bad_configuration_file_is_refused(refused, name):
     """File, key, value and nearest match; and nothing in it is executed."""
     check_refused(refused[f"config: {name}"], *CONFIGS[name][2])
+
+
+@pytest.mark.parametrize("name", ["a FIFO", "a device"])
+def test_a_configuration_that_is_no_file_is_refused_at_once(refused, name):
+    """One would wait for a writer for ever, the other gives bytes without end."""
+    check_refused(refused[f"config: {name}"], f"it is {name}", "regular file")
 
 
 @pytest.mark.parametrize(
@@ -209,11 +261,10 @@ READING = ("status", "why", "outcome")
 
 
 @pytest.fixture(scope="module")
-def read(tmp_path_factory):
+def read(passable):
     """Everything that the reading commands must survive, or refuse."""
-    folder = tmp_path_factory.mktemp("read")
-    for above in (folder, *list(folder.parents)[:3]):
-        above.chmod(above.stat().st_mode | 0o011)
+    folder = passable / "read"
+    folder.mkdir(mode=0o755)
     cases = Cases()
     write(folder / "file", "")
     (folder / "empty").mkdir()
@@ -350,7 +401,7 @@ def test_a_rank_that_may_not_use_its_run_directory_trains_on(train, tmp_path):
     (tmp_path / "pages").chmod(0o777)
     become = f"""
 import os
-import resilience_sdk.session, resilience_sdk.heartbeats, resilience_sdk.settings, multiprocessing.util
+import resilience_sdk.rank, resilience_sdk.heartbeats, resilience_sdk.core.settings, multiprocessing.util
 import resilience_sdk.monitor.spawn, attr, attrs, json, signal, socket, threading, difflib, pwd
 os.setgroups([]); os.setresgid({NOBODY}, {NOBODY}, {NOBODY}); os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
 """

@@ -8,8 +8,8 @@ import pytest
 from harness import job
 
 from resilience_sdk.cli.status import collect
-from resilience_sdk.journal import read_journal
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.run_directory import RunDirectory
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "3")
 

@@ -12,7 +12,7 @@ import pytest
 
 from resilience_sdk import health
 from resilience_sdk.health import Status, compare
-from resilience_sdk.health.report import report_from_json
+from resilience_sdk.health.findings import report_from_json
 
 PROJECT = Path(__file__).parent.parent.parent
 KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
@@ -201,7 +201,7 @@ def test_a_pipe_in_place_of_a_mount_hangs_alone(tmp_path):
     assert (code, set(found)) == (1, {"answers"})
     assert found["answers"].subject == str(tmp_path / "data")
     assert "no answer within 7 s" in found["answers"].evidence
-    assert "stuck in timing.py" in found["answers"].evidence
+    assert "stuck in storage.py" in found["answers"].evidence
     assert "mount" in found["answers"].cure
     _, without = doctor("--run-dir", tmp_path / "run", "--data", tmp_path / "good")
     told = {(f.probe, f.check, f.subject) for f in report.findings if f.subject != str(tmp_path / "data")}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import steps_lost
 from to_the_end import output_of
 
 from resilience_sdk.incidents import IncidentStore
@@ -51,7 +52,7 @@ def test_full_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert "best loss" in output
     [incident] = IncidentStore(tmp_path / "run").all()
     assert [culprit.rank for culprit in incident.culprits] == [1]
-    assert incident.lost_steps == 10
+    assert incident.lost_steps in steps_lost(70, 60)
     assert [exit["step"] for exit in exits(tmp_path / "run")][-2:] == [79, 79]
 
 

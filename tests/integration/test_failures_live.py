@@ -13,7 +13,11 @@ from pathlib import Path
 import pytest
 from harness import job
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="mounts and control groups need root")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts and control groups need root"),
+]
 
 FOUR = ("--nproc-per-node", "4")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -72,7 +76,7 @@ def failed(tmp_path_factory):
             tried = f"resilience: waiting for {folder / name}/"
             run.wait(lambda tried=tried: tried in run.screen, f"the launcher at {name}")
             subprocess.run(["mount", "-o", f"remount,{mend}", folder / name], check=True)
-        code = run.finish(150)
+        code = run.finish(400)
         yield run, code
 
 

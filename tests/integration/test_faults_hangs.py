@@ -13,6 +13,8 @@ KEYS = {
 DEADLINE_S, STARTUP_S = 1.5, 6.0
 # What happens in which attempt; the last two are the script's own doing.
 WAYS = ("sleep", "c", "gil", "stop", "outside", "start", "nested", "threads")
+# Between sections that come and go a rank may be met at work, or as it wakes up and does nothing.
+CAUSES = {"stop": ("hang_rank_stopped",), "nested": ("hang_rank_late", "hang_rank_spinning")}
 FAULTS = """
     hang:how=sleep,rank=1,step=5,attempt=0; hang:how=c,rank=0,step=5,attempt=1;
     hang:how=gil,rank=1,step=5,attempt=2; hang:how=stop,rank=0,step=5,attempt=3;
@@ -72,7 +74,7 @@ def test_the_culprit_is_named_and_its_peer_is_a_victim(hung, incident, way):
     run = hung[0]
     assert [named["rank"] for named in incident["culprits"]] == [culprit], incident
     assert incident["victims"] == [1 - culprit]
-    assert incident["cause"] == "hang_rank_stopped"
+    assert incident["cause"] in CAUSES.get(way, ("hang_rank_stuck",))
     assert incident["culprits"][0]["step"] == (None if way == "start" else 5)
     limit_s = {"start": STARTUP_S, "nested": 1.0}.get(way, DEADLINE_S)
     assert incident["detection_latency_s"] >= limit_s
@@ -97,8 +99,9 @@ def test_the_stack_shows_where_it_hangs(hung, incident, way, frame):
 @pytest.mark.parametrize("way", ["sleep", "c", "outside", "nested", "threads"])
 def test_the_flight_record_proves_it(incident, way):
     """The culprit has not entered the collective in which the other one waits."""
-    assert f"wait in number {7 if way == 'outside' else 6} (all_reduce" in evidence(incident, "flight")
-    assert incident["confidence"] >= 0.9
+    assert f" in number {7 if way == 'outside' else 6} (all_reduce" in evidence(incident, "flight")
+    # That it did not come is proven; of one that still moves it is not that it will not.
+    assert incident["confidence"] >= (0.5 if way == "nested" else 0.9)
 
 
 @pytest.mark.parametrize("way", ["gil"])

@@ -9,8 +9,8 @@ import sys
 import pytest
 from harness import is_running, job
 
-from resilience_sdk.hostinfo import process_start_ticks, process_state
-from resilience_sdk.rank_page import layout as at
+from resilience_sdk.recorder import page_layout as at
+from resilience_sdk.system.hostinfo import process_start_ticks, process_state
 
 pytestmark = pytest.mark.slow  # the watchers are killed, frozen and starved
 

@@ -17,11 +17,10 @@ from harness import PROJECT
 from stub_driver import StubDriver
 
 from resilience_sdk.health import runner
-from resilience_sdk.health.changes import judge_growth, worsened
 from resilience_sdk.health.findings import Finding, Status
-from resilience_sdk.health.gpu.rules import RULES
 from resilience_sdk.health.probes import GPU, GPU_EVENTS, Context
 from resilience_sdk.health.runner import run_probes
+from resilience_sdk.health.watch import HealthWatch
 
 _DRIVER = "/proc/driver/nvidia/version"
 _A_DRIVER = [
@@ -75,14 +74,15 @@ def test_every_gpu_answers(node):
         assert finding.status is Status.OK, finding
         assert finding.data["uuid"].startswith("GPU-")
         assert re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0", finding.data["pci"])
-    assert {finding.check for finding in findings} <= set(RULES)
+    assert {finding.check for finding in findings} <= set(GPU.checks)
     assert all(finding.cure == "" for finding in findings if finding.status not in _BAD)
 
 
 def test_two_looks_at_a_healthy_node_show_no_growth(node):
     """Nothing that a look does itself counts as a change."""
-    before, after = _look(), _look()
-    assert worsened(before, judge_growth(before, after, 1.0)) == []
+    watch = HealthWatch()
+    watch.take(_look(), 0.0)
+    assert watch.take(_look(), 1.0) == []
 
 
 def test_a_healthy_node_has_nothing_wrong(stub):
@@ -150,14 +150,15 @@ def test_where_only_cuda_can_tell_nothing_stops_the_job(stub):
 def test_errors_that_grow_are_told_by_how_much(stub):
     """One uncorrectable error more than a minute ago is told, though the driver asks for nothing yet."""
     stub.changed({"1.ecc_uncorrected_ever": 4, "1.ecc_corrected": 100})
-    before = _look()
+    watch = HealthWatch()
+    assert watch.take(_look(), 0.0) == []
     stub.changed({"1.ecc_uncorrected_ever": 5, "1.ecc_corrected": 105, "1.field.59": 0})
-    after = judge_growth(before, _look(), 60.0)
-    (worse,) = worsened(before, after)
+    (worse,) = watch.take(_look(), 60.0)
     assert (worse.subject, worse.check) == ("GPU 1", "ecc_uncorrected_aggregate")
     assert worse.evidence == "grew by 1 to 5 within 60 s"
     stub.changed({"1.ecc_corrected": 200})
-    (worse,) = worsened(after, judge_growth(after, _look(), 60.0))
+    worse, over = watch.take(_look(), 60.0)
+    assert (over.check, over.status) == ("ecc_uncorrected_aggregate", Status.OK)
     assert "grew by 95 to 200 within 60 s, at most 10 a minute" in worse.evidence
 
 
@@ -249,7 +250,9 @@ def _children() -> list[str]:
     """Return what this process still has of probes: running, or dead and not collected."""
     mine = psutil.Process().children(recursive=True)
     return [
-        str(child) for child in mine if child.status() == psutil.STATUS_ZOMBIE or "health.child" in str(child.cmdline())
+        str(child)
+        for child in mine
+        if child.status() == psutil.STATUS_ZOMBIE or "health.probe_main" in str(child.cmdline())
     ]
 
 
@@ -322,16 +325,17 @@ def test_a_machine_without_descriptors_still_answers():
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "evidence"),
+    ("answers", "status", "evidence"),
     [
-        (9, "unavailable", "no NVIDIA GPU on this node"),
-        (18, "failed", "its kernel module are of different versions"),
-        (999, "failed", "NVML cannot start"),
+        ({"nvmlInitWithFlags": 9}, "unavailable", "no NVIDIA GPU on this node"),
+        ({"gpus": 0}, "unavailable", "0 GPUs"),
+        ({"nvmlInitWithFlags": 18}, "failed", "its kernel module are of different versions"),
+        ({"nvmlInitWithFlags": 999}, "failed", "NVML cannot start"),
     ],
 )
-def test_a_driver_that_does_not_start_says_why(stub, code, status, evidence, tmp_path):
+def test_a_driver_that_does_not_start_says_why(stub, answers, status, evidence, tmp_path):
     """No driver on a node without GPUs is well; one that does not fit its kernel module is not."""
-    stub.changed({"nvmlInitWithFlags": code})
+    stub.changed(answers)
     (finding,) = _look(root=str(tmp_path))
     assert finding.status == status
     assert evidence in finding.evidence

@@ -17,9 +17,9 @@ import pytest
 from harness import PROJECT, job
 from stub_driver import StubDriver
 
-from resilience_sdk.health.watching import signs_near
-from resilience_sdk.hostinfo import process_start_ticks
-from resilience_sdk.journal import read_journal
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.health.findings import signs_near
+from resilience_sdk.system.hostinfo import process_start_ticks
 
 _PATIENCE_S = 50.0  # less than the minute that a probe may listen
 
@@ -128,7 +128,7 @@ def test_faults_that_come_while_a_job_runs_are_journalled_and_said_once(node, st
 
 def _is_probe(child: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):  # it may end meanwhile
-        return "health.child" in str(child.cmdline())
+        return "health.probe_main" in str(child.cmdline())
     return False
 
 

@@ -5,6 +5,8 @@ import json
 import pytest
 from launcher_runs import launch
 
+from resilience_sdk.cli.main import main
+
 TWO = ("--nproc-per-node", "2")
 # Scripts without torch start sooner when no server loads it first.
 EXEC = ("--start-method", "exec")
@@ -69,6 +71,22 @@ def test_a_spent_budget_is_1_and_the_exit_code_is_on_record(tmp_path):
     assert [c["rank"] for i in run.incidents() for c in i["culprits"]] == [1, 1]
     assert run.outcome()["exit_code"] == 1
     assert "restart 1 of 1" in run.err
+
+
+def test_the_same_death_after_a_restart_is_told_once(tmp_path, capsys):
+    """`why` has the incident, that it came again, how the job ended and the command: each once, in words that fit."""
+    run = launch(tmp_path, *TWO, *EXEC, "--max-restarts", "1", "job.py", "exit", "3")
+    assert run.finish() == 1, run.err
+    assert main(["why", str(run.run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("0001-crash  Rank 1 on ")
+    assert "\n0002-crash  The same as 0001-crash, in attempt 1 at " in said
+    assert "; the job ended before it recovered.\n" in said
+    assert " with exit code 1: its 1 restart is spent without a new checkpoint.\n" in said
+    assert said.count(f"\n  resilience run --run-dir {run.run_dir} ") == 1
+    assert "yet" not in said
+    lines = [line for line in said.splitlines() if line.strip()]
+    assert len(lines) == len(set(lines)) <= 8
 
 
 def test_a_rank_that_leaves_with_75_is_not_restarted(tmp_path):

@@ -129,6 +129,6 @@ def test_with_no_code_a_trainer_has_the_callback_where_the_environment_asks(tmp_
         assert os.environ.get(DEMAND) != "1", REINSTALL
         pytest.skip(REINSTALL)
     first, _ = end_of(tmp_path, "automatic", 5, RESILIENCE_AUTO="1")
-    assert first["callbacks"].count("AutomaticCallback") == 1
+    assert first["callbacks"].count("ResilienceCallback") == 1
     second, screen = end_of(tmp_path, "automatic", 8, RESILIENCE_AUTO="1")
     assert (second["step"], "step 5 is next" in screen) == (8, True)

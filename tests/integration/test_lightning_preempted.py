@@ -18,11 +18,11 @@ pytestmark = pytest.mark.slow
 OURS = {}
 TORCHRUN = {"command": (sys.executable, "-m", "torch.distributed.run", "--standalone")}
 PYTHON = {"command": (sys.executable,), "options": (), "DEVICES": "2"}  # Lightning starts rank 1 itself
-CODES = ((OURS, 75), (TORCHRUN, 1), (PYTHON, 75))  # that of torchrun tells less
+CODES = (75, 1, 75)  # that of torchrun tells less
 
 
 def test_signals_to_any_rank_stop_all_behind_one_step_and_the_resume_is_bit_equal(tmp_path):
-    """Three times each, once under each launcher.
+    """Each once, each under another launcher; `python -m tests.bench --only lightning_signals` does it often.
 
     Each is saved, and the next start goes on at the very step; the end is that of a run undisturbed.
     """
@@ -32,14 +32,13 @@ def test_signals_to_any_rank_stop_all_behind_one_step_and_the_resume_is_bit_equa
     asked.mkdir()
     undisturbed.mkdir()
     at = 0
-    for started, code in CODES:
-        for ranks in TARGETS:
-            left = leave(asked, ranks, **started)
-            assert (left.code, left.began) == (code, at), left.screen
-            assert left.stopped[0] == left.stopped[1], left.screen
-            at = left.stopped[0]
-            assert f"step-{at:08d}" in os.listdir(asked / "run" / "checkpoints"), left.screen
-            assert not (asked / "run" / "finished").exists()
-            kept = f"stopped; the newest checkpoint is after {at} steps; to resume: RESILIENCE_RUN_DIR="
-            assert (kept in left.screen) == (started is not OURS)  # our launcher says more
+    for started, code, ranks in zip((OURS, TORCHRUN, PYTHON), CODES, TARGETS, strict=True):
+        left = leave(asked, ranks, **started)
+        assert (left.code, left.began) == (code, at), left.screen
+        assert left.stopped[0] == left.stopped[1], left.screen
+        at = left.stopped[0]
+        assert f"step-{at:08d}" in os.listdir(asked / "run" / "checkpoints"), left.screen
+        assert not (asked / "run" / "finished").exists()
+        kept = f"stopped; the newest checkpoint is after {at} steps; to resume: RESILIENCE_RUN_DIR="
+        assert (kept in left.screen) == (started is not OURS)  # our launcher says more
     assert run_to(asked, at + 10) == run_to(undisturbed, at + 10)

@@ -20,7 +20,7 @@ PHASES = ("first", "eval-0", "compile-0", "save-0", "eval", "compile", "save", "
 TORCH = {
     "work": ("--timeout-floor", str(FLOOR_S), "slow_work.py", "--slow", str(SLOW_S), *PHASES),
     "optimizer": ("--timeout-floor", str(UNNAMED_FLOOR_S), "plain.py", "--sgd", "--upload", str(LONG_S)),
-    "export": ("--timeout-floor", str(UNNAMED_FLOOR_S), "plain.py", "--sgd", "--upload", "3", "--alone"),
+    "export": ("--stuck-after", "2", "plain.py", "--sgd", "--upload", "4", "--alone"),
 }
 # Without torch, under a launcher of somebody's own, which the monitor would let act by killing the ranks.
 LIGHT = {
@@ -42,7 +42,7 @@ class Outcome:
     """What is left of one job."""
 
     def __init__(self, run) -> None:
-        self.code = run.finish()
+        self.code = run.finish(PATIENCE_S)
         self.left = run.left_behind()
         self.out, self.screen = run.out, run.screen
         self.incidents = run.incidents()
@@ -112,11 +112,12 @@ def test_after_done_nobody_is_late(outcomes):
 
 
 def test_an_export_that_was_taken_for_a_hang_gets_more_time_in_the_next_attempt(outcomes):
-    """What rank 0 does alone in time that nobody named cannot be told from a hang; it is ended once, not for ever."""
+    """What rank 0 does alone without a movement cannot be told from a hang; it is ended once, not for ever."""
     export = outcomes["export"]
     assert export.code == 0, export.screen
     (found,) = export.incidents
     assert [named["rank"] for named in found["culprits"]] == [0]
+    assert found["cause"] == "hang_rank_stuck"
     assert len(export.attempts) == 2
 
 

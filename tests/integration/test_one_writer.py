@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk.hostinfo import host_name
+from resilience_sdk.system.hostinfo import host_name
 
 HERE = Path(__file__).parent
 

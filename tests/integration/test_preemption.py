@@ -7,8 +7,8 @@ import signal
 import pytest
 from harness import job
 
-from resilience_sdk.checkpoint.verify import verify_checkpoint
-from resilience_sdk.cli.checkpoint_notes import find_notes
+from resilience_sdk.checkpoint.store import verify_checkpoint
+from resilience_sdk.cli.why import find_notes
 
 TWO = ("--nproc-per-node", "2")
 

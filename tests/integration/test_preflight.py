@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from launcher_runs import launch
 
-SCRIPT = "import os; print('rank', os.environ['RANK'], 'runs')"
+# In one write, as no `print` is under -u.
+SCRIPT = "import os, sys; sys.stdout.write(f'rank {os.environ[\"RANK\"]} runs\\n')"
 LONGEST_S = 220  # with the start of torch on a busy machine
 
 

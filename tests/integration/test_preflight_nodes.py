@@ -100,7 +100,7 @@ def group():
 
 def is_in_conference(run) -> bool:
     """Tell whether the process that compares the nodes has loaded torch and asks the store."""
-    pids = [pid for pid, command in run.processes().items() if "health.nodes" in command]
+    pids = [pid for pid, command in run.processes().items() if "resilience_sdk.health.pairwise " in command]
     with contextlib.suppress(OSError):
         return any(
             os.readlink(path).startswith("socket:") for pid in pids for path in Path(f"/proc/{pid}/fd").iterdir()

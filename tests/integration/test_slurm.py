@@ -14,8 +14,8 @@ import psutil
 import pytest
 from slurm_cluster import Cluster, cluster, why_not
 
-from resilience_sdk.hostinfo import process_is_gone
-from resilience_sdk.journal import read_journal
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.system.hostinfo import process_is_gone
 
 pytestmark = [
     pytest.mark.slow,

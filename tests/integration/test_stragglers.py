@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from harness import job
-from straggler_runs import RANKS, enough, found_events, least_of, named, named_by_incidents, training
+from straggler_runs import RANKS, enough, found_events, least_of, make_nice, named, named_by_incidents, training
 
 from resilience_sdk.cli.main import main
 
-pytestmark = pytest.mark.slow  # each trains on four ranks for some seconds
+# Each trains on four ranks for some seconds, and says who lacks a processor.
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 def test_a_slow_backward_is_named_within_20_steps(tmp_path):
@@ -161,17 +162,6 @@ def test_a_rank_that_its_control_group_throttles_is_named(tmp_path, throttle):
         throttle(int((tmp_path / "told" / "rank-2").read_text()), 0.12)
         wait_found(run, 2)
         enough(run)
-
-
-def make_nice(pid):
-    """Give a process what the others leave, or skip where that is not to be had."""
-    os.setpriority(os.PRIO_PROCESS, pid, 10)
-    groups = Path("/proc/sys/kernel/sched_autogroup_enabled")
-    if groups.exists() and groups.read_text().strip() == "1":  # then sessions compete, not processes
-        try:
-            Path(f"/proc/{pid}/autogroup").write_text("10")
-        except OSError as error:
-            pytest.skip(f"the kernel groups processes by session, and does not let us be nice: {error}")
 
 
 def test_listeners_reports_and_settings_of_a_run_with_a_rank_that_never_reports(tmp_path, capsys):

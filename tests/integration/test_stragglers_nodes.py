@@ -7,7 +7,7 @@ import pytest
 from straggler_runs import RANKS, found_events, least_of, named, named_by_incidents
 from two_launchers import two_launchers
 
-pytestmark = pytest.mark.slow  # two launchers with two ranks each
+pytestmark = [pytest.mark.slow, pytest.mark.alone]  # two launchers with two ranks each, which are compared
 
 
 def two_nodes(folder, *words, fault, store_on=0):

@@ -15,10 +15,10 @@ from pathlib import Path
 import attrs
 import pytest
 
-from resilience_sdk.hostinfo import host_name, process_is_gone
-from resilience_sdk.journal import read_journal
-from resilience_sdk.lease import STALE_AFTER_S, Lease
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.lease import STALE_AFTER_S, Lease
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.system.hostinfo import host_name, process_is_gone
 
 PROJECT = Path(__file__).parent.parent.parent
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -118,7 +118,7 @@ def test_the_budget_is_spent(tmp_path):
     with supervised(tmp_path, *shell("exit 9"), options=("--max-job-retries", "1")) as job:
         assert job.finish() == 1
         assert job.runs() == 2
-        assert "all 1 job retries are spent" in job.screen
+        assert "its 1 job retry is spent" in job.screen
         assert f"to resume: resilience supervise --run-dir {job.run_dir} -- sh -c" in job.screen
 
 

@@ -23,10 +23,10 @@ from harness import PROJECT, Job, job
 from prometheus_server import RULES, free_port, prometheus_program, scraping
 from receiver import Received, receiving
 
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal, read_journal
-from resilience_sdk.lease import Lease
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.run_directory import RunDirectory
 
 PATIENCE_S = 150.0  # more than an exporter has, which is at low priority
 _EVENTS = ",".join(event.value for event in Event)

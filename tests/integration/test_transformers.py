@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from adapter_frameworks import require
-from harness import PROJECT, job
+from harness import PROJECT, job, steps_lost
 from to_the_end import Ended, ended
 
 pytestmark = pytest.mark.slow
@@ -135,7 +135,8 @@ def test_the_example_resumes_under_our_launcher(tmp_path):
         assert "step 100 is next" in run.screen
         assert "finished after step 110" in run.out
         [incident] = run.incidents()
-        assert (incident["kind"], incident["lost_steps"]) == ("crash", 5)
+        assert incident["kind"] == "crash"
+        assert incident["lost_steps"] in steps_lost(105, 100)
 
 
 def test_the_example_runs_under_torchrun(tmp_path):

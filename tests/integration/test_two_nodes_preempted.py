@@ -9,7 +9,7 @@ import attrs
 import pytest
 from harness import Job, job
 
-from resilience_sdk.checkpoint.verify import verify_checkpoint
+from resilience_sdk.checkpoint.store import verify_checkpoint
 
 pytestmark = pytest.mark.slow  # two launchers with ranks of their own
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from resilience_sdk import console, lanes
+from resilience_sdk.core import console
+from resilience_sdk.recorder import lookup
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -18,7 +19,7 @@ settings.register_profile("fast", max_examples=40, deadline=None)
 settings.load_profile("fast")
 
 # Folders of tests whose subject opens sections, which would start a session in the process that runs them.
-_UNRECORDED = frozenset({"adapters", "checkpoint", "numerics", "session"})
+_UNRECORDED = frozenset({"adapters", "checkpoint", "numerics", "rank", "session"})
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +28,13 @@ def nobody_records(request, monkeypatch):
     if request.path.parent.name not in _UNRECORDED:
         yield
         return
-    before = lanes.starter()
-    lanes.disable()
+    before = lookup.starter()
+    lookup.disable()
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     yield
-    lanes.set_starter(before)
-    lanes.forget()
+    lookup.set_starter(before)
+    lookup.forget()
 
 
 @pytest.fixture(autouse=True)

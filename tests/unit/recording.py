@@ -6,12 +6,12 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from resilience_sdk import lanes
-from resilience_sdk.lanes import Recorder
-from resilience_sdk.rank_page import LaneView, PageReader, RankPage, RankSnapshot
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.page_reader import LaneView, PageReader, RankSnapshot
+from resilience_sdk.recorder.page_writer import RankPage
+from resilience_sdk.recorder.recorder import Rank, Recorder
 
 _numbers = itertools.count()
 
@@ -19,7 +19,7 @@ _numbers = itertools.count()
 class Recording:
     """Lets `heartbeat()` and `section()` record into a new page until the end of the block."""
 
-    def __init__(self, folder: Path, *, settle: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, folder: Path, rank: Rank | None = None) -> None:
         self.page = RankPage.create(
             folder / f"{next(_numbers)}.page",
             pid=os.getpid(),
@@ -31,19 +31,19 @@ class Recording:
             created_ns=time.monotonic_ns(),
             facts={"host": "here", "script": "train.py"},
         )
-        self.recorder = Recorder(self.page, settle=settle)
+        self.recorder = Recorder(self.page, rank)
         self.reader = PageReader(self.page.path)
         self._reads = threading.Lock()  # the monitor's reader is one thread's; in tests many threads ask
-        self._starter = lanes.starter()
+        self._starter = lookup.starter()
 
     def __enter__(self) -> Recording:
-        lanes.set_starter(lambda: self.recorder)
-        lanes.forget()
+        lookup.set_starter(lambda: self.recorder)
+        lookup.forget()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        lanes.set_starter(self._starter)
-        lanes.forget()
+        lookup.set_starter(self._starter)
+        lookup.forget()
         self.reader.close()
         self.page.path.unlink()
 
@@ -72,6 +72,6 @@ class Recording:
         """New durations since the last call, by name and over all threads."""
         found: dict[str, list[int]] = {}
         with self._reads:
-            for name, _, _, samples in self.reader.harvest():
-                found.setdefault(name, []).extend(samples)
+            for passes in self.reader.passes():
+                found.setdefault(passes.name, []).extend(passes.samples_ns)
         return found

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from resilience_sdk import console, job_config
-from resilience_sdk.file_lock import file_lock
+from resilience_sdk.core import console, job_config
 from resilience_sdk.monitor import spawn
-from resilience_sdk.session import lifecycle
+from resilience_sdk.rank import lifecycle
+from resilience_sdk.system.file_lock import file_lock
 
 
 @contextmanager

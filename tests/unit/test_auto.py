@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk.journal import read_journal
+from resilience_sdk.core.journal import read_journal
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 AUTO = ("-m", "resilience_sdk.auto")

@@ -10,8 +10,9 @@ import numpy
 import pytest
 from recording import Recording
 
-from resilience_sdk import heartbeat
+from resilience_sdk import faults, heartbeat
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.recorder import lookup, page_layout
 from resilience_sdk.straggler import section
 
 
@@ -84,30 +85,32 @@ def test_names_are_counted_apart(recording):
     assert {name: len(samples) for name, samples in recording.harvest().items()} == {"generator": 3, "critic": 3}
 
 
-def test_the_first_beat_is_noted_and_the_identity_asked_for(tmp_path):
-    """Beats ask whether the identity is final until it is, at most a few times."""
-    asked = []
-    with Recording(tmp_path, settle=lambda: bool(asked.append(1)) or len(asked) == 3) as recording:
+class Provisional:
+    """A rank whose identity is final from the third time on that it is asked, or never."""
+
+    def __init__(self, settles_at: int | None = None) -> None:
+        self.asked = 0
+        self._settles_at = settles_at
+
+    def settle(self) -> bool:
+        self.asked += 1
+        return self.asked == self._settles_at
+
+
+@pytest.mark.parametrize("settles_at", [3, None])
+def test_early_beats_ask_for_the_identity(tmp_path, settles_at):
+    """Until it is final, and not for ever: a process without a process group never gets one."""
+    rank = Provisional(settles_at)
+    with Recording(tmp_path, rank) as recording:
         assert recording.snapshot().first_beat_ns is None
         with heartbeat():
             pass
         first = recording.snapshot().first_beat_ns
-        for _ in range(10):
+        for _ in range(99):
             with heartbeat():
                 pass
-        assert len(asked) == 3
+        assert rank.asked == settles_at if settles_at else 1 < rank.asked < 50
         assert recording.snapshot().first_beat_ns == first is not None
-        assert recording.snapshot().beats == 11
-
-
-def test_an_identity_that_never_settles_is_given_up(tmp_path):
-    """A process without a process group does not ask for ever."""
-    asked = []
-    with Recording(tmp_path, settle=lambda: bool(asked.append(1))) as recording:
-        for _ in range(100):
-            with heartbeat():
-                pass
-        assert 1 < len(asked) < 50
         assert recording.snapshot().beats == 100
 
 
@@ -196,20 +199,20 @@ def test_generators_are_refused_once_recording(recording):
 
 def test_decorating_starts_nothing():
     """A decorator runs at import, in processes that are no ranks, too: it must not start the recording."""
-    from resilience_sdk import lanes
+    from resilience_sdk.recorder import lookup
 
-    before = lanes.starter()
+    before = lookup.starter()
     started = []
-    lanes.set_starter(lambda: started.append(1))
-    lanes.forget()
+    lookup.set_starter(lambda: started.append(1))
+    lookup.forget()
     try:
         heartbeat(lambda: None)
         heartbeat()(lambda: None)
         heartbeat("other")(lambda: None)
         assert not started
     finally:
-        lanes.set_starter(before)
-        lanes.forget()
+        lookup.set_starter(before)
+        lookup.forget()
 
 
 # -- pulses
@@ -227,11 +230,99 @@ def test_pulses_count_and_time_what_is_between_them(recording):
 
 
 def test_a_pulse_may_carry_its_step(recording):
-    """The argument is the global step."""
+    """The argument is the global step that ends with it: the rank is in the next one, until the loop is over."""
     heartbeat.beat(41)
-    assert (recording.snapshot().step, recording.snapshot().step_is_global) == (41, True)
+    assert (recording.snapshot().step, recording.snapshot().step_is_global) == (42, True)
     heartbeat.beat(step=42)
-    assert recording.snapshot().step == 42
+    assert (recording.snapshot().step, recording.snapshot().last_step) == (43, 42)
+    heartbeat.done()
+    assert (recording.snapshot().step, recording.snapshot().last_step) == (42, 42)
+
+
+# -- the step that is told
+
+
+def told(recording) -> tuple[int | None, int]:
+    """The step as reports say it, and as faults and exceptions do."""
+    return recording.snapshot().step, recording.recorder.owner.current_step()
+
+
+def test_the_step_told_is_that_of_the_loop(recording):
+    """In the block of a step it is its number, from 0; between two blocks the step that was completed last."""
+    assert told(recording) == (None, -1)
+    for step in range(3):
+        with heartbeat():
+            assert told(recording) == (step, step)
+        assert told(recording) == (step, step)
+
+
+def test_a_wait_for_data_between_two_steps_is_for_the_next(recording):
+    """`section=data,step=N` strikes in the wait for the batch of step N, and N is told; a save belongs to its step."""
+    for step in range(3):
+        with section("data", kind="io"):
+            assert told(recording) == ((step, step) if step else (None, -1))
+        with heartbeat():
+            pass
+        with section("checkpoint", kind="io"):
+            assert told(recording) == (step, step)
+
+
+def test_a_pulse_ends_a_step(recording):
+    """What comes behind it is in the next step: a rank that stands still there stands in that one."""
+    for step in range(3):
+        assert told(recording) == ((step, step) if step else (None, -1))
+        heartbeat.beat()
+    assert told(recording) == (3, 3)
+    assert recording.snapshot().last_step == 2
+    heartbeat.done()
+    assert told(recording) == (2, 2)
+
+
+def test_an_inner_heartbeat_counts_the_steps(recording):
+    """With one around each epoch, the step is the one inside."""
+    for epoch in range(2):
+        with heartbeat("epoch"):
+            for step in range(3):
+                with heartbeat():
+                    assert told(recording) == (3 * epoch + step,) * 2
+
+
+@pytest.mark.parametrize("by", ["block", "pulse"])
+def test_pulses_made_for_a_script_are_no_steps_of_its_own(recording, by):
+    """The steps of an optimizer before the first heartbeat (a warm-up, the load of its state) are not counted on."""
+    for _ in range(3):
+        recording.recorder.pulse(None)
+    assert told(recording) == (3, 3)
+    for step in range(3):
+        if by == "block":
+            with heartbeat():
+                assert told(recording) == (step, step)
+        else:
+            heartbeat.beat()
+            assert told(recording) == (step + 1, step + 1)
+        assert recording.snapshot().beats == step + 1
+
+
+@pytest.mark.parametrize("planned", [0, 2])
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_fault_at_a_pulse_strikes_in_the_step_that_ends_with_it(recording, monkeypatch, numbered, planned):
+    """The plan, the loop and the report give one number; the first step can be struck too."""
+    monkeypatch.setattr(faults, "_injector", faults.Injector())
+    faults.load(f"kill:how=exception,step={planned}", 0, 0)
+    lookup.forget()
+    for step in range(planned):
+        heartbeat.beat(step if numbered else None)
+    with pytest.raises(faults.InjectedError):
+        heartbeat.beat(planned if numbered else None)
+    assert told(recording) == (planned, planned)
+
+
+def test_how_often_collectives_were_seen_is_no_step(recording):
+    """They are looked at every 2 s, so their number says nothing about the loop."""
+    recording.page.words[page_layout.W_BEAT_SOURCE] = page_layout.BEATS_COLLECTIVES
+    recording.recorder.pulse(None)
+    assert recording.snapshot().beats == 1
+    assert recording.snapshot().step is None
 
 
 def test_blocks_within_the_interval_of_a_pulse(recording):

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from resilience_sdk import environ
 from resilience_sdk.cli.supervise import patience_s
+from resilience_sdk.core import environ
+from resilience_sdk.core.settings import Settings, load_settings
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.launcher.options import most_nodes, parse_options
-from resilience_sdk.launcher.supervise_rules import EXIT_USAGE
-from resilience_sdk.outcome import EXIT_FAILED, EXIT_HARDWARE, EXIT_INTERRUPTED, EXIT_STOP
-from resilience_sdk.settings import Settings, load_settings
+from resilience_sdk.postmortem.exit_codes import EXIT_FAILED, EXIT_HARDWARE, EXIT_INTERRUPTED, EXIT_STOP, EXIT_USAGE
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))

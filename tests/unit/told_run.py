@@ -8,12 +8,12 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.telemetry.follower import Follower, Line, Mark
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.telemetry.live import Live
 from resilience_sdk.telemetry.sinks import base
+from resilience_sdk.telemetry.tail import Follower, Line, ReadMark
 
 HOST = "here"
 _JSON = st.recursive(
@@ -82,12 +82,12 @@ class ToldRun:
         self.tell(Event.ATTEMPT_START, attempt=attempt + 1, ranks=[0, 1], world_size=2)
         self.tell(Event.RECOVERED, attempt=attempt + 1, id=told["id"], recovery_s=4.0, lost_steps=3)
 
-    def place(self, *, interval_s: float = 0.05) -> base.Place:
+    def place(self, *, interval_s: float = 0.05) -> base.TelemetryOrigin:
         """Return the place of sinks that serve this run."""
         state = self.run_dir.path / "telemetry" / HOST
         state.mkdir(parents=True, exist_ok=True)
         live = Live(self.run_dir.path, None, {"RESILIENCE_PAGE_DIR": str(self.run_dir.path / "no pages")})
-        return base.Place(self.run_dir.path, HOST, live, state, interval_s)
+        return base.TelemetryOrigin(self.run_dir.path, HOST, live, state, interval_s)
 
     def lines(self) -> list[Line]:
         """Return everything that was told, as sinks get it."""
@@ -96,4 +96,4 @@ class ToldRun:
 
 def line(event: dict[str, Any], offset: int = 1) -> Line:
     """Return a line with this event."""
-    return Line(event, Mark("here-launcher-1.jsonl", offset), is_new=True)
+    return Line(event, ReadMark("here-launcher-1.jsonl", offset), is_new=True)

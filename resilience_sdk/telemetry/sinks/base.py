@@ -1,8 +1,9 @@
-"""What a sink is: a translator of events, and the one place that talks to what it is named after."""
+"""The base of a sink: a translator of events, and the one place that talks to what it is named after."""
 
 from __future__ import annotations
 
 import abc
+import importlib
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,23 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.hostinfo import boot_id
-from resilience_sdk.telemetry.families import Sample
-from resilience_sdk.telemetry.follower import Line
+from resilience_sdk.errors import MissingExtraError
+from resilience_sdk.system.hostinfo import boot_id
 from resilience_sdk.telemetry.goodput import Goodput
 from resilience_sdk.telemetry.live import Live
-from resilience_sdk.telemetry.plain import clean_text
+from resilience_sdk.telemetry.metrics import Sample, clean_text
+from resilience_sdk.telemetry.tail import Line
 from resilience_sdk.telemetry.tally import Tally
+
+
+def load(module: str, *, extra: str) -> Any:
+    """Import `module`; raise MissingExtraError with the cure where it, or something that it needs, is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        cure = f"pip install 'resilience-sdk[{extra}]'"
+        raise MissingExtraError(f"{module} cannot be imported ({error}): {cure}") from error
+
 
 _MOST_CHARACTERS = 200
 # By then an event was read. Time is told up to there: what it went into is certain, and does not change when another
@@ -26,7 +37,7 @@ _READ_WITHIN_S = 5.0
 
 
 @attrs.frozen
-class Place:
+class TelemetryOrigin:
     """Whose telemetry it is."""
 
     run_dir: Path
@@ -54,7 +65,7 @@ class Sink(abc.ABC):
     is_fetched = False
     """Whether others come for what it tells: one that cannot be opened at the end of the job has nothing to deliver."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TelemetryOrigin) -> None:
         """Remember the place; nothing is imported, opened or asked here."""
         self.place = place
         self.memory: dict[str, Any] = {}
@@ -98,7 +109,7 @@ class Sink(abc.ABC):
 class Metrics:
     """The samples of the journal and of the moment, for sinks that tell metrics. One thread at a time."""
 
-    place: Place
+    place: TelemetryOrigin
     tally: Tally = attrs.field(factory=Tally)
     goodput: Goodput = attrs.field(factory=Goodput)
     boot_id: str = attrs.field(factory=boot_id)

@@ -8,23 +8,23 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resilience_sdk.console import printable
-from resilience_sdk.telemetry.follower import Line
-from resilience_sdk.telemetry.plain import clean_json, clean_time
-from resilience_sdk.telemetry.sinks.base import Place, Sink
+from resilience_sdk.core.console import own_logger, printable
+from resilience_sdk.telemetry.metrics import clean_json, clean_time
+from resilience_sdk.telemetry.sinks.base import Sink, TelemetryOrigin
+from resilience_sdk.telemetry.tail import Line
 
 _HIDDEN = ("v", "t", "mono_ns", "boot_id", "event")
 _LONG = ("settings", "trace")  # which nobody reads on a screen
-_WARNINGS = frozenset({"suspect", "straggler", "degraded", "preempt_notice", "ckpt_skip"})
+_WARNINGS = frozenset({"suspect", "stall", "straggler", "degraded", "preempt_notice", "ckpt_skip"})
 _ERRORS = frozenset({"confirmed", "incident", "ckpt_fail", "ckpt_quarantine"})
 
 
 class Console(Sink):
-    """Writes each event as one line. structlog is used without its global configuration."""
+    """Writes each event as one line."""
 
     name = "console"
 
-    def __init__(self, place: Place, form: str) -> None:
+    def __init__(self, place: TelemetryOrigin, form: str) -> None:
         """Write lines of this form: `text` or `json`."""
         super().__init__(place)
         self._form = form
@@ -35,15 +35,12 @@ class Console(Sink):
         """Make the logger."""
         import structlog
 
-        as_text = self._form == "text"
-        self._logger = structlog.wrap_logger(
-            structlog.PrintLogger(sys.stderr),
-            processors=[
-                structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-                if as_text
-                else structlog.processors.JSONRenderer(default=str)
-            ],
+        renderer = (
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+            if self._form == "text"
+            else structlog.processors.JSONRenderer(default=str)
         )
+        self._logger = own_logger(structlog.PrintLogger(sys.stderr), [renderer])
 
     def digest(self, line: Line) -> Sequence[Mapping[str, Any]]:
         """Every line is told."""

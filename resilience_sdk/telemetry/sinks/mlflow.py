@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from resilience_sdk import environ
-from resilience_sdk.telemetry.families import NAMESPACE
-from resilience_sdk.telemetry.sinks.base import Place
-from resilience_sdk.telemetry.sinks.extras import load
+from resilience_sdk.core import environ
+from resilience_sdk.telemetry.metrics import NAMESPACE
+from resilience_sdk.telemetry.sinks.base import TelemetryOrigin, load
 from resilience_sdk.telemetry.sinks.tracker import Point, Tracker
 
 _MOST_METRICS = 1000  # that MLflow takes in one request
@@ -19,7 +18,7 @@ class MLflow(Tracker):
 
     name = "mlflow"
 
-    def __init__(self, place: Place, uri: str) -> None:
+    def __init__(self, place: TelemetryOrigin, uri: str) -> None:
         """Log to the tracking server (or what else MLflow takes) at `uri`."""
         super().__init__(place)
         self._uri = uri

@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from resilience_sdk import environ
 from resilience_sdk._version import __version__
-from resilience_sdk.telemetry.families import DURATION_BOUNDS_S, Durations, Family, Sample
-from resilience_sdk.telemetry.follower import Line
-from resilience_sdk.telemetry.sinks.base import Metrics, Place, Sink
-from resilience_sdk.telemetry.sinks.extras import load
+from resilience_sdk.core import environ
+from resilience_sdk.telemetry.metrics import DURATION_BOUNDS_S, Durations, Family, Sample
+from resilience_sdk.telemetry.sinks.base import Metrics, Sink, TelemetryOrigin, load
 from resilience_sdk.telemetry.spans import Span, Spans
+from resilience_sdk.telemetry.tail import Line
 
 _EXTRA = "otel"
 _HTTP = "opentelemetry.exporter.otlp.proto.http"
@@ -38,7 +37,7 @@ class OpenTelemetry(Sink):
 
     name = "otel"
 
-    def __init__(self, place: Place, endpoint: str) -> None:
+    def __init__(self, place: TelemetryOrigin, endpoint: str) -> None:
         """Send to the collector at `endpoint`, such as `http://localhost:4318`."""
         super().__init__(place)
         self._endpoint = endpoint

@@ -1,4 +1,7 @@
-"""Prometheus: an endpoint that it scrapes, and a file for the node exporter's textfile collector."""
+"""Prometheus.
+
+An endpoint that it scrapes, who has scraped it, and a file for the node exporter's textfile collector.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,96 @@ import socket
 import socketserver
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from resilience_sdk.console import say, say_once
-from resilience_sdk.telemetry.families import DURATION_BOUNDS_S, Durations, Family, Sample
-from resilience_sdk.telemetry.follower import Line
-from resilience_sdk.telemetry.sinks.base import Metrics, Place, Sink
-from resilience_sdk.telemetry.sinks.extras import load
-from resilience_sdk.telemetry.sinks.visitors import LONGEST_STAY_S, Visitors
-from resilience_sdk.whole_file import write_whole
+import attrs
+
+from resilience_sdk.core.atomic_write import write_whole
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.telemetry.metrics import DURATION_BOUNDS_S, Durations, Family, Sample
+from resilience_sdk.telemetry.sinks.base import Metrics, Sink, TelemetryOrigin, load
+from resilience_sdk.telemetry.tail import Line
+
+LONGEST_STAY_S = 75.0
+_UNKNOWN_INTERVAL_S = 60.0  # of one who came only once: Prometheus' own default
+_LATE = 1.5  # scrapes are a little late now and then
+_GONE_AFTER = 3.0  # intervals without a visit
+_MOST = 64  # whose pods come and go with new addresses
+_PAUSES = 4  # somebody else may have come in between, so the longest of them counts
+
+
+@attrs.define
+class _Visitor:
+    last: float
+    pauses: deque[float] = attrs.field(factory=lambda: deque(maxlen=_PAUSES))
+    knows_the_end: bool = False
+
+    @property
+    def interval_s(self) -> float:
+        return max(self.pauses, default=_UNKNOWN_INTERVAL_S)
+
+
+class Visitors:
+    """Those who come from one address count as one. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Begin with nobody."""
+        self._changed = threading.Condition()
+        self._known: dict[str, _Visitor] = {}
+        self._is_over = False
+        self._here = threading.local()
+
+    @contextlib.contextmanager
+    def visit(self, address: str) -> Iterator[None]:
+        """Serve a request from `address` on this thread in the block."""
+        self._here.address, self._here.got_the_end = address, False
+        try:
+            yield
+        finally:
+            if self._here.got_the_end:  # only now is it written
+                with self._changed:
+                    if (visitor := self._known.get(address)) is not None:
+                        visitor.knows_the_end = True
+                    self._changed.notify_all()
+
+    def note_request(self) -> None:
+        """Take into account that the request of this thread is given the metrics of now, if it is one."""
+        address = getattr(self._here, "address", None)
+        if address is None:
+            return
+        now = time.monotonic()
+        with self._changed:
+            self._here.got_the_end = self._is_over
+            visitor = self._known.get(address)
+            if visitor is None:
+                if len(self._known) >= _MOST:
+                    del self._known[min(self._known, key=lambda known: self._known[known].last)]
+                self._known[address] = _Visitor(now)
+            else:
+                visitor.pauses.append(now - visitor.last)
+                visitor.last = now
+
+    def wait_for_all(self) -> None:
+        """Wait until everybody who comes regularly has been given what is true now, or has stayed away."""
+        began = time.monotonic()
+        with self._changed:
+            self._is_over = True
+            while (until := self._awaited_until(began)) > (now := time.monotonic()):
+                self._changed.wait(until - now)
+
+    def _awaited_until(self, began: float) -> float:
+        """Return until when somebody is still to come who came before; `began` when nobody is."""
+        awaited = [
+            began + min(LONGEST_STAY_S, _LATE * visitor.interval_s + 1.0)
+            for visitor in self._known.values()
+            if not visitor.knows_the_end and began - visitor.last <= _GONE_AFTER * visitor.interval_s
+        ]
+        return max(awaited, default=began)
+
 
 _EXTRA = "prometheus"
 _RUN_LABELS = ("run", "node")
@@ -37,7 +118,7 @@ ADDRESS_FILE = "prometheus.address"
 class _Prometheus(Sink):
     """What both ways have in common: the metrics, and their translation."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TelemetryOrigin) -> None:
         super().__init__(place)
         self._metrics = Metrics(place)
         self._lock = threading.Lock()  # scrapes come on threads of their own
@@ -74,7 +155,7 @@ class PrometheusServer(_Prometheus):
 
     def __init__(
         self,
-        place: Place,
+        place: TelemetryOrigin,
         address: tuple[str, int],
         token: str | None,
         *,
@@ -167,7 +248,7 @@ class PrometheusTextfile(_Prometheus):
 
     name = "prometheus-textfile"
 
-    def __init__(self, place: Place, directory: str) -> None:
+    def __init__(self, place: TelemetryOrigin, directory: str) -> None:
         """Write into `directory`, one file per run and node: it stays after the end, with `resilience_run_up 0`."""
         super().__init__(place)
         # Nodes may share the directory: pods of one host, or one on a shared file system.

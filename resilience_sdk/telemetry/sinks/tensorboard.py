@@ -6,8 +6,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk.telemetry.sinks.base import Place
-from resilience_sdk.telemetry.sinks.extras import load
+from resilience_sdk.telemetry.sinks.base import TelemetryOrigin, load
 from resilience_sdk.telemetry.sinks.tracker import Point, Tracker
 
 
@@ -16,7 +15,7 @@ class TensorBoard(Tracker):
 
     name = "tensorboard"
 
-    def __init__(self, place: Place, directory: str) -> None:
+    def __init__(self, place: TelemetryOrigin, directory: str) -> None:
         """Write below `directory`."""
         super().__init__(place)
         self._directory = Path(directory) / place.run / place.host

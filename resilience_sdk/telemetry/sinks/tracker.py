@@ -1,4 +1,4 @@
-"""What experiment trackers have in common: the metrics as curves over the training's steps."""
+"""The base of experiment trackers: the metrics as curves over the training's steps."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from resilience_sdk.telemetry.families import NAMESPACE, NEWEST, Durations, Sample
-from resilience_sdk.telemetry.follower import Line
-from resilience_sdk.telemetry.plain import clean_time
-from resilience_sdk.telemetry.sinks.base import Metrics, Place, Sink
+from resilience_sdk.telemetry.metrics import NAMESPACE, NEWEST, Durations, Sample, clean_time
+from resilience_sdk.telemetry.sinks.base import Metrics, Sink, TelemetryOrigin
+from resilience_sdk.telemetry.tail import Line
 
 _NOT_DRAWN = frozenset(
     {"run.info", "journal.lines", "journal.torn_lines", "journal.last_timestamp", "telemetry.timestamp"}
@@ -46,7 +45,7 @@ def points(samples: Iterable[Sample], *, step: int, at: float) -> Iterator[Point
 class Tracker(Sink):
     """A sink of points: what an event has changed, at its step and time, and every interval what the ranks do."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TelemetryOrigin) -> None:
         """Begin with no curves."""
         super().__init__(place)
         self._metrics = Metrics(place)

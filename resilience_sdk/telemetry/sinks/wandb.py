@@ -8,10 +8,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from resilience_sdk import environ
-from resilience_sdk.telemetry.families import NAMESPACE
-from resilience_sdk.telemetry.sinks.base import Place
-from resilience_sdk.telemetry.sinks.extras import load
+from resilience_sdk.core import environ
+from resilience_sdk.telemetry.metrics import NAMESPACE
+from resilience_sdk.telemetry.sinks.base import TelemetryOrigin, load
 from resilience_sdk.telemetry.sinks.tracker import Point, Tracker
 
 _STEP, _TIME = f"{NAMESPACE}/step", f"{NAMESPACE}/time"
@@ -27,7 +26,7 @@ class WeightsAndBiases(Tracker):
 
     name = "wandb"
 
-    def __init__(self, place: Place, project: str) -> None:
+    def __init__(self, place: TelemetryOrigin, project: str) -> None:
         """Log into `project`."""
         super().__init__(place)
         self._project = project

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from resilience_sdk.console import printable, say_once
-from resilience_sdk.journal import redact
-from resilience_sdk.telemetry.follower import Line
-from resilience_sdk.telemetry.plain import clean_json
-from resilience_sdk.telemetry.sinks.base import Place, Sink
+from resilience_sdk.core.console import printable, say_once
+from resilience_sdk.core.redaction import redact
+from resilience_sdk.telemetry.metrics import clean_json
+from resilience_sdk.telemetry.sinks.base import Sink, TelemetryOrigin
+from resilience_sdk.telemetry.tail import Line
 
 _TIMEOUT_S = 10.0
 _REFUSED = (400, 413, 415, 422)  # of this one event: it would be refused for ever
@@ -45,7 +45,7 @@ class Webhook(Sink):
 
     name = "webhook"
 
-    def __init__(self, place: Place, url: str, events: Collection[str]) -> None:
+    def __init__(self, place: TelemetryOrigin, url: str, events: Collection[str]) -> None:
         """Post the events with these names to `url`."""
         super().__init__(place)
         self._url = url

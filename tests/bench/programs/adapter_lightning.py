@@ -15,7 +15,7 @@ from torch import nn
 from turns import Turns
 
 from resilience_sdk.adapters.lightning import ResilienceCallback
-from resilience_sdk.adapters.lightning.sections import FitSections
+from resilience_sdk.adapters.lightning.fit import FitSections
 
 
 class Module(pl.LightningModule):

@@ -16,10 +16,8 @@ from paired import on_one_core, paired, tell
 from torch import nn
 
 from resilience_sdk.adapters import megatron
-from resilience_sdk.adapters.megatron.sections import NAMES, SECTION_OF
-from resilience_sdk.adapters.megatron.step import Span
-from resilience_sdk.adapters.megatron.timers import ObservingTimers
-from resilience_sdk.straggler.hooks import Guard
+from resilience_sdk.adapters.megatron.step import NAMES, SECTION_OF, ObservingTimers, SharedSection
+from resilience_sdk.straggler.model_hooks import Guard
 
 MODEL = nn.Linear(16, 16)
 BATCH = torch.randn(8, 16)
@@ -63,7 +61,7 @@ class Sections:
 
     def __init__(self) -> None:
         self._plain = CONFIG.timers
-        found = {name: Span(name) for name in NAMES}
+        found = {name: SharedSection(name) for name in NAMES}
         heard = {timer: (found[name].begin, found[name].end) for timer, name in SECTION_OF.items()}
         CONFIG.timers = ObservingTimers(self._plain, heard, Guard(_raise))
         optim = found["optim"]

@@ -13,7 +13,7 @@ from torch import nn
 from turns import Turns
 
 from resilience_sdk.adapters.transformers import ResilienceCallback
-from resilience_sdk.adapters.transformers.seams import Seams
+from resilience_sdk.adapters.transformers.callback import TrainerPatches
 
 DATA = [{"inputs": torch.randn(16)}] * 4096
 
@@ -45,11 +45,11 @@ class Ways(transformers.TrainerCallback):
     def _change(self, way: str) -> None:
         training = self._adapter._training
         assert training is not None
-        if way == "bare" and training._seams is not None:
-            training._seams.detach()
-            training._seams = None
-        elif way != "bare" and training._seams is None:
-            training._seams = Seams(self.trainer)
+        if way == "bare" and training._patches is not None:
+            training._patches.detach()
+            training._patches = None
+        elif way != "bare" and training._patches is None:
+            training._patches = TrainerPatches(self.trainer)
         others = [one for one in self.trainer.callback_handler.callbacks if one is not self._adapter]
         self.trainer.callback_handler.callbacks = [self._adapter, *others] if way == "whole" else others
 

@@ -11,7 +11,7 @@ import timeit
 from collections.abc import Callable
 from typing import Any
 
-from resilience_sdk.preemption import rank as listening
+from resilience_sdk.preemption import listener as listening
 
 _TURNS = 24
 _MOST_S = 10.0

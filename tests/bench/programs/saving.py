@@ -11,10 +11,10 @@ import time
 import torch
 from torch import nn
 
-from resilience_sdk import lanes
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.recorder import lookup
 
-lanes.disable()
+lookup.disable()
 torch.set_num_threads(1)
 run_dir, saves, megabytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 width = 512

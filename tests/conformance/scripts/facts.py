@@ -11,19 +11,27 @@ import signal
 import stat
 import sys
 import threading
+import time
 
 
 def early():
     """Facts to take before anything else is imported."""
     return {
         "task_count": len(os.listdir("/proc/self/task")),
-        "descriptors": descriptors(),
+        "descriptors": lasting_descriptors(),
         "main": main_namespace(),
         "excepthook_is_default": sys.excepthook is sys.__excepthook__,
         "path": list(sys.path),
         "argv": list(sys.argv),
         "orig_argv": list(sys.orig_argv),
     }
+
+
+def lasting_descriptors():
+    """Without what a thread has open for a moment, such as a file of /proc."""
+    first = descriptors()
+    time.sleep(0.02)
+    return {fd: what for fd, what in descriptors().items() if first.get(fd) == what}
 
 
 def descriptors():

@@ -6,6 +6,8 @@ import re
 
 import pytest
 from adapter_frameworks import require
+from harness import steps_lost
+from straggler_runs import least_of, named
 from to_the_end import ended
 
 from .table import ADAPTERS
@@ -14,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 STEPS, MICRO_BATCHES = 12, 2
 SAVE, KILLED_AT, HUNG_AT, ASKED_AT = 5, 7, 9, 14
+EARLY_STEPS = 5_000  # of a millisecond: far from FOREVER, and more than what agreeing takes on a busy machine
 FOREVER = 100_000  # steps: the stop ends it
 FAULTS = (
     f"kill:rank=1,step={KILLED_AT};"
@@ -21,6 +24,7 @@ FAULTS = (
     f"preempt:rank=1,step={ASKED_AT},attempt=2"
 )
 HANG_S = 5.0
+SLOW_S = 0.05
 RAISES_AT = 60
 
 
@@ -83,8 +87,14 @@ def slow(adapter, folder):
         folder / "slow",
         adapter,
         *("--steps", FOREVER, "--raise-at", RAISES_AT),
-        RESILIENCE_FAULT=f"slow:rank=1,section={adapter.forward},seconds=0.05",
+        RESILIENCE_FAULT=f"slow:rank=1,section={adapter.forward},seconds={SLOW_S}",
     )
+
+
+@pytest.fixture(scope="module")
+def asked_early(adapter, folder):
+    """Rank 1 is asked to leave before the first step."""
+    return end_of(folder / "early", adapter, "--steps", FOREVER, "--save", FOREVER, "--asked-early")
 
 
 # -- a training that nothing happens to
@@ -95,6 +105,11 @@ def test_it_finishes(clean):
     assert clean.code == 0, clean.screen
     assert (clean.run.run_dir / "finished").exists()
     assert clean.run.incidents() == []
+
+
+def test_its_start_up_is_declared(clean):
+    """Before the first step the page promises one, so that a rank which gets stuck until then is told."""
+    assert clean.told("prepared") == [{"declared": True}] * 2
 
 
 def test_each_optimizer_step_is_one_heartbeat(clean):
@@ -158,7 +173,7 @@ def test_it_resumes_after_a_fault(faulted):
     """From the newest checkpoint, on both ranks; so two steps were lost."""
     assert [each["step"] for each in faulted.told("start", attempt=1)] == [SAVE, SAVE]
     assert [each["step"] for each in faulted.told("start", attempt=2)] == [SAVE, SAVE]
-    assert faulted.run.incidents()[0]["lost_steps"] == KILLED_AT - SAVE
+    assert faulted.run.incidents()[0]["lost_steps"] in steps_lost(KILLED_AT, SAVE)
 
 
 def test_a_hang_is_named_with_its_section(adapter, faulted):
@@ -186,12 +201,21 @@ def test_it_goes_on_where_it_stopped(resumed):
     assert (ended.run.run_dir / "finished").exists()
 
 
+def test_asked_to_leave_before_the_first_step(asked_early):
+    """The signal is heard: both ranks stop behind the same one of the first steps, saved, without a restart."""
+    assert asked_early.code == 75, asked_early.screen
+    left = [each["step"] for each in asked_early.told("step")]
+    assert left[0] == left[1] <= EARLY_STEPS
+    assert [incident["kind"] for incident in asked_early.run.incidents()] == ["preemption"]
+    assert asked_early.told("asked", attempt=1) == []
+
+
 # -- slow, and an exception
 
 
 def test_a_straggler_is_named_with_its_section(adapter, slow):
     """The slow rank, though both take equally long for a step."""
-    found = {(tuple(event["ranks"]), event["section"]) for event in slow.run.events("straggler", what="found")}
+    found = named(slow.run, least=least_of(SLOW_S))
     assert ((1,), adapter.forward) in found
     assert {ranks for ranks, _ in found} == {(1,)}
 

@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import resilience_sdk
 from resilience_sdk import preemption
 from resilience_sdk.adapters import accelerate as resilience
-from resilience_sdk.adapters.accelerate.states import FILE
-from resilience_sdk.adapters.accelerate.whole import UNFINISHED
+from resilience_sdk.adapters.accelerate.saves import FILE, UNFINISHED
 
 SAMPLES, BATCH = 22, 4  # the last batch is short
 EPOCH = 6

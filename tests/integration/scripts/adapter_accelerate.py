@@ -38,6 +38,7 @@ except resilience_sdk.ConfigError as error:
     second = f"ConfigError: {error}"
 steps = contract.Steps(handle.step)
 watching = steps.watch(optimizer.optimizer)
+contract.prepared()
 
 try:
     with handle:

@@ -37,6 +37,7 @@ class Module(pl.LightningModule):
         """Tell where this attempt begins."""
         self.told = contract.Steps(self.trainer.global_step)
         self.told.watch(self.optimizers().optimizer)
+        contract.prepared()
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Return the loss."""

@@ -37,6 +37,7 @@ loader = DataLoader(Subset(contract.Numbers(), own), batch_size=BATCH)
 
 before = contract.traces(model, optimizer, loader)
 handle = pytorch.attach(model, optimizer, loader, first_step=first)
+contract.prepared()
 caught = second = None
 try:
     pytorch.attach(model, optimizer)

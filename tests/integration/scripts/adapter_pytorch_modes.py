@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from resilience_sdk import lanes
 from resilience_sdk.adapters import pytorch
+from resilience_sdk.recorder import lookup
 
 STEPS, MICRO_BATCHES = 6, 3
 
@@ -53,7 +53,7 @@ WAYS = {
 
 def counted() -> Counter[str]:
     """Return how often each block has been passed so far."""
-    owner = lanes.recorder().owner
+    owner = lookup.recorder().owner
     return Counter({block.name: block.n for block in owner.blocks.values()})
 
 

@@ -42,6 +42,7 @@ class Tells(transformers.TrainerCallback):
         """Begin to count."""
         self.steps = contract.Steps(state.global_step)
         self.steps.watch(optimizer)
+        contract.prepared()
         self.before = contract.traces(optimizer)
 
 

@@ -9,6 +9,8 @@ import argparse
 import hashlib
 import json
 import os
+import signal
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from resilience_sdk import lanes
-from resilience_sdk.rank_page import PageReader
+from resilience_sdk.rank import current
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.page_reader import PageReader
 
 SAMPLES = 1 << 20
 WIDTH = 16
@@ -37,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of an optimizer step")
     parser.add_argument("--save", type=int, default=0, help="save every so many steps, and resume; 0: neither")
     parser.add_argument("--raise-at", type=int, default=-1, help="the forward of this step raises StepError")
+    parser.add_argument("--asked-early", action="store_true", help="SIGTERM to rank 1 when all is prepared")
     return parser.parse_args()
 
 
@@ -99,6 +103,24 @@ class Steps:
         tell("step", step=self.step)
 
 
+def prepared() -> None:
+    """Tell whether this rank's page promises a first beat; call it when the adapter is in place, before a step.
+
+    With `--asked-early` rank 1 is then asked to leave, by a signal that reaches it alone.
+    """
+    if "--asked-early" in sys.argv and rank() == 1:
+        tell("asked")
+        os.kill(os.getpid(), signal.SIGTERM)
+    session = current()  # nothing is used here that would have it promise that
+    if session is None:
+        return
+    reader = PageReader(session.page.path)
+    try:
+        tell("prepared", declared=reader.snapshot().declared)
+    finally:
+        reader.close()
+
+
 def end(steps: Steps, model: nn.Module, **facts: Any) -> None:
     """Tell how the training ended; call it last, when the adapter is detached or the framework has torn it down."""
     tell("end", step=steps.step, digest=digest(model), **_page(), **facts)
@@ -132,7 +154,7 @@ def _name(value: Any) -> str:
 
 def _page() -> dict[str, Any]:
     """Return what stands on this rank's own page: beats, passes of sections, and what is still open."""
-    recorder = None if os.environ.get("RESILIENCE_DISABLE") else lanes.recorder()
+    recorder = None if os.environ.get("RESILIENCE_DISABLE") else lookup.recorder()
     if recorder is None:
         return {"beats": 0, "sections": {}, "open": []}
     reader = PageReader(recorder.page.path)

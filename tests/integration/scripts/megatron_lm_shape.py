@@ -7,6 +7,8 @@ are what it meets: globals, the client of `ft_integration`, the order of `train(
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import os
 import signal
 import sys
@@ -35,6 +37,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--exit-interval", type=int, default=0)
     parser.add_argument("--eval-interval", type=int, default=0)
     parser.add_argument("--exit-signal-handler", action="store_true")
+    parser.add_argument("--newest", action="store_true", help="load before any function of the script is called")
+    parser.add_argument("--asked-early", action="store_true", help="SIGTERM to rank 1 in the load of a checkpoint")
+    parser.add_argument("--enable-ft-package", action="store_true")
     parser.add_argument("--reject-at", type=int, default=-1, help="leave with this code, as a rejected result does")
     parser.add_argument("--reject-code", type=int, default=16)
     return parser.parse_args()
@@ -72,15 +77,21 @@ class Loop:
 
     def __init__(self, training: Training, args: argparse.Namespace) -> None:
         self.training, self.args = training, args
+        self.loaded: int | None = None
 
     def load(self) -> int:
         """Resume what the tracker names."""
+        if self.args.asked_early and self.args.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
         tracker = self.args.save / "latest_checkpointed_iteration.txt" if self.args.save else None
         if tracker is None or not tracker.exists():
             return 0
         iteration = int(tracker.read_text())
         path = str(self.args.save / f"iter_{iteration:07d}")
+        timer = global_vars._GLOBAL_TIMERS("load-checkpoint", log_level=0)
+        timer.start(barrier=True)
         self.training.load(dist_checkpointing.load(self.training.sharded_state(True), path))
+        timer.stop(barrier=True)
         return iteration
 
     def save(self, iteration: int) -> None:
@@ -126,7 +137,7 @@ class Loop:
         args, timers = self.args, global_vars._GLOBAL_TIMERS
         client = ft_integration._GLOBAL_RANK_MONITOR_CLIENT
         self.training.config.timers = timers
-        iteration = args.iteration = self.load()
+        iteration = args.iteration = self.load() if self.loaded is None else self.loaded
         contract.tell("start", step=iteration)
         batches = own_batches(iteration, 1)
         plain, optimizer = self.training.optimizer.step, self.training.optimizer
@@ -171,6 +182,11 @@ def pretrain(
     global_vars._GLOBAL_TIMERS = Timers(0, "minmax")
     if args.exit_signal_handler:
         global_vars._GLOBAL_SIGNAL_HANDLER = LocalSignalHandler()
-    loop = Loop(Training(1, model_provider()), args)
+    if args.enable_ft_package:
+        importlib.import_module("nvidia_resiliency_ext.fault_tolerance")  # as `ft_integration.setup`
+    make_model = inspect.unwrap(model_provider) if args.newest else model_provider
+    loop = Loop(Training(1, make_model()), args)
+    if args.newest:
+        loop.loaded = loop.load()
     train_valid_test_datasets_provider([1])
     loop.train(forward_step_func)

@@ -148,6 +148,7 @@ def main() -> None:
     hung = (training.config, training.optimizer, training.model)
     before = contract.traces(*hung)
     handle = megatron.attach(training.config, training.optimizer, first_step=first)
+    contract.prepared()
     caught = second = None
     try:
         megatron.attach(training.config, training.optimizer)

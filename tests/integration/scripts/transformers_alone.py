@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import transformers
 
-from resilience_sdk import lanes
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.adapters.transformers import ResilienceCallback, last_checkpoint
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.rank_page import PageReader
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.page_reader import PageReader
 
 RUN_DIR = os.environ["RESILIENCE_RUN_DIR"]
 transformers.logging.set_verbosity_error()
@@ -72,7 +72,7 @@ def held() -> dict[str, int]:
 
 def still_open() -> list[str]:
     """Return the sections that are open on this rank's page."""
-    recorder = lanes.recorder()
+    recorder = lookup.recorder()
     assert recorder is not None
     reader = PageReader(recorder.page.path)
     try:

@@ -15,8 +15,9 @@ import transformers
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-from resilience_sdk import lanes, preemption
+from resilience_sdk import preemption
 from resilience_sdk.adapters.transformers import ResilienceCallback
+from resilience_sdk.recorder import lookup
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
@@ -105,7 +106,7 @@ trainer = Trainer(
 )
 trainer.train()
 kinds = sorted({type(parameter).__name__ for parameter in trainer.model_wrapped.parameters()})
-recorder = lanes.recorder()
+recorder = lookup.recorder()
 passes = {} if recorder is None else {name: count for (name, _), count in contract._counts(recorder).items()}
 contract.tell(
     "end",

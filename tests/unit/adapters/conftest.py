@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from resilience_sdk import preemption
-from resilience_sdk.adapters import pytorch
+from resilience_sdk.adapters import _base
 
 
 @pytest.fixture
@@ -48,5 +48,5 @@ def asked(monkeypatch):
 def detached():
     """No test leaves its loop attached."""
     yield
-    if pytorch._current is not None:
-        pytorch._current.detach()
+    if _base._current is not None:
+        _base._current.detach()

@@ -12,11 +12,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from resilience_sdk.adapters.accelerate import own_saves, whole
-from resilience_sdk.adapters.accelerate.own_saves import OwnSaves
-from resilience_sdk.adapters.accelerate.states import FILE, States
-from resilience_sdk.adapters.accelerate.whole import UNFINISHED
+from resilience_sdk.adapters.accelerate import saves
+from resilience_sdk.adapters.accelerate.saves import (
+    FILE,
+    UNFINISHED,
+    StateSaves,
+    newest,
+    number_of,
+    read_file,
+    to_remove,
+)
 from resilience_sdk.errors import CheckpointError
 
 
@@ -46,14 +54,26 @@ class Saving:
     def load_state(self, *_args): ...
 
 
+class Handle:
+    """What of the handle the saves ask; `states` are those that load what is to be loaded."""
+
+    states = None
+
+    def describe(self):
+        return {"step": 3}
+
+    def load(self, place, _saved):
+        self.states.load(place)
+
+
 @pytest.fixture
 def saving_of(monkeypatch):
     """Return what makes the saves of a rank, which may wait for nobody."""
-    monkeypatch.setattr(own_saves, "find_ranks", lambda: pytest.fail("it waits for the other rank"))
+    monkeypatch.setattr(saves, "find_ranks", lambda: pytest.fail("it waits for the other rank"))
 
     def saving_of(rank):
         accelerator = Saving(rank)
-        return OwnSaves(accelerator, States(accelerator, lambda: {"step": 3}), lambda *_: None)
+        return StateSaves(accelerator, Handle())
 
     return saving_of
 
@@ -63,13 +83,6 @@ def names_in(directory):
 
 
 WHOLE = ["model", "random_0", FILE]
-
-
-def test_the_main_process_may_save_alone(saving_of, tmp_path):
-    """As many scripts do where nothing is sharded: the other ranks are in the next step."""
-    saving_of(0).save_state(tmp_path / "a")
-    assert names_in(tmp_path / "a") == WHOLE
-    assert names_in(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -90,14 +103,19 @@ def test_other_ranks_add_what_is_theirs(saving_of, tmp_path, order, before):
     assert names_in(tmp_path) == ["a"]
 
 
-def test_a_directory_that_is_a_mount_is_saved_into(saving_of, tmp_path, monkeypatch):
+@pytest.fixture
+def places(monkeypatch):
+    """The directories that are written into."""
+    found, write = [], StateSaves.write
+    monkeypatch.setattr(StateSaves, "write", lambda *args, **options: found.append(args[1]) or write(*args, **options))
+    return found
+
+
+def test_a_directory_that_is_a_mount_is_saved_into(saving_of, tmp_path, monkeypatch, places):
     """What is beside it is another file system, from which nothing can be renamed."""
     target = tmp_path / "a"
     target.mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: path == target)
-    places = []
-    plain = States.write
-    monkeypatch.setattr(States, "write", lambda *args, **options: places.append(args[1]) or plain(*args, **options))
     saving_of(0).save_state(target)
     assert [place.parent for place in places] == [target]
     assert names_in(target) == WHOLE
@@ -161,9 +179,10 @@ def numbered(monkeypatch, tmp_path):
         def broadcast(self, message):
             return message
 
-    monkeypatch.setattr(own_saves, "find_ranks", Told)
-    states = States(accelerator, lambda: {"step": 3})
-    accelerator.own = OwnSaves(accelerator, states, lambda place, _saved: states.load(place))
+    monkeypatch.setattr(saves, "find_ranks", Told)
+    handle = Handle()
+    handle.states = StateSaves(accelerator, handle)
+    accelerator.save_state, accelerator.load_state = handle.states.save_state, handle.states.load_state
     return accelerator
 
 
@@ -197,7 +216,7 @@ def test_one_rank_may_load_alone_where_nothing_is_sharded(numbered, tmp_path, mo
     numbered.save_state()
     newest = tmp_path / "checkpoints" / "checkpoint_0"
     with monkeypatch.context() as patch:
-        patch.setattr(own_saves, "find_ranks", lambda: pytest.fail("it waits for the other rank"))
+        patch.setattr(saves, "find_ranks", lambda: pytest.fail("it waits for the other rank"))
         numbered.load_state()
         numbered.load_state(newest)
     assert numbered.loaded == [str(newest)] * 2
@@ -205,24 +224,21 @@ def test_one_rank_may_load_alone_where_nothing_is_sharded(numbered, tmp_path, mo
 
 def test_a_rank_that_has_loaded_alone_saves_where_the_first_one_does(numbered, tmp_path, monkeypatch):
     """Its own count goes on behind what it has loaded."""
-    ranks = own_saves.find_ranks()
+    ranks = saves.find_ranks()
     ranks.broadcast = lambda _: 0
-    monkeypatch.setattr(own_saves, "find_ranks", lambda: ranks)
+    monkeypatch.setattr(saves, "find_ranks", lambda: ranks)
     numbered.project_configuration.iteration = 7
     assert numbered.save_state() == tmp_path / "checkpoints" / "checkpoint_0"
     assert numbered.project_configuration.iteration == 1
 
 
-def test_numbered_directories_on_a_disk_of_their_own_are_written_there(numbered, tmp_path, monkeypatch):
+def test_numbered_directories_on_a_disk_of_their_own_are_written_there(numbered, tmp_path, places):
     """From another file system nothing can be renamed."""
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("there is no second file system here")
     with TemporaryDirectory(dir=other) as disk:
         (tmp_path / "checkpoints").symlink_to(disk)
-        places = []
-        plain = States.write
-        monkeypatch.setattr(States, "write", lambda *args, **options: places.append(args[1]) or plain(*args, **options))
         numbered.save_state()
         assert [place.parent for place in places] == [tmp_path / "checkpoints"]
         assert names_in(Path(disk)) == ["checkpoint_0"]
@@ -242,23 +258,49 @@ def test_a_border_that_looks_like_none_is_copied_over(saving_of, tmp_path, monke
         return plain(path, place)
 
     monkeypatch.setattr(Path, "rename", rename)
-    monkeypatch.setattr(whole, "place_beside", lambda *_, **__: tmp_path)
+    monkeypatch.setattr(saves, "place_beside", lambda *_, **__: tmp_path)
     saving_of(0).save_state(target)
     assert names_in(target) == WHOLE
     assert names_in(tmp_path) == ["there"]
     assert names_in(target.parent) == ["a"]
 
 
-def test_methods_that_somebody_has_put_there_before_are_given_back(numbered):
-    """They stand on the object itself, as ours do meanwhile."""
-    numbered.own.restore()
-    assert "save_state" not in vars(numbered)
-    assert numbered.load_state == numbered.loaded.append
-    numbered.own.restore()
-    assert numbered.load_state == numbered.loaded.append
-
-
 def test_no_directory_is_an_error(saving_of):
     """It would be the one that the script was started in."""
     with pytest.raises(CheckpointError, match="name the directory"):
         saving_of(0).save_state()
+
+
+# -- numbered directories
+
+
+@given(st.lists(st.integers(0, 200), unique=True), st.one_of(st.none(), st.integers(0, 5)))
+def test_the_newest_are_kept(numbers, limit):
+    """By their numbers, as many as the limit says, never none; nothing that is not numbered is removed."""
+    names = [*(f"checkpoint_{number}" for number in numbers), "best", "checkpoint_last"]
+    removed = to_remove(names, limit)
+    kept = sorted(set(numbers) - {number_of(name) for name in removed})
+    assert kept == (sorted(numbers) if limit is None else sorted(numbers)[-max(limit, 1) :])
+
+
+def test_a_half_written_one_is_passed_over(tmp_path, capsys):
+    """And it is said which."""
+    for number in (9, 10):
+        (tmp_path / f"checkpoint_{number}").mkdir()
+    assert newest(tmp_path) == "checkpoint_10"
+    (tmp_path / "checkpoint_10" / UNFINISHED).touch()
+    assert newest(tmp_path) == "checkpoint_9"
+    assert "checkpoint_10 is half written" in capsys.readouterr().err
+    assert newest(tmp_path / "none") is None
+
+
+# -- the file of ours
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"v": 2, "step": 1}', '{"v": 1, "step": "x"}'])
+def test_a_damaged_one_is_an_error_with_a_cure(tmp_path, text):
+    """It is not taken for a run without us, which has none: the place would be lost without a word."""
+    assert read_file(tmp_path) is None
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(CheckpointError, match="remove it"):
+        read_file(tmp_path)

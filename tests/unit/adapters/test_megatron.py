@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import pickle
 import types
@@ -10,13 +11,14 @@ import types
 import pytest
 import torch
 
-from resilience_sdk import preemption
 from resilience_sdk.adapters import megatron
 from resilience_sdk.adapters._base import StepBeat
-from resilience_sdk.adapters.megatron import attached, saving, surroundings
-from resilience_sdk.adapters.megatron.exits import meaning_of
-from resilience_sdk.adapters.megatron.step import Span
+from resilience_sdk.adapters.megatron import attached
+from resilience_sdk.adapters.megatron.attached import meaning_of
+from resilience_sdk.adapters.megatron.step import SharedSection
 from resilience_sdk.errors import CheckpointError, ConfigError
+
+from .plain_loop import counts
 
 
 class Timer:
@@ -65,49 +67,31 @@ def optimizer():
     return Optimizer()
 
 
-@pytest.fixture(autouse=True)
-def detached():
-    """No test leaves its loop attached."""
-    yield
-    if attached._current is not None:
-        attached._current.detach()
+@contextlib.contextmanager
+def timed(config, name):
+    """Time something as Megatron does: not where there are no timers, and what raises leaves its timer on."""
+    if config.timers is not None:
+        config.timers(name, log_level=1).start(barrier=False)
+    yield  # no `finally`, on purpose
+    if config.timers is not None:
+        config.timers(name).stop()
 
 
 def forward_backward(config, micro_batches=2, forward=lambda: None):
     """Call the timers as Megatron's schedule does."""
-    timers = config.timers
-    if timers is not None:
-        timers("forward-backward", log_level=1).start(barrier=False)
-    for _ in range(micro_batches):
-        if timers is None:
-            forward()
-            continue
-        timers("forward-compute", log_level=2).start()
-        timers("batch-generator", log_level=2).start()
-        timers("batch-generator").stop()
-        forward()
-        timers("forward-compute").stop()
-        timers("backward-compute", log_level=2).start()
-        timers("backward-compute").stop()
-    if timers is not None:
-        timers("all-grads-sync", log_level=1).start(barrier=False)
-        timers("all-grads-sync").stop()
-        timers("forward-backward").stop()
-
-
-def counts(recording):
-    return {name: len(samples) for name, samples in recording.harvest().items()}
+    with timed(config, "forward-backward"):
+        for _ in range(micro_batches):
+            with timed(config, "forward-compute"):
+                with timed(config, "batch-generator"):
+                    pass
+                forward()
+            with timed(config, "backward-compute"):
+                pass
+        with timed(config, "all-grads-sync"):
+            pass
 
 
 # -- steps and sections
-
-
-def test_what_cannot_be_attached_leaves_nothing_attached(config, optimizer):
-    """A configuration that is frozen, for one: the next try must not hear that there is a loop already."""
-    frozen = collections.namedtuple("Frozen", "timers")(config.timers)
-    with pytest.raises(AttributeError):
-        megatron.attach(frozen, optimizer)
-    megatron.attach(config, optimizer)
 
 
 def test_a_loop_has_beats_and_sections_by_its_timers(recording, config, optimizer):
@@ -123,38 +107,23 @@ def test_a_loop_has_beats_and_sections_by_its_timers(recording, config, optimize
     assert counts(recording) == {"step": 3, "fwd": 6, "bwd": 6, "data": 6, "optim": 3, "comm_wait": 3}
 
 
-def test_a_timed_step_of_a_watched_optimizer_is_one_step(recording, config, optimizer):
-    """A loop that times its step with `optimizer`, as Megatron-LM does, is not counted twice."""
-    handle = megatron.attach(config, optimizer)
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_step_that_is_timed_is_one_step(recording, config, optimizer, is_watched):
+    """A loop that times its step with `optimizer`, as Megatron-LM does, is not counted twice, and needs no more."""
+    handle = megatron.attach(config, optimizer if is_watched else None)
     forward_backward(config)
-    config.timers("optimizer", log_level=1).start(barrier=False)
-    optimizer.step()
-    config.timers("optimizer").stop()
-    assert handle.step == 1
-    assert counts(recording)["optim"] == recording.snapshot().beats == 1
-
-
-def test_the_timer_alone_ends_a_step(recording, config):
-    """Where the optimizer is not at hand."""
-    handle = megatron.attach(config)
-    forward_backward(config)
-    config.timers("optimizer", log_level=1).start(barrier=False)
-    config.timers("optimizer").stop()
-    assert (handle.step, recording.snapshot().beats) == (1, 1)
+    with timed(config, "optimizer"):
+        optimizer.step()
+    assert handle.step == counts(recording)["optim"] == recording.snapshot().beats == 1
 
 
 def test_the_wait_for_a_batch_is_no_part_of_the_forward(recording, config, optimizer):
     """Megatron fetches it inside: a rank with slow storage would look slow in its model too."""
     megatron.attach(config, optimizer)
-    stacks = []
-    timers = config.timers
-    timers("forward-compute", log_level=2).start()
-    timers("batch-generator", log_level=2).start()
-    stacks.append(recording.stack())
-    timers("batch-generator").stop()
-    stacks.append(recording.stack())
-    timers("forward-compute").stop()
-    assert stacks == [["step", "data"], ["step", "fwd"]]
+    with timed(config, "forward-compute"):
+        with timed(config, "batch-generator"):
+            assert recording.stack() == ["step", "data"]
+        assert recording.stack() == ["step", "fwd"]
     assert counts(recording) == {"fwd": 1, "data": 1}
 
 
@@ -162,14 +131,10 @@ def test_megatrons_own_timers_hear_all_they_did_before(config, optimizer):
     """Barriers, values and the rest of their methods."""
     plain = config.timers
     megatron.attach(config, optimizer)
-    config.timers("save-checkpoint", log_level=0).start(barrier=True)
-    config.timers("save-checkpoint").stop(barrier=True)
-    config.timers("interval-time").start(barrier=True)
-    assert plain.told == [
-        ("save-checkpoint", "start", True),
-        ("save-checkpoint", "stop", True),
-        ("interval-time", "start", True),
-    ]
+    for name in ("save-checkpoint", "interval-time"):
+        config.timers(name, log_level=0).start(barrier=True)
+        config.timers(name).stop(barrier=True)
+        assert plain.told[-2:] == [(name, "start", True), (name, "stop", True)]
     assert config.timers("save-checkpoint").elapsed() == 1.5
     assert config.timers.log(["a"]) == ["a"]
 
@@ -185,22 +150,16 @@ def test_a_loop_without_timers_is_timed_as_well(recording, optimizer):
     assert config.timers is None
 
 
-def test_an_evaluation_is_no_step(recording, config, optimizer):
-    """It has no gradients, and no optimizer would end it."""
+def test_an_evaluation_is_no_step_nor_is_what_waits_between_two(recording, config, optimizer):
+    """The former has no gradients, and no optimizer would end it; parameters are gathered behind the optimizer."""
     megatron.attach(config, optimizer)
     with torch.no_grad():
         forward_backward(config)
     assert recording.stack() == []
     assert counts(recording) == {}
-
-
-def test_what_waits_between_two_steps_begins_none(recording, config, optimizer):
-    """Parameters are gathered behind the optimizer."""
-    megatron.attach(config, optimizer)
     optimizer.step()
-    config.timers("params-all-gather", log_level=1).start()
-    assert recording.stack() == []
-    config.timers("params-all-gather").stop()
+    with timed(config, "params-all-gather"):
+        assert recording.stack() == []
 
 
 def test_a_watched_forward_step_is_a_section_without_timers(recording, config, optimizer):
@@ -227,12 +186,8 @@ def test_a_copy_of_the_configuration_has_megatrons_own_timers(config, optimizer,
 def test_a_forward_that_raises_leaves_nothing_open(recording, config, optimizer):
     """Its exception passes, the step does not count, and the next one is whole."""
     handle = megatron.attach(config, optimizer)
-
-    def fail():
-        raise LookupError("no such sample")
-
-    with pytest.raises(LookupError):
-        forward_backward(config, forward=handle.watch(fail))
+    with pytest.raises(ZeroDivisionError):
+        forward_backward(config, forward=handle.watch(lambda: 1 / 0))
     assert recording.stack() == []
     forward_backward(config)
     optimizer.step()
@@ -250,22 +205,21 @@ def test_a_step_that_raises_leaves_nothing_open(recording, config, optimizer):
     assert (recording.stack(), handle.step) == ([], 0)
 
 
-def test_what_an_exception_left_open_is_closed_by_the_next_step(recording, config, optimizer):
+@pytest.mark.parametrize("timer", ["forward-compute", "optimizer"])
+def test_what_an_exception_left_open_is_closed_by_the_next_step(recording, config, optimizer, timer):
     """Also where the loop catches it and goes on."""
-    megatron.attach(config, optimizer)
-    config.timers("forward-compute", log_level=2).start()
+    handle = megatron.attach(config, optimizer)
+    config.timers(timer, log_level=2).start()
     forward_backward(config)
     optimizer.step()
     assert recording.stack() == []
-    assert counts(recording)["fwd"] == 2
+    assert (counts(recording)["fwd"], handle.step) == (2, 1)
 
 
 def test_a_hook_that_fails_is_said_and_the_loop_still_counts(recording, config, optimizer, capsys):
     """What a loop ends by goes on being right."""
 
     class Broken(StepBeat):
-        __slots__ = ()
-
         def begin(self, step=None):
             raise OSError("no space")
 
@@ -286,19 +240,18 @@ def test_steps_that_never_end_are_said(config, capsys):
     assert capsys.readouterr().err.count("no step of an optimizer was seen") == 1
 
 
-# -- the stop, and the end
+# -- the stop, the end, and wrong use
 
 
-def test_the_stop_is_asked_with_the_number_of_the_step(config, optimizer, monkeypatch):
+def test_the_stop_is_asked_with_the_number_of_the_step(config, optimizer, asked):
     """Once per step, after it."""
-    asked = []
-    monkeypatch.setattr(preemption, "check", lambda step: asked.append(step) or step == 12)
+    asked.add(12)
     handle = megatron.attach(config, optimizer, first_step=10)
     answers = []
     for _ in range(2):
         optimizer.step()
         answers.append(handle.should_stop())
-    assert (asked, answers) == ([11, 12], [False, True])
+    assert (asked.checks, answers) == ([11, 12], [False, True])
     handle.detach()
     assert handle.should_stop() is False
 
@@ -315,40 +268,28 @@ def test_detached_everything_is_as_it_was(recording, config, optimizer):
     assert recording.snapshot().done
 
 
-def test_switched_off_only_the_steps_are_counted(config, optimizer, monkeypatch):
-    """A loop that ends by them ends."""
-    monkeypatch.setenv("RESILIENCE_DISABLE", "1")
-    plain = config.timers
-    handle = megatron.attach(config, optimizer, first_step=2)
-    optimizer.step()
-    assert (handle.step, config.timers is plain) == (3, True)
-
-
-# -- wrong use
+CONFIG = types.SimpleNamespace(timers=None)
 
 
 @pytest.mark.parametrize(
-    ("args", "cure"),
+    ("args", "first_step", "cure"),
     [
-        ((object(),), "field `timers`"),
-        ((types.SimpleNamespace(timers=None), torch.nn.Linear(1, 1)), "get_megatron_optimizer"),
+        ((object(),), None, "field `timers`"),
+        ((CONFIG, torch.nn.Linear(1, 1)), None, "get_megatron_optimizer"),
+        *(((CONFIG,), first_step, "first_step") for first_step in (-1, 1.0, True, "3")),
     ],
 )
-def test_what_cannot_be_watched_is_an_error(args, cure):
+def test_what_cannot_be_watched_is_an_error(args, first_step, cure):
     """It names what was given, and what to give."""
     with pytest.raises(ConfigError, match=cure):
-        megatron.attach(*args)
-
-
-@pytest.mark.parametrize("first_step", [-1, 1.0, True, "3"])
-def test_a_wrong_first_step_is_an_error(config, first_step):
-    """It is a number of steps."""
-    with pytest.raises(ConfigError, match="first_step"):
-        megatron.attach(config, first_step=first_step)
+        megatron.attach(*args, first_step=first_step)
 
 
 def test_attaching_twice_is_an_error(config, optimizer):
-    """Until the first is detached."""
+    """Until the first is detached; where the first has failed, as on a frozen configuration, nothing is attached."""
+    frozen = collections.namedtuple("Frozen", "timers")(config.timers)
+    with pytest.raises(AttributeError):
+        megatron.attach(frozen, optimizer)
     handle = megatron.attach(config, optimizer)
     with pytest.raises(ConfigError, match=r"call detach\(\)"):
         megatron.attach(config, optimizer)
@@ -361,52 +302,45 @@ def test_attaching_twice_is_an_error(config, optimizer):
 
 def test_nested_begins_are_one_pass(recording):
     """The outermost pair counts; an end without a begin does nothing."""
-    span = Span("fwd")
-    span.end()
-    span.begin()
-    span.begin()
-    span.end()
-    assert span.depth == 1
-    span.end()
-    span.end()
-    assert (span.depth, counts(recording)) == (0, {"fwd": 1})
+    span = SharedSection("fwd")
+    for change, depth in ((span.end, 0), (span.begin, 1), (span.begin, 2), (span.end, 1), (span.end, 0), (span.end, 0)):
+        change()
+        assert span.depth == depth
+    assert counts(recording) == {"fwd": 1}
 
 
 def test_a_stage_is_a_role(monkeypatch):
     """Where there are several; tensor parallelism is told what it hides."""
     roles = []
-    monkeypatch.setattr(surroundings, "set_role", roles.append)
-    state = types.SimpleNamespace(
-        model_parallel_is_initialized=lambda: True,
-        get_pipeline_model_parallel_world_size=lambda: 4,
-        get_pipeline_model_parallel_rank=lambda: 2,
-        get_tensor_model_parallel_world_size=lambda: 1,
-    )
-    monkeypatch.setitem(surroundings.sys.modules, "megatron.core.parallel_state", state)
-    surroundings.declare()
-    state.get_pipeline_model_parallel_world_size = lambda: 1
-    surroundings.declare()
+    monkeypatch.setattr(attached, "set_role", roles.append)
+    for stages in (4, 1):
+        state = types.SimpleNamespace(
+            model_parallel_is_initialized=lambda: True,
+            get_pipeline_model_parallel_world_size=lambda stages=stages: stages,
+            get_pipeline_model_parallel_rank=lambda: 2,
+            get_tensor_model_parallel_world_size=lambda: 1,
+        )
+        monkeypatch.setitem(attached.sys.modules, "megatron.core.parallel_state", state)
+        attached.declare()
     assert roles == ["stage-2"]
 
 
-@pytest.mark.parametrize(("code", "says"), [(16, "on other nodes"), (17, "failed its validation")])
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(16, "on other nodes"), (17, "failed its validation"), *((code, None) for code in (0, 1, 75, None, "16", [16]))],
+)
 def test_the_codes_of_the_rerun_machine_have_a_meaning(code, says):
-    """With the device that it suspects."""
-    assert says in str(meaning_of(code, "node n7, GPU 3"))
-    assert "n7, GPU 3" in str(meaning_of(code, "node n7, GPU 3"))
-
-
-@pytest.mark.parametrize("code", [0, 1, 75, None, "16"])
-def test_other_codes_have_none(code):
-    """They are not Megatron's."""
-    assert meaning_of(code) is None
+    """With the device that it suspects. Other codes are not Megatron's."""
+    found = meaning_of(code, "node n7, GPU 3")
+    assert (found is None) is (says is None)
+    assert says is None or (says in str(found) and "n7, GPU 3" in str(found))
 
 
 def test_no_rank_begins_a_save_that_another_one_cannot(tmp_path, monkeypatch):
     """It is collective, so the others would wait in it."""
     ranks = types.SimpleNamespace(rank=0, size=2, gather=lambda mine: [mine, "no space"])
-    monkeypatch.setattr(saving, "find_ranks", lambda: ranks)
-    monkeypatch.setattr(saving, "_framework", lambda: pytest.fail("it saves"))
+    monkeypatch.setattr(attached, "find_ranks", lambda: ranks)
+    monkeypatch.setattr(attached, "_framework", lambda: pytest.fail("it saves"))
     saver = megatron.checkpointer(lambda _is_loading: {}, lambda _state: None, run_dir=tmp_path)
     with pytest.raises(CheckpointError, match="rank 1: no space"):
         saver._write(tmp_path)

@@ -12,13 +12,12 @@ import pytest
 
 from resilience_sdk import preemption
 from resilience_sdk.adapters import megatron
-from resilience_sdk.adapters.megatron import attached, surroundings
-from resilience_sdk.adapters.megatron.client import MonitorClient
+from resilience_sdk.adapters.megatron import attached
+from resilience_sdk.adapters.megatron.pretraining import MonitorClient
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError, Preempted
-from resilience_sdk.hang.deadlines import DeadlineBook, Limit
-from resilience_sdk.session import ending
-from resilience_sdk.settings import Settings
-from resilience_sdk.straggler.hooks import Guard
+from resilience_sdk.hang.timeouts import LearnedTimeouts, Limit
+from resilience_sdk.rank import all_ranks
 
 
 def forward_step(data_iterator, model):
@@ -44,14 +43,6 @@ class Timer:
     def stop(self, barrier=False): ...
 
 
-@pytest.fixture(autouse=True)
-def detached():
-    """No test leaves its loop attached."""
-    yield
-    if attached._current is not None:
-        attached._current.detach()
-
-
 @pytest.fixture
 def lm(monkeypatch):
     """Megatron-LM's globals, and its client of NVRx."""
@@ -63,8 +54,8 @@ def lm(monkeypatch):
         _GLOBAL_SIGNAL_HANDLER=None,
     )
     known.ft = types.SimpleNamespace(_GLOBAL_RANK_MONITOR_CLIENT=None)
-    monkeypatch.setitem(surroundings.sys.modules, "megatron.training.global_vars", known)
-    monkeypatch.setitem(surroundings.sys.modules, "megatron.training.ft_integration", known.ft)
+    monkeypatch.setitem(attached.sys.modules, "megatron.training.global_vars", known)
+    monkeypatch.setitem(attached.sys.modules, "megatron.training.ft_integration", known.ft)
     return known
 
 
@@ -82,6 +73,13 @@ def pretrain_with(train):
 def run(train, provider=model_provider):
     """Call it as the newest Megatron-LM wants it."""
     return megatron.around(pretrain_with(train))("cfg", datasets_provider, "gpt", forward_step, model_provider=provider)
+
+
+def left_with(train):
+    """Return the code with which it leaves."""
+    with pytest.raises(SystemExit) as left:
+        run(train)
+    return left.value.code
 
 
 def test_what_is_handed_to_pretrain_stays_what_it_was(recording, lm):
@@ -147,18 +145,15 @@ def test_a_client_of_nvrx_stays(recording, lm, capsys):
     assert "--enable-ft-package" in capsys.readouterr().err
 
 
-def test_a_version_without_these_globals_is_said(recording, monkeypatch, capsys):
-    """It trains as ever."""
-    monkeypatch.delitem(surroundings.sys.modules, "megatron.training.global_vars", raising=False)
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [("_GLOBAL_ARGS", "steps and preemption are not seen"), ("exit_signal_handler", "no exit_signal_handler")],
+)
+def test_a_version_without_what_is_needed_is_said(recording, lm, capsys, without, said):
+    """It trains as ever, and nobody would save."""
+    delattr(lm if hasattr(lm, without) else lm._GLOBAL_ARGS, without)
     assert run(lambda *_: "trained") == "trained"
-    assert "steps and preemption are not seen" in capsys.readouterr().err
-
-
-def test_a_version_without_a_signal_handler_is_said(recording, lm, capsys):
-    """Nobody would save."""
-    del lm._GLOBAL_ARGS.exit_signal_handler
-    run(lambda *_: None)
-    assert "no exit_signal_handler" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("exits", [True, False])
@@ -175,55 +170,43 @@ def test_after_the_agreed_stop_it_leaves_with_75(recording, lm, monkeypatch, exi
         run(train)
 
 
-@pytest.mark.parametrize(("iteration", "code"), [(6, 0), (3, 75)])
-def test_an_exit_with_0_is_the_end_only_behind_the_last_iteration(recording, lm, iteration, code):
-    """Else it is to be requeued, not finished."""
-    lm._GLOBAL_ARGS.iteration = iteration
-
-    def train(_forward, _provider):
-        raise SystemExit(0)
-
-    with pytest.raises(SystemExit) as left:
-        run(train)
-    assert left.value.code == code
-
-
 @pytest.mark.parametrize("iteration", [6, 3])
 def test_a_rank_tells_the_others_how_it_has_ended(recording, lm, monkeypatch, iteration):
     """Whatever it has seen: a rank whose hooks have failed counts no steps, and the others ask it all the same."""
     told = []
     ranks = types.SimpleNamespace(rank=0, gather=lambda message: told.append(message) or [message, "clean"])
-    monkeypatch.setattr(ending, "has_peers", lambda: True)
-    monkeypatch.setattr(ending, "group_is_ready", lambda: True)
-    monkeypatch.setattr(ending, "find_ranks", lambda: ranks)
+    monkeypatch.setattr(all_ranks, "has_peers", lambda: True)
+    monkeypatch.setattr(all_ranks, "group_is_ready", lambda: True)
+    monkeypatch.setattr(all_ranks, "find_ranks", lambda: ranks)
     lm._GLOBAL_ARGS.iteration = iteration
     run(lambda *_: None)
     assert told == ["not clean"]  # no session is in this process
 
 
 @pytest.mark.parametrize(
-    ("iteration", "skipped", "is_complete"),
+    ("iteration", "skipped", "code"),
     [
-        (5, [5], True),
-        (5, [6], True),  # counted from 1, as newer versions do
-        (4, [2, 4, 5], True),
-        (4, [5, 6], True),
-        (4, [4], False),
-        (4, [5], False),  # the last one but one or the last one: the other is still to be trained
-        (5, [], False),
-        (5, None, False),
+        (6, None, 0),
+        (5, [5], 0),
+        (5, [6], 0),  # counted from 1, as newer versions do
+        (4, [2, 4, 5], 0),
+        (4, [5, 6], 0),
+        (4, [4], 75),
+        (4, [5], 75),  # the last one but one or the last one: the other is still to be trained
+        (5, [], 75),
+        (3, None, 75),
     ],
 )
-def test_iterations_that_are_skipped_at_the_end_are_complete(recording, lm, iteration, skipped, is_complete):
-    """Nothing is heard of them, and 75 would have a complete training requeued."""
+def test_an_exit_with_0_is_the_end_only_behind_the_last_iteration(recording, lm, iteration, skipped, code):
+    """Else it is to be requeued, not finished. Of iterations that are skipped nothing is heard: they are none."""
     lm._GLOBAL_ARGS.iteration, lm._GLOBAL_ARGS.iterations_to_skip = iteration, skipped
+    assert left_with(lambda *_: sys.exit(0)) == code
 
-    def train(_forward, _provider):
-        raise SystemExit(0)
 
-    with pytest.raises(SystemExit) as left:
-        run(train)
-    assert left.value.code == (0 if is_complete else 75)
+@pytest.mark.parametrize("code", [16, 17, 1])
+def test_other_exit_codes_pass(recording, lm, code):
+    """Schedulers know them."""
+    assert left_with(lambda *_: sys.exit(code)) == code
 
 
 PAGELESS = """
@@ -252,18 +235,6 @@ def test_a_rank_without_a_page_has_a_finished_flag_too(tmp_path):
     assert (tmp_path / "run" / "finished").exists(), done.stderr
 
 
-@pytest.mark.parametrize("code", [16, 17, 1])
-def test_other_exit_codes_pass(recording, lm, code):
-    """Schedulers know them."""
-
-    def train(_forward, _provider):
-        raise SystemExit(code)
-
-    with pytest.raises(SystemExit) as left:
-        run(train)
-    assert left.value.code == code
-
-
 def test_switched_off_nothing_is_touched(lm, monkeypatch):
     """Not even its arguments are wrapped."""
     monkeypatch.setenv("RESILIENCE_DISABLE", "1")
@@ -278,35 +249,27 @@ def test_what_is_no_pretrain_is_an_error(given):
 
 
 def test_the_client_knows_a_save_in_the_background_from_a_save(recording):
-    """Looking at the former takes no time in most steps, so it teaches nothing of how long a save takes."""
+    """Looks before each step take no time, and would teach a deadline of seconds; the last one waits for the save."""
     handle = attached.Attached()
-    client = MonitorClient(handle.step_under_way.begin, handle.spans, handle.guard)
-    client.start_section("checkpointing")
-    client.end_section("checkpointing")
+    client = MonitorClient(handle)
+    for _ in range(3):
+        client.start_section("checkpointing")
+        client.end_section("checkpointing")
     handle.spans["checkpoint"].begin()
     client.start_section("checkpointing")
     client.end_section("checkpointing")
     handle.spans["checkpoint"].end()
-    assert {name: len(samples) for name, samples in recording.harvest().items()} == {"finalize": 1, "checkpoint": 1}
-
-
-def test_the_end_of_a_save_in_the_background_may_take_as_long_as_the_save(recording):
-    """The looks before each step take no time, and would teach a deadline of seconds."""
-    handle = attached.Attached()
-    client = MonitorClient(handle.step_under_way.begin, handle.spans, handle.guard)
-    for _ in range(3):
-        client.start_section("checkpointing")
-        client.end_section("checkpointing")
+    assert {name: len(samples) for name, samples in recording.harvest().items()} == {"finalize": 3, "checkpoint": 1}
     client.start_section("checkpointing")
     [section] = recording.lane().stack
-    book = DeadlineBook(Settings())
+    book = LearnedTimeouts(Settings())
     book.add("finalize", "io", [0.001] * 100)
     assert book.limit(section) == Limit(3600.0, "set")
 
 
 def test_the_client_answers_all_that_megatron_asks(recording):
     """Where `--calc-ft-timeouts` is on, too."""
-    client = MonitorClient(lambda: None, {}, Guard(lambda error: None))
+    client = MonitorClient(attached.Attached())
     client.init_workload_monitoring(num_warmup_iters=5)
     client.load_state_dict({"a": 1})
     client.calculate_and_set_section_timeouts(selected_sections=["step"], calc_out_of_section=False)

@@ -16,19 +16,26 @@ import resilience_sdk
 from resilience_sdk import heartbeat, straggler
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.errors import Preempted
-from resilience_sdk.session.run import Run
+from resilience_sdk.rank.run import Run
 
 from .plain_loop import counts, train, train_step
 
+BATCH = torch.randn(2, 4)
+SECTIONS = dict.fromkeys(("step", "fwd", "bwd", "comm_wait", "optim"), 6)
 
-def test_a_loop_without_a_line_of_ours_has_beats_and_sections(recording, asked, model, optimizer, loader):
-    """A beat per optimizer step, sections within, the wait for data beside them."""
-    handle = pytorch.attach(model, optimizer, loader)
+
+@pytest.mark.parametrize("first_step", [None, 40])
+def test_a_loop_without_a_line_of_ours_has_beats_and_sections(recording, asked, model, optimizer, loader, first_step):
+    """A beat per optimizer step, sections within, the wait for data beside them; numbered as the resume knows it."""
+    handle = pytorch.attach(model, optimizer, loader, first_step=first_step)
     train(model, optimizer, loader)
-    assert handle.step == 6
-    assert counts(recording) == {"step": 6, "fwd": 6, "bwd": 6, "comm_wait": 6, "optim": 6, "data": 7}
-    assert asked.checks == [1, 2, 3, 4, 5, 6]
+    first = first_step or 0
+    assert handle.step == first + 6
+    assert counts(recording) == {**SECTIONS, "data": 7}
+    assert asked.checks == [first + count for count in range(1, 7)]
     assert recording.stack() == []
+    assert recording.lane().step_is_global is (first_step is not None)
+    assert first_step is None or recording.lane().step == 45
 
 
 def test_a_step_takes_few_calls_more_than_its_sections(recording, model, optimizer, loader):
@@ -47,48 +54,14 @@ def test_a_step_takes_few_calls_more_than_its_sections(recording, model, optimiz
         assert calls_of_a_step() - alone <= 16
 
 
-def test_a_beat_holds_all_micro_batches(recording, asked, model, optimizer, loader):
-    """Gradient accumulation: real steps are progress, and the step lasts from its first forward."""
-    pytorch.attach(model, optimizer, loader)
-    stacks = []
-    model[1].register_forward_hook(lambda *_: stacks.append(recording.stack()))
-    train(model, optimizer, loader, micro_batches=3)
-    assert stacks == [["step", "fwd"]] * 18
-    found = counts(recording)
-    assert (found["step"], found["fwd"], found["optim"]) == (6, 18, 6)
-    assert len(asked.checks) == 6
-
-
-def test_steps_have_the_numbers_that_the_resume_gives_them(recording, asked, model, optimizer, loader):
-    """So that a step means the same in all attempts; else beats are counted."""
-    handle = pytorch.attach(model, optimizer, loader, first_step=40)
-    train(model, optimizer, loader)
-    assert handle.step == 46
-    assert (recording.lane().step, recording.lane().step_is_global) == (45, True)
-    assert asked.checks[0] == 41
-
-
-def test_an_evaluation_is_outside_of_the_steps(recording, asked, model, optimizer, loader):
-    """It has no beat that would look like a step that does not end."""
-    pytorch.attach(model, optimizer)
-    train(model, optimizer, loader)
-    stacks = []
-    model[1].register_forward_hook(lambda *_: stacks.append(recording.stack()))
-    with torch.no_grad():
-        model(torch.randn(2, 4))
-    assert stacks == [[]]
-
-
-def spent(recording):
-    """How long each of the steps was, in seconds."""
-    return [nanoseconds / 1e9 for nanoseconds in recording.harvest()["step"]]
-
-
 def stacks_in(recording, module):
     """What is open in each forward of a layer."""
     stacks = []
     module.register_forward_hook(lambda *_: stacks.append(recording.stack()))
     return stacks
+
+
+# -- what is in no step
 
 
 def test_what_comes_behind_the_last_batch_is_in_no_step(recording, asked, model, optimizer, loader):
@@ -99,7 +72,7 @@ def test_what_comes_behind_the_last_batch_is_in_no_step(recording, asked, model,
         if number == 3:
             optimizer.step()
     assert recording.stack() == []
-    train_step(model, optimizer, torch.randn(2, 4))
+    train_step(model, optimizer, BATCH)
     assert handle.step == recording.snapshot().beats == 2
 
 
@@ -107,17 +80,17 @@ def test_what_comes_behind_the_last_batch_is_in_no_step(recording, asked, model,
 def test_an_evaluation_behind_an_incomplete_step_is_in_no_step(recording, asked, model, optimizer, wants_gradients):
     """Also where no loader is watched, and where the evaluation needs gradients, as of forces."""
     pytorch.attach(model, optimizer)
-    train_step(model, optimizer, torch.randn(2, 4))
-    model(torch.randn(2, 4)).sum().backward()
+    train_step(model, optimizer, BATCH)
+    model(BATCH).sum().backward()
     assert recording.stack() == ["step"]
     stacks = stacks_in(recording, model[1])
     model.eval()
     with torch.set_grad_enabled(wants_gradients):
-        model(torch.randn(2, 4))
-    assert [stack[:1] for stack in stacks] == [["fwd"] if wants_gradients else []]
+        model(BATCH)
+    assert stacks == [["fwd"] if wants_gradients else []]
     assert "step" not in recording.stack()
     model.train()
-    train_step(model, optimizer, torch.randn(2, 4))
+    train_step(model, optimizer, BATCH)
     assert recording.snapshot().beats == 2
 
 
@@ -130,8 +103,8 @@ def test_a_step_that_was_interrupted_has_all_that_was_spent_on_it(recording, ask
         model(batch).sum().backward()
     before_s = time.monotonic() - began[0]
     optimizer.step()
-    [step_s] = spent(recording)
-    assert step_s > 0.5 * before_s
+    [step_ns] = recording.harvest()["step"]
+    assert step_ns / 1e9 > 0.5 * before_s
 
 
 def test_a_model_that_is_trained_in_evaluation_mode_has_whole_steps(recording, asked, model, optimizer):
@@ -140,7 +113,7 @@ def test_a_model_that_is_trained_in_evaluation_mode_has_whole_steps(recording, a
     handle = pytorch.attach(model, optimizer)
     stacks = stacks_in(recording, model[1])
     for _ in range(3):
-        train_step(model, optimizer, torch.randn(2, 4))
+        train_step(model, optimizer, BATCH)
     assert stacks == [["fwd"], ["step", "fwd"], ["step", "fwd"]]
     assert handle.step == recording.snapshot().beats == 3
 
@@ -148,16 +121,20 @@ def test_a_model_that_is_trained_in_evaluation_mode_has_whole_steps(recording, a
 def test_another_thread_that_ends_a_pass_interrupts_no_step(recording, asked, model, optimizer, loader):
     """One that fetches ahead is through before the last steps are."""
     pytorch.attach(model, optimizer, loader)
-    model(torch.randn(2, 4)).sum().backward()
+    model(BATCH).sum().backward()
     ahead = threading.Thread(target=lambda: list(loader))
     ahead.start()
     ahead.join()
     assert recording.stack() == ["step"]
 
 
-def test_the_stop_is_raised_where_the_next_batch_is_asked_for(recording, asked, model, optimizer, loader):
-    """Behind all that belongs to the step: its scheduler has stepped too."""
-    asked.add(2)
+# -- the stop
+
+
+@pytest.mark.parametrize("at", [2, 6])
+def test_the_stop_is_raised_where_the_next_batch_is_asked_for(recording, asked, model, optimizer, loader, at):
+    """Behind all that belongs to the step, also at the end of the epoch: not after the evaluation that may follow."""
+    asked.add(at)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
     handle = pytorch.attach(model, optimizer, loader)
     fetched = 0
@@ -166,17 +143,9 @@ def test_the_stop_is_raised_where_the_next_batch_is_asked_for(recording, asked, 
             fetched += 1
             train_step(model, optimizer, batch)
             scheduler.step()
-    assert (handle.step, fetched, scheduler.last_epoch) == (2, 2, 2)
+    assert (handle.step, fetched, scheduler.last_epoch) == (at, at, at)
     assert recording.snapshot().done
     assert recording.stack() == []
-
-
-def test_the_stop_comes_before_the_end_of_the_epoch(asked, model, optimizer, loader):
-    """Not after the evaluation that may follow."""
-    asked.add(6)
-    pytorch.attach(model, optimizer, loader)
-    with pytest.raises(Preempted):
-        train(model, optimizer, loader)
 
 
 def test_without_a_loader_it_is_raised_at_the_next_forward(asked, model, optimizer, loader):
@@ -186,7 +155,7 @@ def test_without_a_loader_it_is_raised_at_the_next_forward(asked, model, optimiz
     forwards = []
     model.register_forward_pre_hook(lambda *_: forwards.append(1))
     with torch.no_grad():
-        model(torch.randn(2, 4))
+        model(BATCH)
     with pytest.raises(Preempted):
         train(model, optimizer, loader)
     assert (handle.step, len(forwards)) == (2, 3)
@@ -197,12 +166,15 @@ def test_where_the_model_is_not_seen_it_is_raised_before_the_next_step(asked, mo
     asked.add(1)
     hidden = nn.Linear(4, 1)
     pytorch.attach(hidden, optimizer)
-    train_step(model, optimizer, torch.randn(2, 4))
+    train_step(model, optimizer, BATCH)
     weights = copy.deepcopy(model.state_dict())
-    model(torch.randn(2, 4)).sum().backward()
+    model(BATCH).sum().backward()
     with pytest.raises(Preempted):
         optimizer.step()
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+# -- loops of all kinds
 
 
 def test_a_scaler_that_skips_a_step_makes_no_beat(recording, asked, model, optimizer):
@@ -210,7 +182,7 @@ def test_a_scaler_that_skips_a_step_makes_no_beat(recording, asked, model, optim
     handle = pytorch.attach(model, optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for bad in (False, True, False):
-        loss = model(torch.randn(2, 4)).sum() * (float("inf") if bad else 1.0)
+        loss = model(BATCH).sum() * (float("inf") if bad else 1.0)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -237,34 +209,26 @@ def test_a_closure_is_within_its_step(recording, asked, model):
 @pytest.mark.parametrize("way", ["around", "in place"])
 def test_a_compiled_model_beats_too(recording, asked, model, optimizer, loader, way):
     """As torch.compile returns it, and as it compiles itself."""
-    if way == "around":
-        called = torch.compile(model, backend="eager")
-    else:
+    if way == "in place":
         model.compile(backend="eager")
-        called = model
+    called = torch.compile(model, backend="eager") if way == "around" else model
     handle = pytorch.attach(called, optimizer, loader)
     train(called, optimizer, loader)
     found = counts(recording)
     assert handle.step == found["step"] == found["fwd"] == found["optim"] == 6
 
 
-def test_an_exception_that_is_caught_leaves_the_beat_to_the_next_step(recording, asked, model, optimizer):
-    """A batch that is skipped: the sections are closed, the step goes on with the next batch."""
-    handle = pytorch.attach(model, optimizer)
-    with pytest.raises(RuntimeError, match="shape"):
+def test_an_exception_leaves_the_beat_to_the_next_step_or_nothing_open(recording, asked, model, optimizer):
+    """A batch is skipped: the step goes on with the next one. Where the loop ends by it, the step does not count."""
+    with pytest.raises(RuntimeError, match="shape"), pytorch.attach(model, optimizer) as handle:
+        with pytest.raises(RuntimeError, match="shape"):
+            model(torch.randn(2, 9))
+        assert recording.stack() == ["step"]
+        train_step(model, optimizer, BATCH)
+        assert recording.stack() == []
         model(torch.randn(2, 9))
-    assert recording.stack() == ["step"]
-    train_step(model, optimizer, torch.randn(2, 4))
     assert recording.stack() == []
     assert handle.step == recording.snapshot().beats == 1
-
-
-def test_as_a_context_manager_it_leaves_nothing_open_behind_an_exception(recording, asked, model, optimizer):
-    """Not the step that was begun either, and it does not count."""
-    with pytest.raises(RuntimeError, match="shape"), pytorch.attach(model, optimizer):
-        model(torch.randn(2, 9))
-    assert recording.stack() == []
-    assert recording.snapshot().beats == 0
 
 
 def test_inside_run_steps_only_the_sections_are_added(recording, asked, model, optimizer, loader):
@@ -273,28 +237,20 @@ def test_inside_run_steps_only_the_sections_are_added(recording, asked, model, o
     with Run(None, None) as run:
         for _, (batch,) in run.steps(loader):
             train_step(model, optimizer, batch)
-    assert counts(recording) == {"step": 6, "fwd": 6, "bwd": 6, "comm_wait": 6, "optim": 6, "data": 7}
+    assert counts(recording) == {**SECTIONS, "data": 7}
     assert asked.checks == [1, 2, 3, 4, 5, 6]  # each once
 
 
-def test_inside_resilient_the_beat_is_that_of_the_call(recording, asked, model, optimizer, loader):
-    """`@resilient` is the same here as everywhere."""
+@pytest.mark.parametrize("of_the_script", [pytorch.resilient, heartbeat()], ids=["resilient", "heartbeat"])
+def test_a_beat_of_the_script_is_the_only_one(recording, asked, model, optimizer, loader, of_the_script):
+    """One beat per step, however many know of it. `@resilient` is the same here as everywhere."""
     assert pytorch.resilient is resilience_sdk.resilient
     pytorch.attach(model, optimizer, loader)
-    step = pytorch.resilient(train_step)
+    step = of_the_script(train_step)
     for (batch,) in loader:
         step(model, optimizer, batch)
     found = counts(recording)
     assert (found["step"], found["fwd"], found["optim"]) == (6, 6, 6)
-
-
-def test_inside_a_heartbeat_of_the_script_the_beat_is_the_scripts(recording, asked, model, optimizer, loader):
-    """One beat per step, however many know of it."""
-    pytorch.attach(model, optimizer, loader)
-    for (batch,) in loader:
-        with heartbeat():
-            train_step(model, optimizer, batch)
-    assert recording.snapshot().beats == 6
 
 
 def test_detached_nothing_is_left(recording, asked, model, optimizer, loader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 
@@ -10,38 +11,34 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from resilience_sdk import lanes, preemption, straggler
-from resilience_sdk.adapters import pytorch
+from resilience_sdk import preemption, straggler
+from resilience_sdk.adapters import _base, pytorch
 from resilience_sdk.errors import ConfigError, Preempted
-from resilience_sdk.straggler.passes import Passes
+from resilience_sdk.recorder import lookup
+from resilience_sdk.straggler.passes import ModelPasses
 
 from .plain_loop import counts, train, train_step
 
 
-def tell_each(told):
-    """What is due behind every step, and notes each time."""
+class Telling(pytorch.Attached):
+    """Has something due behind every step, or so many steps later, and notes each time."""
 
-    def between_steps(is_leaving):
-        told.append(is_leaving)
-        return 0
+    every = 0
 
-    return between_steps
+    def __init__(self, *args):
+        self.told = []
+        super().__init__(*args)
 
-
-def test_a_second_use_is_an_error(asked, model, optimizer):
-    """Also with another model: two loops would beat at once."""
-    pytorch.attach(model, optimizer)
-    other = nn.Linear(2, 2)
-    for second in ((model, optimizer), (other, torch.optim.SGD(other.parameters(), 0.1))):
-        with pytest.raises(ConfigError, match=r"detach\(\)"):
-            pytorch.attach(*second)
+    def between_steps(self, is_leaving):
+        self.told.append((self.step, is_leaving))
+        return self.step + self.every
 
 
 def test_switched_off_steps_are_counted_and_nothing_else(monkeypatch, asked, model, optimizer, loader):
     """A loop that ends by them must end. A second use is an error here too: found before the SDK is switched on."""
     monkeypatch.setenv("RESILIENCE_DISABLE", "1")
-    before = lanes.starter()
-    lanes.disable()
+    before = lookup.starter()
+    lookup.disable()
     try:
         handle = pytorch.attach(model, optimizer, loader, first_step=3)
         with pytest.raises(ConfigError, match=r"detach\(\)"):
@@ -49,8 +46,8 @@ def test_switched_off_steps_are_counted_and_nothing_else(monkeypatch, asked, mod
         train(model, optimizer, loader)
         handle.detach()
     finally:
-        lanes.set_starter(before)
-        lanes.forget()
+        lookup.set_starter(before)
+        lookup.forget()
     assert (handle.step, asked.checks) == (9, [])
     assert type(loader) is DataLoader
     assert len(optimizer._optimizer_step_post_hooks) == 0
@@ -66,22 +63,25 @@ def test_a_model_that_is_gone_is_no_first_use(recording, asked, optimizer):
     gc.collect()
 
 
+NET, OTHER = nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)], 0.1)
+
+
 @pytest.mark.parametrize(
     ("model", "optimizer", "options", "message"),
     [
-        (nn.Linear(2, 2), None, {}, "torch.optim.Optimizer"),
-        (nn.Linear(2, 2), object(), {}, "torch.optim.Optimizer"),
-        (print, torch.optim.SGD([torch.zeros(1)], 0.1), {}, "torch.nn.Module"),
-        (nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)], 0.1), {"first_step": -1}, "first_step=-1"),
-        (nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)], 0.1), {"first_step": True}, "first_step=True"),
-        (nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)], 0.1), {"loader": [1, 2]}, "loader"),
+        (NET, None, {}, "torch.optim.Optimizer"),
+        (NET, object(), {}, "torch.optim.Optimizer"),
+        (print, OTHER, {}, "torch.nn.Module"),
+        (NET, OTHER, {"first_step": -1}, "first_step=-1"),
+        (NET, OTHER, {"first_step": True}, "first_step=True"),
+        (NET, OTHER, {"loader": [1, 2]}, "loader"),
     ],
 )
 def test_wrong_arguments_are_said(recording, asked, model, optimizer, options, message):
     """And nothing stays attached."""
     with pytest.raises(ConfigError, match=message):
         pytorch.attach(model, optimizer, **options)
-    assert pytorch._current is None
+    assert _base._current is None
     assert not getattr(optimizer, "_optimizer_step_pre_hooks", None)
 
 
@@ -99,38 +99,23 @@ def test_copies_of_model_and_optimizer_record_nothing(recording, asked, model, o
     assert handle.step == recording.snapshot().beats == 0
 
 
-def test_a_hook_that_fails_does_not_stop_the_loop(recording, asked, model, optimizer, loader, monkeypatch, capfd):
-    """One line; steps are counted on, since loops end by them."""
-    monkeypatch.setattr(preemption, "check", lambda step=None: 1 / 0)
-    handle = pytorch.attach(model, optimizer, loader)
-    train(model, optimizer, loader)
-    assert handle.step == 6
-    assert capfd.readouterr().err.count("switched off") == 1
-    assert recording.stack() == []
+@pytest.mark.parametrize("hook", ["register_step_pre_hook", "register_step_post_hook"])
+def test_nothing_is_left_where_the_optimizer_refuses_a_hook(recording, asked, model, optimizer, loader, hook):
+    """Model, optimizer and loader are as they were, and the next attach finds no other one."""
+    plain = getattr(optimizer, hook)
 
+    def refuse(called):
+        setattr(optimizer, hook, plain)
+        raise ZeroDivisionError
 
-@pytest.mark.parametrize("is_watched", [True, False])
-def test_what_comes_between_steps_comes_also_where_a_hook_has_failed(
-    recording, asked, model, optimizer, loader, monkeypatch, is_watched
-):
-    """It may be collective: the other ranks, whose hooks are well, would wait in it for this one."""
-    monkeypatch.setattr(preemption, "check", lambda step=None: 1 / 0)
-    told = []
-    watched = loader if is_watched else None
-    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, watched, 0, between_steps=tell_each(told)))
-    train(model, optimizer, loader)
-    assert handle.step == 6
-    assert told == [False] * (6 if is_watched else 5)
-
-
-def test_loading_a_state_comes_between_no_steps(recording, asked, model, optimizer):
-    """Some optimizers make a step when their state is loaded."""
-    told = []
-    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, None, 0, between_steps=tell_each(told)))
-    with handle.paused():
-        optimizer.step()
-    model(torch.randn(2, 4))
-    assert (handle.step, told) == (0, [])
+    setattr(optimizer, hook, refuse)
+    with pytest.raises(ZeroDivisionError):
+        pytorch.attach(model, optimizer, loader)
+    assert type(loader) is DataLoader
+    hooks = (model._forward_pre_hooks, model._forward_hooks)
+    hooks += (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    assert [dict(each) for each in hooks] == [{}] * 4
+    pytorch.attach(model, optimizer, loader).detach()
 
 
 @pytest.mark.parametrize("part", ["forward_begins", "gradient_comes", "step_begins", "step_ends"])
@@ -138,14 +123,13 @@ def test_steps_are_beats_also_without_the_hooks_of_the_sections(
     recording, asked, model, optimizer, loader, monkeypatch, capfd, part
 ):
     """A section that fails switches sections off and nothing else, wherever in a step that is."""
-    monkeypatch.setattr(Passes, part, lambda *_, **__: 1 / 0)
-    told = []
-    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, loader, 0, between_steps=tell_each(told)))
+    monkeypatch.setattr(ModelPasses, part, lambda *_, **__: 1 / 0)
+    handle = Telling(model, optimizer, loader, 0)
     train(model, optimizer, loader)
     assert handle.step == recording.snapshot().beats == 6
     assert counts(recording)["step"] == 6
     assert asked.checks == [1, 2, 3, 4, 5, 6]
-    assert told == [False] * 6
+    assert len(handle.told) == 6
     assert capfd.readouterr().err.count("switched off") == 1
     handle.detach()
     assert not optimizer._optimizer_step_pre_hooks
@@ -158,24 +142,6 @@ def test_steps_are_beats_also_where_the_attached_model_is_gone(recording, asked,
         gc.collect()
         train(model, optimizer, loader)
         assert handle.step == recording.snapshot().beats == 6
-
-
-def test_what_is_due_between_steps_says_when_it_is_due_again(recording, asked, model, optimizer, loader):
-    """It is asked behind those steps, when the job is to leave, and behind the first one of another state."""
-    told = []
-
-    def between_steps(is_leaving):
-        told.append((handle.step, is_leaving))
-        return handle.step + 3
-
-    asked.add(16)
-    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, loader, 0, between_steps=between_steps))
-    train(model, optimizer, loader)
-    assert told == [(1, False), (4, False)]
-    handle.go_to(10)
-    with pytest.raises(Preempted):
-        train(model, optimizer, loader)
-    assert told[2:] == [(11, False), (14, False), (16, True)]
 
 
 def test_steps_are_beats_also_where_the_sections_are_attached_anew(recording, asked, model, optimizer, loader):
@@ -196,34 +162,62 @@ def test_a_forward_before_run_steps_makes_no_check_of_its_own(asked, recording, 
     assert asked.checks == []
 
 
+# -- what an adapter has to do between two steps
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_hook_that_fails_stops_neither_the_loop_nor_what_comes_between_steps(
+    recording, asked, model, optimizer, loader, monkeypatch, capfd, is_watched
+):
+    """Loops end by the number of steps, and other ranks, whose hooks are well, would wait in what is collective."""
+    monkeypatch.setattr(preemption, "check", lambda step=None: 1 / 0)
+    handle = Telling(model, optimizer, loader if is_watched else None, 0)
+    train(model, optimizer, loader)
+    assert handle.step == 6
+    assert handle.told == [(step, False) for step in range(1, 7 if is_watched else 6)]
+    assert capfd.readouterr().err.count("switched off") == 1
+    assert recording.stack() == []
+
+
+def test_what_is_due_between_steps_says_when_it_is_due_again(recording, asked, model, optimizer, loader):
+    """It is asked behind those steps, when the job is to leave, and behind the first one of another state."""
+    asked.add(16)
+    handle = Telling(model, optimizer, loader, 0)
+    handle.every = 3
+    train(model, optimizer, loader)
+    assert handle.told == [(1, False), (4, False)]
+    handle.go_to(10)
+    with pytest.raises(Preempted):
+        train(model, optimizer, loader)
+    assert handle.told[2:] == [(11, False), (14, False), (16, True)]
+
+
 @pytest.mark.parametrize("is_leaving", [False, True])
 def test_a_step_that_a_load_makes_does_nothing_that_is_due(recording, asked, model, optimizer, is_leaving):
-    """Half of the state is loaded: what is due is due behind the load."""
-    told = []
+    """Some optimizers make one when half of the state is loaded: what is due is due behind the load."""
     if is_leaving:
         asked.add(1)
-    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, None, 0, between_steps=tell_each(told)))
-    train_step(model, optimizer, torch.randn(2, 4))
-    with handle.paused():
-        optimizer.step()
-        optimizer.step()
-    assert (handle.step, told) == (1, [])
-    if is_leaving:
-        with pytest.raises(Preempted):
+    handle = Telling(model, optimizer, None, 0)
+    for told in ([], [(1, is_leaving)]):
+        with handle.paused():
+            optimizer.step()
+            optimizer.step()
+        assert (handle.step, handle.told) == (len(told), [])
+        if not told:
+            train_step(model, optimizer, torch.randn(2, 4))
+            continue
+        with pytest.raises(Preempted) if is_leaving else contextlib.nullcontext():
             model(torch.randn(2, 4))
-    else:
-        model(torch.randn(2, 4))
-    assert told == [is_leaving]
+        assert handle.told == told
 
 
 def test_a_state_loaded_while_ranks_are_apart_makes_nothing_due(recording, asked, model, optimizer):
     """Until they meet."""
-    told = []
-    handle = pytorch.watch(lambda: pytorch.Attached(model, optimizer, None, 0, between_steps=tell_each(told)))
+    handle = Telling(model, optimizer, None, 0)
     with handle.apart():
         handle.go_to(7)
         for _ in range(2):
             train_step(model, optimizer, torch.randn(2, 4))
-        assert told == []
-    handle.meet(lambda step: [step, step])
-    assert (handle.step, told) == (9, [False])
+        assert handle.told == []
+    handle.meet(9)
+    assert handle.told == [(9, False)]

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from resilience_sdk.adapters.transformers.tokens import Telling
-from resilience_sdk.straggler.cutting import first_pass
-from resilience_sdk.straggler.told import WORK, Told
+from resilience_sdk.adapters.transformers.callback import tell_sizes
+from resilience_sdk.recorder.page_layout import WORK
+from resilience_sdk.straggler.windowing import ToldWork, first_pass
 
 
 def told_of(recording, batches, model=None):
     """Return what the monitor reads after these batches, of which a step fetches two."""
-    fetch = Telling(lambda at, device: (batches[2 * at : 2 * at + 2], 7), model)
+    fetch = tell_sizes(lambda at, device: (batches[2 * at : 2 * at + 2], 7), model)
     for at in range(len(batches) // 2):
         assert fetch(at, device="cpu") == (batches[2 * at : 2 * at + 2], 7)
-    told = Told()
+    told = ToldWork()
     for new in recording.reader.passes():
         assert new.kind == WORK
         told.add(new.name, new.start, new.samples_ns)
@@ -53,7 +53,7 @@ class Odd(dict):
 @pytest.mark.parametrize(("found", "is_said"), [(([Odd()], 7), True), (None, True), ((iter([Odd()]), 7), False)])
 def test_nothing_that_is_odd_about_them_reaches_the_training(recording, capsys, found, is_said):
     """It is said once, and what the trainer fetched is what it gets, to the last batch."""
-    fetch = Telling(lambda: found, None)
+    fetch = tell_sizes(lambda: found, None)
     assert [fetch(), fetch()] == [found, found]
     assert capsys.readouterr().err.count("how large batches are") == is_said
     if not is_said:

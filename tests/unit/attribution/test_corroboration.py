@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.attribution.corroboration import weigh
 from resilience_sdk.attribution.exits import classification, classify_exit
-from resilience_sdk.attribution.first_death import Death, find_first_death
+from resilience_sdk.attribution.first_death import Death, find_first_death, weigh
 from resilience_sdk.attribution.taxonomy import causes
 from resilience_sdk.incidents.record import Evidence
 

@@ -165,10 +165,13 @@ def test_another_rank_that_ends_its_epoch_does_not_make_the_run_finished():
 
 
 def test_what_is_retried_counts_only_where_the_job_fails_all_the_same():
-    """A part of a log that shows nothing but retried exceptions shows no fault."""
+    """Retried exceptions are no fault of a run that finishes; of one that does not tell its end nothing is known."""
+    finished = "2026-01-01 00:00:09 INFO training finished\n"
     retried = "2026-01-01 00:00:03 ERROR [rank0] upload failed, will retry\n" + _raise(0, "ConnectionError: reset")
     unlabelled = retried.replace("[rank0]: ", "")
-    assert diagnose(_STEPS + retried * 3).cause == diagnose(_STEPS + unlabelled * 3).cause == "no_fault"
+    for log in (_STEPS + retried * 3, _STEPS + unlabelled * 3):
+        assert diagnose(log + finished).cause == "no_fault"
+        assert diagnose(log).cause == "unknown"
     assert diagnose(_STEPS + retried * 3 + _failed(0, 1)).cause == "external_service"
 
 
@@ -305,6 +308,8 @@ _PIECES = st.sampled_from(
         b"During handling of the above exception, another exception occurred:\n", b"\r", b"\n", b"\x1b[31m", b"\xff",
         b"error ", b"failed (exitcode: -9) local_rank: 0 (pid: 1) of binary\n", b"  rank      : 3 (local_rank: 3)\n",
         b"NVRM: Xid (PCI:0000:1): 79, ", b"step 10 loss nan\n", b"Original Traceback (most recent call last):\n",
+        b"Thread 0x7f (most recent call first):\n", b'  File "t.py", line 1 in open\n', b"[rank2]: it took 900 s\n",
+        b"Timed out waiting 9ms for recv operation\n", b"CalledProcessError: Command 'sh' died with <Signals.SIGX: 1",
         b"--- Logging error ---\n", b"Connection closed by peer\n", b"world_size=4\n", b"\x1f\x8b", b"((((([[[[\n",
     ]
 )  # fmt: skip
@@ -345,6 +350,9 @@ class _Endless:
         b"\r 10% error",
         b"                                        error\n",
         b"NVRM: Xid (PCI:0000:91:00): 79, GPU has fallen off the bus\n",
+        b"Thread 0x7f00 (most recent call first):\n",
+        b'  File "t.py", line 1 in f\nThread 0x7f00 (most recent call first):\n',
+        b"subprocess.CalledProcessError: Command 'sh t.sh' returned non-zero exit status 3.\n",
     ],
 )
 def test_time_grows_with_the_length_and_no_faster(line):
@@ -362,5 +370,6 @@ def test_time_grows_with_the_length_and_no_faster(line):
 def test_a_warning_of_what_was_worked_around_is_no_fault():
     """Who warns goes on."""
     warned = "2026-01-01 00:00:01 WARNING [rank0] No checkpoint found in out/, starting from scratch\n"
-    assert diagnose(warned).cause == "no_fault"
-    assert diagnose(warned + _STEPS).cause == "no_fault"
+    finished = "2026-01-01 00:00:09 INFO training finished\n"
+    assert diagnose(warned + finished).cause == "no_fault"
+    assert diagnose(warned + _STEPS + finished).cause == "no_fault"

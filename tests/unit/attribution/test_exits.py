@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from resilience_sdk.attribution.exceptions import exception_rules, match_exception
 from resilience_sdk.attribution.exits import classify_exit, describe_exit
-from resilience_sdk.attribution.rules import exception_rules, match_exception
 from resilience_sdk.attribution.taxonomy import causes
 
 

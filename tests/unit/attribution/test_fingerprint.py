@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.attribution.fingerprint import fingerprint, normalise_message
+from resilience_sdk.attribution.exceptions import fingerprint, normalise_message
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience_sdk.attribution import diagnose
-from resilience_sdk.attribution.exit_reports import ExitReports
-from resilience_sdk.attribution.glance import may_mean
+from resilience_sdk.attribution.exceptions import exception_rules
 from resilience_sdk.attribution.log_lines import parse_line
-from resilience_sdk.attribution.rules import exception_rules
-from resilience_sdk.attribution.signatures import signs
+from resilience_sdk.attribution.log_reader import ExitReports
+from resilience_sdk.attribution.log_scan import may_mean
+from resilience_sdk.attribution.log_signs import signs
 from resilience_sdk.attribution.tracebacks import parse_exception_line
 
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.attribution.literals import LiteralIndex, all_required, required_literals
-from resilience_sdk.attribution.rules import exception_rules
-from resilience_sdk.attribution.signatures import signs
+from resilience_sdk.attribution.exceptions import exception_rules
+from resilience_sdk.attribution.log_signs import LiteralIndex, all_required, required_literals, signs
 
 _PATTERNS = sorted(
     {pattern.pattern for sign in signs() for pattern in sign.patterns}

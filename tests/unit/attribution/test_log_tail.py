@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.attribution.log_tail import MOST_BYTES, read_kernel, read_tail
+from resilience_sdk.attribution.diagnosis import MOST_BYTES, read_kernel, read_tail
 
 TERMINATE = (
     b"terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: an illegal memory access\n"

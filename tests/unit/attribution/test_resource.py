@@ -2,7 +2,7 @@
 
 import pytest
 
-from resilience_sdk.attribution.resource import NAME, PORT, STORAGE, Resource, failed_resource
+from resilience_sdk.attribution.exits import NAME, PORT, STORAGE, Resource, failed_resource
 
 
 @pytest.mark.parametrize(

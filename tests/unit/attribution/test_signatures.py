@@ -3,7 +3,7 @@
 import pytest
 
 from resilience_sdk.attribution.log_scan import has_trouble
-from resilience_sdk.attribution.signatures import ROLES, read_line, signs, without_advice, xid_causes
+from resilience_sdk.attribution.log_signs import ROLES, read_line, signs, without_advice, xid_causes
 from resilience_sdk.attribution.taxonomy import causes
 
 

@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.attribution.diagnosis import diagnose_stream
-from resilience_sdk.attribution.glance import may_mean, meaningful
-from resilience_sdk.attribution.log_scan import has_trouble
-from resilience_sdk.attribution.rules import exception_rules
-from resilience_sdk.attribution.signatures import signs
-from resilience_sdk.attribution.vocabulary import Vocabulary, words_with
+from resilience_sdk.attribution.exceptions import exception_rules
+from resilience_sdk.attribution.log_scan import Vocabulary, has_trouble, may_mean, meaningful, words_with
+from resilience_sdk.attribution.log_signs import signs
 
 WORDS = st.sampled_from([b"bad", b"badly", b"good", b"x" * 3000, b"x" * 3000 + b"bad"])
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from resilience_sdk import hostinfo
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.background import Background, await_close, await_parts, leave_part, own_process
-from resilience_sdk.checkpoint.staging import Staging
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal, read_journal
-from resilience_sdk.session import last_save
+from resilience_sdk.checkpoint.async_save import Background, await_close, await_parts, leave_part, own_process
+from resilience_sdk.checkpoint.capture import Staging
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.rank import checkpoints
+from resilience_sdk.system import hostinfo
 
 ROOT = Path(__file__).parents[3]
 
@@ -111,12 +111,12 @@ def test_the_last_save_waits_for_the_one_in_the_background_while_there_is_time(t
     """It is skipped where the one before does not end in the time that is left, and made where it does."""
     checkpointer = make(tmp_path, torch.zeros(3), journal)
     assert checkpointer.maybe_save(1)
-    monkeypatch.setattr(last_save.preemption, "time_left", lambda: 0.05)
-    assert not last_save.save_at_stop(checkpointer, 2, None)
+    monkeypatch.setattr(checkpoints.preemption, "time_left", lambda: 0.05)
+    assert not checkpoints.save_at_stop(checkpointer, 2, None)
     assert not (tmp_path / "checkpoints/step-00000002").exists()
-    monkeypatch.setattr(last_save.preemption, "time_left", lambda: 30.0)
+    monkeypatch.setattr(checkpoints.preemption, "time_left", lambda: 30.0)
     threading.Timer(0.05, journal.go.set).start()
-    assert last_save.save_at_stop(checkpointer, 2, None)
+    assert checkpoints.save_at_stop(checkpointer, 2, None)
     assert checkpointer.last_good.step == 2
 
 
@@ -208,11 +208,11 @@ def test_whatever_ends_the_thread_ends_the_save():
 
 ENDING = """
 import os, sys, torch
-from resilience_sdk import lanes
-from resilience_sdk import hostinfo
+from resilience_sdk.recorder import lookup
+from resilience_sdk.system import hostinfo
 from resilience_sdk.checkpoint import Checkpointer
 
-lanes.disable()
+lookup.disable()
 assert Checkpointer({"weight": torch.ones(1)}, run_dir=f"{sys.argv[1]}/first").save(0)  # loads what each would load
 for name in ("end", "leave", "fail"):
     if os.fork() == 0:

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal, read_journal
 from resilience_sdk.errors import CheckpointError, ConfigError, RunDirectoryError
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal, read_journal
 
 
 def make_journal(tmp_path, attempt):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.capture import RankPart, write_part
 from resilience_sdk.checkpoint.manifest import SHARDED, FileEntry
-from resilience_sdk.checkpoint.saving import Part, write_part
-from resilience_sdk.checkpoint.verify import verify_checkpoint
+from resilience_sdk.checkpoint.store import verify_checkpoint
 
 
 def writer(directory):
@@ -125,7 +125,7 @@ def test_each_rank_reads_its_own_shards_back(tmp_path, rank, names):
         for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "other"):
             (directory / "model_0" / name).write_bytes(b"part")
 
-    part = Part(document={}, own={}, shared={}, spread={}, values="{}", writer=write)
+    part = RankPart(document={}, own={}, shared={}, spread={}, values="{}", writer=write)
     answer = write_part(part, tmp_path, types.SimpleNamespace(rank=rank, size=2), mode=0o600)
     assert answer["error"] is None
     files = [FileEntry.from_json(entry).name for entry in answer["files"]]

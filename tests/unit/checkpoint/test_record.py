@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from resilience_sdk.checkpoint.record import Place, Record
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal, read_journal
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.checkpoint.history import CheckpointRecord, JournalPlace
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def steps(events):
 
 def test_a_journal_that_is_given_is_the_one(run_dir):
     """A run has its session's; nobody else is asked."""
-    record = Record(run_dir, journal(run_dir), find=lambda _: pytest.fail("asked"))
+    record = CheckpointRecord(run_dir, journal(run_dir), find=lambda _: pytest.fail("asked"))
     record.emit(Event.CKPT_COMMIT, 4)
     assert steps(record.events()) == [4]
 
@@ -41,9 +41,9 @@ def test_it_is_asked_for_once_and_by_each_process(run_dir, tmp_path):
     def find(where):
         with asked.open("a") as file:
             file.write(f"{os.getpid()}\n")
-        return Place(journal(where, f"rank{os.getpid()}"))
+        return JournalPlace(journal(where, f"rank{os.getpid()}"))
 
-    record = Record(run_dir, None, find=find)
+    record = CheckpointRecord(run_dir, None, find=find)
     assert not asked.exists()
     for step in (1, 2):
         record.emit(Event.CKPT_COMMIT, step)
@@ -62,8 +62,8 @@ def test_it_is_asked_for_once_and_by_each_process(run_dir, tmp_path):
 
 def test_a_process_that_records_nothing_saves_all_the_same(run_dir):
     """A DataLoader worker, a helper of a rank, an SDK that is switched off; a place may come later."""
-    places = [None, None, Place(journal(run_dir))]
-    record = Record(run_dir, None, find=lambda _: places.pop(0))
+    places = [None, None, JournalPlace(journal(run_dir))]
+    record = CheckpointRecord(run_dir, None, find=lambda _: places.pop(0))
     record.emit(Event.CKPT_BEGIN, 1)
     assert record.events() == ()
     record.emit(Event.CKPT_COMMIT, 2)
@@ -73,7 +73,7 @@ def test_a_process_that_records_nothing_saves_all_the_same(run_dir):
 def test_incidents_of_a_job_that_writes_elsewhere_count(run_dir, tmp_path):
     """Which checkpoint kills is told by resumes in one place and crashes in the other, in the order of time."""
     job = RunDirectory.create(tmp_path / "job")
-    record = Record(run_dir, None, find=lambda where: Place(journal(where), elsewhere=job.journal))
+    record = CheckpointRecord(run_dir, None, find=lambda where: JournalPlace(journal(where), elsewhere=job.journal))
     record.emit(Event.RESUME, 1)
     journal(job, "launcher").emit(Event.INCIDENT, step=2)
     record.emit(Event.RESUME, 3)
@@ -94,7 +94,9 @@ def test_many_checkpointers_do_not_use_up_the_files_of_a_process(run_dir):
     """A search over settings makes one for each trial."""
     gc.freeze()  # not to look five times through all that other tests have imported
     for trial in range(5):
-        record = Record(run_dir, None, find=lambda where, n=trial: Place(journal(where, f"rank{n}"), is_own=True))
+        record = CheckpointRecord(
+            run_dir, None, find=lambda where, n=trial: JournalPlace(journal(where, f"rank{n}"), is_own=True)
+        )
         record.emit(Event.CKPT_COMMIT, trial)
         assert len(open_below(run_dir.path)) == 1
         del record
@@ -106,7 +108,7 @@ def test_a_journal_that_cannot_be_written_is_said_once_and_hurts_nobody(run_dir,
     """A disk that is full or gone takes the events, not the training."""
     place = journal(run_dir)
     place.path.mkdir()
-    record = Record(run_dir, None, find=lambda _: Place(place, is_own=True))
+    record = CheckpointRecord(run_dir, None, find=lambda _: JournalPlace(place, is_own=True))
     for step in (1, 2):
         record.emit(Event.CKPT_COMMIT, step)
     assert capsys.readouterr().err.count("cannot write the journal") == 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from resilience_sdk.checkpoint.rollbacks import find_rollbacks, skipped_steps
+from resilience_sdk.checkpoint.history import find_rollbacks, skipped_steps
 
 
 def left(t, step, *, attempt=0, action="rollback", skip_batches=1, is_global=True):

@@ -4,9 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.checkpoint.manifest import FileEntry, InvalidCheckpointError, Manifest
-from resilience_sdk.checkpoint.retention import LEAST_KEPT, find_deletable
-from resilience_sdk.checkpoint.select import select_newest, step_name, step_of
+from resilience_sdk.checkpoint.manifest import (
+    LEAST_KEPT,
+    FileEntry,
+    InvalidCheckpointError,
+    Manifest,
+    find_deletable,
+    select_newest,
+    step_name,
+    step_of,
+)
 
 STEPS = st.lists(st.integers(0, 10**10), unique=True, max_size=8)
 STRAY = st.sampled_from([".tmp-step-00000005-ab", "notes", "step-5", "step-000000000005", "step-0000000x"])

@@ -28,10 +28,10 @@ def test_one_rank_needs_nobody_where_torch_can_be_told_so():
 WHOLE = """
 import sys
 import torch
-from resilience_sdk import lanes
+from resilience_sdk.recorder import lookup
 from resilience_sdk.checkpoint import Checkpointer
 
-lanes.disable()
+lookup.disable()
 state = {"model": torch.nn.Linear(2, 2), "weight": torch.ones(3)}
 for step, in_background in ((1, False), (2, True)):
     saver = Checkpointer(state, run_dir=f"{sys.argv[1]}/{in_background}", every=1, in_background=in_background)

@@ -8,8 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from resilience_sdk.checkpoint.rng import capture_generators, capture_rng, restore_generators, restore_rng
-from resilience_sdk.checkpoint.state import StateMap, capture, classify, tensor_bytes, unwrap
+from resilience_sdk.checkpoint.state import (
+    StateMap,
+    capture,
+    capture_generators,
+    capture_rng,
+    classify,
+    restore_generators,
+    restore_rng,
+    tensor_bytes,
+    unwrap,
+)
 from resilience_sdk.errors import CheckpointError, ConfigError
 
 

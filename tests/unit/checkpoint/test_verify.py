@@ -7,11 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.checkpoint.commit import begin, commit, discard, write_file
+from resilience_sdk.checkpoint.commit import begin, commit, discard, find_trust_fault, write_file
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError, Manifest
-from resilience_sdk.checkpoint.store import CheckpointStore
-from resilience_sdk.checkpoint.trust import find_trust_fault
-from resilience_sdk.checkpoint.verify import verify_checkpoint
+from resilience_sdk.checkpoint.store import CheckpointStore, verify_checkpoint
 
 SLOW_FIXTURE = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 CONTENT = {"state.pt": bytes(range(256)) * 3, "values.json": b"{}", "rank-00000.json": b'{"rng": 1}'}

@@ -11,12 +11,12 @@ import sys
 
 import pytest
 
-from resilience_sdk.checkpoint import writer
+from resilience_sdk.checkpoint import writer_lease
 from resilience_sdk.checkpoint.store import CheckpointStore
-from resilience_sdk.checkpoint.writer import Claim, hold_checkpoints
+from resilience_sdk.checkpoint.writer_lease import Claim, hold_checkpoints
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import CheckpointError, DirectoryInUseError
-from resilience_sdk.hostinfo import host_name, process_start_ticks
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.system.hostinfo import host_name, process_start_ticks
 
 OWN = Claim("job", alone=True)
 
@@ -115,8 +115,8 @@ def test_a_forked_child_writes_under_its_parents_hold_and_leaves_it(run_dir):
 def test_it_is_given_up_at_the_end_of_the_process(run_dir):
     """Another host need not wait a minute for a job that ended well."""
     code = (
-        "import sys\nfrom resilience_sdk.checkpoint.writer import Claim, hold_checkpoints\n"
-        "from resilience_sdk.run_directory import RunDirectory\n"
+        "import sys\nfrom resilience_sdk.checkpoint.writer_lease import Claim, hold_checkpoints\n"
+        "from resilience_sdk.core.run_directory import RunDirectory\n"
         "run_dir = RunDirectory(RunDirectory.open(sys.argv[1]).path)\n"
         "hold = hold_checkpoints(run_dir, Claim('job', alone=True))\nprint(run_dir.writer.exists())"
     )
@@ -129,7 +129,7 @@ def test_it_is_given_up_at_the_end_of_the_process(run_dir):
 
 def test_who_was_silent_for_too_long_saves_no_more(run_dir, monkeypatch):
     """Frozen for a minute, it lost the directory to another job: its saves fail, and leave that one's alone."""
-    monkeypatch.setattr(writer, "RENEW_INTERVAL_S", 0.01)
+    monkeypatch.setattr(writer_lease, "RENEW_INTERVAL_S", 0.01)
     hold = hold_checkpoints(run_dir, OWN)
     rewrite(run_dir, job="another")
     store = CheckpointStore(run_dir.checkpoints, keep=2, group_readable=False)
@@ -158,6 +158,6 @@ def test_without_threads_it_holds_all_the_same(run_dir, monkeypatch, capsys):
     def refuse(_thread):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(writer.threading.Thread, "start", refuse)
+    monkeypatch.setattr(writer_lease.threading.Thread, "start", refuse)
     hold_checkpoints(run_dir, OWN).check()
     assert capsys.readouterr().err.count("is not renewed (can't start new thread)") == 1

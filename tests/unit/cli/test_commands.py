@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from resilience_sdk import hostinfo
 from resilience_sdk.cli.main import EXIT_UNREAD, main
-from resilience_sdk.events import Event
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore
-from resilience_sdk.journal import Journal
-from resilience_sdk.lease import Lease
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.system import hostinfo
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\nresilience: all is well"
 
@@ -178,6 +178,82 @@ def test_a_torn_outcome(run: RunDirectory, capsys: pytest.CaptureFixture[str], t
     assert any("outcome.json" in problem for problem in _json(capsys, "status", str(run.path))["problems"])
 
 
+def _stall(run: RunDirectory, **changes: Any) -> None:
+    rank = {
+        "rank": 0,
+        "node": "node1",
+        "step": 41,
+        "activity": "stuck",
+        "still_s": 40.0,
+        "stack": [],
+        "detail": HOSTILE,
+    }
+    facts = {"since": time.time() - 40, "for_s": 40.0, "ranks": [rank], "waiting": [1], **changes}
+    monitor = Journal(run.journal, writer="monitor", host="node1", boot_id="b", job="job-a")
+    monitor.emit(Event.STALL, **facts)
+    monitor.close()
+
+
+def test_what_stood_still_when_all_of_a_job_was_killed(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody was left to write the incident, so `why` takes it from the journal; not while the job runs."""
+    assert "stall" not in _json(capsys, "why", str(run.path))
+    _stall(run)
+    assert main(["why", str(run.path)]) == 0
+    said = capsys.readouterr().out
+    assert "killed while rank 0 on node1 made no progress for 40 s at step 41 (hang_rank_stuck)" in said
+    assert "\x1b" not in said
+    told = _json(capsys, "why", str(run.path))["stall"]
+    assert (told["id"], told["cause"], told["culprits"][0]["rank"]) == (None, "hang_rank_stuck", 0)
+    lease = Lease.acquire(run, "job-a")
+    assert "stall" not in _json(capsys, "why", str(run.path))
+    lease.release()
+    _incident(run)
+    assert "stall" not in _json(capsys, "why", str(run.path)), "it has an incident"
+
+
+def test_recovery_in_the_words_of_what_happened(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    """While a job runs, when it has ended (of which `not yet` is untrue), and where it went on by itself."""
+    _incident(run, action="restart")
+    lease = Lease.acquire(run, "job-a")
+    for words in ((), ("--verbose",)):
+        assert main(["why", *words, str(run.path)]) == 0
+        assert "the run has not gone on yet" in capsys.readouterr().out
+    lease.release()
+    _outcome(run, ended_at=time.time() + 1)
+    for words in ((), ("--verbose",)):
+        assert main(["why", *words, str(run.path)]) == 0
+        said = capsys.readouterr().out
+        assert "the job ended before it recovered" in said
+        assert "yet" not in said
+    hang = _incident(run, action="none", detection_latency_s=15.0)
+    IncidentStore(run.path).mark_recovered(str(hang.id), float(hang.detected_at or 0.0) + 6.0)
+    assert main(["why", "--last", str(run.path)]) == 0
+    assert "it went on by itself after 21 s" in capsys.readouterr().out
+    assert "It went on by itself after 21 s." in (run.incidents / str(hang.id) / "report.md").read_text()
+
+
+def test_an_outcome_of_an_earlier_job_says_nothing_of_this_one(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was written before this one began: how this one ended, nobody has told."""
+    _outcome(run, ended_at=time.time() - 3600)
+    _incident(run, action="restart")
+    assert main(["why", str(run.path)]) == 0
+    said = capsys.readouterr().out
+    assert "The job ended" not in said
+    assert "no job runs here now, and none told that it went on" in said
+
+
+def test_why_of_a_job_without_an_incident(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    """How it ended is an answer too."""
+    _outcome(run, verdict="finished", exit_code=0, reason="all ranks exited with 0", resume=None)
+    assert main(["why", str(run.path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"no incident in {run.path}"
+    assert said[1].startswith("The job finished at ")
+    assert len(said) == 2
+
+
 def test_outcome(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """Verdict, exit code and how to go on; `--exit-code` hands the code to a script."""
     assert main(["outcome", str(run.path)]) == 2
@@ -233,12 +309,28 @@ def test_why(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
         "step 41",
         "train.py:3 step",
         "deadlock",
-        "confidence 0.80",
-        "restart",
+        "start the same job again",
+        f"resilience why --verbose {run.path}",
     ):
         assert words in said
     assert "\x1b" not in said
     assert "\x07" not in said
+    assert not any(line.startswith("resilience:") for line in said.splitlines())
+
+
+def test_why_verbose(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything that is known, in rows: each piece of evidence with its source, and every frame."""
+    stack = tuple(f"/lib/python3.11/site-packages/torch/x.py:{line} f" for line in range(40))
+    _incident(
+        run, culprits=tuple(Culprit(rank, "node1", 41, HOSTILE, (*stack, "train.py:3 step")) for rank in range(9))
+    )
+    assert main(["why", "--verbose", str(run.path)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("at train.py:3 step") == 9
+    assert said.count("torch/x.py:7 f") == 9
+    for words in ("evidence    stack: ", "confidence 0.80", "action      restart", "victims     rank 0", "report.md"):
+        assert words in said
+    assert "\x1b" not in said
     assert not any(line.startswith("resilience:") for line in said.splitlines())
 
 

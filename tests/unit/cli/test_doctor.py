@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk.cli.doctor_page import page, settings_rows
+from resilience_sdk.cli.doctor import page, settings_rows
 from resilience_sdk.cli.main import main
-from resilience_sdk.health import Finding, HealthReport, Status
-from resilience_sdk.health.report import report_from_json
-from resilience_sdk.health.software import shared
-from resilience_sdk.settings import Settings, load_settings
+from resilience_sdk.core.settings import Settings, load_settings
+from resilience_sdk.health import Finding, HealthReport, Status, software
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\nok  storage: all is well"
 
@@ -84,7 +82,9 @@ def test_secrets_stand_neither_on_the_page_nor_in_the_json():
         section_timeouts={"forward_pass": 60},
         sources={"webhook_url": "RESILIENCE_WEBHOOK_URL"},
     )
-    found = report(*shared.settings(settings), *shared.variables({"NCCL_PASSPHRASE": "s3cret", "NCCL_ALGO": "Ring"}))
+    found = report(
+        software.shared_settings(settings), software.variables({"NCCL_PASSPHRASE": "s3cret", "NCCL_ALGO": "Ring"})
+    )
     told = json.dumps([found.to_json(), settings_rows(settings), page(found, settings, verbose=True)])
     assert "s3cret" not in told
     assert "Ring" in told
@@ -97,16 +97,6 @@ def test_what_a_name_holds_cannot_forge_a_line():
     lines = page(report(finding(Status.DEGRADED, subject=HOSTILE, evidence=HOSTILE, cure=HOSTILE)), Settings())
     assert not [line for line in lines if line.startswith("ok")]
     assert not [character for line in lines for character in line if not character.isprintable()]
-
-
-def test_a_report_survives_json():
-    """Between nodes it travels so."""
-    found = report(finding(Status.FAILED, data={"errno": "ENOSPC"}), finding(Status.OK, value=3, unit="s"))
-    assert report_from_json(json.loads(json.dumps(found.to_json()))) == found
-    bad_data = {"probe": "a", "check": "b", "status": "ok", "data": [1]}
-    for wrong in ({}, [], *({"node": "a", "at": 1, "took_s": 1, "findings": [bad]} for bad in ({}, bad_data))):
-        with pytest.raises(ValueError, match="expected"):
-            report_from_json(wrong)
 
 
 def test_the_documentation_knows_every_key():
@@ -198,8 +188,8 @@ def test_mistakes_are_one_line(words, message, capsys):
 def test_the_doctor_imports_no_torch():
     """It would take longer than all probes; nor does the one that tells its version."""
     code = (
-        "import sys, resilience_sdk.cli.doctor; from resilience_sdk.health.software import versions; "
-        "assert versions.installed_torch()['__version__']; "
+        "import sys, resilience_sdk.cli.doctor; from resilience_sdk.health import software; "
+        "assert software.installed_torch()['__version__']; "
         "print([name for name in ('torch', 'numpy', 'pynvml') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

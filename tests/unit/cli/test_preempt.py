@@ -12,10 +12,10 @@ import pytest
 
 from resilience_sdk.cli import preempt
 from resilience_sdk.cli.main import main
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
-from resilience_sdk.lease import Lease
-from resilience_sdk.run_directory import RunDirectory
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.run_directory import RunDirectory
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.cli.run_state import state_of
-from resilience_sdk.events import Event
+from resilience_sdk.core.events import Event
 
 
 def _events(*items: dict[str, Any]) -> list[dict[str, Any]]:
@@ -37,6 +37,32 @@ def test_ranks_of_the_newest_attempt() -> None:
     assert (state.ranks[1].state, state.ranks[1].exit_code) == ("exited", 3)
     assert (state.checkpoint_step, state.checkpoint_at) == (20, 8.0)
     assert not state.attempt_ended
+
+
+def test_a_notice_stands_until_the_job_goes_on() -> None:
+    """The newest counts; steps that go on, and the end of the attempt, end it."""
+    first = {"event": "stall", "since": 100.0, "text": "no progress for 10 s: rank 1 stuck"}
+    again = {**first, "text": "no progress for 20 s: rank 1 stuck"}
+    begin = {"event": "attempt_start", "world_size": 2}
+    assert state_of(_events(begin, first, again)).stall == {"since": 100.0, "at": 2.0, "text": again["text"]}
+    assert state_of(_events(begin, first, {"event": "stall_end", "why": "went on"})).stall is None
+    assert state_of(_events(begin, first, {"event": "attempt_end"})).stall is None
+    assert state_of(_events(begin, first, {"event": "attempt_start", "attempt": 1})).stall is None
+
+
+def test_no_progress_signal_is_told_until_the_last_of_its_ranks_has_beaten() -> None:
+    """A slow start is no fault that lasts; other things that are degraded stay."""
+    events = _events(
+        {"event": "attempt_start", "world_size": 2},
+        {"event": "degraded", "what": "monitor", "why": "slow"},
+        {"event": "degraded", "what": "no progress signal", "ranks": [0, 1]},
+        {"event": "first_beat", "rank": 1},
+        {"event": "first_beat", "rank": 0},
+    )
+    told = [[item["message"] for item in state_of(events[:length]).degraded] for length in (3, 4, 5)]
+    assert told == [["monitor: slow", "no progress signal"], ["monitor: slow", "no progress signal"], ["monitor: slow"]]
+    again = _events({"event": "attempt_start", "attempt": 1})
+    assert [item["message"] for item in state_of([*events[:3], *again]).degraded] == ["monitor: slow"]
 
 
 def test_a_checkpoint_that_was_found_damaged_is_not_the_newest() -> None:

@@ -14,8 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience_sdk.cli.main import main
-from resilience_sdk.cli.slurm import sort_words, time_limit_s
-from resilience_sdk.cli.slurm_script import BatchScript, directive_value, node_script, quote
+from resilience_sdk.cli.slurm import (
+    ASKED_AND_FAILED,
+    BatchScript,
+    directive_value,
+    node_script,
+    quote,
+    sort_words,
+    time_limit_s,
+)
 from resilience_sdk.errors import ConfigError
 
 PROJECT = Path(__file__).parents[3]
@@ -54,6 +61,19 @@ def test_one_node(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert "--rdzv" not in text
     assert "train.py --lr 1\n" in text
+
+
+def test_the_job_finds_the_sdk_as_who_printed_its_script(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By PYTHONPATH, where that was the way (`pip install --target`), whatever environment the job gets."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert "PYTHONPATH" not in printed(capsys, script)
+    monkeypatch.setenv("PYTHONPATH", "/my own/modules")
+    assert "PYTHONPATH" not in printed(capsys, script)
+    monkeypatch.setenv("PYTHONPATH", f"/my own/modules:{PROJECT}")
+    assert f"\nexport PYTHONPATH='/my own/modules:{PROJECT}'  #" in printed(capsys, script)
+    assert "PYTHONPATH" not in printed(capsys, "--python", "/other/python", script)
 
 
 def test_several_nodes(script: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,7 +326,19 @@ def on_a_node(tmp_path: Path, command: str, *signals: str) -> tuple[int, bool]:
     return code, ended.exists()
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 75, 76, 77, 130])
+def test_what_failed_when_it_was_to_leave_is_requeued_within_a_budget(tmp_path: Path) -> None:
+    """A retry in the allocation would be cut off, and a free requeue would burn the next one: it stood still, say.
+
+    The budget counts from the newest checkpoint.
+    """
+    assert on_a_node(tmp_path, "exit 1") == (1, False)
+    assert on_a_node(tmp_path, "kill $PPID; exit 1") == (ASKED_AND_FAILED, False)
+    again, over = (1, ["srun", "requeue 7"]), (1, ["srun"])
+    names = ("", "step-00000001", "", "")
+    assert [after(tmp_path, ASKED_AND_FAILED, saves=name) for name in names] == [again, again, again, over]
+
+
+@pytest.mark.parametrize("code", [0, 2, 75, 76, 77, 130])
 def test_what_a_launcher_says_is_what_a_node_says(tmp_path: Path, code: int) -> None:
     """Also where it was asked to leave, by the signal of Slurm, which does not end the shell around it."""
     assert on_a_node(tmp_path, f"exit {code}") == (code, False)

@@ -31,7 +31,9 @@ def rank_row(**facts):
         "degraded": [],
         "problems": [],
     }
-    nothing = dict.fromkeys(("outcome", "in_use_by", "job", "last_event", "checkpoint", "stragglers", "supervised"))
+    nothing = dict.fromkeys(
+        ("outcome", "in_use_by", "job", "last_event", "checkpoint", "stragglers", "stall", "supervised")
+    )
     (row,) = (line for line in render(status | nothing, 0.0) if line.startswith("rank 0"))
     return row.removeprefix("rank 0").strip()
 

@@ -9,15 +9,15 @@ import pytest
 
 from resilience_sdk.cli import straggler
 from resilience_sdk.cli.main import main
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
-from resilience_sdk.lease import Lease
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.straggler.published import Standing, write_report, write_standing
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.straggler.published import StandingVerdicts, write_report, write_standing
 from resilience_sdk.straggler.reports import Report
-from resilience_sdk.straggler.verdicts import Verdict
+from resilience_sdk.straggler.verdicts import SlowVerdict
 
-VERDICT = Verdict("persistent", "bwd", "compute", "", (2,), ("n0",), False, 17, 80, ratio=1.5)
+VERDICT = SlowVerdict("persistent", "bwd", "compute", "", (2,), ("n0",), False, 17, 80, ratio=1.5)
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def test_verdicts_and_report_are_shown(run: RunDirectory, capsys: pytest.Capture
     """Nothing known, somebody slow with the report, switched off."""
     begin(run)
     assert "nothing is known" in said(capsys, str(run.path))
-    write_standing(run.path, Standing(0, 1.0, verdicts=(VERDICT,), job="j"))
+    write_standing(run.path, StandingVerdicts(0, 1.0, verdicts=(VERDICT,), job="j"))
     write_report(run.path, Report({0: "n0"}, section_relative={"bwd": {0: 0.5}}))
     shown = said(capsys, str(run.path))
     assert "rank 2 (node n0): section bwd is 50 % slower" in shown
     assert "Rank=0 Node=n0 Score=0.50" in shown
-    write_standing(run.path, Standing(0, 1.0, enabled=False, job="j"))
+    write_standing(run.path, StandingVerdicts(0, 1.0, enabled=False, job="j"))
     assert "switched off" in said(capsys, str(run.path))
 
 
@@ -65,13 +65,13 @@ def test_verdicts_of_a_job_that_has_ended_are_not_those_of_now(
         return capsys.readouterr().out
 
     lease = begin(run)
-    write_standing(run.path, Standing(0, 1.0, verdicts=(VERDICT,), job="j"))
+    write_standing(run.path, StandingVerdicts(0, 1.0, verdicts=(VERDICT,), job="j"))
     assert "rank 2 (node n0)" in shown()
     lease.release()
     assert "rank 2 (node n0)" not in shown()
     begin(run, job="the next")
     assert "rank 2 (node n0)" not in shown()
-    write_standing(run.path, Standing(0, 1.0, verdicts=(VERDICT,), job="the next"))
+    write_standing(run.path, StandingVerdicts(0, 1.0, verdicts=(VERDICT,), job="the next"))
     assert "rank 2 (node n0)" in shown()
 
 
@@ -151,7 +151,7 @@ def test_a_file_of_somebody_else_is_refused(run: RunDirectory, capsys: pytest.Ca
 def test_json_has_its_documented_keys(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """With or without anything to tell."""
     begin(run)
-    write_standing(run.path, Standing(0, 1.0, verdicts=(VERDICT,), job="j"))
+    write_standing(run.path, StandingVerdicts(0, 1.0, verdicts=(VERDICT,), job="j"))
     found = json.loads(said(capsys, str(run.path), "--json"))
     assert tuple(found) == straggler.KEYS
     assert found["verdicts"][0]["ranks"] == [2]

@@ -9,18 +9,20 @@ import attrs
 import pytest
 
 from resilience_sdk.demo import command
-from resilience_sdk.demo.command import Verdict, main
-from resilience_sdk.demo.promises import SCENARIOS, Outcome, broken_promises
+from resilience_sdk.demo.command import SCENARIOS, Scenario, ScenarioOutcome, ScenarioVerdict, broken_promises, main
 from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.faults import Plan
 from resilience_sdk.incidents import Culprit, Incident
 
 UNDISTURBED, HUNG, KILLED, PREEMPTED = SCENARIOS
 
 
-def outcome(first_step: int = 0, *incidents: Incident, loss: str = "0x1p+0", exit_code: int | None = 0) -> Outcome:
+def outcome(
+    first_step: int = 0, *incidents: Incident, loss: str = "0x1p+0", exit_code: int | None = 0
+) -> ScenarioOutcome:
     """Return what a good run leaves behind."""
     result = {"first_step": first_step, "loss": loss, "parameters": "abc"}
-    return Outcome(exit_code, 5.0, {0: result, 1: result}, incidents)
+    return ScenarioOutcome(exit_code, 5.0, {0: result, 1: result}, incidents)
 
 
 REFERENCE = outcome()
@@ -35,6 +37,14 @@ def test_a_run_that_keeps_all_promises_has_nothing_against_it() -> None:
     assert broken_promises(HUNG, outcome(25, HANG), REFERENCE) == []
 
 
+@pytest.mark.parametrize("lost", [15, 14])
+def test_a_kill_may_come_before_another_rank_has_ended_its_step(lost: int) -> None:
+    """That step is not lost, as it was not completed."""
+    killed = Scenario("killed", Plan("kill", "sigkill", rank=1, step=40))
+    crash = attrs.evolve(HANG, kind=killed.incident_kind, lost_steps=lost)
+    assert broken_promises(killed, outcome(25, crash), REFERENCE) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -45,6 +55,7 @@ def test_a_run_that_keeps_all_promises_has_nothing_against_it() -> None:
         ({"detection_latency_s": None}, "it does not say how long detection took"),
         ({"recovery_s": None}, "it does not say when training went on"),
         ({"lost_steps": None}, "it counted None lost steps, not 15"),
+        ({"lost_steps": 14}, "it counted 14 lost steps, not 15"),
         ({"lost_steps": 40}, "it counted 40 lost steps, not 15"),
     ],
 )
@@ -102,9 +113,9 @@ def test_a_restart_from_the_beginning_is_not_a_resume() -> None:
 def test_a_run_that_fails_or_does_not_end_is_a_failure() -> None:
     """Whatever else it left behind."""
     assert broken_promises(UNDISTURBED, outcome(exit_code=1), REFERENCE) == ["it left with code 1"]
-    stuck = Outcome(None, 240.0, {}, ())
+    stuck = ScenarioOutcome(None, 240.0, {}, ())
     assert broken_promises(UNDISTURBED, stuck, stuck) == ["it did not end within 240 s"]
-    silent = Outcome(0, 5.0, {0: {}}, ())
+    silent = ScenarioOutcome(0, 5.0, {0: {}}, ())
     assert broken_promises(UNDISTURBED, silent, silent) == ["no result from rank 1"]
 
 
@@ -121,9 +132,9 @@ def test_exit_code_table_and_json_tell_the_same(
     """1 and the sentence where a promise broke; the JSON is alone on standard output."""
     good, bad = outcome(25, HANG), outcome(75, exit_code=1)
     verdicts = [
-        Verdict(UNDISTURBED, REFERENCE, ()),
-        Verdict(HUNG, good, ()),
-        Verdict(KILLED, bad, tuple(broken_promises(KILLED, bad, REFERENCE))),
+        ScenarioVerdict(UNDISTURBED, REFERENCE, ()),
+        ScenarioVerdict(HUNG, good, ()),
+        ScenarioVerdict(KILLED, bad, tuple(broken_promises(KILLED, bad, REFERENCE))),
     ]
     monkeypatch.setattr(command, "_run_all", lambda directory, talk: verdicts)
     assert main(["--json"]) == 1

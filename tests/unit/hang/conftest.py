@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilience_sdk.hang import DeadlineBook, FlightRecord, RankState, parse_flight_record
-from resilience_sdk.rank_page import LaneView, OpenSection, RankSnapshot
-from resilience_sdk.settings import Settings
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.hang.evidence import FlightRecord, parse_flight_record
+from resilience_sdk.hang.timeouts import LearnedTimeouts
+from resilience_sdk.hang.timers import RankState
+from resilience_sdk.recorder.page_reader import LaneView, OpenSection, RankSnapshot
 
 NOW = 1_000_000_000_000_000  # ns on the monotonic clock of every test
 DATA = Path(__file__).parent / "data"
@@ -88,7 +90,7 @@ def _rank(rank, *stack, **facts):
 
 
 def _book(prior=None, *, world_size=1, script="", pool=1, **settings):
-    return DeadlineBook(Settings(**settings), prior, script=script, world_size=world_size, pool=pool)
+    return LearnedTimeouts(Settings(**settings), prior, script=script, world_size=world_size, pool=pool)
 
 
 def _flight(scene: str, rank: int) -> FlightRecord:

@@ -9,10 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.hang import OUT_OF_SECTION, STARTUP, DeadlineBook
-from resilience_sdk.hang.deadlines import UNNAMED_FLOORS
-from resilience_sdk.hang.samples import REMEMBERED, WINDOW, Samples
-from resilience_sdk.settings import Settings
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.hang.timeouts import (
+    OUT_OF_SECTION,
+    REMEMBERED,
+    STARTUP,
+    UNNAMED_FLOORS,
+    WINDOW,
+    LearnedTimeouts,
+    Samples,
+)
 
 durations = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 
@@ -143,7 +149,7 @@ def test_one_slow_occurrence_is_forgotten(slow):
 @given(durations)
 def test_never_below_the_quantile_it_is_learned_from(values):
     """Nor below the longest duration that is remembered, nor below the floor."""
-    book = DeadlineBook(Settings(safety_factor=1, timeout_floor=0.001))
+    book = LearnedTimeouts(Settings(safety_factor=1, timeout_floor=0.001))
     book.add("fwd", "compute", values)
     ordered = sorted(values)
     quantile = ordered[math.ceil(0.99 * len(ordered)) - 1]
@@ -153,7 +159,7 @@ def test_never_below_the_quantile_it_is_learned_from(values):
 @given(durations, st.floats(1, 100))
 def test_slower_work_never_has_a_shorter_deadline(values, scale):
     """Monotone in the scale of what was seen."""
-    one, other = DeadlineBook(Settings()), DeadlineBook(Settings())
+    one, other = LearnedTimeouts(Settings()), LearnedTimeouts(Settings())
     one.add("fwd", "compute", values)
     other.add("fwd", "compute", [value * scale for value in values])
     assert other.deadline(_open("fwd")) >= one.deadline(_open("fwd"))
@@ -162,7 +168,7 @@ def test_slower_work_never_has_a_shorter_deadline(values, scale):
 @given(durations.flatmap(lambda values: st.tuples(st.just(values), st.permutations(values))))
 def test_the_order_of_arrival_does_not_matter(both):
     """Durations of several ranks arrive in any order."""
-    books = [DeadlineBook(Settings(timeout_floor=0.001)) for _ in both]
+    books = [LearnedTimeouts(Settings(timeout_floor=0.001)) for _ in both]
     for book, values in zip(books, both, strict=True):
         book.add("fwd", "compute", values)
     assert books[0].deadline(_open("fwd")) == books[1].deadline(_open("fwd"))
@@ -171,7 +177,7 @@ def test_the_order_of_arrival_does_not_matter(both):
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.floats(0.001, 1e4))
 def test_the_floor_holds(values, floor):
     """No learned deadline is below it."""
-    book = DeadlineBook(Settings(timeout_floor=floor))
+    book = LearnedTimeouts(Settings(timeout_floor=floor))
     book.add("fwd", "compute", values)
     assert book.deadline(_open("fwd")) >= floor
 
@@ -179,7 +185,7 @@ def test_the_floor_holds(values, floor):
 @given(values=durations, floor=st.floats(0.1, 1e4), factor=st.floats(1, 20))
 def test_the_deadline_is_its_formula_though_the_window_is_not_always_sorted(values, floor, factor):
     """The largest of factor x quantile, half of the factor x peak, and the floor."""
-    book = DeadlineBook(Settings(timeout_floor=floor, safety_factor=factor))
+    book = LearnedTimeouts(Settings(timeout_floor=floor, safety_factor=factor))
     book.add("fwd", "compute", values)
     ordered = sorted(values)
     quantile = ordered[math.ceil(0.99 * len(ordered)) - 1]
@@ -206,16 +212,16 @@ def test_the_window_is_bounded():
 # -- persistence
 
 
-def _learn(**where) -> DeadlineBook:
-    book = DeadlineBook(Settings(timeout_floor=1), **where)
+def _learn(**where) -> LearnedTimeouts:
+    book = LearnedTimeouts(Settings(timeout_floor=1), **where)
     book.add("fwd", "compute", [9.0, *[2.0] * 10], first=True)
     book.add("step", "heartbeat", [4.0] * 10)
     book.add_out_of_section([20.0])
     return book
 
 
-def _reload(book: DeadlineBook, **where) -> DeadlineBook:
-    return DeadlineBook.from_json(json.loads(json.dumps(book.to_json())), Settings(timeout_floor=1), **where)
+def _reload(book: LearnedTimeouts, **where) -> LearnedTimeouts:
+    return LearnedTimeouts.from_json(json.loads(json.dumps(book.to_json())), Settings(timeout_floor=1), **where)
 
 
 def test_reused_by_the_same_script_and_world_size():
@@ -251,9 +257,9 @@ def test_the_file_keeps_other_jobs():
 @given(durations)
 def test_a_digest_keeps_maximum_and_never_fails(values):
     """What is restored grants at least half of the longest, as before."""
-    book = DeadlineBook(Settings(timeout_floor=0.001))
+    book = LearnedTimeouts(Settings(timeout_floor=0.001))
     book.add("fwd", "compute", values)
-    again = DeadlineBook.from_json(book.to_json(), Settings(timeout_floor=0.001))
+    again = LearnedTimeouts.from_json(book.to_json(), Settings(timeout_floor=0.001))
     assert again.deadline(_open("fwd")) == pytest.approx(book.deadline(_open("fwd")), rel=1e-4)
 
 
@@ -274,7 +280,7 @@ json_values = st.recursive(
 @given(json_values)
 def test_garbage_is_tolerated(garbage):
     """A damaged timeouts.json costs what it held, nothing else."""
-    book = DeadlineBook.from_json(garbage, Settings())
+    book = LearnedTimeouts.from_json(garbage, Settings())
     book.add("fwd", "compute", [1.0])
     assert book.deadline(_open("fwd")) >= 5
     json.dumps(book.to_json())
@@ -305,8 +311,8 @@ def test_double_what_was_never_learned(make):
 # -- the rule of NVRx: its own numbers (reference scenarios 13 to 18)
 
 
-def nvrx(factor: float, prior=None) -> DeadlineBook:
-    return DeadlineBook(Settings(deadline_rule="nvrx", safety_factor=factor, timeout_floor=1e-9), prior, script="s")
+def nvrx(factor: float, prior=None) -> LearnedTimeouts:
+    return LearnedTimeouts(Settings(deadline_rule="nvrx", safety_factor=factor, timeout_floor=1e-9), prior, script="s")
 
 
 def test_nvrx_heartbeats():
@@ -360,6 +366,6 @@ def test_nvrx_faster_steps_lower_it():
 
 
 def _open(name: str, occurrences: int = 10):
-    from resilience_sdk.rank_page import OpenSection
+    from resilience_sdk.recorder.page_reader import OpenSection
 
     return OpenSection(name, "compute", 0, None, occurrences)

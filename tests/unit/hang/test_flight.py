@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.hang import parse_flight_record
-from resilience_sdk.hang.flight import MAX_BYTES
+from resilience_sdk.hang.evidence import MAX_BYTES, parse_flight_record
 
 
 def test_a_rank_that_waits(make):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resilience_sdk.hang import GapWatch
+from resilience_sdk.hang.timeouts import GapWatch
 
 
 def test_a_gap_seen_from_both_sides_is_exact(make):

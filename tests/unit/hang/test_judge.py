@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.hang import CollectivePosition, Confirmation, RankState, judge
-from resilience_sdk.hang.deadlines import OUT_OF_SECTION, STARTUP
-from resilience_sdk.rank_page import OpenSection
+from resilience_sdk.hang.activity import Activity, Kind, On
+from resilience_sdk.hang.detect import Confirmation, judge
+from resilience_sdk.hang.timeouts import OUT_OF_SECTION, STARTUP
+from resilience_sdk.hang.timers import CollectivePosition, HangRules, RankState
+from resilience_sdk.recorder.page_reader import OpenSection
 
 CAP = 3600.0
 
@@ -35,7 +37,7 @@ def verdict(make, book):
     """Judge these ranks now; all of the world unless `cap` or another book is given."""
 
     def decide(*states, cap=CAP, book=book):
-        return judge(states, book, make.now, cap)
+        return judge(states, book, make.now, HangRules(hang_cap=cap))
 
     return decide
 
@@ -126,6 +128,25 @@ def test_a_section_without_a_deadline_outside_a_heartbeat_is_bounded(make, verdi
     assert verdict(make.rank(0, stack, beats=10), behind).kind == "confirmed"
 
 
+def test_an_unchanged_script_is_expected_to_step_where_something_shows_it(make, book):
+    """In its start-up it has promised nothing: a server that waits for its clients looks the same."""
+    silent = make.rank(1, beats=0, created=400.0, declared=False, activity=Activity(Kind.STUCK, 400.0))
+    other = make.rank(0, beats=0, created=400.0, declared=False, activity=Activity(Kind.BUSY))
+
+    def waited_for(one, another=other):
+        judgement = judge([another, one], book, make.now, HangRules(), stalled=True)
+        return (judgement.kind, judgement.waited_for)
+
+    assert waited_for(silent) == ("suspect", ())
+    waits = attrs.evolve(other, in_collective=True, activity=Activity(Kind.WAITING, 400.0))
+    assert waited_for(silent, waits) == ("confirmed", (1,))
+    stopped = attrs.evolve(silent, process_state="T", activity=Activity(Kind.STOPPED, 60.0))
+    assert waited_for(stopped) == ("confirmed", (1,))
+    trains = attrs.evolve(silent, snapshot=attrs.evolve(silent.snapshot, trains=True, world_size=1))
+    judgement = judge([trains], book, make.now, HangRules(), stalled=True)
+    assert (judgement.kind, judgement.waited_for) == ("confirmed", (1,))
+
+
 def test_survivors_behind_a_dead_rank(make, verdict):
     """Death alone is no hang; ranks that are late behind it are hung, nothing will come."""
     dead = make.rank(1, make.beat(5), alive=False)
@@ -140,11 +161,11 @@ def test_a_rank_that_left_early_does_not_hold_the_verdict(make, verdict):
     assert verdict(make.rank(0, make.beat(31)), gone).kind == "confirmed"
 
 
-def test_a_stopped_rank_is_suspect_early_and_confirmed_late(make, verdict):
-    """State T says who, not since when: only the deadline confirms."""
+def test_a_stopped_rank_that_nobody_watched_is_a_suspect_until_its_deadline(make, verdict):
+    """State T says who, not since when: without an activity only the deadline confirms."""
     early = make.rank(1, make.beat(2), process_state="T")
     judgement = verdict(make.rank(0, make.beat(2)), early)
-    assert (judgement.kind, judgement.suspects[0].name) == ("suspect", "stopped")
+    assert (judgement.kind, judgement.suspects[0].name) == ("slow", "stopped")
     late = make.rank(1, make.beat(31), process_state="T")
     assert verdict(make.rank(0, make.beat(31)), late).kind == "confirmed"
 
@@ -190,7 +211,7 @@ def test_everybody_evaluates(make, verdict):
 
 def test_recompilation_in_the_middle_of_a_run(make, verdict):
     """The stack shows the compiler: learned deadlines do not count; those that somebody set do."""
-    compiling = make.rank(0, make.beat(200), make.section("fwd", 200), activity="compile")
+    compiling = make.rank(0, make.beat(200), make.section("fwd", 200), slow_work="compile")
     waiting = make.rank(1, make.beat(200), make.section("bwd", 199), in_collective=True)
     assert verdict(compiling, waiting).kind == "slow"
     strict = make.book(heartbeat_timeout=100)
@@ -218,10 +239,17 @@ def test_pulses_end_like_steps_that_do_not_end(make, verdict):
     assert verdict(over[0], attrs.evolve(over[1], in_collective=True)).kind == "confirmed"
 
 
-@pytest.mark.parametrize("fact", [{"traced": True}, {"reads_terminal": True}, {"activity": "prompt"}])
+@pytest.mark.parametrize("fact", [{"traced": True}, {"reads_terminal": True}, {"slow_work": "prompt"}])
 def test_a_person_is_at_it(make, verdict, fact):
     """breakpoint() and debuggers hold any verdict, whoever else is late."""
     held = make.rank(1, make.beat(9e4), **fact)
+    assert verdict(make.rank(0, make.beat(9e4)), held).kind == "held"
+
+
+def test_a_person_is_at_a_child(make, verdict):
+    """A DataLoader worker in a debugger, for which its rank waits and looks stuck."""
+    stack = make.beat(9e4), make.section("data", 9e4)
+    held = make.rank(1, *stack, activity=Activity(Kind.STUCK, 9e4, On.TRACED_CHILD))
     assert verdict(make.rank(0, make.beat(9e4)), held).kind == "held"
 
 
@@ -384,7 +412,7 @@ def worlds(draw, make):
             alive=draw(st.just(True) | st.booleans()),
             traced=draw(st.just(False) | st.booleans()),
             in_collective=draw(st.none() | st.booleans()),
-            activity=draw(st.none() | st.just("compile")),
+            slow_work=draw(st.none() | st.just("compile")),
         )
         for rank in range(size)
     ]
@@ -398,7 +426,7 @@ def test_never_confirmed_while_the_awaited_rank_is_in_time(make, data):
     book = make.book()
     book.add("fwd", "compute", [1.0])
     book.add("step", "heartbeat", [1.0])
-    judgement = judge(states, book, make.now, math.inf)
+    judgement = judge(states, book, make.now, HangRules(hang_cap=math.inf))
     if judgement.kind != "confirmed":
         return
     late = {suspect.rank for suspect in judgement.suspects}
@@ -418,6 +446,6 @@ def test_the_order_of_ranks_does_not_matter(make, data):
     states = data.draw(worlds(make))
     shuffled = data.draw(st.permutations(states))
     book = make.book()
-    one, other = (judge(order, book, make.now, 600.0) for order in (states, shuffled))
+    one, other = (judge(order, book, make.now, HangRules(hang_cap=600.0)) for order in (states, shuffled))
     assert (one.kind, one.waited_for, one.next_look_ns) == (other.kind, other.waited_for, other.next_look_ns)
     assert set(one.suspects) == set(other.suspects)

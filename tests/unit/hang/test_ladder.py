@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.hang import FlightRecord, RankState, find_culprits
-from resilience_sdk.hang.flight import Collective, GroupRecord
+from resilience_sdk.hang.culprit import find_culprits
+from resilience_sdk.hang.evidence import Collective, FlightRecord, GroupRecord
+from resilience_sdk.hang.timers import RankState
 
 INSIDE = ("/venv/torch/distributed/distributed_c10d.py:1 all_reduce", "/app/train.py:9 step")
 OUTSIDE = ("/app/data.py:3 load", "/app/train.py:5 step")
@@ -85,7 +86,7 @@ def test_a_rank_that_left_the_loop_early(make, left):
     finding = find(states, {0: INSIDE})
     assert named(finding) == ((1,), "user", "user_uneven_inputs")
     assert finding.victims == (0,)
-    assert "rank 1 left the loop after 10 steps, rank 0 began step 11" in finding.evidence[0].text
+    assert "rank 1 left the loop after 10 steps, rank 0 began step 10" in finding.evidence[0].text
 
 
 def test_who_finished_is_not_blamed_for_who_is_behind(make):
@@ -101,11 +102,11 @@ def test_flight_record_of_a_late_rank(make):
     """Real records: rank 0 stands in all_reduce number 4, rank 1 entered 3."""
     flight = {r: make.flight("late", r) for r in (0, 1)}
     finding = find(ranks(make, 2), {0: INSIDE, 1: OUTSIDE}, flight)
-    assert named(finding) == ((1,), "hang", "hang_rank_stopped")
+    assert named(finding) == ((1,), "hang", "hang_rank_stuck")
     assert finding.victims == (0,)
     assert finding.confidence >= 0.9
     assert "has entered 3 collectives" in finding.evidence[0].text
-    assert "rank 0 wait in number 4 (all_reduce [8] Float)" in finding.evidence[0].text
+    assert "rank 0 waits in number 4 (all_reduce [8] Float)" in finding.evidence[0].text
 
 
 def test_flight_record_of_ddp(make):
@@ -209,7 +210,7 @@ def test_an_earlier_step(make):
     """Without flight records the step tells; the stack agrees and adds to the confidence."""
     states = [make.rank(0, make.beat(40)), make.rank(1, idle=40)]
     alone = find(states)
-    assert named(alone) == ((1,), "hang", "hang_rank_stopped")
+    assert named(alone) == ((1,), "hang", "hang_rank_stuck")
     both = find(states, {0: INSIDE, 1: OUTSIDE})
     assert both.confidence > alone.confidence
     assert [e.source for e in both.evidence] == ["page", "stack"]
@@ -239,7 +240,7 @@ def test_outside_a_collective_of_another_library(make):
     states = [make.rank(0, make.beat(40), make.section("mpi", kind="comm")), make.rank(1, make.beat(40))]
     finding = find(states, {0: OUTSIDE, 1: OUTSIDE})
     assert finding.culprits == (1,)
-    assert "rank 0 wait in a section of kind comm" in finding.evidence[0].text
+    assert "rank 0 waits in a section of kind comm" in finding.evidence[0].text
 
 
 def test_stacks_of_different_roles_are_not_compared(make):

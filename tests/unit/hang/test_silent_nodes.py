@@ -2,10 +2,12 @@
 
 import attrs
 
-from resilience_sdk.hang import DeadlineBook, RankState, find_culprits, judge
-from resilience_sdk.monitor.silence import lost_states
-from resilience_sdk.monitor.summary import NodeSummary, RankSummary
-from resilience_sdk.settings import Settings
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.hang.culprit import find_culprits
+from resilience_sdk.hang.detect import judge
+from resilience_sdk.hang.timeouts import LearnedTimeouts
+from resilience_sdk.hang.timers import HangRules, RankState
+from resilience_sdk.monitor.node_summary import NodeSummary, RankSummary, lost_states
 
 NOW = 1_000_000_000_000_000
 
@@ -17,7 +19,7 @@ def away(rank, node="host1"):
 
 def decide(*states):
     """Judge with nothing learned."""
-    return judge(states, DeadlineBook(Settings()), NOW, 3600.0)
+    return judge(states, LearnedTimeouts(Settings()), NOW, HangRules())
 
 
 def test_ranks_that_wait_for_a_lost_node_are_hung(make):

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from resilience_sdk.hang import busy_with, is_in_collective, main_frames, parse_faulthandler
+from resilience_sdk.hang.evidence import busy_with, is_in_collective, main_frames, parse_faulthandler
 
 SITE = "/opt/venv/lib/python3.11/site-packages/torch"
 DUMP = f"""\

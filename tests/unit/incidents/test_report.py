@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.incidents import ACTIONS, Culprit, Evidence, Incident
-from resilience_sdk.incidents.report import compact_ranks, headline, in_short, render_markdown
+from resilience_sdk.incidents.record import compact_ranks, headline, in_short, render_markdown
 
 HUNG = Incident(
     id="0001-hang",

@@ -7,9 +7,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.events import Event
-from resilience_sdk.journal import Journal
-from resilience_sdk.launcher.attempt_journal import AttemptJournal
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.postmortem.facts import AttemptJournal
 
 
 def journal(folder, writer="rank0", **identity):

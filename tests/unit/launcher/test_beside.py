@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from resilience_sdk.events import Event
-from resilience_sdk.hostinfo import process_is_gone
-from resilience_sdk.journal import Journal
-from resilience_sdk.launcher import beside, kept_process
-from resilience_sdk.launcher.beside import Beside
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.settings import Settings
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.launcher import sidecars
+from resilience_sdk.launcher.sidecars import Beside
+from resilience_sdk.system.hostinfo import process_is_gone
 
 
 @pytest.fixture
@@ -53,6 +54,36 @@ def test_without_a_sink_there_is_no_exporter(run_dir: RunDirectory) -> None:
     assert children() == before
 
 
+def test_a_library_that_is_missing_is_found_out_at_the_start(
+    run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line with the extra, an event, no exporter that could be waited for."""
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
+    before = children()
+    exporter = Beside(run_dir.path, "job", Settings(wandb_project="w", health_interval=0), None, journal_of(run_dir))
+    said = capsys.readouterr().err
+    assert said.count("pip install 'resilience-sdk[wandb]'") == 1
+    assert "wandb_project is set, and wandb is not installed" in said
+    exporter.keep_alive()
+    assert children() == before
+    exporter.close()
+    [event] = read_journal(run_dir.journal).events
+    assert (event["event"], event["what"]) == ("degraded", "sink wandb_project")
+
+
+def test_the_other_sinks_are_served_all_the_same(run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter is told of those alone that it can serve."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    textfiles = run_dir.path / "textfiles"
+    settings = Settings(otlp_endpoint="http://localhost:9", prometheus_textfile=str(textfiles), health_interval=0)
+    exporter = Beside(run_dir.path, "job", settings, None, journal_of(run_dir))
+    exporter.keep_alive()
+    wait_for(lambda: any(textfiles.glob("*.prom")))
+    exporter.close()
+    whats = [event.get("what") for event in read_journal(run_dir.journal).events if event["event"] == "degraded"]
+    assert whats == ["sink otlp_endpoint"]
+
+
 def test_nor_where_the_sdk_is_disabled(run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """`RESILIENCE_DISABLE` means this too."""
     monkeypatch.setenv("RESILIENCE_DISABLE", "1")
@@ -67,7 +98,7 @@ def test_an_exporter_that_dies_is_started_again_and_told_all(
     run_dir: RunDirectory, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is said and journalled once; the end waits until what was written last is delivered."""
-    monkeypatch.setattr(kept_process, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(sidecars, "_FIRST_PAUSE_S", 0.01)
     journal = journal_of(run_dir)
     journal.emit(Event.RUN_START)
     before = children()
@@ -111,7 +142,7 @@ def test_the_watch_over_the_nodes_health_starts_later_and_ends_with_the_job(
     late.keep_alive()
     late.close()
     assert children() == before
-    monkeypatch.setattr(beside, "_WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr(sidecars, "_WATCH_AFTER_S", 0.0)
     running = Beside(run_dir.path, "job", Settings(), None, journal_of(run_dir))
     running.keep_alive()
     (watch,) = children() - before

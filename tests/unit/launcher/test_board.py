@@ -8,10 +8,9 @@ import uuid
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from resilience_sdk.launcher.board import Board
-from resilience_sdk.launcher.exchange import Exchange
-from resilience_sdk.preemption.cell import Words
-from resilience_sdk.preemption.protocol import Decision, Proposal
+from resilience_sdk.cluster.bus import Board, Exchange
+from resilience_sdk.cluster.membership import Channel
+from resilience_sdk.preemption.agreement import Proposal, StopDecision, Words
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def test_of_wishes_at_once_one_becomes_the_word_of_all(tmp_path, store):
     together = threading.Barrier(8)
 
     def wish(number):
-        nodes[number].words.decide(1, (Decision.COMMIT, Decision.VOID)[number % 2])
+        nodes[number].words.decide(1, (StopDecision.COMMIT, StopDecision.VOID)[number % 2])
         nodes[number].words.propose(Proposal(1, 100 + number))
         together.wait()
         assert nodes[number].publish()
@@ -67,7 +66,7 @@ def test_of_wishes_at_once_one_becomes_the_word_of_all(tmp_path, store):
         thread.join()
     assert len({node.words.decision(1) for node in nodes}) == 1
     assert len({node.words.proposal(1) for node in nodes}) == 1
-    assert nodes[0].words.decision(1) in (Decision.COMMIT, Decision.VOID)
+    assert nodes[0].words.decision(1) in (StopDecision.COMMIT, StopDecision.VOID)
     assert not nodes[0].publish()
 
 
@@ -84,11 +83,13 @@ def test_a_word_reaches_who_did_not_wish_it(tmp_path, store):
     assert not second.publish()
 
 
-@pytest.mark.parametrize(("others", "known"), [(Decision.VOID, Decision.VOID), (Decision.COMMIT, Decision.ALONE)])
+@pytest.mark.parametrize(
+    ("others", "known"), [(StopDecision.VOID, StopDecision.VOID), (StopDecision.COMMIT, StopDecision.ALONE)]
+)
 def test_what_a_node_decided_alone_stands_there(tmp_path, store, others, known):
     """Its ranks went on: only when all went on, too, it is as if the node had known."""
     first, second = Node(tmp_path / "a", store), Node(tmp_path / "b", store)
-    second.words.decide(1, Decision.VOID)
+    second.words.decide(1, StopDecision.VOID)
     second.words.decide_alone(1)
     first.words.decide(1, others)
     first.publish()
@@ -110,7 +111,7 @@ def test_what_nodes_tell_is_gathered_by_node(tmp_path, store):
     """Whole files only, of this attempt; nothing is published twice, and what stood there before is removed."""
     keys = {node: f"stop/{node}" for node in range(3)}
     (tmp_path / "peers").write_text("of an attempt before")
-    one = Exchange(tmp_path, "own", "peers", attempt=1, keys=keys, node=0)
+    one = Exchange(tmp_path, Channel("own", "peers"), attempt=1, keys=keys, node=0)
     assert not (tmp_path / "peers").exists()
     for text in ("", "[]", '{"attempt": 0, "urgent": true}'):
         (tmp_path / "own").write_text(text)
@@ -121,7 +122,7 @@ def test_what_nodes_tell_is_gathered_by_node(tmp_path, store):
     assert one.has_told
     assert not one.publish(store)
     (tmp_path / "2").mkdir()
-    two = Exchange(tmp_path / "2", "own", "peers", attempt=1, keys=keys, node=2)
+    two = Exchange(tmp_path / "2", Channel("own", "peers"), attempt=1, keys=keys, node=2)
     two.fetch(store)
     told = json.loads((tmp_path / "2" / "peers").read_text())
     assert told["attempt"] == 1

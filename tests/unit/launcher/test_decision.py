@@ -5,10 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.attribution.resource import Resource
+from resilience_sdk.attribution.exits import Resource
 from resilience_sdk.attribution.taxonomy import causes
-from resilience_sdk.launcher.decision import AttemptEnd, EndedBy, KnownError, decide, failures_since_progress
-from resilience_sdk.outcome import Verdict
+from resilience_sdk.launcher.restart_policy import (
+    FREE_ENDINGS,
+    FREE_OF_SERVER,
+    FREE_RESTART,
+    decide,
+    failures_since_progress,
+)
+from resilience_sdk.postmortem.exit_codes import JobVerdict
+from resilience_sdk.postmortem.facts import AttemptEnd, EndedBy, KnownError
 
 CRASH = AttemptEnd(0, EndedBy.RANKS, {0: -15, 1: -9}, cause="rank_killed_sigkill", category="process")
 ERROR = KnownError("ValueError", "bad", "train.py:3 main")
@@ -43,6 +50,9 @@ ends = st.builds(
     straggler_is_here=st.booleans(),
     spare_nodes=st.integers(0, 2),
     holds_store=st.booleans(),
+    stood=st.none() | st.just("rank 1 made no progress"),
+    free=st.booleans(),
+    final=st.none() | st.just("it hung here for the third time"),
 )
 
 
@@ -51,11 +61,11 @@ def test_every_history_has_a_decision_whose_parts_agree(history, budget):
     """The exit code belongs to the verdict, and what is left of the budget is never negative or above it."""
     decision = decide(history, budget)
     codes = {
-        Verdict.FINISHED: 0,
-        Verdict.PREEMPTED: 75,
-        Verdict.HARDWARE: 76,
-        Verdict.STOP: 77,
-        Verdict.INTERRUPTED: 130,
+        JobVerdict.FINISHED: 0,
+        JobVerdict.PREEMPTED: 75,
+        JobVerdict.HARDWARE: 76,
+        JobVerdict.STOP: 77,
+        JobVerdict.INTERRUPTED: 130,
     }
     assert decision.exit_code == codes.get(decision.verdict, 1)
     assert 0 <= decision.restarts_left <= budget
@@ -65,9 +75,9 @@ def test_every_history_has_a_decision_whose_parts_agree(history, budget):
         assert budget > 0
         assert 75 not in history[-1].exit_codes.values()
     if decision.restarts:
-        assert history[-1].ended_by in (EndedBy.RANKS, EndedBy.HANG)
+        assert history[-1].ended_by in (EndedBy.RANKS, EndedBy.HANG, EndedBy.SERVER)
     if decision.others_go_on:
-        assert decision.verdict is Verdict.HARDWARE
+        assert decision.verdict is JobVerdict.HARDWARE
         assert history[-1].spare_nodes
         assert not decision.ends_the_job
 
@@ -76,14 +86,23 @@ def test_every_history_has_a_decision_whose_parts_agree(history, budget):
 def test_a_larger_budget_never_ends_a_job_earlier(history, budget):
     """One more restart allowed turns "give up" into "restart" at most."""
     less, more = decide(history, budget), decide(history, budget + 1)
-    assert less.verdict == more.verdict or (less.verdict, more.verdict) == (Verdict.GIVE_UP, Verdict.RESTART)
+    assert less.verdict == more.verdict or (less.verdict, more.verdict) == (JobVerdict.GIVE_UP, JobVerdict.RESTART)
 
 
 @given(st.integers(0, 5))
 def test_without_progress_there_are_exactly_as_many_restarts_as_allowed(budget):
     """`max_restarts` restarts, then the end."""
     verdicts = [decide([CRASH] * n, budget).verdict for n in range(1, budget + 2)]
-    assert verdicts == [Verdict.RESTART] * budget + [Verdict.GIVE_UP]
+    assert verdicts == [JobVerdict.RESTART] * budget + [JobVerdict.GIVE_UP]
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [(0, "no restart is allowed"), (1, "its 1 restart is spent"), (2, "all 2 restarts are spent")],
+)
+def test_a_spent_budget_is_told_in_words_that_fit_its_number(budget, told):
+    """One restart is not "all 1 restarts"."""
+    assert decide([CRASH] * (budget + 1), budget).reason.startswith(told)
 
 
 def test_a_new_checkpoint_gives_the_budget_back():
@@ -92,21 +111,21 @@ def test_a_new_checkpoint_gives_the_budget_back():
     assert failures_since_progress([CRASH, saved(CRASH, 10, 20), saved(CRASH, 20, 20)]) == 2
     assert failures_since_progress([saved(CRASH, None, 5), CRASH]) == 2
     assert decide([CRASH, CRASH, CRASH, saved(CRASH, None, 1)], 3).restarts
-    assert decide([CRASH, CRASH, CRASH, CRASH], 3).verdict is Verdict.GIVE_UP
-    assert decide([saved(CRASH, None, 1)], 0).verdict is Verdict.GIVE_UP
+    assert decide([CRASH, CRASH, CRASH, CRASH], 3).verdict is JobVerdict.GIVE_UP
+    assert decide([saved(CRASH, None, 1)], 0).verdict is JobVerdict.GIVE_UP
 
 
 def test_the_same_user_error_twice_in_a_row_stops_the_job():
     """Once is retried; another error, another step, or an attempt between them starts the count again."""
     assert decide([USER_ERROR], 3).restarts
-    assert decide([USER_ERROR, USER_ERROR], 3).verdict is Verdict.STOP
+    assert decide([USER_ERROR, USER_ERROR], 3).verdict is JobVerdict.STOP
     assert decide([USER_ERROR, CRASH, USER_ERROR], 3).restarts
     for field, value in (("message", "worse"), ("user_frame", "train.py:4 main"), ("type", "KeyError")):
         other = attrs.evolve(USER_ERROR, error=attrs.evolve(ERROR, **{field: value}))
         assert decide([USER_ERROR, other], 3).restarts
     at_step = [attrs.evolve(USER_ERROR, error=attrs.evolve(ERROR, step=step)) for step in (4, 5, 5)]
     assert decide(at_step[:2], 3).restarts
-    assert decide(at_step[1:], 3).verdict is Verdict.STOP
+    assert decide(at_step[1:], 3).verdict is JobVerdict.STOP
 
 
 @pytest.mark.parametrize("category", ["network", "storage", "hardware", "host"])
@@ -122,7 +141,7 @@ def test_three_attempts_without_a_first_step_stop_the_job():
     """Unknown progress proves nothing, and one attempt that got going starts the count again."""
     stuck, stepping = (attrs.evolve(CRASH, completed_a_step=done) for done in (False, True))
     assert decide([stuck] * 2, 9).restarts
-    assert decide([stuck] * 3, 9).verdict is Verdict.STOP
+    assert decide([stuck] * 3, 9).verdict is JobVerdict.STOP
     assert decide([stuck, stuck, stepping, stuck], 9).restarts
     assert decide([CRASH] * 3, 9).restarts
     saving = attrs.evolve(stuck, checkpoint_after=5)
@@ -131,9 +150,9 @@ def test_three_attempts_without_a_first_step_stop_the_job():
 
 def test_what_the_user_or_the_scheduler_asked_for_comes_first():
     """75 wins over a crash beside it, an agreed stop over success, Ctrl-C over everything."""
-    assert decide([FINISHED], 3).verdict is Verdict.FINISHED
-    assert decide([attrs.evolve(FINISHED, stop_agreed=True)], 3).verdict is Verdict.PREEMPTED
-    assert decide([attrs.evolve(CRASH, exit_codes={0: 75, 1: 1})], 3).verdict is Verdict.PREEMPTED
+    assert decide([FINISHED], 3).verdict is JobVerdict.FINISHED
+    assert decide([attrs.evolve(FINISHED, stop_agreed=True)], 3).verdict is JobVerdict.PREEMPTED
+    assert decide([attrs.evolve(CRASH, exit_codes={0: 75, 1: 1})], 3).verdict is JobVerdict.PREEMPTED
     assert decide([attrs.evolve(USER_ERROR, ended_by=EndedBy.INTERRUPT)] * 2, 3).exit_code == 130
     left = attrs.evolve(FINISHED, ended_by=EndedBy.PREEMPTION)
     assert decide([left], 3).exit_code == 75
@@ -145,10 +164,10 @@ def test_a_stop_for_a_straggler_is_requeued_elsewhere_unless_somebody_else_asked
     slow = attrs.evolve(FINISHED, straggler="rank 3 is slow; leave out node n7")
     for stopped in (attrs.evolve(slow, exit_codes={0: 75, 1: 75}), attrs.evolve(slow, stop_agreed=True)):
         decision = decide([stopped], 3)
-        assert (decision.verdict, decision.exit_code) == (Verdict.HARDWARE, 76)
+        assert (decision.verdict, decision.exit_code) == (JobVerdict.HARDWARE, 76)
         assert decision.reason == "a straggler, rank 3 is slow; leave out node n7"
         assert decide([attrs.evolve(stopped, ended_by=EndedBy.PREEMPTION)], 3).exit_code == 75
-    assert decide([slow], 3).verdict is Verdict.FINISHED
+    assert decide([slow], 3).verdict is JobVerdict.FINISHED
 
 
 def test_only_a_sure_hardware_verdict_leaves_the_node():
@@ -177,16 +196,74 @@ def test_where_there_are_nodes_to_spare_the_others_go_on_without_the_slow_one():
     spared = attrs.evolve(slow, spare_nodes=1)
     assert (decide([spared], 0).restarts, decide([spared], 0).reason) == (True, WITHOUT)
     assert decide([attrs.evolve(spared, straggler_is_here=True)], 0).others_go_on
-    assert decide([attrs.evolve(spared, stop_agreed=False)], 0).verdict is Verdict.FINISHED
+    assert decide([attrs.evolve(spared, stop_agreed=False)], 0).verdict is JobVerdict.FINISHED
     assert decide([attrs.evolve(spared, ended_by=EndedBy.PREEMPTION)], 0).exit_code == 75
 
 
 @given(st.lists(ends, min_size=1, max_size=4), ends.filter(lambda end: end.straggler is None), st.integers(0, 4))
 def test_a_run_that_fails_for_ever_comes_to_an_end(history, failure, budget):
-    """However it began, without a new checkpoint there are no more restarts than the budget has."""
+    """However it began, without a new checkpoint there are no more restarts than the budget has, and the free ones."""
     failure = attrs.evolve(failure, checkpoint_before=3, checkpoint_after=3)
-    history = [*history, *[failure] * (budget + 1)]
+    history = [*history, *[failure] * (budget + 1 + FREE_ENDINGS)]
     assert not decide(history, budget).restarts
+
+
+HANG = AttemptEnd(0, EndedBy.HANG, {0: -15, 1: -9}, category="hang", cause="hang_rank_stuck", completed_a_step=True)
+FREE = attrs.evolve(HANG, free=True)
+
+
+@given(st.lists(ends, max_size=5), st.integers(1, 4))
+def test_a_free_ending_costs_nothing(history, budget):
+    """The budget is the same after it, and what would have gone on before it goes on after it."""
+    assert failures_since_progress([*history, FREE]) <= failures_since_progress([*history, HANG])
+    free_before = sum(end.free and end.ended_by in (EndedBy.HANG, EndedBy.SERVER) for end in history)
+    if free_before < FREE_ENDINGS and failures_since_progress(history) <= budget:
+        decision = decide([*history, FREE], budget)
+        assert decision.restarts
+        assert decision.reason == FREE_RESTART
+        assert decision.restarts_left == budget - failures_since_progress(history)
+
+
+def test_at_most_three_endings_are_free_and_none_where_no_restart_is_allowed():
+    """More than the monitor grants are counted; a user who allows no restart gets none."""
+    left = [decide([FREE] * count, 3).restarts_left for count in range(1, 8)]
+    assert left == [3, 3, 3, 2, 1, 0, 0]
+    assert [decide([FREE] * count, 3).restarts for count in (6, 7)] == [True, False]
+    assert decide([FREE] * 4, 3).reason == "restart 1 of 3"
+    assert decide([FREE, HANG], 3).reason == "restart 1 of 3"
+    assert "--max-restarts 0" in decide([FREE], 0).reason
+    died = attrs.evolve(CRASH, free=True)
+    assert decide([died], 3).reason == "restart 1 of 3", "only the end for a hang is free"
+
+
+def test_free_endings_in_the_start_up_do_not_stop_a_job():
+    """Three attempts without a step are a program that does not get going, unless we ended them."""
+    early = attrs.evolve(FREE, completed_a_step=False)
+    assert decide([early] * 3, 3).restarts
+    crash = attrs.evolve(CRASH, completed_a_step=False)
+    assert decide([crash, early, crash, early], 3).restarts
+    assert decide([crash, early, crash, early, crash], 9).exit_code == 77
+
+
+def test_the_third_time_at_one_place_ends_the_job():
+    """Stop, with the sentence that the monitor has for it; a person's wish and a broken node come first."""
+    last = attrs.evolve(HANG, final="it hung at train.py:15 for the third time")
+    decision = decide([FREE, HANG, last], 9)
+    assert (decision.exit_code, decision.reason) == (77, "it hung at train.py:15 for the third time")
+    assert decide([attrs.evolve(last, ended_by=EndedBy.INTERRUPT)], 9).exit_code == 130
+    broken = {"category": "hardware", "cause": "gpu_fell_off_bus", "action": "exclude_node", "confidence": 0.9}
+    assert decide([attrs.evolve(last, **broken)], 9).exit_code == 76
+
+
+def test_a_job_that_stood_still_when_it_was_to_leave_failed():
+    """1 and not 75, so that a retry counts; not where all ranks left by themselves, and 76 where the node is broken."""
+    left = AttemptEnd(0, EndedBy.PREEMPTION, {0: -15, 1: -9}, stood="rank 1 made no progress", leaving="rank 1 ...")
+    assert (decide([left], 3).exit_code, decide([left], 3).reason) == (1, "rank 1 ...")
+    assert decide([attrs.evolve(left, ended_by=EndedBy.RANKS, exit_codes={0: 75, 1: -9})], 3).exit_code == 1
+    assert decide([attrs.evolve(left, exit_codes={0: 75, 1: 0})], 3).exit_code == 75
+    assert decide([attrs.evolve(left, stood=None)], 3).exit_code == 75
+    broken = {"category": "hardware", "cause": "gpu_fell_off_bus", "action": "exclude_node", "confidence": 0.9}
+    assert decide([attrs.evolve(left, **broken)], 3).exit_code == 76
 
 
 def test_a_cause_that_lasts_has_a_budget_of_its_own_until_a_new_checkpoint():
@@ -195,10 +272,10 @@ def test_a_cause_that_lasts_has_a_budget_of_its_own_until_a_new_checkpoint():
         CRASH, cause="rank_segfault", category="process", confidence=0.9, checkpoint_before=5, checkpoint_after=5
     )
     assert decide([crash] * 3, 9).restarts  # the third retry passes over the checkpoint that two resumes failed after
-    assert decide([crash] * 4, 9).verdict is Verdict.GIVE_UP
+    assert decide([crash] * 4, 9).verdict is JobVerdict.GIVE_UP
     assert "rank_segfault came 4 times" in decide([crash] * 4, 9).reason
     assert decide([*[crash] * 3, saved(crash, 5, 6)], 9).restarts
-    assert decide([*[crash] * 3, saved(crash, 5, 6), *[crash] * 3], 9).verdict is Verdict.GIVE_UP
+    assert decide([*[crash] * 3, saved(crash, 5, 6), *[crash] * 3], 9).verdict is JobVerdict.GIVE_UP
     bad = attrs.evolve(crash, cause="checkpoint_corrupt", category="checkpoint", action="rollback")
     assert decide([bad] * 4, 9).exit_code == 77
     for other in (
@@ -222,3 +299,28 @@ def test_a_restart_waits_for_what_failed_and_an_end_for_nothing():
     full = attrs.evolve(CRASH, category="storage", cause="storage_full", action="wait", resource=disk)
     assert decide([full], 3).waits_for == disk
     assert decide([full] * 4, 3).waits_for is None
+
+
+def test_a_wrong_use_of_the_sdk_is_not_tried_again():
+    """Its message has the cure, which no attempt brings about; one that trained for a while is another matter."""
+    error = KnownError("resilience_sdk.errors.ConfigError", "leave the option out", None)
+    wrong = attrs.evolve(USER_ERROR, error=error, completed_a_step=False)
+    decision = decide([wrong], 3)
+    assert (decision.verdict, decision.exit_code) == (JobVerdict.STOP, 77)
+    assert decide([attrs.evolve(wrong, completed_a_step=True)], 3).verdict is JobVerdict.RESTART
+    assert decide([attrs.evolve(wrong, error=ERROR)], 3).verdict is JobVerdict.RESTART
+
+
+def test_a_lost_fork_server_costs_nothing_three_times():
+    """No rank is at fault, so it is not of the budget; a server that is killed again and again is."""
+    lost = AttemptEnd(0, EndedBy.SERVER, {0: -9, 1: -9}, cause="fork_server_lost", category="process", free=True)
+    assert decide([lost], 3).reason == FREE_OF_SERVER
+    assert [decide([lost] * count, 1).restarts for count in range(1, 6)] == [True, True, True, True, False]
+    assert not decide([lost], 0).restarts
+
+
+def test_ranks_that_aborted_when_they_were_done_have_finished():
+    """Their codes are those that their scripts left with, and the reason says what came after."""
+    decision = decide([attrs.evolve(FINISHED, aborted=(0, 1))], 3)
+    assert (decision.verdict, decision.exit_code) == (JobVerdict.FINISHED, 0)
+    assert decision.reason == "all ranks were done; ranks 0, 1 died by SIGABRT after that"

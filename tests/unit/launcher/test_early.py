@@ -4,10 +4,10 @@ import signal
 import subprocess
 import sys
 
-from resilience_sdk.launcher.early import leaving_at_once
+from resilience_sdk.launcher.signals import leaving_at_once
 
 LOADING = """
-from resilience_sdk.launcher.early import leaving_at_once
+from resilience_sdk.launcher.signals import leaving_at_once
 with leaving_at_once("SIGTERM"):
     try:
         print("loads", flush=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk.launcher.errand import answer_of
+from resilience_sdk.launcher.preflight import answer_of
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
+from resilience_sdk.system.programs import Program
 
-HEAD = "from resilience_sdk.health.answering import read_task, tell; task = read_task(); "
+HEAD = "from resilience_sdk.health.checkup import read_task, tell; task = read_task(); "
 LONG_S = 60.0
 
 
@@ -20,7 +21,7 @@ LONG_S = 60.0
 def ask():
     """Give a program a task and return its answer."""
     with SignalInbox(["SIGTERM"]) as inbox:
-        yield lambda program, task=None, longest_s=LONG_S: answer_of(program, task or {}, inbox, longest_s)
+        yield lambda program, task=None, longest_s=LONG_S: answer_of(Program(program), task or {}, inbox, longest_s)
 
 
 def wait_until_gone(pid):

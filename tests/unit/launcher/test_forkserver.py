@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-from resilience_sdk.launcher.forkserver import ForkServer, load_time_part, needs_exec
-from resilience_sdk.launcher.protocol import Order
-from resilience_sdk.launcher.script import Script
+from resilience_sdk.launcher.forkserver import ForkServer, WorkerStarter, load_time_part, needs_exec
+from resilience_sdk.launcher.forkserver_main import import_all
+from resilience_sdk.launcher.forkserver_wire import Order, Script
 from resilience_sdk.launcher.signals import SignalInbox
-from resilience_sdk.launcher.starter import WorkerStarter
-from resilience_sdk.launcher.zygote import import_all
 
 SCRIPT = Script("file", "train.py")
 READ_AT_LOAD = [
@@ -188,7 +186,7 @@ def test_a_signal_while_ranks_are_started_is_a_request_and_raises_nothing(tmp_pa
     monkeypatch.setattr(ForkServer, "launch", told_to_leave)
     env = {**os.environ, "TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_RESTART_COUNT": "0"}
     with SignalInbox(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"]) as inbox:  # all that torch takes: put back at the end
-        with starter.serving_elastic(inbox.retake):
+        with starter.serving_elastic(inbox):
             logs = DefaultLogsSpecs(log_dir=str(tmp_path))
             workers = local_elastic_agent.start_processes("test", "true", {0: ()}, {0: env}, logs)
         assert inbox.arrived == [signal.SIGTERM]

@@ -6,9 +6,9 @@ import uuid
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from resilience_sdk.launcher.gathering import Gathering, Turn
-from resilience_sdk.monitor.straggler_nodes import OWN, PEERS
-from resilience_sdk.straggler.pieces import NodePieces
+from resilience_sdk.cluster.bus import Gathering, Turn
+from resilience_sdk.monitor.stragglers import OWN, PEERS
+from resilience_sdk.straggler.window_messages import NodePieces
 
 
 def test_node_0_gathers_and_the_next_one_takes_over_when_it_is_silent():

@@ -4,15 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import EXIT_PREEMPTED
-from resilience_sdk.journal import Journal, read_journal
 from resilience_sdk.launcher.attempt_files import AttemptFiles
-from resilience_sdk.launcher.decision import Decision
 from resilience_sdk.launcher.job import Job
+from resilience_sdk.launcher.restart_policy import Decision
 from resilience_sdk.launcher.signals import SignalInbox
-from resilience_sdk.outcome import EXIT_HARDWARE, Outcome, Verdict, write_outcome
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.settings import Settings
+from resilience_sdk.postmortem.exit_codes import JobVerdict
+from resilience_sdk.postmortem.outcome import Outcome, write_outcome
 
 
 @pytest.fixture
@@ -33,10 +34,9 @@ def ended(run_dir, meet, ready=True):
             journal=journal,
             files=AttemptFiles(None),
             inbox=inbox,
-            chores=lambda: None,
-            error_files=dict,
-            log_files=dict,
-            nodes_are_ready=lambda: ready,
+            housekeeping=SimpleNamespace(tend=lambda: None),
+            logs=SimpleNamespace(error_files={}, log_files={}),
+            preflight=SimpleNamespace(hold=lambda: ready),
         )
         decision = job.run().decision
     events = read_journal(run_dir.journal).events
@@ -57,14 +57,14 @@ def test_nodes_that_never_met_are_told(run_dir):
 
 def test_what_nodes_found_of_one_another_is_told(run_dir):
     """And whether the job goes on without this one."""
-    out = Decision(Verdict.HARDWARE, EXIT_HARDWARE, "it is slow", 0, others_go_on=True)
+    out = Decision(JobVerdict.HARDWARE, "it is slow", others_go_on=True)
     assert ended(run_dir, lambda number: number, out) == (out, [("hardware", True)])
 
 
 def test_what_another_node_has_decided_is_told_by_that(run_dir):
     """It is one decision."""
     outcome = Outcome(
-        verdict=Verdict.PREEMPTED,
+        verdict=JobVerdict.PREEMPTED,
         exit_code=EXIT_PREEMPTED,
         reason="asked to leave",
         job="job",

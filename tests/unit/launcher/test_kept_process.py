@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from resilience_sdk.journal import Journal, read_journal
-from resilience_sdk.launcher import kept_process
-from resilience_sdk.launcher.kept_process import KeptProcess
+from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.launcher import sidecars
+from resilience_sdk.launcher.sidecars import KeptProcess
+from resilience_sdk.system import programs
+from resilience_sdk.system.hostinfo import process_start_ticks
+from resilience_sdk.system.programs import Program
 
 _UNTIL_OVER = "sys.stdin.readline(); sys.stdin.readline()"
 
@@ -26,14 +31,9 @@ class Kept:
         self.journal = journal
         self.started = 0
 
-    def make(self, program: str, task: bytes = b"a task", *, delay_s: float = 0.0) -> KeptProcess:
+    def make(self, program: str, *, delay_s: float = 0.0) -> KeptProcess:
         """Return one that has not been started."""
-
-        def counted() -> bytes:
-            self.started += 1
-            return task
-
-        return KeptProcess("helping", "the helper", program, counted, self.journal, delay_s=delay_s)
+        return KeptProcess("helping", "the helper", Program(program), {"do": "this"}, self.journal, delay_s=delay_s)
 
     def told(self) -> list[str]:
         """Return what the journal says of it."""
@@ -45,7 +45,14 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """A clock of the test's own, and an empty journal."""
     (tmp_path / "journal").mkdir()
     made = Kept(Journal(tmp_path / "journal", writer="launcher", host="here", boot_id="", job="job"))
-    monkeypatch.setattr(kept_process, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(sidecars, "time", SimpleNamespace(monotonic=lambda: made.now))
+    start = programs.start
+
+    def counted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        made.started += 1
+        return start(*args, **options)
+
+    monkeypatch.setattr(programs, "start", counted)
     return made
 
 
@@ -65,11 +72,17 @@ def test_it_gets_its_task_and_nothing_of_the_ranks(kept: Kept, tmp_path: Path, m
         "import json; names = [name for name in os.environ if name.startswith('RESILIENCE')]; "
         "import resilience_sdk; open('told', 'w').write(json.dumps([sys.stdin.readline(), names]))"
     )
-    process = kept.make(program, b"do this")
+    process = kept.make(program)
     process.keep_alive()
     assert ended(process) == 0
     process.close(20.0)
-    assert json.loads((tmp_path / "told").read_text()) == ["do this\n", ["RESILIENCE_MAX_RESTARTS"]]
+    task, names = json.loads((tmp_path / "told").read_text())
+    assert json.loads(task) == {
+        "do": "this",
+        "parent_pid": os.getpid(),
+        "parent_ticks": process_start_ticks(os.getpid()),
+    }
+    assert names == ["RESILIENCE_MAX_RESTARTS"]
 
 
 def test_one_that_dies_is_started_ever_more_rarely(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +146,7 @@ def test_it_is_told_that_the_job_is_over(kept: Kept, tmp_path: Path) -> None:
     process = kept.make(f"open({str(told)!r}, 'w').write('|'.join(sys.stdin.readline() for _ in range(2)))")
     process.keep_alive()
     process.close(20.0)
-    assert told.read_text() == "a task\n|over\n"
+    assert told.read_text().endswith("}\n|over\n")
 
 
 def test_nobody_waits_for_one_that_has_closed_its_input(kept: Kept) -> None:
@@ -185,7 +198,7 @@ def test_what_is_sent_to_the_launchers_group_is_not_meant_for_it(kept: Kept) -> 
 
 def test_without_a_task_there_is_nothing(kept: Kept) -> None:
     """Neither to start nor to end."""
-    process = KeptProcess("helping", "the helper", "pass", None, kept.journal)
+    process = KeptProcess("helping", "the helper", Program("pass"), None, kept.journal)
     process.keep_alive()
     process.close(20.0)
     assert process._process is None

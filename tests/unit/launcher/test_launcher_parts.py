@@ -8,21 +8,23 @@ import time
 
 import pytest
 
-from resilience_sdk import hostinfo
-from resilience_sdk.launcher import closing, env, sessions
+from resilience_sdk.launcher import env, last_lines, ranks
+from resilience_sdk.launcher.agent import LocalRendezvous
 from resilience_sdk.launcher.attempt_files import AttemptFiles, exception_from_torch
-from resilience_sdk.launcher.local_rendezvous import LocalRendezvous
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
-from resilience_sdk.outcome import Outcome, Verdict
+from resilience_sdk.postmortem.exit_codes import JobVerdict
+from resilience_sdk.postmortem.outcome import Outcome
+from resilience_sdk.system import hostinfo
 
 OUTCOME = Outcome(
-    Verdict.GIVE_UP, 1, "spent", "job", "/r", "n", 1.0, 2.0, 4, "rank 1 died", ("0001-crash",), None, "again"
+    JobVerdict.GIVE_UP, 1, "spent", "job", "/r", "n", 1.0, 2.0, 4, "rank 1 died", ("0001-crash",), None, "again"
 )
 
 
 def test_a_signal_ends_the_wait_and_is_kept():
     """The first request counts, and Ctrl-C at any time; a terminal that closes after SIGTERM is no person's word."""
     before = signal.getsignal(signal.SIGTERM)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, which the inbox leaves so
     with SignalInbox(["SIGTERM", "SIGINT", "SIGHUP", "SIGNONSENSE"]) as inbox:
         os.kill(os.getpid(), signal.SIGTERM)
         inbox.sleep(10)
@@ -33,6 +35,7 @@ def test_a_signal_ends_the_wait_and_is_kept():
         os.kill(os.getpid(), signal.SIGINT)
         assert inbox.interrupted
         assert (inbox.request, inbox.interrupts) == (signal.SIGTERM, 2)
+    signal.signal(signal.SIGHUP, hang_up)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -54,9 +57,9 @@ def test_children_of_a_dead_rank_are_killed_and_nobody_else():
     leader.stdout.close()
     began = hostinfo.process_start_ticks(leader.pid)
     leader.wait()
-    sessions.kill_members({leader.pid: began + 1_000_000})
+    ranks.kill_members({leader.pid: began + 1_000_000})
     assert hostinfo.process_state(child) not in (None, "Z")
-    sessions.kill_members({leader.pid: began})
+    ranks.kill_members({leader.pid: began})
     deadline = time.monotonic() + 5
     while not hostinfo.process_is_gone(child, None) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -134,16 +137,16 @@ def test_the_job_key_is_the_schedulers_the_rendezvous_or_our_own():
 
 def test_the_last_lines_say_what_happened_what_is_lost_and_what_to_do():
     """A failed job names the fault, the report, what is saved and the command to go on; a finished one is short."""
-    lines = closing.closing_lines(OUTCOME)
+    lines = last_lines.closing_lines(OUTCOME)
     text = "\n".join(lines)
     assert lines[0] == "failed: spent (exit code 1)"
     assert "rank 1 died" in text
     assert "/r/incidents/0001-crash/report.md" in text
     assert "nothing saved" in text
     assert "to resume: again" in text
-    assert len(closing.closing_lines(Outcome(Verdict.FINISHED, 0, "done", "j", "/r", "n", 1.0, 2.0, 1))) == 2
-    assert "after 120 steps in /r; whatever came after it" in closing.state_line(120, "/r")
-    assert "after 1 step in /r" in closing.state_line(1, "/r")
+    assert len(last_lines.closing_lines(Outcome(JobVerdict.FINISHED, 0, "done", "j", "/r", "n", 1.0, 2.0, 1))) == 2
+    assert "after 120 steps in /r; whatever came after it" in last_lines.state_line(120, "/r")
+    assert "after 1 step in /r" in last_lines.state_line(1, "/r")
 
 
 def test_a_command_is_offered_where_it_helps():
@@ -152,38 +155,38 @@ def test_a_command_is_offered_where_it_helps():
     What the reason has told (how it was interrupted, what was lost) is not told again.
     """
     ends = {
-        verdict: closing.closing_lines(
+        verdict: last_lines.closing_lines(
             Outcome(verdict, 1, reason, "j", "/r", "n", 1.0, 2.0, 1, checkpoint=4, resume="x")
         )
         for verdict, reason in (
-            (Verdict.STOP, "the same error"),
-            (Verdict.HARDWARE, "a bad GPU"),
-            (Verdict.PREEMPTED, "by a signal, 0 steps lost"),
-            (Verdict.INTERRUPTED, "interrupted by the user; 2 steps lost"),
+            (JobVerdict.STOP, "the same error"),
+            (JobVerdict.HARDWARE, "a bad GPU"),
+            (JobVerdict.PREEMPTED, "by a signal, 0 steps lost"),
+            (JobVerdict.INTERRUPTED, "interrupted by the user; 2 steps lost"),
         )
     }
-    assert ends[Verdict.STOP][-1] == "to run it again, once it is repaired: x"
-    assert ends[Verdict.HARDWARE][-1] == "to resume on another node: x"
-    assert ends[Verdict.PREEMPTED][-1] == "to resume: x"
-    assert ends[Verdict.INTERRUPTED][0] == "interrupted by the user; 2 steps lost (exit code 1)"
-    assert "saved: the checkpoint after 4 steps in /r" in ends[Verdict.INTERRUPTED]
-    assert not any(closing.may_wrap(lines[-1]) for lines in ends.values())
-    assert all(closing.may_wrap(lines[0]) for lines in ends.values())
+    assert ends[JobVerdict.STOP][-1] == "to run it again, once it is repaired: x"
+    assert ends[JobVerdict.HARDWARE][-1] == "to resume on another node: x"
+    assert ends[JobVerdict.PREEMPTED][-1] == "to resume: x"
+    assert ends[JobVerdict.INTERRUPTED][0] == "interrupted by the user; 2 steps lost (exit code 1)"
+    assert "saved: the checkpoint after 4 steps in /r" in ends[JobVerdict.INTERRUPTED]
+    assert not any(last_lines.may_wrap(lines[-1]) for lines in ends.values())
+    assert all(last_lines.may_wrap(lines[0]) for lines in ends.values())
 
 
 def test_the_line_of_a_fault_names_its_cause_once():
     """Without the sentence of the taxonomy, which stands in the report."""
     raised = "rank 1 on n raised ValueError: bad"
-    assert closing.fault_line(raised, "user_code_error") == f"{raised}: user_code_error"
-    assert closing.fault_line(raised, "unknown") == raised
+    assert last_lines.fault_line(raised, "user_code_error") == f"{raised}: user_code_error"
+    assert last_lines.fault_line(raised, "unknown") == raised
     hung = "the job hung (rank 1: hang_rank_stopped)"
-    assert closing.fault_line(hung, "hang_rank_stopped") == hung
+    assert last_lines.fault_line(hung, "hang_rank_stopped") == hung
 
 
 def test_only_this_jobs_outcome_is_taken_over(tmp_path):
     """Another job's, or a broken file, tells a node nothing."""
     path = tmp_path / "outcome.json"
-    assert closing.read_exit_code(path, "job") is None
+    assert last_lines.JobOutcome(path, "job").exit_code() is None
     path.write_text('{"job": "job", "exit_code": 77}')
-    assert closing.read_exit_code(path, "job") == 77
-    assert closing.read_exit_code(path, "another") is None
+    assert last_lines.JobOutcome(path, "job").exit_code() == 77
+    assert last_lines.JobOutcome(path, "another").exit_code() is None

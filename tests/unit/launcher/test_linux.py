@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from resilience_sdk.launcher.linux import listens_on, opened
+from resilience_sdk.system.linux import listens_on, opened
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 

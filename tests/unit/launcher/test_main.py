@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from resilience_sdk import environ
+from resilience_sdk.core import environ
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.launcher import env
 from resilience_sdk.launcher.main import _job_key, _open_run_dir, main
 from resilience_sdk.launcher.options import parse_options
-from resilience_sdk.lease import Lease
-from resilience_sdk.run_directory import RunDirectory
 
 TWO_NODES = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1", "--rdzv-id", "x")
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
+from resilience_sdk.core.journal import Journal, read_journal
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.launcher.bounded import Asked, within
-from resilience_sdk.launcher.local_rendezvous import free_port
-from resilience_sdk.launcher.meeting import MeetingPlace, StoreLostError, first_line
+from resilience_sdk.launcher.agent import free_port
+from resilience_sdk.launcher.rendezvous import MeetingPlace, PendingAnswer, StoreLostError, first_line, within
 
 
 def config(port, *, backend="c10d", **rendezvous):
@@ -63,7 +63,7 @@ def test_asking_never_waits_and_knows_the_newest_answer():
         may_answer.wait()
         return 3
 
-    question = Asked(ask)
+    question = PendingAnswer(ask)
     assert [question.newest() for _ in range(5)] == [0] * 5
     assert asked == [1]
     may_answer.set()
@@ -74,13 +74,13 @@ def test_asking_never_waits_and_knows_the_newest_answer():
     assert question._answer == 0
 
 
-def test_nobody_answers_at_the_endpoint(capfd):
+def test_nobody_answers_at_the_endpoint(tmp_path, capfd):
     """It is tried until the time is over, said once, and told to the journal."""
-    told = []
-    place = Refused(config(29400), told.append)
+    place = Refused(config(29400), Journal(tmp_path, writer="launcher", host="b", boot_id="", job="job"))
     with pytest.raises(RendezvousConnectionError):
         place.reach(time.monotonic() + 0.5)
-    assert len(told) == 1
+    (event,) = read_journal(tmp_path).events
+    assert (event["event"], event["what"]) == ("degraded", "rendezvous")
     (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("resilience: ")]
     assert f"the rendezvous store at {place.endpoint} does not answer" in line
     assert "trying again for up to" in line

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.launcher.options import launch_config, parse_options, resume_command
+from resilience_sdk.launcher.options import known_options, launch_config, parse_options, resume_command
 
 
 @pytest.fixture
@@ -131,3 +131,29 @@ def test_one_node_is_told_from_several(script):
     assert parse(script).one_node
     assert parse("--rdzv-backend=c10d", "--rdzv-endpoint=h:1", script).one_node
     assert not parse("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=h:1", script).one_node
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_fits_two_screens_and_help_all_has_all(word, script, monkeypatch, capsys):
+    """Two screens of 48 lines and 80 columns; everything that the full help has is an option that is known."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as left:
+        parse(word)
+    short = capsys.readouterr()
+    assert (left.value.code, short.err) == (0, "")
+    assert len(short.out.splitlines()) <= 96
+    assert max(map(len, short.out.splitlines())) <= 80
+    for words in ("script.py", "--nproc-per-node", "--max-restarts N", "Default: 3.", "--run-dir DIR", "--help-all"):
+        assert words in short.out
+    assert "--dump-grace" not in short.out
+    with pytest.raises(SystemExit) as left:
+        parse("--help-all")
+    assert left.value.code == 0
+    said = capsys.readouterr().out
+    for name in known_options():
+        assert name in said or name.startswith(("--ft-", "--no-")), name
+
+
+def test_help_behind_the_script_is_the_scripts(script):
+    """As torchrun has it."""
+    assert parse(script, "--help").script.args == ("--help",)

@@ -5,19 +5,19 @@ import time
 
 import pytest
 
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.health import Finding, Status
-from resilience_sdk.journal import Journal
-from resilience_sdk.launcher import chores
 from resilience_sdk.launcher import preflight as preflight_module
-from resilience_sdk.launcher.beside import Beside
+from resilience_sdk.launcher import sidecars
 from resilience_sdk.launcher.main import _Launch
 from resilience_sdk.launcher.options import parse_options
 from resilience_sdk.launcher.preflight import decide, headline
+from resilience_sdk.launcher.sidecars import Beside
 from resilience_sdk.launcher.signals import SignalInbox
-from resilience_sdk.lease import Lease
-from resilience_sdk.outcome import Verdict
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.settings import Settings
+from resilience_sdk.postmortem.exit_codes import JobVerdict
 
 
 def finding(probe="host", check="load", status=Status.FAILED, must=True, **more):
@@ -61,7 +61,7 @@ def test_warnings_stop_nothing():
 def test_a_bad_node_is_left_to_others(probe, check):
     """The scheduler sends the job elsewhere; where the job has nodes to spare, it goes on without."""
     decision = decide([finding(), finding(probe, check)], others_go_on=True)
-    assert (decision.verdict, decision.exit_code, decision.others_go_on) == (Verdict.HARDWARE, 76, True)
+    assert (decision.verdict, decision.exit_code, decision.others_go_on) == (JobVerdict.HARDWARE, 76, True)
     assert f"{probe} {check}" in decision.reason
 
 
@@ -72,7 +72,7 @@ def test_a_bad_node_is_left_to_others(probe, check):
 def test_what_is_the_same_everywhere_has_to_be_cured_first(probe, check):
     """To send the job elsewhere would only lose its place in the queue."""
     decision = decide([finding(probe, check)], others_go_on=True)
-    assert (decision.verdict, decision.exit_code, decision.others_go_on) == (Verdict.STOP, 77, False)
+    assert (decision.verdict, decision.exit_code, decision.others_go_on) == (JobVerdict.STOP, 77, False)
 
 
 def test_a_finding_in_one_line():
@@ -98,7 +98,7 @@ def test_the_lease_is_renewed_meanwhile(tmp_path, monkeypatch):
             time.sleep(0.01)
         return found
 
-    monkeypatch.setattr(chores, "RENEW_INTERVAL_S", 0.02)
+    monkeypatch.setattr(sidecars, "RENEW_INTERVAL_S", 0.02)
     monkeypatch.setattr(preflight_module, "preflight", slow)
     launch = _Launch(None, run_dir, True, None, "job", lease, journal)
     beside = Beside(run_dir.path, "job", Settings(health_interval=0), None, journal)

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from resilience_sdk.journal import Journal
+from resilience_sdk.cluster.membership import Peer
+from resilience_sdk.core.journal import Journal
 from resilience_sdk.launcher import preflight_nodes
-from resilience_sdk.launcher.meeting import StoreLostError
-from resilience_sdk.launcher.peers import Peer
 from resilience_sdk.launcher.preflight import Look
 from resilience_sdk.launcher.preflight_nodes import NodesPreflight, decide, give_up, meeting_place
+from resilience_sdk.launcher.rendezvous import StoreLostError
 from resilience_sdk.launcher.signals import SignalInbox
+from resilience_sdk.system import programs
 
 NAMES = ("a", "b", "c", "d")
 
@@ -102,7 +103,7 @@ def test_a_store_that_is_gone_is_not_waited_for():
 @pytest.fixture
 def without_its_process(monkeypatch, tmp_path):
     """Return how the second of two nodes asks, whose own process dies before it says a word."""
-    monkeypatch.setattr(preflight_nodes, "_PROGRAM", "sys.exit(3)")
+    monkeypatch.setattr(programs, "PAIRWISE_PREFLIGHT", programs.Program("sys.exit(3)"))
     monkeypatch.setattr(preflight_nodes, "_ASK_S", 0.3)
     journal = Journal(tmp_path, writer="launcher", host="b", boot_id="", job="job")
 
@@ -121,15 +122,15 @@ def test_a_node_follows_the_end_that_the_others_came_to(without_its_process):
     place = PrefixStore("resilience/preflight/x", server)
     for out, follows in (((), True), ((0,), False)):
         place.set("end", json.dumps({"verdict": {**verdict(*out), "findings": [], "events": []}}))
-        assert without_its_process(PrefixStore("run", server))() is follows
+        assert without_its_process(PrefixStore("run", server)).hold() is follows
     place.set("end", json.dumps({"verdict": {**verdict(1), "findings": [], "events": []}}))
-    assert without_its_process(PrefixStore("run", server))().exit_code == 76
+    assert without_its_process(PrefixStore("run", server)).hold().exit_code == 76
 
 
 def test_where_it_is_the_first_to_end_nothing_follows_for_all(without_its_process, capfd):
     """And that is said."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert without_its_process(PrefixStore("run", server))() is True
+    assert without_its_process(PrefixStore("run", server)).hold() is True
     told = json.loads(PrefixStore("resilience/preflight/x", server).get("end"))
     assert told == {"broken": "b: its process left with 3 and without an answer"}
     assert "the job starts without: b: its process left with 3" in capfd.readouterr().err
@@ -139,7 +140,7 @@ def test_where_the_system_lacks_something_the_job_starts_without(without_its_pro
     """A Python that knows a function less stops nobody's job."""
     monkeypatch.delattr(os, "pipe")
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    assert without_its_process(PrefixStore("run", server))() is True
+    assert without_its_process(PrefixStore("run", server)).hold() is True
     assert "the job starts without: b: module 'os' has no attribute" in capfd.readouterr().err
 
 
@@ -148,7 +149,7 @@ def test_a_node_that_cannot_ask_meets_again_once(without_its_process, capfd):
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     asks = without_its_process(SimpleNamespace(host="127.0.0.1", port=port))
-    assert (asks(), asks()) == (False, True)
+    assert (asks.hold(), asks.hold()) == (False, True)
     told = capfd.readouterr().err
     assert "how the preflight across nodes ended cannot be asked" in told
     assert "the job starts without" in told

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from resilience_sdk.attribution.resource import NAME, PORT, STORAGE, Resource
-from resilience_sdk.journal import Journal, read_journal
-from resilience_sdk.launcher.probes import await_resource, try_resource
+from resilience_sdk.attribution.exits import NAME, PORT, STORAGE, Resource
+from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.launcher.job import await_resource, try_resource
 
 
 def test_a_place_that_takes_writes_works_and_nothing_is_left_in_it(tmp_path):

@@ -7,7 +7,7 @@ SCRIPT = """
 import atexit, sys, threading
 from datetime import timedelta
 from torch.distributed import TCPStore
-from resilience_sdk.launcher.process_end import leave
+from resilience_sdk.launcher.signals import leave
 
 store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
 own = store.clone()

@@ -10,7 +10,7 @@ import pytest
 
 LOAD = """
 import os, warnings
-from resilience_sdk.launcher.quiet_torch import load_torch
+from resilience_sdk.launcher.main import load_torch
 load_torch()
 print(os.environ.get("TORCH_CPP_LOG_LEVEL"))
 warnings.warn("Failed to initialize NumPy: said by somebody later")

@@ -5,8 +5,7 @@ import pickle
 import pytest
 
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.launcher.protocol import Order
-from resilience_sdk.launcher.script import Script
+from resilience_sdk.launcher.forkserver_wire import Order, Script
 
 
 @pytest.mark.parametrize(

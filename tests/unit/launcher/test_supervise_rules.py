@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.launcher.supervise_rules import (
+from resilience_sdk.launcher.requeue_policy import (
+    FREE_RUNS,
     IDLE_BELOW_S,
     IDLE_STOPS,
     RunEnd,
     decide_next,
     failures_since_progress,
 )
-from resilience_sdk.outcome import Verdict
+from resilience_sdk.postmortem.exit_codes import JobVerdict
 
 FAILED = RunEnd(1)
 SAVED_AND_FAILED = RunEnd(1, progressed=True)
@@ -32,6 +33,8 @@ ends = st.builds(
     progressed=st.booleans(),
     began=st.booleans(),
     refused_by=st.none() | st.just("job-a"),
+    stood=st.none() | st.just("rank 1 made no progress"),
+    free=st.booleans(),
 )
 
 
@@ -40,13 +43,13 @@ def test_every_history_has_a_decision_whose_parts_agree(history, budget, delay):
     """The exit code is one of the contract and belongs to the verdict; pauses are bounded."""
     step = decide_next(history, budget, delay)
     codes = {
-        Verdict.FINISHED: {0},
-        Verdict.PREEMPTED: {75},
-        Verdict.HARDWARE: {76},
-        Verdict.STOP: {77, 2},
-        Verdict.INTERRUPTED: {130},
-        Verdict.GIVE_UP: {1},
-        Verdict.RESTART: {1, 75},
+        JobVerdict.FINISHED: {0},
+        JobVerdict.PREEMPTED: {75},
+        JobVerdict.HARDWARE: {76},
+        JobVerdict.STOP: {77, 2},
+        JobVerdict.INTERRUPTED: {130},
+        JobVerdict.GIVE_UP: {1},
+        JobVerdict.RESTART: {1, 75},
     }
     assert step.exit_code in codes[step.verdict]
     assert 0 <= step.delay_s <= 60
@@ -54,7 +57,7 @@ def test_every_history_has_a_decision_whose_parts_agree(history, budget, delay):
     assert step.reason
     assert "\n" not in step.reason
     if history[-1].finished:
-        assert step.verdict is Verdict.FINISHED
+        assert step.verdict is JobVerdict.FINISHED
 
 
 @given(st.lists(ends, min_size=1, max_size=200), st.integers(0, 3))
@@ -64,7 +67,7 @@ def test_a_loop_without_progress_ends(history, budget):
     runs = next(
         (n for n in range(1, len(barren) + 1) if not decide_next(barren[:n], budget, 0.0).restarts), len(barren) + 1
     )
-    assert runs <= (budget + 1) * IDLE_STOPS + 1
+    assert runs <= (budget + 1 + FREE_RUNS) * IDLE_STOPS + 1
 
 
 @given(st.lists(st.sampled_from([FAILED, SAVED_AND_FAILED, SAVED_AND_PREEMPTED]), max_size=20))
@@ -85,8 +88,31 @@ def test_a_failed_command_is_run_again_until_the_budget_is_spent():
         (True, 10.0, 0),
         (False, 0.0, 0),
     ]
-    assert (steps[-1].verdict, steps[-1].exit_code) == (Verdict.GIVE_UP, 1)
+    assert (steps[-1].verdict, steps[-1].exit_code) == (JobVerdict.GIVE_UP, 1)
     assert "--max-job-retries 0" in decide_next([FAILED], 0, 5.0).reason
+    assert "its 1 job retry is spent" in decide_next([FAILED] * 2, 1, 5.0).reason
+    assert "all 2 job retries are spent" in steps[-1].reason
+
+
+def test_a_hang_that_costs_nothing_of_a_budget_is_no_failure_three_times():
+    """It is run again all the same, with a pause; a user who allows no retry gets none."""
+    free = attrs.evolve(FAILED, free=True)
+    steps = [decide_next([free] * count, 2, 5.0) for count in range(1, 7)]
+    assert [step.restarts_left for step in steps] == [2, 2, 2, 1, 0, 0]
+    assert [step.restarts for step in steps] == [True] * 5 + [False]
+    assert steps[0].delay_s == 5.0
+    assert "not counted" in steps[0].reason
+    assert not decide_next([free], 0, 5.0).restarts
+
+
+def test_a_job_that_stood_still_when_the_supervisor_was_to_leave_is_a_failure_for_whoever_starts_it_again():
+    """1 and not 75, which would be requeued for nothing; without the signal to us it is one of our retries."""
+    stood = attrs.evolve(FAILED, stood="rank 1 made no progress")
+    step = decide_next([attrs.evolve(stood, asked_to_leave=True)], 2, 5.0)
+    assert (step.verdict, step.exit_code) == (JobVerdict.GIVE_UP, 1)
+    assert step.reason.startswith("rank 1 made no progress; then")
+    assert decide_next([stood], 2, 5.0).restarts_left == 1
+    assert decide_next([attrs.evolve(stood, asked_to_leave=True, finished=True)], 2, 5.0).exit_code == 0
 
 
 def test_a_preemption_is_no_failure_and_does_not_spin():
@@ -96,30 +122,30 @@ def test_a_preemption_is_no_failure_and_does_not_spin():
     assert decide_next([attrs.evolve(PREEMPTED, lasted_s=IDLE_BELOW_S)] * 50, 0, 5.0).restarts
     steps = [decide_next([PREEMPTED] * count, 0, 5.0) for count in range(1, IDLE_STOPS + 1)]
     assert [(step.restarts, step.delay_s) for step in steps] == [(True, 5.0), (True, 10.0), (False, 0.0)]
-    assert (steps[-1].verdict, steps[-1].exit_code) == (Verdict.PREEMPTED, 75)
+    assert (steps[-1].verdict, steps[-1].exit_code) == (JobVerdict.PREEMPTED, 75)
 
 
 @pytest.mark.parametrize(
     ("end", "verdict", "code"),
     [
-        (RunEnd(0), Verdict.FINISHED, 0),
-        (RunEnd(0, stop_agreed=True), Verdict.RESTART, 75),
-        (RunEnd(-9, finished=True), Verdict.FINISHED, 0),
-        (RunEnd(77), Verdict.STOP, 77),
-        (RunEnd(76), Verdict.HARDWARE, 76),
-        (RunEnd(130), Verdict.INTERRUPTED, 130),
-        (RunEnd(-2), Verdict.INTERRUPTED, 130),
-        (RunEnd(1, interrupted=True), Verdict.INTERRUPTED, 130),
-        (RunEnd(-15, asked_to_leave=True), Verdict.PREEMPTED, 75),
-        (RunEnd(0, asked_to_leave=True), Verdict.PREEMPTED, 75),
-        (RunEnd(0, asked_to_leave=True, finished=True), Verdict.FINISHED, 0),
-        (RunEnd(77, asked_to_leave=True), Verdict.STOP, 77),
-        (RunEnd(-15), Verdict.RESTART, 1),
-        (RunEnd(2, began=False), Verdict.STOP, 2),
-        (RunEnd(127, began=False), Verdict.STOP, 2),
-        (RunEnd(2), Verdict.RESTART, 1),
-        (RunEnd(2, refused_by="job-a"), Verdict.STOP, 2),
-        (RunEnd(2, refused_by="job-a", asked_to_leave=True), Verdict.PREEMPTED, 75),
+        (RunEnd(0), JobVerdict.FINISHED, 0),
+        (RunEnd(0, stop_agreed=True), JobVerdict.RESTART, 75),
+        (RunEnd(-9, finished=True), JobVerdict.FINISHED, 0),
+        (RunEnd(77), JobVerdict.STOP, 77),
+        (RunEnd(76), JobVerdict.HARDWARE, 76),
+        (RunEnd(130), JobVerdict.INTERRUPTED, 130),
+        (RunEnd(-2), JobVerdict.INTERRUPTED, 130),
+        (RunEnd(1, interrupted=True), JobVerdict.INTERRUPTED, 130),
+        (RunEnd(-15, asked_to_leave=True), JobVerdict.PREEMPTED, 75),
+        (RunEnd(0, asked_to_leave=True), JobVerdict.PREEMPTED, 75),
+        (RunEnd(0, asked_to_leave=True, finished=True), JobVerdict.FINISHED, 0),
+        (RunEnd(77, asked_to_leave=True), JobVerdict.STOP, 77),
+        (RunEnd(-15), JobVerdict.RESTART, 1),
+        (RunEnd(2, began=False), JobVerdict.STOP, 2),
+        (RunEnd(127, began=False), JobVerdict.STOP, 2),
+        (RunEnd(2), JobVerdict.RESTART, 1),
+        (RunEnd(2, refused_by="job-a"), JobVerdict.STOP, 2),
+        (RunEnd(2, refused_by="job-a", asked_to_leave=True), JobVerdict.PREEMPTED, 75),
     ],
 )
 def test_what_one_end_means(end, verdict, code):

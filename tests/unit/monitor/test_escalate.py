@@ -3,8 +3,8 @@
 import signal
 import time
 
-from resilience_sdk.journal import read_journal
-from resilience_sdk.monitor.escalate import end_ranks
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.monitor.hang_response import end_ranks
 
 
 def signals(journal) -> list[tuple[int, str]]:
@@ -53,6 +53,15 @@ def test_a_stopped_rank_is_continued_so_that_it_can_end(start_rank, journal):
     assert result.ended == (3,)
     assert signals(journal) == [(3, "SIGTERM"), (3, "SIGCONT")]
     assert rank.process.wait(10) == -signal.SIGTERM
+
+
+def test_a_stopped_rank_that_handles_sigterm_is_killed_as_it_stands(start_rank, journal):
+    """Continued, it would take the signal for a scheduler's notice and go on behind the verdict."""
+    rank = start_rank(3, "stubborn")
+    rank.stop()
+    result = end_ranks([rank.target], term_grace_s=20, reason="hang", journal=journal, in_charge=lambda: True)
+    assert result.ended == (3,)
+    assert signals(journal) == [(3, "SIGKILL")]
 
 
 def test_a_replaced_monitor_sends_nothing_more(start_rank, journal):

@@ -8,9 +8,8 @@ import time
 import attrs
 import pytest
 
-from resilience_sdk.journal import read_journal
-from resilience_sdk.monitor.evidence import collect_evidence, proc_evidence, read_cpu
-from resilience_sdk.monitor.requests import StackRequest
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.monitor.evidence import StackRequest, collect_evidence, proc_evidence, read_cpu
 
 DUMP_SIGNAL = signal.SIGRTMAX - 3
 LONG_S = 20.0
@@ -52,6 +51,7 @@ def test_a_rank_whose_gil_is_held_gives_its_stacks_and_no_flight_record(start_ra
     answer = collect_evidence([rank.target], dump_signal=DUMP_SIGNAL, grace_s=LONG_S)[1]
     assert "in blocked_here" in answer.stacks
     assert answer.flight is None
+    assert answer.signalled
     assert "no flight record from rank 1" in texts(answer)
     assert "GIL" in texts(answer)
     assert time.monotonic() - started < LONG_S / 2, "having the stacks, it does not wait for the whole grace"
@@ -135,3 +135,15 @@ def test_a_busy_rank_answers_too(start_rank):
     answer = collect_evidence([rank.target], dump_signal=DUMP_SIGNAL, grace_s=LONG_S)[0]
     assert "in blocked_here" in answer.stacks
     assert answer.flight is not None
+
+
+def test_a_rank_that_works_inside_a_call_that_holds_the_gil_is_spared(start_rank):
+    """No signal interrupts it, and its stack, once it stands still, is still to be had."""
+    rank = start_rank(1, "gil")
+    spared = collect_evidence([rank.target], dump_signal=DUMP_SIGNAL, grace_s=LONG_S, moving={1})[1]
+    assert spared.spared
+    assert spared.stacks is None
+    assert "who works is not interrupted" in texts(spared)
+    asked = collect_evidence([rank.target], dump_signal=DUMP_SIGNAL, grace_s=LONG_S)[1]
+    assert not asked.spared
+    assert "in blocked_here" in asked.stacks

@@ -14,14 +14,15 @@ from types import SimpleNamespace
 import pytest
 
 from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s
-from resilience_sdk.events import Event
-from resilience_sdk.hostinfo import process_start_ticks
-from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.job_config import JobConfig
-from resilience_sdk.monitor.foreign import DeathWatch
-from resilience_sdk.monitor.foreign_outcome import resume_command
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.job_config import JobConfig
+from resilience_sdk.incidents import Incident, IncidentStore
+from resilience_sdk.monitor.other_launchers import DeathWatch, resume_command
 from resilience_sdk.monitor.ranks import WatchedRank
-from resilience_sdk.rank_page import PageReader, RankPage, layout
+from resilience_sdk.recorder import page_layout
+from resilience_sdk.recorder.page_reader import PageReader
+from resilience_sdk.recorder.page_writer import RankPage
+from resilience_sdk.system.hostinfo import process_start_ticks
 
 LOST_PEER = {"type": "RuntimeError", "message": "[gloo] Connection closed by peer [127.0.0.1]:4242", "frames": []}
 
@@ -54,7 +55,7 @@ def dead_rank(tmp_path):
             created_ns=1,
             facts={"host": "here", "script": "train.py"},
         )
-        page.words[layout.W_CHECKS] = checks
+        page.words[page_layout.W_CHECKS] = checks
         reader = PageReader(page.path)
         watched = WatchedRank(stem, reader, reader.snapshot(), None)
         watched.died_ns, watched.wait_status = died_ns, status
@@ -198,11 +199,92 @@ def test_a_signal_at_the_time_of_a_death_that_nobody_can_explain_is_told(watch, 
     assert "SIGTERM to rank 0" in incident.evidence[-1].text
 
 
+def stall(journal, activity: str = "stuck", node: str = "here") -> None:
+    """Let a monitor tell that everybody has waited for rank 1 for 40 s."""
+    rank = {"rank": 1, "node": node, "step": 5, "section": "fwd", "activity": activity, "still_s": 40.0, "stack": []}
+    journal.emit(Event.STALL, since=time.time() - 40, for_s=40.0, ranks=[rank], waiting=[0])
+
+
+WORDS = "rank 1 on here made no progress for 40 s at step 5 in section 'fwd' (0001-hang: hang_rank_stuck)"
+
+
+def test_a_job_that_stood_still_when_it_was_to_leave_hung(watch, dead_rank, tmp_path, capfd):
+    """The hang first, the signal second; the outcome says 1 and not 75, so that a supervisor counts the retry."""
+    stall(watch.journal)
+    watch.journal.emit(Event.PREEMPT_NOTICE, source="rank 0: SIGTERM", kind="signal", rank=0, time_left_s=30.0)
+    ranks = [dead_rank(rank, time.monotonic_ns(), signal.SIGTERM, checks=9) for rank in (0, 1)]
+    watch.deaths.conclude(ranks, everything=True)
+    hang, stop = IncidentStore(tmp_path).all()
+    assert (hang.kind, hang.cause, hang.action) == ("hang", "hang_rank_stuck", "restart")
+    assert (stop.kind, stop.cause, stop.action) == ("preemption", "preemption_sigterm", "restart")
+    assert stop.evidence[0].text == WORDS
+    told = outcome(tmp_path)
+    assert (told["verdict"], told["exit_code"], told["stood"]) == ("give_up", 1, WORDS)
+    assert told["reason"].startswith(f"{WORDS}; then the job was asked to leave by SIGTERM to rank 0")
+    assert capfd.readouterr().err.count(WORDS) == 1
+
+
+@pytest.mark.parametrize("status", [signal.SIGTERM, signal.SIGKILL, None])
+def test_ranks_without_our_handlers_that_are_ended_while_nothing_moves_hung(watch, dead_rank, tmp_path, status):
+    """By whoever runs the launcher, or by hand: nobody hears the signal, and the stall is told all the same."""
+    stall(watch.journal)
+    watch.deaths.conclude([dead_rank(0, time.monotonic_ns(), status)], everything=True)
+    hang, *rest = IncidentStore(tmp_path).all()
+    assert (hang.kind, [culprit.rank for culprit in hang.culprits]) == ("hang", [1])
+    assert [incident.kind for incident in rest] == ([] if status == signal.SIGTERM else ["crash"])
+    told = outcome(tmp_path)
+    assert (told["exit_code"], told["stood"]) == (1, WORDS)
+    assert told["reason"].startswith(f"{WORDS}; then it was ended")
+
+
+def test_a_hang_that_stands_reported_when_the_job_is_to_leave_is_the_first_thing(watch, dead_rank, tmp_path):
+    """It was left alone until somebody ended the job; after that it has to start again."""
+    hang = Incident(attempt=0, detected_at=time.time(), cause="hang_rank_stuck", category="hang", action="none")
+    IncidentStore(tmp_path).create("hang", hang)
+    watch.journal.emit(Event.PREEMPT_NOTICE, source="rank 0: SIGTERM", kind="signal", rank=0, time_left_s=30.0)
+    watch.deaths.conclude([dead_rank(0, time.monotonic_ns(), signal.SIGTERM, checks=9)], everything=True)
+    first, second = IncidentStore(tmp_path).all()
+    assert (first.kind, first.action, second.kind) == ("hang", "restart", "preemption")
+    assert "SIGTERM" in first.evidence[-1].text
+    assert outcome(tmp_path)["exit_code"] == 1
+
+
+def test_a_stall_that_somebody_waits_out_is_no_hang(watch, dead_rank, tmp_path):
+    """A busy rank, and one that failed by itself."""
+    stall(watch.journal, "busy")
+    watch.journal.emit(Event.PREEMPT_NOTICE, source="rank 0: SIGTERM", kind="signal", rank=0, time_left_s=30.0)
+    watch.deaths.conclude([dead_rank(0, time.monotonic_ns(), signal.SIGTERM, checks=9)], everything=True)
+    assert [incident.kind for incident in IncidentStore(tmp_path).all()] == ["preemption"]
+    assert (outcome(tmp_path)["exit_code"], outcome(tmp_path)["stood"]) == (75, None)
+
+
+def test_a_rank_that_raises_while_another_stands_still_is_a_crash(watch, dead_rank, tmp_path):
+    """What it raised is its own."""
+    stall(watch.journal)
+    own = {"type": "ValueError", "message": "no such layer", "frames": ["train.py:1 save"]}
+    watch.deaths.conclude([dead_rank(0, time.monotonic_ns(), 1 << 8, own)])
+    assert [incident.kind for incident in IncidentStore(tmp_path).all()] == ["crash"]
+
+
+def test_the_outcome_says_whether_an_ending_for_a_hang_counts(watch, dead_rank, tmp_path):
+    """A supervisor counts no retry after a free one, and makes none after the last."""
+    rank = dead_rank(0, time.monotonic_ns(), signal.SIGKILL)
+    watch.deaths.explained(0, free=True)
+    watch.deaths.conclude([rank], everything=True)
+    assert (outcome(tmp_path)["exit_code"], outcome(tmp_path)["free"]) == (1, True)
+    watch.deaths.explained(0, final="it hung at train.py:15 for the third time")
+    watch.deaths.conclude([rank], everything=True)
+    told = outcome(tmp_path)
+    assert (told["verdict"], told["exit_code"], told["free"]) == ("stop", 77, False)
+    assert told["reason"] == "it hung at train.py:15 for the third time"
+
+
 def test_how_to_resume_is_the_command_of_who_started_the_ranks(tmp_path):
     """That of a Python launcher with its words quoted and its secrets gone; of another program nobody knows it."""
-    program = "import sys; sys.stdin.read()"
+    program = "import sys; print(flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", program, "--run name", "--api-key", "hunter2"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as parent:
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        parent.stdout.readline()  # Linux lets the starter go on before the new command line can be read
         ticks = process_start_ticks(parent.pid)
         config = JobConfig("job", str(tmp_path), True, {}, "report", "t.py", None, None, 1, 1, parent.pid, ticks)
         told = resume_command(config)

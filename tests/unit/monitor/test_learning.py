@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-from resilience_sdk import lanes
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.monitor.learning import Learner
-from resilience_sdk.settings import Settings
+from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler import section
 
 
@@ -15,7 +15,7 @@ def test_time_on_the_gpu_has_no_deadline(recording, tmp_path):
     """Nobody waits in it: a section is learned from its wall time alone."""
     with section("fwd"):
         pass
-    block = lanes.find_own_block("fwd", "compute")
+    block = lookup.find_own_block("fwd", "compute")
     for _ in range(3):
         recording.recorder.on_device(block).sample(10**9)
         with section("fwd"):

@@ -1,6 +1,7 @@
 """What nodes tell one another, how fresh it is, and who reports: properties, and the files between them."""
 
 import collections.abc
+import enum
 import json
 import time
 import typing
@@ -11,13 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.hang import Confirmation, DeadlineBook, Judgement, RankState
-from resilience_sdk.hang.flight import FlightRecord
-from resilience_sdk.monitor.merge import FRESH_S, age_bound_s, is_fresh, states_of_peers, succession
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.hang.detect import Confirmation, Judgement
+from resilience_sdk.hang.evidence import FlightRecord
+from resilience_sdk.hang.timeouts import LearnedTimeouts
+from resilience_sdk.hang.timers import HangRules, RankState
+from resilience_sdk.monitor.evidence import CloseLook
+from resilience_sdk.monitor.node_summary import (
+    FRESH_S,
+    VERSION,
+    HangVerdict,
+    NodeSummary,
+    RankSummary,
+    age_bound_s,
+    decode,
+    digest,
+    encode,
+    is_fresh,
+    states_of_peers,
+    succession,
+)
 from resilience_sdk.monitor.nodes import OWN, PEERS, Nodes
-from resilience_sdk.monitor.scene import CloseLook
-from resilience_sdk.monitor.summary import NodeSummary, RankSummary, Verdict, decode, digest, encode
-from resilience_sdk.settings import Settings
 
 PLAIN = {
     int: st.integers(-(1 << 62), 1 << 62),
@@ -36,6 +51,8 @@ def values_of(kind):
     of = typing.get_args(kind)
     if kind in PLAIN:
         return PLAIN[kind]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return st.sampled_from(kind)
     if typing.get_origin(kind) is tuple:
         return st.lists(values_of(of[0]), max_size=2).map(tuple)
     if typing.get_origin(kind) is collections.abc.Mapping:
@@ -58,7 +75,7 @@ SUMMARIES = records_of(
     node=st.integers(0, 3),
     ranks=st.lists(RANKS, max_size=2).map(tuple),
     heard=st.dictionaries(st.integers(0, 3), NS, max_size=4),
-    version=st.just(1),
+    version=st.just(VERSION),
 )
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -161,7 +178,7 @@ class Pair:
         for node in (0, 1):
             self.pages.append(folder / str(node))
             self.pages[node].mkdir()
-            self.nodes.append(Nodes(self.pages[node], lambda: DeadlineBook(Settings()), "host"))
+            self.nodes.append(Nodes(self.pages[node], lambda: LearnedTimeouts(Settings()), HangRules(), "host"))
             self.nodes[node].begin(0, {"node": node, "nodes": 2, "node_name": f"host#{node}"})
 
     def carry(self, sender: int) -> None:
@@ -217,13 +234,13 @@ def test_a_node_that_says_nothing_any_more_is_unseen_again(pair):
 
 def test_words_of_an_earlier_attempt_are_not_heard(pair):
     """Neither its ranks nor its verdict."""
-    pair.nodes[1].pass_on(Verdict("0001-hang", (1,), "hang_rank_stopped", "rank 1"), [RankState(1)])
+    pair.nodes[1].pass_on(HangVerdict("0001-hang", (1,), "hang_rank_stopped", "rank 1"), [RankState(1)])
     pair.nodes[0].begin(1, {"node": 0, "nodes": 2})
     pair.carry(1)
     assert pair.nodes[0].verdict() is None
     pair.nodes[0].begin(0, {"node": 0, "nodes": 2})
     pair.carry(1)
-    assert pair.nodes[0].verdict() == ("host#1", Verdict("0001-hang", (1,), "hang_rank_stopped", "rank 1"))
+    assert pair.nodes[0].verdict() == ("host#1", HangVerdict("0001-hang", (1,), "hang_rank_stopped", "rank 1"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"attempt": 0, "nodes": 3}', '{"attempt": 0, "nodes": {"1": 5}}'])
@@ -236,7 +253,7 @@ def test_a_garbled_file_is_as_none(pair, text):
 
 def test_a_job_of_one_node_tells_nobody_anything(tmp_path):
     """No file, and no other pace."""
-    nodes = Nodes(tmp_path, lambda: DeadlineBook(Settings()), "host")
+    nodes = Nodes(tmp_path, lambda: LearnedTimeouts(Settings()), HangRules(), "host")
     nodes.begin(0, {})
     nodes.tell_calmly([RankState(0)], ending=False)
     nodes.tell_closely([RankState(0)], LOOK, 0.0, wants=True)

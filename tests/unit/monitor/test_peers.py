@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from resilience_sdk.monitor.peers import PeerFile, Place
-from resilience_sdk.whole_file import write_whole
+from resilience_sdk.cluster.membership import NodePlace, PeerFile
+from resilience_sdk.core.atomic_write import write_whole
 
 
 def test_each_replacement_is_news_once(tmp_path):
@@ -37,6 +37,6 @@ def test_what_is_torn_or_strange_is_no_news(tmp_path, text):
 
 def test_a_place_that_nobody_announced_or_announced_strangely_is_that_of_a_single_node():
     """Named by its host."""
-    assert Place.of({}, "host7") == Place(0, 1, "host7")
-    assert Place.of({"node": True, "nodes": "3", "node_name": ""}, "host7") == Place(0, 1, "host7")
-    assert Place.of({"node": 2, "nodes": 3, "node_name": "host7#2"}, "host7") == Place(2, 3, "host7#2")
+    assert NodePlace.of({}, "host7") == NodePlace(0, 1, "host7")
+    assert NodePlace.of({"node": True, "nodes": "3", "node_name": ""}, "host7") == NodePlace(0, 1, "host7")
+    assert NodePlace.of({"node": 2, "nodes": 3, "node_name": "host7#2"}, "host7") == NodePlace(2, 3, "host7#2")

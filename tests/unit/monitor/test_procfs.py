@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from resilience_sdk.hostinfo import process_state
-from resilience_sdk.monitor import procfs
+from resilience_sdk.system import procfs
+from resilience_sdk.system.hostinfo import process_state
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 

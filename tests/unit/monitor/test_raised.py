@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from resilience_sdk.monitor.raised import read_exception
+from resilience_sdk.monitor.pending_exceptions import read_exception
 
 OWN, OF_THREAD = {"type": "ValueError"}, {"type": "KeyError", "thread": "prefetch"}
 

@@ -4,17 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.hang.deadlines import Limit
-from resilience_sdk.hang.timers import Timer
-from resilience_sdk.monitor.silence import SILENT_S, lost_states
-from resilience_sdk.monitor.summary import NodeSummary, RankSummary
+from resilience_sdk.hang.timeouts import Limit
+from resilience_sdk.hang.timers import RunningTimer
+from resilience_sdk.monitor.node_summary import SILENT_S, NodeSummary, RankSummary, lost_states
 
 S = 1_000_000_000
 
 
 def timer(limit_s, elapsed_s=2.0, *, first=False):
     """A step that was entered so long before its node was last heard."""
-    return Timer("step", "heartbeat", elapsed_s, Limit(limit_s, "learned"), first)
+    return RunningTimer("step", "heartbeat", elapsed_s, Limit(limit_s, "learned"), first)
 
 
 def heard(*ranks, node=1, attempt=0, ending=False):

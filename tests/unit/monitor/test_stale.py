@@ -9,13 +9,15 @@ import time
 import attrs
 import pytest
 
-from resilience_sdk import hostinfo, job_config
-from resilience_sdk.file_lock import file_lock
-from resilience_sdk.job_config import JobConfig
+from resilience_sdk.core import job_config
+from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.monitor import spawn
-from resilience_sdk.monitor.stale import remove_ended, remove_stale
-from resilience_sdk.rank_page import RankPage, page_stem
-from resilience_sdk.session.unwatched import remove_unwatched
+from resilience_sdk.monitor.main import remove_ended, remove_stale
+from resilience_sdk.rank.session import remove_unwatched
+from resilience_sdk.recorder.page_directory import page_stem
+from resilience_sdk.recorder.page_writer import RankPage
+from resilience_sdk.system import hostinfo
+from resilience_sdk.system.file_lock import file_lock
 
 ME = os.getpid()
 GONE = (ME, 1)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.monitor.notices import Asked, Notices
-from resilience_sdk.monitor.stop_nodes import OWN, PEERS, NodeStop, StopNodes, decode
-from resilience_sdk.preemption.asking import Asker
-from resilience_sdk.preemption.protocol import RankView
-from resilience_sdk.rank_page import layout
-from resilience_sdk.wire import to_text
+from resilience_sdk.core.json_records import to_text
+from resilience_sdk.monitor.notices import LeaveRequest, Notices
+from resilience_sdk.monitor.stop import OWN, PEERS, NodeStop, StopNodes, decode
+from resilience_sdk.preemption.agreement import RankView
+from resilience_sdk.preemption.reasons import Asker
+from resilience_sdk.recorder import page_layout
 
 VIEWS = st.dictionaries(
     st.integers(0, 9), st.builds(RankView, st.integers(0, 1 << 40), st.integers(0, 1 << 16)), max_size=3
@@ -133,11 +133,11 @@ def test_one_node_tells_nobody(tmp_path):
 @pytest.mark.parametrize(
     ("text", "asked"),
     [
-        ("", Asked("preempt", Asker.FILE)),
+        ("", LeaveRequest("preempt", Asker.FILE)),
         ('{"reason": "maintenance\\u001b[31m\\n at 5", "by": "root@head"}', ("maintenance", "root@head")),
-        ('{"reason": 5}', Asked("preempt", Asker.FILE)),
-        ("[" * 100_000, Asked("preempt", Asker.FILE)),
-        ("no JSON", Asked("preempt", Asker.FILE)),
+        ('{"reason": 5}', LeaveRequest("preempt", Asker.FILE)),
+        ("[" * 100_000, LeaveRequest("preempt", Asker.FILE)),
+        ("no JSON", LeaveRequest("preempt", Asker.FILE)),
     ],
 )
 def test_the_file_says_why_and_who(tmp_path, text, asked):
@@ -188,7 +188,7 @@ def test_a_file_of_root_asks_also_where_it_cannot_be_read():
         folder.chmod(0o755)
         (folder / "preempt").touch(0o600)
         with as_nobody():
-            assert Notices(folder, 0.0, lambda: None).look([]) == Asked("preempt", Asker.FILE)
+            assert Notices(folder, 0.0, lambda: None).look([]) == LeaveRequest("preempt", Asker.FILE)
 
 
 def test_a_signal_to_a_rank_comes_before_the_file(tmp_path):
@@ -199,5 +199,7 @@ def test_a_signal_to_a_rank_comes_before_the_file(tmp_path):
     assert notices.look([]) is None
     os.rmdir(tmp_path / "preempt")
     (tmp_path / "preempt").touch()
-    assert notices.look([(0, 0), (2, 15)]) == Asked("rank 2: SIGTERM", Asker.SIGNAL, 2)
-    assert notices.look([(1, layout.NOTICE_REQUEST)]) == Asked("rank 1: preemption.request()", Asker.REQUEST, 1)
+    assert notices.look([(0, 0), (2, 15)]) == LeaveRequest("rank 2: SIGTERM", Asker.SIGNAL, 2)
+    assert notices.look([(1, page_layout.NOTICE_REQUEST)]) == LeaveRequest(
+        "rank 1: preemption.request()", Asker.REQUEST, 1
+    )

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from resilience_sdk.monitor.straggler_kernels import KernelNews
-from resilience_sdk.monitor.straggler_nodes import PEERS, StragglerNodes
+from resilience_sdk.monitor.stragglers import PEERS, KernelNews, StragglerNodes
 from resilience_sdk.straggler import kernels
-from resilience_sdk.straggler.pieces import NodePieces, Piece
+from resilience_sdk.straggler.window_messages import NodePieces, Piece
 
 NODES = 300
 
@@ -28,7 +27,7 @@ def bring(pages, turns):
 @pytest.fixture
 def gatherer(tmp_path):
     """The node of number 0."""
-    return StragglerNodes(tmp_path, 0, {"node": 0, "nodes": NODES}, "here", lambda: 0.0)
+    return StragglerNodes(tmp_path, 0, {"node": 0, "nodes": NODES}, "here")
 
 
 def read(gatherer):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from resilience_sdk.core.journal import Journal, read_journal
 from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.incidents.report import render_markdown
-from resilience_sdk.journal import Journal, read_journal
+from resilience_sdk.incidents.record import render_markdown
+from resilience_sdk.monitor.machine_load import LoadReading, LoadWatch
 from resilience_sdk.monitor.straggler_response import StragglerResponse
-from resilience_sdk.straggler.published import note_logging, note_no_logging, read_report
-from resilience_sdk.straggler.reports import ReportMaker
-from resilience_sdk.straggler.scores import Medians
-from resilience_sdk.straggler.verdicts import Change, Verdict
-from resilience_sdk.straggler.window import Place
+from resilience_sdk.straggler.published import note_logging, note_no_logging, read_report, read_standing
+from resilience_sdk.straggler.reports import Medians, ReportMaker
+from resilience_sdk.straggler.verdicts import Change, SlowVerdict
+from resilience_sdk.straggler.windowing import RankPlace
 
-SLOW = Verdict(
+SLOW = SlowVerdict(
     "persistent", "fwd", "compute", "", (2,), ("n0",), False, 1, 200, 1.5, 0.02, 0.2, confidence=0.8, windows=20
 )
 ON_GPU = attrs.evolve(SLOW, section_kind="gpu", ratio=2.5)
@@ -24,7 +24,7 @@ ON_GPU = attrs.evolve(SLOW, section_kind="gpu", ratio=2.5)
 def report_on(*slow, step=0):
     """Return a report in which these ranks of four are slow in `fwd` by their scores."""
     medians = {rank: 2.0 if rank in slow else 1.0 for rank in range(4)}
-    maker = ReportMaker({rank: Place("n0") for rank in range(4)})
+    maker = ReportMaker({rank: RankPlace("n0") for rank in range(4)})
     return maker.make(Medians({"fwd": medians}), first_step=step, last_step=step + 7)
 
 
@@ -33,6 +33,7 @@ class Case:
 
     def __init__(self, tmp_path):
         self.run_dir = tmp_path
+        self.now = 0.0
         self.store = IncidentStore(tmp_path)
         self.start()
 
@@ -40,10 +41,11 @@ class Case:
         """Begin as a monitor does, that takes over perhaps."""
         journal = Journal(self.run_dir / "journal", writer="monitor", host="here", boot_id="b", job="j")
         self.asked = []
-        self.response = StragglerResponse(self.run_dir, journal, self.store, self.asked.append, job="j", began=0.0)
+        self.response = StragglerResponse(self.run_dir, journal, self.store, job="j", began=0.0)
 
     def tell(self, *verdicts, changes=(), stop=False):
-        self.response.tell(changes, verdicts, stop=stop)
+        request = self.response.tell(changes, verdicts, self.now, stop=stop)
+        self.asked += [] if request is None else [request]
 
 
 @pytest.fixture
@@ -175,3 +177,89 @@ def test_where_the_job_stops_by_itself_it_is_told_where_to_look_only(case):
     case.tell(SLOW, stop=True)
     (incident,) = case.store.all()
     assert (incident.action, "--stop-if-detected" in incident.advice) == ("exclude_node", False)
+
+
+ALL = attrs.evolve(SLOW, kind="global", ranks=(), nodes=())
+
+
+class Machine:
+    """Two processors that a job has for itself, and from some moment on shares; the clock too."""
+
+    def __init__(self, case):
+        self.own_s = self.others_s = 0.0
+        self.case = case
+        case.response.begin(0, LoadWatch(self, case.now, alone=True))
+
+    def read(self, now_s):
+        return LoadReading(now_s, 2, self.own_s, self.own_s + self.others_s, 0.0, 0.5 * now_s)
+
+    def go_on(self, seconds, others):
+        self.case.now += seconds
+        self.own_s += seconds * 2 * (1.0 - others)
+        self.others_s += seconds * 2 * others
+
+    def events(self):
+        events = read_journal(self.case.run_dir / "journal").events
+        return [(e["event"], e.get("what")) for e in events if e["event"] in ("straggler", "incident")]
+
+
+def test_all_ranks_slower_because_others_use_the_machine_is_no_incident(case, capsys):
+    """One line and one event with the load, where it stands too; one line when it is over."""
+    machine = Machine(case)
+    machine.go_on(60.0, 0.0)
+    case.tell(ALL, changes=[Change("found", ALL)])
+    machine.go_on(6.0, 0.5)
+    case.tell(ALL)
+    case.tell(ALL)
+    assert machine.events() == [("straggler", "found"), ("straggler", "load")]
+    assert case.store.all() == []
+    (line,) = capsys.readouterr().err.splitlines()
+    load = "the machine's load, not the training: other programs use 50 % of the 2 processors (0 % before)"
+    assert line.startswith("resilience: SLOW: all ranks together: section fwd is 50 % slower than before")
+    assert load in line
+    (standing,) = read_standing(case.run_dir).verdicts
+    assert load in standing.text()
+    case.tell(changes=[Change("over", attrs.evolve(ALL, until_step=200))])
+    assert "no longer slow: all ranks together" in capsys.readouterr().err
+    assert read_standing(case.run_dir).verdicts == ()
+    assert case.store.all() == []
+
+
+def test_all_ranks_slower_on_a_quiet_machine_is_an_incident_with_the_load_beside_it(case, capsys):
+    """A regression of the training: said after some seconds, in which the load is looked at."""
+    machine = Machine(case)
+    machine.go_on(60.0, 0.0)
+    case.tell(ALL, changes=[Change("found", ALL)])
+    assert case.store.all() == []
+    machine.go_on(6.0, 0.0)
+    case.tell(ALL)
+    (incident,) = case.store.all()
+    assert incident.culprits == ()
+    load = "other programs use 0 % of the 2 processors (0 % before)"
+    assert load in next(evidence.text for evidence in incident.evidence if evidence.source == "load")
+    assert load in capsys.readouterr().err
+
+
+def test_a_regression_that_outlasts_the_load_becomes_an_incident(case):
+    """What the machine had to do with it is over, and it is still there."""
+    machine = Machine(case)
+    machine.go_on(60.0, 0.0)
+    case.tell(ALL, changes=[Change("found", ALL)])
+    machine.go_on(6.0, 0.5)
+    case.tell(ALL)
+    assert case.store.all() == []
+    machine.go_on(60.0, 0.0)
+    case.tell(ALL)
+    (incident,) = case.store.all()
+    assert incident.culprits == ()
+    case.tell(changes=[Change("over", ALL)])
+    assert case.store.all()[0].recovered_at is not None
+
+
+def test_a_slow_rank_is_named_whatever_the_load(case):
+    """Only what all ranks have in common is the machine's."""
+    machine = Machine(case)
+    case.tell(SLOW)
+    (incident,) = case.store.all()
+    assert [culprit.rank for culprit in incident.culprits] == [2]
+    assert machine.events()[-1][0] == "incident"

@@ -8,21 +8,24 @@ import random
 import re
 import time
 
+import attrs
 import pytest
 
-from resilience_sdk.hostinfo import process_start_ticks
+from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.journal import Journal, read_journal
-from resilience_sdk.lanes import Recorder
 from resilience_sdk.monitor.ranks import RankTable
-from resilience_sdk.monitor.straggler_nodes import OWN, PEERS
-from resilience_sdk.monitor.straggler_response import LASTING_S
-from resilience_sdk.monitor.stragglers import StragglerWatch
-from resilience_sdk.rank_page import RankPage, page_stem
-from resilience_sdk.settings import Settings
-from resilience_sdk.straggler.pieces import decode
+from resilience_sdk.monitor.straggler_response import LASTING_S, Below
+from resilience_sdk.monitor.stragglers import OWN, PEERS, StragglerWatch
+from resilience_sdk.recorder.page_directory import page_stem
+from resilience_sdk.recorder.page_writer import RankPage
+from resilience_sdk.recorder.recorder import Recorder
 from resilience_sdk.straggler.published import read_report, read_standing
-from resilience_sdk.straggler.roles import role_file
+from resilience_sdk.straggler.reports import Report
+from resilience_sdk.straggler.verdicts import SlowVerdict
+from resilience_sdk.straggler.window_messages import decode
+from resilience_sdk.straggler.workload import role_file
+from resilience_sdk.system.hostinfo import process_start_ticks
 
 RANKS = 4
 MS = 1_000_000
@@ -60,7 +63,7 @@ class Node:
             created_ns=time.monotonic_ns(),
             facts={},
         )
-        return Recorder(page, settle=lambda: True)
+        return Recorder(page)
 
     def start_monitor(self):
         """Begin anew, as a monitor does that takes over."""
@@ -191,6 +194,77 @@ def test_the_stop_is_asked_for_once_with_incident_and_node(tmp_path):
     (incident,) = node.store.all()
     assert (asked.source, asked.incident, asked.node) == ("straggler", incident.id, "here")
     assert incident.action == "exclude_node"
+
+
+def test_a_threshold_of_the_user_is_the_only_reason_to_stop(tmp_path, capsys):
+    """A verdict that lasts is none; a score below it is, once, with the incident of the verdict and the node."""
+    node = Node(tmp_path, Settings(report_interval=3, stop_below_relative=0.7))
+    node.train(100, slow=1, seconds=0.003)  # 23 ms for 20 ms: 0.91 over both sections
+    assert node.asked == [None]
+    (incident,) = node.store.all()
+    assert incident.action == "none"
+    node.train(60, slow=1, seconds=0.02)  # 50 ms for 30 ms: (10 * 1.0 + 40 * 0.5) / 50 = 0.6
+    (asked,) = node.asked[1:]
+    assert (asked.source, asked.incident, asked.node) == ("straggler", incident.id, "here")
+    assert asked.reason.startswith(
+        "rank 1 (node here): score 0.6 over all its sections against the fastest rank is below"
+    )
+    assert "(stop_below_relative), slow in section bwd" in asked.reason
+    assert node.store.get(incident.id).action == "exclude_node"
+    assert capsys.readouterr().err.count("all ranks save and stop, so that the job goes on without node here") == 1
+
+
+def test_the_section_told_is_the_one_that_loses_the_time():
+    """Not a short one, whose score is lower by noise; without a verdict it is the lowest score."""
+    report = Report(
+        nodes={0: "here", 1: "here"},
+        section_relative={"fwd": {0: 1.0, 1: 0.6}, "zero_grad": {0: 1.0, 1: 0.5}},
+        overall_relative={0: 1.0, 1: 0.6},
+    )
+    slow = SlowVerdict("persistent", "fwd", "compute", "", (1,), ("here",), whole_node=False, since_step=1, last_step=9)
+    texts = [
+        Below.of(attrs.evolve(report, verdicts=verdicts), relative=0.7, individual=0.7).text
+        for verdicts in ((), (slow,))
+    ]
+    assert [text.rpartition(", ")[2] for text in texts] == ["lowest in section zero_grad", "slow in section fwd"]
+
+
+def test_a_score_without_a_verdict_has_an_incident_of_its_own(tmp_path):
+    """It comes with the report, which need not wait for ten seconds of slowness."""
+    node = Node(tmp_path, Settings(report_interval=3, stop_below_relative=0.7))
+    node.train(48, slow=2, seconds=0.03)
+    (asked,) = node.asked[1:]
+    (incident,) = node.store.all()
+    assert (incident.id, incident.kind, incident.cause, incident.action) == (
+        asked.incident, "slow", "straggler_persistent", "exclude_node",
+    )  # fmt: skip
+    assert [(one.rank, one.node, one.section) for one in incident.culprits] == [(2, "here", "bwd")]
+
+
+def test_where_all_are_below_their_own_best_no_node_is_left_out(tmp_path):
+    """The user's threshold stops the job all the same, and it is said that nobody is to blame."""
+    node = Node(tmp_path, Settings(report_interval=3, stop_below_individual=0.7, scores_to_print=0))
+    node.train(60)
+    assert node.asked == [None]
+    node.train(60, forward_ms=60)
+    (asked,) = node.asked[1:]
+    assert (asked.node, "(stop_below_individual)" in asked.reason) == (None, True)
+    (incident,) = node.store.all()
+    assert (incident.culprits, incident.action) == ((), "stop")
+
+
+def test_a_section_of_microseconds_stops_nobody(tmp_path):
+    """However low its own score is: it weighs what it takes."""
+    node = Node(tmp_path, Settings(report_interval=3, stop_below_relative=0.7))
+    for _ in range(25):
+        for rank, recorder in enumerate(node.recorders):
+            for _ in range(4):
+                recorder.block("zero_grad", "compute", None).sample(8 * MS if rank == 1 else MS)
+        node.train(4)
+    report = read_report(node.run_dir)
+    assert report.section_relative["zero_grad"][1] < 0.2
+    assert report.overall_relative[1] > 0.7
+    assert node.asked == [None]
 
 
 def set_while_it_runs(node, text):

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from resilience_sdk.hostinfo import process_start_ticks
-from resilience_sdk.monitor.procfs import has_signal, status_fields
-from resilience_sdk.monitor.targets import is_ours, open_target
+from resilience_sdk.monitor.ranks import is_ours, open_target
+from resilience_sdk.system.hostinfo import process_start_ticks
+from resilience_sdk.system.procfs import has_signal, status_fields
 
 
 @pytest.fixture

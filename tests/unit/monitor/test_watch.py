@@ -1,25 +1,33 @@
-"""Attempts that the monitor has not seen alive are explained all the same, under a launcher that is not ours."""
+"""The monitor's rounds: attempts that it has not seen alive are explained all the same, and calm ones cost little."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from resilience_sdk.core.job_config import JobConfig
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.job_config import JobConfig
-from resilience_sdk.monitor.watch import Watcher
-from resilience_sdk.rank_page import RankPage, page_stem
-from resilience_sdk.run_directory import RunDirectory
-from resilience_sdk.settings import Settings
+from resilience_sdk.monitor.loop import Watcher
+from resilience_sdk.recorder.page_directory import page_stem
+from resilience_sdk.recorder.page_writer import RankPage
+from resilience_sdk.recorder.recorder import Recorder
+from resilience_sdk.system.hostinfo import process_start_ticks
 
+DUMP_SIGNAL = signal.SIGRTMAX - 3
 GONE = 2**22 + 1  # beyond the largest process id
 
 
 @pytest.fixture
-def watch(tmp_path, journal):
-    """A watcher over pages that the test makes; `page(attempt)` is that of a rank that has died since."""
+def watch(tmp_path, journal, start_rank):
+    """A watcher over pages that the test makes: `page(attempt)` is that of a rank that has died since, `living(rank)`
+    that of this process, `blocked(rank, how)` that of another one that beat once."""
     run_dir = RunDirectory.create(tmp_path / "run")
     pages = tmp_path / "pages"
     pages.mkdir(mode=0o700)
@@ -30,12 +38,24 @@ def watch(tmp_path, journal):
         path = pages / f"{page_stem(attempt, rank, pid)}.page"
         RankPage.create(path, pid=pid, start_ticks=1, facts={"host": "here", "script": "train.py"}, **identity)
 
-    def start(launcher=None):
-        settings = Settings().to_json()
+    def living(rank):
+        identity = {"rank": rank, "local_rank": rank, "world_size": 2, "attempt": 0, "created_ns": time.monotonic_ns()}
+        pid = os.getpid()
+        path = pages / f"{page_stem(0, rank, pid)}.page"
+        page = RankPage.create(path, pid=pid, start_ticks=process_start_ticks(pid), facts={}, **identity)
+        return Recorder(page)
+
+    def blocked(rank, how):
+        start_rank(rank, f"{how} page", pages / f"a0-r{rank}-PID")
+
+    def start(launcher=None, **chosen):
+        settings = Settings(**chosen).to_json()
         config = JobConfig("job", str(run_dir.path), True, settings, "report", "train.py", launcher, 1, 1, 1, 1, 1)
         return Watcher(pages, config, journal, lambda: True)
 
-    return SimpleNamespace(page=page, start=start, store=IncidentStore(run_dir), journal=journal)
+    return SimpleNamespace(
+        page=page, living=living, blocked=blocked, start=start, store=IncidentStore(run_dir), journal=journal
+    )
 
 
 def exits(journal):
@@ -74,3 +94,45 @@ def test_our_launcher_tells_the_ends_of_its_ranks_itself(watch):
         watcher.round(0.0)
     assert watch.store.all() == []
     assert exits(watch.journal) == []
+
+
+def test_while_all_come_on_only_every_second_look_is_a_whole_one(watch):
+    """What ranks have completed is taken then; who comes is taken in at once."""
+    beats = watch.living(0).beat("step")
+    watcher = watch.start(monitor_interval=1.0)
+    assert watcher.round(0.0) == 1.0
+    for _ in range(2):
+        beats.sample(10**8)
+    assert watcher.round(0.0) <= 1.0
+    assert watcher.learner.book.usual_step_s() == 0.0
+    watch.living(1)
+    watcher.round(0.0)
+    assert watcher.learner.book.usual_step_s() == 0.1
+
+
+@pytest.mark.parametrize(("passes", "chosen"), [(60, {}), (1, {"heartbeat_timeout": 2.0})])
+def test_a_loop_that_fills_its_rings_and_a_short_deadline_are_looked_at_every_time(watch, passes, chosen):
+    """64 passes are kept, and a deadline of two seconds should not be a second late."""
+    beats = watch.living(0).beat("step")
+    watcher = watch.start(monitor_interval=0.1, **chosen)
+    for _ in range(passes):
+        beats.sample(10**8)
+    wait_s = watcher.round(0.0)
+    beats.sample(10**8)
+    watcher.round(wait_s)
+    (watched,) = watcher.table.all()
+    assert watched.reader.passes() == [], "the second look took nothing"
+
+
+def test_a_rank_that_was_looked_at_while_it_worked_is_looked_at_again_when_it_is_hung(watch):
+    """At the first look nobody knows yet that it stands still, so no signal asks it; the verdict shows its stack."""
+    watch.blocked(0, "gil")
+    watcher = watch.start(dump_signal=DUMP_SIGNAL)
+    deadline = time.monotonic() + 60
+    waited_s = 0.0
+    while not watch.store.all() and time.monotonic() < deadline:
+        time.sleep(waited_s)
+        waited_s = watcher.round(waited_s)
+    (incident,) = watch.store.all()
+    (culprit,) = incident.culprits
+    assert culprit.stack[0].endswith("blocked_here")

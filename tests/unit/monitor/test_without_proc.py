@@ -11,10 +11,11 @@ import time
 
 import pytest
 
-from resilience_sdk import hostinfo
-from resilience_sdk.monitor import escalate, spawn, targets
+from resilience_sdk.monitor import hang_response, ranks, spawn
 from resilience_sdk.monitor.ranks import RankTable
-from resilience_sdk.rank_page import RankPage, page_stem
+from resilience_sdk.recorder.page_directory import page_stem
+from resilience_sdk.recorder.page_writer import RankPage
+from resilience_sdk.system import hostinfo
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def bare(monkeypatch):
     for module, name in ((os, "pidfd_open"), (signal, "pidfd_send_signal"), (select, "epoll")):
         monkeypatch.delattr(module, name)
     monkeypatch.setattr(hostinfo, "stat_fields", lambda _pid: [])
-    monkeypatch.setattr(targets, "status_fields", lambda _pid: {})
+    monkeypatch.setattr(ranks, "status_fields", lambda _pid: {})
 
 
 @pytest.fixture
@@ -65,7 +66,9 @@ def test_a_rank_is_found_signalled_and_seen_to_die(bare, child, tmp_path, journa
     child.wait(10)
     assert table.wait(5.0) == [watched]
     assert watched.wait_status is None
-    ended = escalate.end_ranks([watched.target], term_grace_s=1, reason="", journal=journal, in_charge=lambda: True)
+    ended = hang_response.end_ranks(
+        [watched.target], term_grace_s=1, reason="", journal=journal, in_charge=lambda: True
+    )
     assert ended.ended == (0,)
     watched.close()
 

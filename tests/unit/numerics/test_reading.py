@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.numerics.reading import Reading, Sample
+from resilience_sdk.numerics.deferred_read import DeferredRead, StepValues
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ from resilience_sdk.numerics.reading import Reading, Sample
 )
 def test_a_number_in_any_form_is_read(value):
     """Floats, numpy's, tensors of one element, in any precision."""
-    reading = Reading()
+    reading = DeferredRead()
     reading.put(3, True, value, None)
     assert reading.ready() == [(3, True, 2.5, None)]
     assert reading.ready() == []
@@ -22,7 +22,7 @@ def test_a_number_in_any_form_is_read(value):
 def test_a_value_is_kept_as_it_was_given():
     """A buffer that the training reuses in place does not change what was handed over."""
     buffer = torch.tensor(1.0)
-    reading = Reading()
+    reading = DeferredRead()
     reading.put(0, True, buffer, None)
     buffer.fill_(float("nan"))
     assert reading.ready() == [(0, True, 1.0, None)]
@@ -32,7 +32,7 @@ def test_a_value_is_kept_as_it_was_given():
 def test_what_is_no_number_is_refused_by_name(value):
     """The error says which argument, what it was and what to pass."""
     with pytest.raises(ConfigError, match=r"numerics\.check\(loss=.*one element.*loss\.mean"):
-        Reading().put(0, True, value, None)
+        DeferredRead().put(0, True, value, None)
 
 
 class LateCopy:
@@ -50,9 +50,9 @@ class LateCopy:
 
 def test_a_device_that_is_behind_is_not_waited_for_until_the_end():
     """Values on their way stay where they are, in order; far behind, a step is left out; an end waits."""
-    reading = Reading()
+    reading = DeferredRead()
     late = LateCopy()
-    reading._waiting.append(Sample(0, True, 1.0, None, copied=late))
+    reading._waiting.append(StepValues(0, True, 1.0, None, copied=late))
     for step in range(1, 20):
         reading.put(step, True, float(step), None)
     assert reading.ready() == []
@@ -65,7 +65,7 @@ def test_a_device_that_is_behind_is_not_waited_for_until_the_end():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_nothing_waits_for_the_device():
     """Under torch's own watch for synchronizing calls: none is made, and the value arrives."""
-    reading = Reading()
+    reading = DeferredRead()
     reading.put(0, True, torch.tensor(1.0, device="cuda"), None)
     reading.ready(wait=True)  # the buffers are made
     torch.cuda.set_sync_debug_mode("error")

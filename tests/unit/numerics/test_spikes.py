@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.numerics.spikes import GRAD_NORM_FACTOR, LOSS_FACTOR, Spikes, bound
+from resilience_sdk.numerics.anomaly import GRAD_NORM_FACTOR, LOSS_FACTOR, Spikes, bound
 
 finite = st.floats(min_value=-1e6, max_value=1e6)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.numerics.trouble import Trouble, is_same_episode, judge
+from resilience_sdk.numerics.anomaly import Trouble, is_same_episode, judge
 
 troubles = st.builds(
     Trouble,

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from resilience_sdk import numerics
+from resilience_sdk.core.events import Event
 from resilience_sdk.errors import ConfigError, NumericsError
-from resilience_sdk.events import Event
 from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.numerics import watching
-from resilience_sdk.numerics.recording import Attempt, record
-from resilience_sdk.numerics.trouble import Trouble
+from resilience_sdk.numerics import watch as watching
+from resilience_sdk.numerics.anomaly import Trouble
+from resilience_sdk.numerics.recording import AttemptPlace, record
 
 NAN = math.nan
 
@@ -37,16 +37,16 @@ def watch(tmp_path, journal):
     """A rank of two whose steps are the numbers of its calls."""
 
     def make(*, restarts=True, is_global=True, run_dir=tmp_path):
-        side = watching.Side(
+        side = watching.NumericsContext(
             run_dir=run_dir,
             journal=journal,
-            attempt=lambda: Attempt("job", 0, 2),
+            attempt=lambda: AttemptPlace("job", 0, 2),
             rank=lambda: 1,
             step=lambda: (next(steps), is_global),
             explain=str,
             restarts=restarts,
         )
-        return watching.Watch(side)
+        return watching.NumericsWatch(side)
 
     steps = iter(range(1000))
     return make
@@ -139,14 +139,14 @@ def test_a_policy_that_there_is_not_is_refused(watch):
 def test_where_nothing_is_recorded_it_is_a_no_op(monkeypatch):
     """Switched off, or failed: no value is looked at."""
     monkeypatch.setattr(watching, "_watch", None)
-    monkeypatch.setattr(watching.lanes, "recorder", lambda: None)
+    monkeypatch.setattr(watching.lookup, "recorder", lambda: None)
     assert numerics.check(loss=NAN, policy="raise") is None
     numerics.settle()
 
 
 def test_ranks_share_one_incident_that_names_the_right_one(tmp_path):
     """The victim writes first; the culprit corrects it; what comes after adds nothing."""
-    store, attempt = IncidentStore(tmp_path), Attempt("job", 0, 2)
+    store, attempt = IncidentStore(tmp_path), AttemptPlace("job", 0, 2)
 
     def write(rank, step, name):
         trouble = Trouble(rank, step, name, "nan", NAN, is_global=True)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from resilience_sdk.rank_page import ControlWords
+from resilience_sdk.recorder.page_writer import ControlWords
 
 _local = threading.local()
 

@@ -12,12 +12,12 @@ import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from resilience_sdk.preemption.protocol import (
+from resilience_sdk.preemption.agreement import (
     CoordinatorMove,
-    Decision,
     Proposal,
     RankMove,
     RankView,
+    StopDecision,
     coordinator_move,
     next_proposal,
     rank_move,
@@ -26,7 +26,7 @@ from resilience_sdk.preemption.protocol import (
 READ, DECIDE, STEP, STOPPED, DONE, FAILED = range(6)
 LOOK, ACT, SHOW = range(3)
 NONE, COMMIT, VOID, ALONE = range(4)  # numbers, because an enum's hash is slow
-DECISIONS = (None, Decision.COMMIT, Decision.VOID, Decision.ALONE)
+DECISIONS = (None, StopDecision.COMMIT, StopDecision.VOID, StopDecision.ALONE)
 NOTHING = (0, -1)
 
 

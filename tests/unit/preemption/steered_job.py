@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from actors import Hands, StepwiseControl, pause
 from steered_nodes import Node, Rank
 
-from resilience_sdk.journal import Journal
-from resilience_sdk.monitor import hindrances, stop_nodes
-from resilience_sdk.monitor import preemption as monitor
-from resilience_sdk.preemption import cell, listener, signals
-from resilience_sdk.preemption.protocol import ALONE_S, PATIENCE_S
-from resilience_sdk.rank_page import layout
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.monitor import stop
+from resilience_sdk.monitor import stop as monitor
+from resilience_sdk.preemption import agreement, listener, signals
+from resilience_sdk.preemption.agreement import ALONE_S, PATIENCE_S
+from resilience_sdk.recorder import page_layout
 
 
 class Job(RuleBasedStateMachine):
@@ -44,11 +44,11 @@ class Job(RuleBasedStateMachine):
         self.last = last
         self.patched = pytest.MonkeyPatch()
         self.hands = Hands()
-        for module in (monitor, hindrances, stop_nodes, listener, signals):
+        for module in (monitor, stop, stop, listener, signals):
             self.patched.setattr(module, "time", self.hands.module)
         self.patched.setattr(monitor, "ControlWords", StepwiseControl)
         for name in ("make_link", "read_link"):
-            self.patched.setattr(cell, name, self._stepwise(getattr(cell, name)))
+            self.patched.setattr(agreement, name, self._stepwise(getattr(agreement, name)))
         self.folder = tempfile.TemporaryDirectory()
         self.run_dir = Path(self.folder.name)
         (self.run_dir / "journal").mkdir()
@@ -129,7 +129,8 @@ class Job(RuleBasedStateMachine):
                 node.coordinator_goes_on(reads)
 
     @rule(
-        which=st.integers(0, 2), number=st.sampled_from([int(signal.SIGTERM), layout.NOTICE_REQUEST, layout.NOTICE_END])
+        which=st.integers(0, 2),
+        number=st.sampled_from([int(signal.SIGTERM), page_layout.NOTICE_REQUEST, page_layout.NOTICE_END]),
     )
     def notice(self, which, number):
         """A rank is asked to leave, once more or for the first time."""
@@ -212,7 +213,7 @@ class Job(RuleBasedStateMachine):
     def deadlines_are_never_put_off(self):
         """The time to leave counts from the first notice, whoever coordinates."""
         for rank in self.ranks:
-            deadline = rank.page.words[layout.W_DEADLINE_NS]
+            deadline = rank.page.words[page_layout.W_DEADLINE_NS]
             before = self.deadlines.setdefault(rank.number, deadline) or deadline
             assert deadline <= before, "a deadline was put off"
             self.deadlines[rank.number] = deadline
@@ -259,7 +260,7 @@ def agreed_job(request):
     job.start(ranks=2, apart=1, silent=9)
     request.addfinalizer(job.teardown)
     job.notice(0, int(signal.SIGTERM))
-    while cell.Words(job.nodes[0].pages, 0).decision(1) is None:
+    while agreement.Words(job.nodes[0].pages, 0).decision(1) is None:
         job.all_go_on(1, 1, 12)
     while job.ranks[0].stopped_at is None:
         job.rank_goes_on(0, 1)
@@ -282,6 +283,6 @@ def two_nodes_asked(request):
     request.addfinalizer(job.teardown)
     job.all_go_on(3, 12, 25)
     job.notice(0, int(signal.SIGTERM))
-    while not job.ranks[1].page.words[layout.W_DEADLINE_NS]:
+    while not job.ranks[1].page.words[page_layout.W_DEADLINE_NS]:
         job.all_go_on(1, 12, 25)
     return job

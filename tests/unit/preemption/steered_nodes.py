@@ -10,17 +10,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from actors import Actor, StepwiseWords
 
-from resilience_sdk.launcher.board import Board
-from resilience_sdk.launcher.exchange import Exchange
-from resilience_sdk.monitor import preemption as monitor
-from resilience_sdk.monitor import stop_nodes
+from resilience_sdk.cluster.bus import Board, Exchange
+from resilience_sdk.cluster.membership import STOPS
+from resilience_sdk.monitor import stop as monitor
 from resilience_sdk.monitor.notices import Notices
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.preemption import listener
-from resilience_sdk.preemption import rank as rank_side
-from resilience_sdk.preemption.protocol import Decision
+from resilience_sdk.preemption import listener as rank_side
+from resilience_sdk.preemption.agreement import StopDecision
+from resilience_sdk.preemption.context import PreemptionContext
 from resilience_sdk.preemption.signals import Handlers
-from resilience_sdk.rank_page import PageReader, RankPage, page_stem
+from resilience_sdk.recorder.page_directory import page_stem
+from resilience_sdk.recorder.page_reader import PageReader
+from resilience_sdk.recorder.page_writer import RankPage
 
 GRACE_S = 60.0
 
@@ -45,7 +47,7 @@ class Rank:
         )
         words = StepwiseWords(self.page.words)
         self.handlers = Handlers(words, pages, 0, (signal.SIGTERM,))
-        side = rank_side.Side(words, pages, journal, 0, (signal.SIGTERM,), GRACE_S, -1)
+        side = PreemptionContext(words, pages, journal, 0, (signal.SIGTERM,), GRACE_S, -1)
         self.check, ask = rank_side._make_check()
         self.listener = listener.Listener(side, self.handlers, ask)
         ask(self.listener)
@@ -98,8 +100,7 @@ class Node:
         self.crashed = self.is_cut = False
         self.coordinator = self.looking = None
         keys = {other: f"stop/{other}" for other in range(nodes)}
-        own, peers = stop_nodes.OWN, stop_nodes.PEERS
-        self.exchange = Exchange(self.pages, own, peers, attempt=0, keys=keys, node=number)
+        self.exchange = Exchange(self.pages, STOPS, attempt=0, keys=keys, node=number)
         self.board = Board(self.pages, 0, "words")
 
     def replace_coordinator(self):
@@ -138,4 +139,4 @@ class Node:
     @property
     def is_alone(self):
         """Whether it went on without knowing what the others do."""
-        return any(os.readlink(path) == Decision.ALONE for path in self.pages.glob("word-*-stop-*"))
+        return any(os.readlink(path) == StopDecision.ALONE for path in self.pages.glob("word-*-stop-*"))

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.events import Event
+from resilience_sdk.core.events import Event
 from resilience_sdk.incidents import Culprit
-from resilience_sdk.incidents.report import headline, render_markdown
-from resilience_sdk.preemption.account import account, hindered_by
-from resilience_sdk.preemption.asking import Asker, Hindrance
+from resilience_sdk.incidents.record import headline, render_markdown
+from resilience_sdk.postmortem.preemption import account, hindered_by
+from resilience_sdk.preemption.reasons import Asker, Hindrance
 
 LAUNCHER = {"event": "preempt_notice", "source": "SIGTERM", "host": "n0", "rank": None}
 HEARD = {"event": "preempt_notice", "source": "rank 1: SIGTERM", "kind": "signal", "host": "n0", "rank": 1}

@@ -13,11 +13,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from steered_job import Job, TwoNodes, agreed_job, two_nodes_asked
 from steered_nodes import GRACE_S
 
-from resilience_sdk.journal import read_journal
-from resilience_sdk.preemption import cell, scheduler
-from resilience_sdk.preemption.protocol import TEARDOWN
-from resilience_sdk.preemption.side import MONITOR, coordinator_word
-from resilience_sdk.rank_page import layout
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.preemption import agreement, context
+from resilience_sdk.preemption.agreement import TEARDOWN
+from resilience_sdk.preemption.context import MONITOR, coordinator_word
+from resilience_sdk.recorder import page_layout
 
 
 def test_a_monitor_that_takes_over_lets_a_stop_stand_that_was_agreed(request):
@@ -51,7 +51,7 @@ def test_a_file_that_nobody_put_there_for_this_job_asks_nobody(request, kind):
         path.touch()
         os.utime(path, (400, 400))
     job.all_go_on(10, 12, 25)
-    assert not any(rank.page.words[layout.W_CONTROL] for rank in job.ranks)
+    assert not any(rank.page.words[page_layout.W_CONTROL] for rank in job.ranks)
     assert all(rank.completed > 5 for rank in job.ranks)
 
 
@@ -70,7 +70,7 @@ TestTwoNodes.settings = settings(
 def test_a_notice_on_one_node_counts_on_all_with_the_time_that_is_left(request):
     """No rank elsewhere is told of more time, nor of much less."""
     job = two_nodes_asked(request)
-    first, second = (rank.page.words[layout.W_DEADLINE_NS] / 1e9 for rank in job.ranks)
+    first, second = (rank.page.words[page_layout.W_DEADLINE_NS] / 1e9 for rank in job.ranks)
     assert first - 1.0 < job.hands.now + GRACE_S <= first + 1.0
     assert abs(first - second) < 1.0
 
@@ -84,7 +84,7 @@ def test_a_rank_that_failed_on_one_node_makes_a_teardown_of_all(request):
         for node in job.nodes:
             node.relay_goes_on()
             node.coordinator_goes_on(60)
-    assert job.ranks[0].page.words[layout.W_CONTROL] == TEARDOWN
+    assert job.ranks[0].page.words[page_layout.W_CONTROL] == TEARDOWN
     assert job.ranks[0].stopped_at is None
 
 
@@ -92,7 +92,7 @@ def test_a_rank_that_failed_on_one_node_makes_a_teardown_of_all(request):
 def test_a_node_that_is_cut_off_goes_on_alone_and_says_so(request, capfd):
     """Its rank at the proposed check waits as long as the bound allows, then no longer; nobody is blocked."""
     job = two_nodes_asked(request)
-    while not job.ranks[1].page.words[layout.W_CONTROL]:
+    while not job.ranks[1].page.words[page_layout.W_CONTROL]:
         job.hands.now += 0.02
         job.all_go_on(1, 6, 25)
     job.nodes[1].is_cut = True
@@ -126,7 +126,7 @@ def test_a_signal_that_ends_a_hung_or_failed_attempt_asks_nobody_to_leave(reques
     (job.nodes[0].pages / name).write_text(json.dumps(facts))
     job.notice(0, int(signal.SIGTERM))
     job.all_go_on(10, 12, 25)
-    assert any(rank.page.words[layout.W_DEADLINE_NS] for rank in job.ranks) is counts
+    assert any(rank.page.words[page_layout.W_DEADLINE_NS] for rank in job.ranks) is counts
     job.asked = counts
 
 
@@ -136,10 +136,10 @@ def test_the_end_that_the_scheduler_told_is_not_cut_down_to_a_grace(request, mon
     job = kind()
     job.start(ranks=2, apart=1, silent=9)
     request.addfinalizer(job.teardown)
-    monkeypatch.setenv(scheduler.SLURM_END, str(job.hands.now + 159))
-    job.patched.setattr(scheduler, "time", job.hands.module)
+    monkeypatch.setenv(context.SLURM_END, str(job.hands.now + 159))
+    job.patched.setattr(context, "time", job.hands.module)
     job.all_go_on(3, 12, 25)
-    job.notice(0, layout.NOTICE_END)
+    job.notice(0, page_layout.NOTICE_END)
     while not all(rank.stopped_at for rank in job.ranks):
         job.hands.now += 0.02
         job.all_go_on(1, 12, 25)
@@ -155,25 +155,25 @@ def test_a_signal_after_a_request_is_told_too_and_once(request):
     job = Job()
     job.start(ranks=2, apart=1, silent=1)  # one that never checks: no stop can be agreed
     request.addfinalizer(job.teardown)
-    job.notice(0, layout.NOTICE_REQUEST)
+    job.notice(0, page_layout.NOTICE_REQUEST)
     job.all_go_on(10, 12, 25)
     for rank in (1, 0):
-        job.ranks[rank].page.words[layout.W_NOTICE] = int(signal.SIGTERM)
+        job.ranks[rank].page.words[page_layout.W_NOTICE] = int(signal.SIGTERM)
         job.all_go_on(10, 12, 25)
     told = [e for e in read_journal(job.run_dir / "journal").events if e["event"] == "preempt_notice"]
     assert [(e["kind"], e["rank"]) for e in told] == [("request", 0), ("signal", 1)]
     job.asked = False  # it was not for the ranks to stop
 
 
-@pytest.mark.parametrize(("notice", "left_s"), [(layout.NOTICE_END, 159), (layout.NOTICE_REQUEST, GRACE_S)])
+@pytest.mark.parametrize(("notice", "left_s"), [(page_layout.NOTICE_END, 159), (page_layout.NOTICE_REQUEST, GRACE_S)])
 def test_without_a_monitor_too_only_the_schedulers_end_has_a_time_of_its_own(request, monkeypatch, notice, left_s):
     """The ranks know it from their environment; any other notice leaves `preempt_time`."""
     job = Job()
     job.start(ranks=2, apart=1, silent=9)
     request.addfinalizer(job.teardown)
     job.coordinator_dies(0, is_replaced=False)
-    monkeypatch.setenv(scheduler.SLURM_END, str(job.hands.now + 159))
-    job.patched.setattr(scheduler, "time", job.hands.module)
+    monkeypatch.setenv(context.SLURM_END, str(job.hands.now + 159))
+    job.patched.setattr(context, "time", job.hands.module)
     job.ranks[0].handlers.note(notice)
     assert job.ranks[0].listener.time_left() == pytest.approx(left_s)
 
@@ -186,7 +186,7 @@ def test_a_rank_without_which_nothing_can_be_agreed_is_named_once(request, capfd
         job.start(ranks=2, apart=1, silent=9)
         request.addfinalizer(job.teardown)
         job.notice(0, int(signal.SIGTERM))
-    cell.make_link(coordinator_word(job.nodes[0].pages, 0), MONITOR)
+    agreement.make_link(coordinator_word(job.nodes[0].pages, 0), MONITOR)
     if gone == "unseen":
         job.nodes[0].ranks.pop()
     else:

@@ -2,9 +2,8 @@
 
 import pytest
 
-from resilience_sdk.preemption.account import account
-from resilience_sdk.preemption.askers import who_asked
-from resilience_sdk.preemption.asking import IN_VAIN, Asker
+from resilience_sdk.postmortem.preemption import account
+from resilience_sdk.preemption.reasons import IN_VAIN, Asker, who_asked
 
 FILE = {"event": "preempt_notice", "kind": Asker.FILE.value, "source": "preempt", "by": "ann@head", "host": "n0"}
 LAUNCHER = {"event": "preempt_notice", "source": "SIGTERM", "host": "n0", "rank": None}

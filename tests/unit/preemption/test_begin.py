@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from resilience_sdk.preemption import rank
+from resilience_sdk.preemption import listener as rank
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from resilience_sdk.preemption.cell import Words, wish_path, word_path
-from resilience_sdk.preemption.protocol import Decision, Proposal
+from resilience_sdk.preemption.agreement import Proposal, StopDecision, Words, wish_path, word_path
 
 
 def test_the_first_decision_stands_and_everybody_learns_it(tmp_path):
@@ -19,7 +18,7 @@ def test_the_first_decision_stands_and_everybody_learns_it(tmp_path):
         together.wait()
         told.append(Words(tmp_path, 0).decide(3, wanted))
 
-    threads = [threading.Thread(target=write, args=(list(Decision)[n % 2],)) for n in range(8)]
+    threads = [threading.Thread(target=write, args=(list(StopDecision)[n % 2],)) for n in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -30,7 +29,7 @@ def test_the_first_decision_stands_and_everybody_learns_it(tmp_path):
 
 def test_words_are_told_apart_by_attempt_round_and_kind(tmp_path):
     """A proposal is no decision, and neither is one of another attempt."""
-    Words(tmp_path, 1).decide(7, Decision.VOID)
+    Words(tmp_path, 1).decide(7, StopDecision.VOID)
     Words(tmp_path, 1).propose(Proposal(6, 40))
     Words(tmp_path, 1).propose(Proposal(6, 50))
     assert Words(tmp_path, 1).proposal(6) == Proposal(6, 40)
@@ -49,18 +48,18 @@ def shared(tmp_path):
 def test_with_several_nodes_nobody_decides_here(tmp_path, shared):
     """What is asked for is a wish until the launcher says what stands."""
     assert shared.shared
-    assert shared.decide(1, Decision.VOID) is None
-    assert shared.decide(1, Decision.COMMIT) is None
+    assert shared.decide(1, StopDecision.VOID) is None
+    assert shared.decide(1, StopDecision.COMMIT) is None
     assert os.readlink(wish_path(tmp_path, 0, "stop-1")) == "void"
     os.symlink("commit", word_path(tmp_path, 0, "stop-1"))
-    assert shared.decide(1, Decision.VOID) is Decision.COMMIT
+    assert shared.decide(1, StopDecision.VOID) is StopDecision.COMMIT
 
 
 def test_a_node_that_decides_alone_does_so_once_and_not_against_what_is_known(shared, tmp_path):
     """All its ranks go the same way."""
     assert shared.decide_alone(1)
     assert not shared.decide_alone(1)
-    assert shared.decision(1) is Decision.ALONE
+    assert shared.decision(1) is StopDecision.ALONE
     os.symlink("commit", word_path(tmp_path, 0, "stop-2"))
     assert not shared.decide_alone(2)
-    assert shared.decision(2) is Decision.COMMIT
+    assert shared.decision(2) is StopDecision.COMMIT

@@ -14,12 +14,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from metadata_services import Azure, Ec2, Gce, serving
 
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.preemption import cloud_gcp
-from resilience_sdk.preemption.cloud import cloud_poller
-from resilience_sdk.preemption.cloud_aws import ACTION, REBALANCE, TOKEN, TOKEN_S
-from resilience_sdk.preemption.cloud_http import MetadataService
-from resilience_sdk.settings import Settings
+from resilience_sdk.preemption import cloud as cloud_gcp
+from resilience_sdk.preemption.cloud import ACTION, REBALANCE, TOKEN, TOKEN_S, MetadataService, cloud_poller
 
 
 def test_ec2_spot_interruption_comes_with_its_time(ec2, clock):

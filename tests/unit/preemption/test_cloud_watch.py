@@ -9,10 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from resilience_sdk.preemption.cloud import cloud_poller
-from resilience_sdk.preemption.cloud_aws import ACTION, REBALANCE
-from resilience_sdk.preemption.cloud_watch import CloudWatch
-from resilience_sdk.preemption.standing import Heeded
+from resilience_sdk.preemption.cloud import ACTION, REBALANCE, CloudWatch, Heeded, cloud_poller
 
 
 def until(happened, timeout_s: float = 10.0):

@@ -6,12 +6,11 @@ import math
 
 import pytest
 
-from resilience_sdk.preemption import rank
-from resilience_sdk.preemption.checks import Checks
-from resilience_sdk.preemption.listener import Listener
-from resilience_sdk.preemption.side import NO_PAGES, NoJournal, Side
+from resilience_sdk.preemption import listener as rank
+from resilience_sdk.preemption.context import NO_PAGES, NoJournal, PreemptionContext
+from resilience_sdk.preemption.listener import Checks, Listener
 from resilience_sdk.preemption.signals import Handlers
-from resilience_sdk.rank_page import layout as at
+from resilience_sdk.recorder import page_layout as at
 
 
 class Journal(NoJournal):
@@ -28,7 +27,7 @@ class Journal(NoJournal):
 def listener(monkeypatch):
     """What listens in this process, which has a monitor."""
     words = memoryview(bytearray(8 * at.LANES_AT)).cast("Q")
-    side = Side(words, NO_PAGES, Journal(), 0, (), math.inf, wakeup=lambda: -1, is_alone=True)
+    side = PreemptionContext(words, NO_PAGES, Journal(), 0, (), math.inf, wakeup=lambda: -1, is_alone=True)
     listener = Listener(side, Handlers(words, NO_PAGES, 0, ()), rank._flag_changed)
     monkeypatch.setattr(rank, "_side", side)
     monkeypatch.setattr(rank, "_me", listener)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 from exploration import Job, explore
 
-from resilience_sdk.preemption.protocol import (
+from resilience_sdk.preemption.agreement import (
     TEARDOWN,
     CoordinatorMove,
-    Decision,
     Proposal,
     RankView,
+    StopDecision,
     coordinator_move,
     lead_of,
     next_proposal,
@@ -75,7 +75,7 @@ def test_only_acknowledgements_of_all_ranks_make_a_stop(ranks, at):
     """Whatever else is known or not: nothing is decided for a rank that did not say that it knows."""
     move = coordinator_move(Proposal(2, at), None, ranks)
     assert (move is CoordinatorMove.COMMIT) == all(rank.acknowledged == 2 for rank in ranks)
-    assert coordinator_move(Proposal(2, at), Decision.ALONE, ranks) is CoordinatorMove.WAIT
+    assert coordinator_move(Proposal(2, at), StopDecision.ALONE, ranks) is CoordinatorMove.WAIT
 
 
 def test_the_first_lead_grows_with_the_rate_of_checks_and_with_the_way():

@@ -80,16 +80,17 @@ def test_no_check_is_lost_while_another_thread_starts_to_listen(tmp_path):
     """All ranks count alike, however the start of one rank's threads falls."""
     program = """
 import threading
-from resilience_sdk import lanes, preemption
-from resilience_sdk.rank_page import layout
+from resilience_sdk import preemption
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder import page_layout as layout
 inside, go = threading.Event(), threading.Event()
-start = lanes.starter()
+start = lookup.starter()
 def slow():
     recorder = start()
     inside.set()
     assert go.wait(20)
     return recorder
-lanes.set_starter(slow)
+lookup.set_starter(slow)
 other = threading.Thread(target=preemption.time_left)
 other.start()
 assert inside.wait(20)
@@ -97,8 +98,8 @@ threading.Timer(0.2, go.set).start()
 preemption.check()  # meets the start of the other thread
 other.join()
 preemption.check()
-lanes.set_starter(start)
-print(lanes.recorder().page.words[layout.W_CHECKS])
+lookup.set_starter(start)
+print(lookup.recorder().page.words[layout.W_CHECKS])
 """
     ended = run(tmp_path, program)
     assert ended.stdout == "2\n", ended.stderr
@@ -109,11 +110,11 @@ def test_the_first_check_waits_for_no_monitor_and_handles_signals_at_once(tmp_pa
     program = """
 import os, signal, time
 from resilience_sdk import preemption
-from resilience_sdk import environ
-from resilience_sdk.file_lock import file_lock
+from resilience_sdk.core import environ
+from resilience_sdk.system.file_lock import file_lock
 from resilience_sdk.monitor.spawn import SPAWN_LOCK, is_alive
-from resilience_sdk.rank_page import job_page_directory
-from resilience_sdk.session.identity import fallback_job_key
+from resilience_sdk.recorder.page_directory import job_page_directory
+from resilience_sdk.rank.identity import fallback_job_key
 env = environ.environment()
 pages = job_page_directory(environ.job_key(env, fallback_job_key(env)), env)
 began = time.monotonic()
@@ -138,8 +139,9 @@ def test_the_first_rank_says_at_the_stop_who_has_asked(tmp_path):
     program = """
 import os, signal, time
 from resilience_sdk import preemption
-from resilience_sdk.journal import read_journal
-from resilience_sdk.session import current, stopping
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.rank import current
+from resilience_sdk.rank import preemption as stopping
 assert not preemption.check()
 os.kill(os.getpid(), signal.SIGTERM)
 began = time.monotonic()
@@ -159,18 +161,20 @@ def test_a_monitor_that_was_asked_is_heard_where_ranks_agree_by_themselves(tmp_p
     """It hears the cloud, and tells the ranks their time; it has journalled that, so they do not."""
     program = """
 import time
-from resilience_sdk import lanes, preemption
-from resilience_sdk.journal import read_journal
-from resilience_sdk.rank_page import layout
-from resilience_sdk.session import current, stopping
+from resilience_sdk import preemption
+from resilience_sdk.recorder import lookup
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.recorder import page_layout as layout
+from resilience_sdk.rank import current
+from resilience_sdk.rank import preemption as stopping
 stopping.Coordination.by_monitor = lambda self: False
 began = time.monotonic()
 for _ in range(100):
     assert not preemption.check()
-lanes.recorder().page.words[layout.W_DEADLINE_NS] = time.monotonic_ns() + 40_000_000_000
+lookup.recorder().page.words[layout.W_DEADLINE_NS] = time.monotonic_ns() + 40_000_000_000
 while not preemption.check():
     time.sleep(0.001)
-    assert time.monotonic() < began + 20
+    assert time.monotonic() < began + 30
 events = [event["event"] for event in read_journal(current().run_dir.journal).events]
 print(30 < preemption.time_left() <= 40, "stop_agreed" in events, "preempt_notice" in events)
 """

@@ -48,10 +48,11 @@ def test_a_notice_is_on_the_page_at_once_whatever_the_main_thread_does(tmp_path,
     """A data wait, a long C call, an evaluation, before the first check; to the process or to any of its threads."""
     program = f"""
 import hashlib, os, queue, signal, sys, threading, time
-from resilience_sdk import lanes, preemption
-from resilience_sdk.rank_page import layout
+from resilience_sdk import preemption
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder import page_layout as layout
 preemption.time_left()
-words = lanes.recorder().page.words
+words = lookup.recorder().page.words
 def ask():
     {whom}
     end = time.monotonic() + 20
@@ -71,8 +72,9 @@ def test_with_an_event_loop_that_hears_signals_the_notice_comes_too(tmp_path, wh
     """The loop has the wakeup descriptor; our handler runs as soon as the main thread is back in Python."""
     program = f"""
 import asyncio, os, signal, time
-from resilience_sdk import lanes, preemption
-from resilience_sdk.rank_page import layout
+from resilience_sdk import preemption
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder import page_layout as layout
 async def main():
     loop = asyncio.get_running_loop()
     if "{when}" == "after":
@@ -81,7 +83,7 @@ async def main():
     preemption.time_left()
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.sleep(0)
-    print(lanes.recorder().page.words[layout.W_NOTICE])
+    print(lookup.recorder().page.words[layout.W_NOTICE])
 asyncio.run(main())
 """
     ended = run(tmp_path, program)
@@ -148,13 +150,14 @@ def test_the_signal_of_a_teardown_ends_a_rank_that_another_notice_had_reached_be
     hears of the signal, so that only the interpreter's handler can act."""
     program = """
 import os, signal, socket, time
-from resilience_sdk import lanes, preemption
+from resilience_sdk import preemption
+from resilience_sdk.recorder import lookup
 near, far = socket.socketpair()
 near.setblocking(False)
 signal.set_wakeup_fd(near.fileno())
 preemption.check()
 preemption.request("x")
-(lanes.recorder().page.path.parent / "ending-0.json").write_text('{"reason": "rank failed"}')
+(lookup.recorder().page.path.parent / "ending-0.json").write_text('{"reason": "rank failed"}')
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(1)
 print("survived")

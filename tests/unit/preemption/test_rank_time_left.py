@@ -18,7 +18,7 @@ def ending_in(seconds, program):
 @pytest.mark.slow
 def test_a_long_save_has_all_the_time_that_the_scheduler_leaves(tmp_path):
     """A save takes longer than `preempt_time`, so the job stops earlier, and keeps what it has won by that."""
-    program = LOOP.format(ask="from resilience_sdk.preemption import rank; rank.begin(lambda: 100.0)")
+    program = LOOP.format(ask="from resilience_sdk.preemption import listener; listener.begin(lambda: 100.0)")
     program = program.replace("assert preemption.time_left() is None", "")
     program = program.replace("50 < preemption.time_left() <= 60", "preemption.time_left() > 1.2")
     ended = run(tmp_path, ending_in(8, program), RESILIENCE_PREEMPT_TIME="1")

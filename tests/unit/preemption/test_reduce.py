@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.preemption.asking import Hindrance
-from resilience_sdk.preemption.protocol import Decision
+from resilience_sdk.preemption.agreement import StopDecision
+from resilience_sdk.preemption.reasons import Hindrance
 from resilience_sdk.preemption.reduce import Reduction, agreed, contribution, next_every
 
 PATIENCE_S = 30.0
@@ -156,7 +156,7 @@ def test_a_rank_that_comes_too_late_obeys_what_the_others_have_decided():
     ranks[0].asked = True
     ranks[0].check()
     ranks[0].check()
-    assert wire.decisions == {1: Decision.VOID}
+    assert wire.decisions == {1: StopDecision.VOID}
     ranks[1].check()
     ranks[1].check()
     assert ranks[1].stopped_at is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.preemption.scheduler import SLURM_END, end_time, is_time
+from resilience_sdk.preemption.context import SLURM_END, end_time, is_time
 
 
 def test_slurm_tells_the_end_and_others_do_not(monkeypatch):

@@ -3,7 +3,7 @@
 import os
 import time
 
-from resilience_sdk.preemption.side import is_request
+from resilience_sdk.preemption.context import is_request
 
 
 def test_a_file_of_the_first_moment_asks_this_job_and_an_older_one_does_not(tmp_path):

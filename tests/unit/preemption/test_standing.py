@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.preemption.cloud_http import Notice
-from resilience_sdk.preemption.standing import Heeded, heeded_before, still_stands
+from resilience_sdk.preemption.cloud import CloudNotice, Heeded, heeded_before, still_stands
 
-NOTICE = Notice("azure reboot", "scheduled event Reboot f020", 1000.0)
+NOTICE = CloudNotice("azure reboot", "scheduled event Reboot f020", 1000.0)
 seconds = st.floats(0, 2000)
 
 
@@ -29,16 +28,18 @@ def test_an_obeyed_one_stands_again_when_a_save_just_fits() -> None:
 
 def test_one_that_came_late_or_without_an_end_stops_once() -> None:
     """Half a minute is less than a save needs; what has no end gave `preempt_time`, which is what a save needs."""
-    preempted = Notice("gcp preempted", "the machine is preempted", 135.0)  # seen anew: its end is not to be trusted
+    preempted = CloudNotice(
+        "gcp preempted", "the machine is preempted", 135.0
+    )  # seen anew: its end is not to be trusted
     assert not still_stands(preempted, [Heeded(100.0, 130.0)], 105.0, 60.0)
-    advice = Notice("aws rebalance", "rebalance recommendation", None)
+    advice = CloudNotice("aws rebalance", "rebalance recommendation", None)
     assert not still_stands(advice, [Heeded(100.0, 160.0)], 1e9, 60.0)
 
 
 @given(st.none() | seconds, st.floats(0.1, 600), st.lists(seconds, max_size=40))
 def test_one_notice_stops_a_job_at_most_twice(end: float | None, lead_s: float, looks: list[float]) -> None:
     """However often the job is started on the machine, and whenever it looks."""
-    notice = Notice("azure reboot", "x", end)
+    notice = CloudNotice("azure reboot", "x", end)
     obeyed: list[Heeded] = []
     for now in sorted(looks):
         if still_stands(notice, obeyed, now, lead_s):

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from resilience_sdk.preemption.signals import Handlers
-from resilience_sdk.rank_page import layout as at
+from resilience_sdk.recorder import page_layout as at
 
 NUMBER = signal.SIGUSR2
 
@@ -71,7 +71,22 @@ def test_a_signal_that_only_the_framework_s_user_names_is_taken_too(handlers):
     os.kill(os.getpid(), signal.SIGUSR1)
     assert handlers.heard == signal.SIGUSR1
     own = signal.getsignal(NUMBER)
-    handlers.give_back()
+    handlers.give_back(all_of_them=False)
     assert handlers.numbers == (NUMBER,)
     assert signal.getsignal(signal.SIGUSR1) == before
     assert signal.getsignal(NUMBER) == own != before
+
+
+def test_a_training_in_a_process_that_lives_on_leaves_no_handler_behind(handlers):
+    """Who listens again hears again; a handler that somebody has put over ours stays."""
+    before = signal.getsignal(NUMBER)
+    handlers.install()
+    assert handlers.are_in_place()
+    handlers.give_back(all_of_them=True)
+    assert not handlers.are_in_place()
+    assert signal.getsignal(NUMBER) == before
+    handlers.take_over({})
+    assert handlers.are_in_place()
+    signal.signal(NUMBER, signal.SIG_IGN)
+    handlers.give_back(all_of_them=True)
+    assert signal.getsignal(NUMBER) is signal.SIG_IGN

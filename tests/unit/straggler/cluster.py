@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 import struct
 
+from resilience_sdk.recorder.page_layout import WORK
 from resilience_sdk.straggler.aggregate import Aggregate
-from resilience_sdk.straggler.collector import Collector
-from resilience_sdk.straggler.pieces import NodePieces, decode
-from resilience_sdk.straggler.told import WORK
+from resilience_sdk.straggler.window_messages import Collector, NodePieces, decode
 
 STEP_S = 0.25
 
@@ -20,7 +19,7 @@ class Cluster:
         usual = {"fwd": ("compute", 1), "bwd": ("compute", 1), "comm_wait": ("comm", 1)}
         self.sections = usual if sections is None else sections
         self.collectors = [Collector(nodes) for _ in range(nodes)]
-        self.aggregate = Aggregate(nodes, relative_threshold=0.7, individual_threshold=0.7)
+        self.aggregate = Aggregate(nodes)
         self.ranks = {node: list(range(node * ranks, (node + 1) * ranks)) for node in range(nodes)}
         self.process = {rank: (rank, 0) for ranks in self.ranks.values() for rank in ranks}
         self.counts = {}
@@ -29,6 +28,7 @@ class Cluster:
         self.first_step = 0
         self.random = random.Random(seed)
         self.mute = set()
+        self.joint = set()
         self.roles = {}
         self.lengths = None
         self.has_beats = True
@@ -58,7 +58,7 @@ class Cluster:
             told = decode(NodePieces(0, node, f"n{node}", self.step, tuple(pieces), roles).to_text())
             assert told is not None
             self.aggregate.add(told)
-        self.changes += self.aggregate.judge(now)
+        self.changes += self.aggregate.judge()
 
     def pass_steps(self, collector, rank, steps):
         if rank in self.mute:
@@ -81,7 +81,7 @@ class Cluster:
             start = self.counts.get((rank, section), 0)
             self.counts[rank, section] = start + len(durations)
             if durations:
-                collector.add(rank, section, kind, 0, start, durations)
+                collector.add(rank, section, kind, 0, start, durations, is_joint=section in self.joint)
 
 
 def slow_rank(rank, section="bwd", since=0, until=10**9, seconds=0.05):

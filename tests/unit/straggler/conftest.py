@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from resilience_sdk import straggler
-from resilience_sdk.straggler.gpu_events import GpuClock
+from resilience_sdk.straggler.gpu import GpuClock
 
 from .attached import Net
 from .device import Device
@@ -36,4 +36,4 @@ def device():
 
 @pytest.fixture
 def clock(device):
-    return GpuClock(device.event, lambda: device.capturing)
+    return GpuClock(device)

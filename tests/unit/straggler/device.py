@@ -17,6 +17,9 @@ class Device:
     capturing: bool = False
     works_for: float = math.inf
 
+    def is_capturing(self):
+        return self.capturing
+
     def event(self):
         self.made += 1
         return DeviceEvent(self)
@@ -44,7 +47,14 @@ class DeviceEvent:
         return end.at_ms - self.at_ms
 
 
-def span(device, clock, took_ms, done, **options):
+class Found(list):
+    """Keeps the durations that a clock hands out."""
+
+    def sample(self, ns):
+        self.append(ns)
+
+
+def span(device, clock, took_ms, found, **options):
     begin = clock.mark()
     device.now_ms += took_ms
-    clock.measure(begin, clock.mark(), done, **options)
+    clock.measure(begin, clock.mark(), found, **options)

@@ -9,7 +9,7 @@ import pytest
 
 from resilience_sdk.straggler.aggregate import Aggregate
 from resilience_sdk.straggler.kernels import KernelTime, KernelWindow
-from resilience_sdk.straggler.pieces import NodePieces, Piece, decode
+from resilience_sdk.straggler.window_messages import NodePieces, Piece, decode
 
 from .cluster import STEP_S, Cluster, slow_rank
 
@@ -66,7 +66,7 @@ def test_ranks_that_never_report_or_begin_again_leave_the_rest_right():
     cluster.restart(3)
     cluster.run(60)
     assert {change.verdict.ranks for change in cluster.changes} == {(6,)}
-    report = cluster.aggregate.report()
+    report = cluster.aggregate.report(0.7, 0.7)
     assert set(report.section_relative["bwd"]) == {0, 2, 3, 4, 5, 6, 7}
     assert {(s.rule, s.rank, s.section) for s in report.stragglers} == {("section_relative", 6, "bwd")}
 
@@ -78,7 +78,7 @@ def test_ranks_of_another_role_are_not_compared():
     cluster.roles = {rank: f"stage-{rank // 4}" for rank in range(8)}
     cluster.run(80)
     assert {(v.ranks, v.role) for v in cluster.aggregate.verdicts} == {((7,), "stage-1")}
-    assert {s.rank for s in cluster.aggregate.report().stragglers} == {7}
+    assert {s.rank for s in cluster.aggregate.report(0.7, 0.7).stragglers} == {7}
 
 
 def test_a_job_without_sections_still_tells_that_all_became_slower():
@@ -193,13 +193,13 @@ def test_of_very_many_ranks_one_section_is_judged_at_a_time(monkeypatch):
 @pytest.mark.parametrize("often", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_none_counts_as_one_per_step(often):
     """What another node says is distrusted, and costs nobody the comparison."""
-    aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+    aggregate = Aggregate(1)
     rows = {rank: ",".join(["0.03" if rank == 2 else "0.01"] * 8) for rank in range(8)}
     changes = []
     for index in range(8):
         piece = Piece("fwd", "compute", index, 8 * index + 1, 8 * index + 8, often, 0.1, rows)
         aggregate.add(decode(NodePieces(0, 0, "n0", index, (piece,)).to_text()))
-        changes += aggregate.judge(10.0 * index)
+        changes += aggregate.judge()
     assert [(change.what, change.verdict.ranks) for change in changes] == [("found", (2,)), ("still", (2,))]
 
 
@@ -212,7 +212,7 @@ def test_a_window_of_kernels_counts_once():
         kernels = {rank: KernelWindow(window, (KernelTime("gemm", 8, median_s, 8 * median_s),)) for rank in range(4)}
         told = decode(NodePieces(0, 0, "n0", 1, (), {}, kernels).to_text())
         cluster.aggregate.add(told)
-        return cluster.aggregate.report()
+        return cluster.aggregate.report(0.7, 0.7)
 
     assert tell(1, 1e-3).gpu_individual == dict.fromkeys(range(4), 1.0)
     assert tell(1, 1e-3) is None
@@ -222,25 +222,25 @@ def test_a_window_of_kernels_counts_once():
 def test_a_report_is_over_what_came_since_the_last_one():
     """And None where nothing came."""
     cluster = Cluster()
-    assert cluster.aggregate.report() is None
+    assert cluster.aggregate.report(0.7, 0.7) is None
     cluster.run(40)
-    report = cluster.aggregate.report()
+    report = cluster.aggregate.report(0.7, 0.7)
     assert (report.ranks, report.first_step) == (4, 1)
     assert set(report.section_relative) == {"fwd", "bwd"}  # waiting and the step itself score nobody
-    assert cluster.aggregate.report() is None
+    assert cluster.aggregate.report(0.7, 0.7) is None
 
 
 def test_a_report_goes_as_far_as_any_section_in_it():
     """The window of a rarer section, which ended before, comes last."""
-    aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+    aggregate = Aggregate(1)
     for index in range(4):
         tell(aggregate, float(index), piece("fwd", index))
     tell(aggregate, 5.0, attrs.evolve(piece("save", 0, often=0.5), first_step=3, last_step=18))
-    assert (aggregate.report().first_step, aggregate.report()) == (1, None)
+    assert (aggregate.report(0.7, 0.7).first_step, aggregate.report(0.7, 0.7)) == (1, None)
     for index in range(4, 6):
         tell(aggregate, float(index), piece("fwd", index))
     tell(aggregate, 7.0, attrs.evolve(piece("save", 1, often=0.5), first_step=19, last_step=34))
-    assert aggregate.report().last_step == 48
+    assert aggregate.report(0.7, 0.7).last_step == 48
 
 
 def test_what_a_step_would_not_notice_is_not_listed():
@@ -251,9 +251,9 @@ def test_what_a_step_would_not_notice_is_not_listed():
 
     cluster = Cluster(sections={"fwd": ("compute", 1), "micro": ("compute", 4)}, slow=slow)
     cluster.run(64)
-    cluster.aggregate.report()
+    cluster.aggregate.report(0.7, 0.7)
     cluster.run(64)
-    report = cluster.aggregate.report()
+    report = cluster.aggregate.report(0.7, 0.7)
     assert report.section_relative["fwd"][1] < 0.7
     assert report.section_individual["fwd"][1] < 0.7
     listed = {(s.rule, s.rank, s.section) for s in report.stragglers}
@@ -270,7 +270,7 @@ def piece(name, index, slow=None, often=1.0, step_s=0.15, by=1.08):
 def tell(aggregate, now_s, *pieces):
     """Judge a message of one node."""
     aggregate.add(decode(NodePieces(0, 0, "n0", int(now_s * 10), pieces).to_text()))
-    return aggregate.judge(now_s)
+    return aggregate.judge()
 
 
 @pytest.mark.parametrize("behind", [0, 12])
@@ -278,7 +278,7 @@ def test_it_began_where_it_did_however_the_windows_of_other_sections_come(behind
     """With steps of seconds each section's window comes by itself; one that began late has numbers of its own."""
     since = {}
     for others in ((), ("fwd", "optim")):
-        aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+        aggregate = Aggregate(1)
         changes = []
         for index in range(behind, 28):
             first = 8 * index + 1
@@ -287,14 +287,13 @@ def test_it_began_where_it_did_however_the_windows_of_other_sections_come(behind
             for at, name in enumerate(others, 1):
                 late = attrs.evolve(piece(name, index - behind), first_step=first, last_step=first + 7)
                 changes += tell(aggregate, 40.0 * index + 10.0 * at, late)
-            changes += aggregate.judge(40.0 * index + 30.0)
         since[others] = changes[0].verdict.since_step
     assert since[()] == since["fwd", "optim"] <= 161
 
 
 def test_it_began_where_it_did_when_a_section_is_passed_more_often_from_then_on():
     """The number of micro-batches changes while a verdict stands."""
-    aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+    aggregate = Aggregate(1)
     for index in range(12):
         tell(aggregate, float(index), piece("bwd", index, slow=3))
     for index in range(12, 16):
@@ -330,7 +329,7 @@ def test_without_heartbeats_what_is_said_about_a_section_ends_too():
 
 def test_a_loop_that_has_become_too_fast_to_be_judged_leaves_no_verdict_behind():
     """Steps of 8 ms because of a slow rank, of 4 ms without it."""
-    aggregate = Aggregate(1, relative_threshold=0.7, individual_threshold=0.7)
+    aggregate = Aggregate(1)
     changes = []
     for index in range(16):
         slow, step_s = (3, 0.008) if index < 6 else (None, 0.004)

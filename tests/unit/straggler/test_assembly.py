@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.straggler.assembly import PATIENCE, Assembly
+from resilience_sdk.straggler.window_messages import PATIENCE, Assembly
 
 FWD = ("fwd", "compute")
 

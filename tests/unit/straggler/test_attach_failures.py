@@ -7,7 +7,8 @@ import types
 import pytest
 import torch
 
-from resilience_sdk import faults, heartbeat, lanes, straggler
+from resilience_sdk import faults, heartbeat, straggler
+from resilience_sdk.recorder import lookup
 
 from .attached import ALL, batch, counts, train_step
 
@@ -63,8 +64,8 @@ def test_a_hook_that_fails_ends_the_timing_and_nothing_else(recording, attached,
     def broken():
         raise OSError("no page")
 
-    lanes.set_starter(broken)
-    lanes.forget()
+    lookup.set_starter(broken)
+    lookup.forget()
     for _ in range(3):
         train_step(net, optimizer)
     assert capfd.readouterr().err.splitlines() == [
@@ -85,7 +86,7 @@ def test_a_hook_that_fails_leaves_nothing_open(recording, attached, net, capfd):
 
 def test_switched_off_it_does_nothing(recording, attached, net, optimizer):
     """With the SDK disabled the hooks find no section."""
-    lanes.disable()
+    lookup.disable()
     train_step(net, optimizer)
     assert counts(recording) == {}
 
@@ -103,18 +104,12 @@ def test_a_fault_may_slow_the_backward_down(recording, net, optimizer, monkeypat
     assert took["fwd"] <= all_s - 0.2
 
 
-def test_without_engine_callbacks_the_last_gradient_ends_the_backward(recording, net, optimizer, monkeypatch):
-    """The fallback: one hook on the parameter whose gradient comes last, found out in the first backward."""
+def test_without_engine_callbacks_the_backward_is_not_timed(recording, net, optimizer, monkeypatch):
+    """Nobody can tell where it ends; it is never open, and the rest is timed."""
     without_callbacks = types.SimpleNamespace(run_backward=torch.autograd.Variable._execution_engine.run_backward)
     monkeypatch.setattr(torch.autograd.Variable, "_execution_engine", without_callbacks)
-    net.backward_s = 0.1
     handle = straggler.attach(net, optimizer)
-    _, *steps_s = [train_step(net, optimizer) for _ in range(3)]
-    found = recording.harvest()
-    assert {name: len(samples) for name, samples in found.items()} == {"fwd": 3, "bwd": 2, "optim": 3}
-    assert all(0.1 <= took / 1e9 <= step_s for took, step_s in zip(found["bwd"], steps_s, strict=True))
-    assert recording.stack() == []
-    hooked = [p for p in net.parameters() if p._post_accumulate_grad_hooks]
-    assert hooked == [net.layers[0].weight] or hooked == [net.layers[0].bias]
+    train_step(net, optimizer)
     handle.detach()
-    assert not any(p._post_accumulate_grad_hooks for p in net.parameters())
+    assert counts(recording) == {"fwd": 1, "optim": 1}
+    assert recording.stack() == []

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from resilience_sdk import straggler
-from resilience_sdk.straggler.hooks import CompiledCall
+from resilience_sdk.straggler.passes import CompiledCall
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.straggler.change_point import LEAST_NOISE, find_rise, noise_of, trimmed_mean
+from resilience_sdk.straggler.regression import LEAST_NOISE, find_rise, noise_of, trimmed_mean
 
 
 def noisy(level: float, count: int, random_: random.Random, deviation: float = 0.01) -> list[float]:
@@ -21,7 +21,7 @@ def test_a_rise_of_five_deviations_is_found_where_it_is():
     source = random.Random(1)
     rise = find_rise(noisy(1.0, 30, source) + noisy(1.05, 10, source))
     assert rise is not None
-    assert abs(rise.index - 30) <= 1
+    assert abs(rise.length - 10) <= 1
     assert rise.rise == pytest.approx(0.05, abs=0.01)
     assert rise.z > 8
 
@@ -83,7 +83,7 @@ def test_the_noise_is_that_of_the_normal_distribution_it_comes_from():
 def test_what_the_level_is_does_not_matter(values: list[float], offset: float):
     """Durations in other units have another logarithm, and the same changes."""
     a, b = find_rise(values), find_rise([value + offset for value in values])
-    if a is not None and b is not None and a.index == b.index:
+    if a is not None and b is not None and a.length == b.length:
         assert b.rise == pytest.approx(a.rise, abs=1e-6)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resilience_sdk.straggler.collector import Collector
+from resilience_sdk.straggler.window_messages import Collector
 
 MS = 1_000_000
 

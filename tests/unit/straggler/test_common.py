@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.straggler.common import Common, level_of, steps_of, work_of
-from resilience_sdk.straggler.rules import Rules
+from resilience_sdk.straggler.regression import Common, level_of, steps_of, work_of
+from resilience_sdk.straggler.verdicts import Rules
 
 Z = Rules().regression_z
 
@@ -55,14 +55,13 @@ def test_eight_percent_are_seen_among_lengths_that_vary_fourfold():
     [
         lambda work, window: [math.nan] * 8,
         lambda work, window: [0.0] * 8,
-        lambda work, window: [None] * 8,
         lambda work, window: [5.0] * 8,
         lambda work, window: work[1:] + work[:1],  # those of another step
         lambda work, window: [window + 1.0] * 8,
         lambda work, window: work if window % 2 else None,
-        lambda work, window: [a if at < 3 else None for at, a in enumerate(work)],
+        lambda work, window: [a if at < 3 else math.nan for at, a in enumerate(work)],
     ],
-    ids=["NaN", "zero", "missing", "constant", "shifted", "a counter", "now and then", "of few steps"],
+    ids=["NaN", "zero", "constant", "shifted", "a counter", "now and then", "of few steps"],
 )
 def test_what_tells_nothing_raises_no_alarm(told):
     """In a healthy run of any lengths."""
@@ -91,16 +90,6 @@ def test_longer_sequences_are_no_regression(spread):
     assert 45 < later[0] < 56
 
 
-def test_after_a_regression_has_ended_everything_begins_anew():
-    """Nothing is known of what was before."""
-    common = Common()
-    for _ in range(20):
-        common.add(0.0, [(0.0, 0.0)] * 8)
-    common.restart()
-    assert common.windows == 0
-    assert math.isnan(common.newest)
-
-
 @given(unit=st.floats(1e-3, 1e6), constant=st.floats(1e-3, 1e6), seed=st.integers(0, 100))
 @settings(max_examples=20, deadline=None)
 def test_the_unit_does_not_matter_and_a_constant_changes_nothing(unit, constant, seed):
@@ -116,7 +105,7 @@ def test_the_unit_does_not_matter_and_a_constant_changes_nothing(unit, constant,
         alike.add(level, points_in(rows, {0: [constant] * 8}, 5))
         untold.add(level)
     assert scaled.newest == pytest.approx(plain.newest, abs=1e-6)
-    assert (alike.newest, alike.windows) == (untold.newest, untold.windows)
+    assert (alike.newest, alike.rise()) == (untold.newest, untold.rise())
 
 
 def test_ranks_of_different_amounts_are_taken_by_their_middle_and_few_by_the_fastest():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.straggler.cutting import RankCutter, first_pass
+from resilience_sdk.straggler.windowing import RankCutter, first_pass
 
 FWD = ("fwd", "compute")
 

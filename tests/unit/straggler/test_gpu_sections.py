@@ -10,26 +10,30 @@ import torch
 from torch import nn
 
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.rank_page.layout import DEVICE_KINDS
-from resilience_sdk.straggler import gpu_sections, section
-from resilience_sdk.straggler.autograd import Engine
-from resilience_sdk.straggler.gpu_events import gpu_clock
-from resilience_sdk.straggler.hooks import Guard
-from resilience_sdk.straggler.passes import Passes
-from resilience_sdk.straggler.timers import Timer
-from resilience_sdk.straggler.waits import Waited
-from resilience_sdk.straggler.window import COMPARED, WAITING
+from resilience_sdk.recorder.page_layout import DEVICE_KINDS
+from resilience_sdk.straggler import section, sections
+from resilience_sdk.straggler.gpu import gpu_clock
+from resilience_sdk.straggler.model_hooks import Guard, Waited
+from resilience_sdk.straggler.passes import Engine, ModelPasses, SectionTimer
+from resilience_sdk.straggler.windowing import COMPARED, WAITING
 
 
 @pytest.fixture
 def in_use(monkeypatch, clock):
     """This thread's sections find a GPU in use."""
-    monkeypatch.setattr(gpu_sections, "_clocks", gpu_sections._Clocks())
-    gpu_sections._clocks.clock, gpu_sections._clocks.pid = clock, os.getpid()
+    monkeypatch.setattr(sections, "_clocks", sections._Clocks())
+    sections._clocks.clock, sections._clocks.pid = clock, os.getpid()
+
+
+class OnDevice:
+    """The device of a model, whose clock is known."""
+
+    def __init__(self, clock):
+        self.find_clock = lambda: clock
 
 
 def rows(recording):
-    return {(name, kind): len(samples) for name, kind, _, samples in recording.reader.harvest()}
+    return {(name, kind): len(samples) for name, kind, *_, samples, _ in recording.reader.passes()}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,7 @@ def test_waiting_on_the_device_is_waiting(recording, device, in_use, kind, on_de
         with section("mine", kind=kind, gpu=True):
             device.now_ms += 2
         device.done_ms = device.now_ms
-    found = {found for name, found, _, _ in recording.reader.harvest() if found != kind}
+    found = {found for name, found, *_ in recording.reader.passes() if found != kind}
     assert found == ({on_device} if on_device else set())
     assert set(DEVICE_KINDS.values()) <= set(COMPARED + WAITING)
     assert (on_device in WAITING) == (kind == "comm")
@@ -50,17 +54,17 @@ def test_waiting_on_the_device_is_waiting(recording, device, in_use, kind, on_de
 
 def test_a_section_has_its_gpu_time_beside_its_wall_time(recording, device, clock):
     """The same name, of kind `gpu`; never open, and given when it is known."""
-    timer = Timer("fwd", "compute")
+    timer = SectionTimer("fwd", "compute")
     timer.find(clock)
-    timer.begin(clock)
+    timer.begin()
     assert recording.stack() == ["fwd"]
     device.now_ms += 60_000  # longer than any pause of this process
-    timer.end(clock, Waited())
-    timer.begin(clock)
-    timer.drop(clock)
+    timer.end(Waited())
+    timer.begin()
+    timer.drop()
     device.done_ms = device.now_ms
     clock.harvest()
-    found = {(name, kind): samples for name, kind, _, samples in recording.reader.harvest()}
+    found = {(name, kind): samples for name, kind, *_, samples, _ in recording.reader.passes()}
     assert found["fwd", "gpu"] == [60_000_000_000]
     assert len(found["fwd", "compute"]) == 1
     assert found["fwd", "compute"][0] < 60_000_000_000
@@ -70,7 +74,7 @@ def test_a_section_has_its_gpu_time_beside_its_wall_time(recording, device, cloc
 
 def test_the_passes_of_a_model_are_timed_on_the_device(recording, device, clock):
     """A whole step: work without the waits in it, and the waits together with the one at the end."""
-    passes = Passes("", lambda: clock, Engine(), Guard(pytest.fail))
+    passes = ModelPasses("", OnDevice(clock), Engine(), Guard(pytest.fail))
     weight = torch.ones(3, requires_grad=True)
 
     def wait(milliseconds):
@@ -97,9 +101,11 @@ def test_the_passes_of_a_model_are_timed_on_the_device(recording, device, clock)
     device.done_ms = device.now_ms
     with torch.no_grad():
         passes.forward_begins()  # not timed, so it takes nothing either
-    assert recording.reader.harvest()
+    assert recording.reader.passes()
     passes.forward_begins()
-    found = {(name, kind): samples for name, kind, _, samples in recording.reader.harvest() if kind.startswith("gpu")}
+    found = {
+        (name, kind): samples for name, kind, *_, samples, _ in recording.reader.passes() if kind.startswith("gpu")
+    }
     milliseconds = {key: [sample / 1e6 for sample in samples] for key, samples in found.items()}
     assert milliseconds == {
         ("fwd", "gpu"): [3, 3],
@@ -128,7 +134,7 @@ def test_a_section_of_the_users_has_gpu_time_where_that_is_asked_for(recording, 
     device.done_ms = device.now_ms
     with section("last", gpu=True):
         pass
-    found = {(name, kind): samples for name, kind, _, samples in recording.reader.harvest()}
+    found = {(name, kind): samples for name, kind, *_, samples, _ in recording.reader.passes()}
     assert found["fwd", "gpu"] == [4_000_000, 7_000_000]
     assert found["bwd", "gpu"] == [2_000_000]
     assert len(found["fwd", "compute"]) == 3

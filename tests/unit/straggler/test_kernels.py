@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
@@ -64,7 +63,6 @@ def test_long_names_that_begin_alike_stay_different():
     first, again = summarize(durations, 1), summarize(durations, 2)
     assert len({kernel.name for kernel in first.kernels}) == 2
     assert first.kernels == again.kernels
-    assert KernelWindow.from_json(json.loads(json.dumps(first.to_json()))) == first
 
 
 @given(durations=DURATIONS, window=st.integers(1, 100))
@@ -85,6 +83,7 @@ def test_a_window_survives_the_file(durations, window, tmp_path_factory):
         '{"window": true, "kernels": []}',
         '{"window": 1, "kernels": 3}',
         '{"window": 1}',
+        '{"window": 1, "kernels": [["gemm", 1, 0.5, 0.5]]}',
         "[" * 100_000,
     ],
 )
@@ -94,15 +93,6 @@ def test_a_file_that_is_none_is_no_window(tmp_path, text):
     path.write_text(text)
     path.chmod(0o600)
     assert read(path) is None
-
-
-def test_a_kernel_that_is_none_is_left_out(tmp_path):
-    """The others of the window count."""
-    path = tmp_path / "a0-r0-1.kernels.json"
-    rows = [["good", 1, 0.5, 0.5], ["few", 1], [3, 1, 1, 1], ["n", 0, 1, 1], ["n", 1, -1, 1], ["n", 1, 1, 1e99], "x"]
-    path.write_text(json.dumps({"window": 1, "kernels": rows}))
-    path.chmod(0o600)
-    assert read(path) == KernelWindow(1, (KernelTime("good", 1, 0.5, 0.5),))
 
 
 def test_a_file_that_others_can_write_is_not_read(tmp_path):
@@ -139,47 +129,48 @@ def test_the_profilers_events_are_read():
     assert durations_of(profile.events(), "CUDA") == {}
 
 
-def sampler(windows, every_s=0.001):
-    made = KernelSampler(every_s, windows.append, device="CPU")
-    while True:  # until the first window is due
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a0-r0-1.kernels.json"
+
+
+def sampler(path, every_s=0.001):
+    made = KernelSampler(every_s, path, device="CPU")
+    while made._profile is None:  # until the first window is due
         work()
         made.step_ends()
-        if made._profile is not None:
-            return made
+    return made
 
 
-def test_one_step_is_sampled_when_it_is_time():
+def test_one_step_is_sampled_when_it_is_time(path):
     """A window holds the kernels of the step between two calls, and is read on another thread."""
-    windows = []
-    made = sampler(windows)
+    made = sampler(path)
     work()
     made.step_ends()
     made.join(30)
-    (window,) = windows
+    window = read(path)
     counts = {kernel.name: kernel.count for kernel in window.kernels}
     assert counts["aten::mm"] == 3
     assert window.window == 1
     assert not torch._C._autograd._profiler_enabled()
 
 
-def test_a_profiler_of_the_users_has_precedence():
+def test_a_profiler_of_the_users_has_precedence(path):
     """While one runs, no window is begun."""
-    windows = []
-    made = KernelSampler(1e-9, windows.append, device="CPU")
+    made = KernelSampler(1e-9, path, device="CPU")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for _ in range(5):
             work()
             made.step_ends()
     made.join(30)
-    assert windows == []
+    assert read(path) is None
     assert len(durations_of(profile.events(), "CPU")["aten::mm"]) == 15
 
 
-def test_a_window_that_is_open_can_be_ended():
+def test_a_window_that_is_open_can_be_ended(path):
     """As `detach` does in the middle of a step."""
-    windows = []
-    made = sampler(windows)
+    made = sampler(path)
     made.stop()
     made.join(30)
     made.stop()
-    assert len(windows) == 1
+    assert read(path).window == 1

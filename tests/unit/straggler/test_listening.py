@@ -11,17 +11,17 @@ import time
 import pytest
 
 from resilience_sdk.straggler import published
-from resilience_sdk.straggler.listening import Listening
-from resilience_sdk.straggler.published import Numbered, Standing, write_report, write_standing
+from resilience_sdk.straggler.callbacks import Listening
+from resilience_sdk.straggler.published import StandingVerdicts, write_report, write_standing
 from resilience_sdk.straggler.reports import Report
-from resilience_sdk.straggler.verdicts import Verdict
+from resilience_sdk.straggler.verdicts import Change, SlowVerdict
 
-VERDICT = Verdict("transient", "bwd", "compute", "", (2,), ("n0",), False, 17, 32, ratio=2.0)
+VERDICT = SlowVerdict("transient", "bwd", "compute", "", (2,), ("n0",), False, 17, 32, ratio=2.0)
 
 
 def publish(run_dir, newest):
     write_standing(
-        run_dir, Standing(0, 1.0, changes=tuple(Numbered(n, "found", VERDICT) for n in range(1, newest + 1)))
+        run_dir, StandingVerdicts(0, 1.0, changes=tuple(Change("found", VERDICT, n) for n in range(1, newest + 1)))
     )
 
 
@@ -56,7 +56,7 @@ def test_a_listener_that_takes_its_time_holds_nobody_up(tmp_path, listening):
 
 def test_what_comes_while_a_listener_is_busy_is_told_afterwards(tmp_path, listening, monkeypatch):
     """Each change once, in order."""
-    monkeypatch.setattr("resilience_sdk.straggler.listening._PERIOD_S", 0.01)
+    monkeypatch.setattr("resilience_sdk.straggler.callbacks._PERIOD_S", 0.01)
     entered, may_go_on, heard, all_heard = threading.Event(), threading.Event(), [], threading.Event()
 
     def slow(change):
@@ -77,7 +77,7 @@ def test_what_comes_while_a_listener_is_busy_is_told_afterwards(tmp_path, listen
 
 def test_a_listener_that_leaves_the_process_is_left_out(tmp_path, listening, monkeypatch, capfd):
     """`sys.exit()`, or `preemption.exit()`: it ended our thread without a word. The others are told."""
-    monkeypatch.setattr("resilience_sdk.straggler.listening._PERIOD_S", 0.01)
+    monkeypatch.setattr("resilience_sdk.straggler.callbacks._PERIOD_S", 0.01)
     told = threading.Event()
     listening.add_listener(lambda change: sys.exit(75))
     listening.add_listener(lambda change: told.set())

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from resilience_sdk.straggler.rules import Rules
-from resilience_sdk.straggler.window import WINDOW_STEPS, SectionWindow
+from resilience_sdk.straggler.verdicts import Rules
+from resilience_sdk.straggler.windowing import WINDOW_STEPS, SectionWindow
 
 from .windows import Fleet
 

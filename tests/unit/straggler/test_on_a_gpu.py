@@ -10,7 +10,7 @@ from torch import nn
 
 from resilience_sdk import straggler
 from resilience_sdk.straggler import section
-from resilience_sdk.straggler.kernels import KernelSampler
+from resilience_sdk.straggler.kernels import SUFFIX, KernelSampler, read
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,7 +35,7 @@ def test_the_sections_of_a_model_on_a_gpu(recording):
         with section("mine", gpu=True):
             data @ data.T
         torch.cuda.synchronize()
-    found = {(name, kind): samples for name, kind, _, samples in recording.reader.harvest()}
+    found = {(name, kind): samples for name, kind, *_, samples, _ in recording.reader.passes()}
     assert len(found["mine", "gpu"]) == 1
     for name in ("fwd", "bwd", "optim"):
         assert len(found[name, "gpu"]) == 20
@@ -65,12 +65,12 @@ def test_a_forked_child_does_not_touch_the_device(recording, capfd):
 
 def test_the_kernels_of_a_step_on_a_gpu(recording):
     """A sampled window names the kernels of the step, and none that communicates."""
-    windows = []
-    sampler = KernelSampler(0.001, windows.append)
+    path = recording.page.path.with_suffix(SUFFIX)
+    sampler = KernelSampler(0.001, path)
     data = torch.randn(512, 512, device="cuda")
-    while not windows:
+    while (window := read(path)) is None:
         data = (data @ data).relu() / 512
         sampler.step_ends()
         sampler.join(30)
-    assert all(kernel.median_s > 0 for kernel in windows[0].kernels)
-    assert any("gemm" in kernel.name.lower() for kernel in windows[0].kernels)
+    assert all(kernel.median_s > 0 for kernel in window.kernels)
+    assert any("gemm" in kernel.name.lower() for kernel in window.kernels)

@@ -11,7 +11,7 @@ import pytest
 
 from resilience_sdk.errors import ConfigError, MissingExtraError
 from resilience_sdk.straggler import log_to
-from resilience_sdk.straggler.plots import plot_to
+from resilience_sdk.straggler.callbacks import plot_to
 from resilience_sdk.straggler.reports import Report
 
 REPORTS = [

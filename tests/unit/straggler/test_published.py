@@ -9,21 +9,25 @@ from pathlib import Path
 import attrs
 import pytest
 
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.settings import Settings
 from resilience_sdk.straggler import published
-from resilience_sdk.straggler.control import Control, ControlFile, changed
-from resilience_sdk.straggler.listening import Listening
-from resilience_sdk.straggler.published import Numbered, Standing, write_report, write_standing
+from resilience_sdk.straggler.callbacks import Listening
+from resilience_sdk.straggler.published import (
+    ControlFile,
+    StandingVerdicts,
+    write_report,
+    write_standing,
+)
 from resilience_sdk.straggler.reports import Report
-from resilience_sdk.straggler.verdicts import Verdict
+from resilience_sdk.straggler.verdicts import Change, SlowVerdict
 
-VERDICT = Verdict("transient", "bwd", "compute", "", (2,), ("n0",), False, 17, 32, ratio=2.0)
+VERDICT = SlowVerdict("transient", "bwd", "compute", "", (2,), ("n0",), False, 17, 32, ratio=2.0)
 
 
-def standing(*numbers: int, attempt: int = 0, at: float = 1.0) -> Standing:
-    changes = tuple(Numbered(n, "found", attrs.evolve(VERDICT, last_step=n)) for n in numbers)
-    return Standing(attempt, at, verdicts=(VERDICT,), changes=changes)
+def standing(*numbers: int, attempt: int = 0, at: float = 1.0) -> StandingVerdicts:
+    changes = tuple(Change("found", attrs.evolve(VERDICT, last_step=n), n) for n in numbers)
+    return StandingVerdicts(attempt, at, verdicts=(VERDICT,), changes=changes)
 
 
 def settings_file(run_dir: Path) -> Path:
@@ -46,7 +50,6 @@ def test_what_is_published_is_read_back(tmp_path):
     assert published.read_standing(tmp_path) == standing(1, 2)
     assert published.read_report(tmp_path).verdicts == (VERDICT,)
     assert (tmp_path / "stragglers").stat().st_mode & 0o777 == 0o700
-    assert [n.number for n in standing(1, 2, 3).after(1)] == [2, 3]
 
 
 def test_only_files_that_nobody_else_can_write_count(tmp_path):
@@ -56,11 +59,11 @@ def test_only_files_that_nobody_else_can_write_count(tmp_path):
     path.chmod(0o620)
     file = ControlFile(tmp_path, Settings())
     assert "others can write it" in file.look()
-    assert file.now == Control.of(Settings())
+    assert file.now == Settings()
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     assert file.look() is None
-    assert file.now == Control.of(Settings())
+    assert file.now == Settings()
 
 
 def test_settings_change_while_the_job_runs_and_go_back(tmp_path):
@@ -91,7 +94,7 @@ def test_settings_change_while_the_job_runs_and_go_back(tmp_path):
 def test_a_bad_file_is_one_line_and_changes_nothing(tmp_path, text, message):
     """It names what is wrong; what held before goes on."""
     with pytest.raises(ConfigError, match=r"f\.json"):
-        changed(Control.of(Settings()), text, "f.json")
+        published.values_of(text, "f.json")
     path, file = settings_file(tmp_path), ControlFile(tmp_path, Settings())
     replace(path, '{"scores_to_print": 1}')
     file.look()

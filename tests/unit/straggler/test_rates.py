@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.straggler.rates import Rate, passes_per_step
+from resilience_sdk.straggler.windowing import PassRate, passes_per_step
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_how_often_a_section_is_passed_in_a_step(passes, steps, often):
 @given(st.integers(0, 100_000), st.integers(0, 100_000), st.sampled_from([1, 2, 4, 8]), st.integers(1, 20))
 def test_what_was_counted_before_says_nothing(passes, steps, often, every):
     """Whatever the counts are when a section begins, and however often somebody looks."""
-    rate = Rate((passes, steps))
+    rate = PassRate(passes, steps)
     for step in range(every, 200, every):
         rate.note(passes + often * step, steps + step)
     assert rate.often == often
@@ -40,7 +40,7 @@ def test_what_was_counted_before_says_nothing(passes, steps, often, every):
 
 def test_more_micro_batches_from_now_on_show_within_a_few_measurements():
     """1 per step for 8,000 steps, then 4; and one pause, in which only the steps go on, moves nothing."""
-    rate = Rate((0, 0))
+    rate = PassRate(0, 0)
     for step in range(2, 8000, 2):
         rate.note(step, step)
     passes = step
@@ -55,7 +55,7 @@ def test_more_micro_batches_from_now_on_show_within_a_few_measurements():
 
 def test_another_heartbeat_counts_from_its_own_beginning():
     """Counts that fall are another's."""
-    rate = Rate((0, 5000))
+    rate = PassRate(0, 5000)
     rate.note(40, 5400)
     rate.note(48, 8)
     rate.note(96, 56)

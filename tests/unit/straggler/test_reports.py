@@ -5,30 +5,28 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from resilience_sdk.straggler.reports import Report, ReportMaker
-from resilience_sdk.straggler.scores import Medians
-from resilience_sdk.straggler.verdicts import Verdict
-from resilience_sdk.straggler.window import Place
+from resilience_sdk.straggler.reports import Medians, Report, ReportMaker
+from resilience_sdk.straggler.verdicts import SlowVerdict
+from resilience_sdk.straggler.windowing import RankPlace
 
 from .test_scores import kernels
 
-VERDICT = Verdict(
+VERDICT = SlowVerdict(
     kind="persistent", section="bwd", section_kind="compute", role="", ranks=(2,), nodes=("n1",), whole_node=False,
     since_step=40, last_step=87, ratio=1.1, excess_s=0.01, share=0.05, z=9.5, windows=6, confidence=0.8,
     waits_least=True,
 )  # fmt: skip
 
 
-def maker(ranks: int, **options) -> ReportMaker:
-    return ReportMaker({rank: Place(f"node-{rank // 8:03}") for rank in range(ranks)}, **options)
+def maker(ranks: int) -> ReportMaker:
+    return ReportMaker({rank: RankPlace(f"node-{rank // 8:03}") for rank in range(ranks)})
 
 
 def test_the_printed_form_is_that_of_nemo():
     """Worst and best five of 512, ties broken as there, then the time that it took."""
     slower = {76: 0.106, 13: 0.1055, 45: 0.105, 433: 0.104, 308: 0.103}
     of_ranks = {rank: kernels(gemm=slower.get(rank, 0.1 + 1e-6 * rank)) for rank in range(512)}
-    ticks = iter([10.0, 10.042])
-    report = maker(512, clock=lambda: next(ticks)).make(Medians({}, of_ranks))
+    report = attrs.evolve(maker(512).make(Medians({}, of_ranks)), processing_s=0.042)
     assert report.text() == (
         "GPU relative performance:\n"
         " Worst performing 5/512 ranks:\n"
@@ -132,22 +130,24 @@ def test_a_score_is_never_shown_as_nothing():
 
 def test_stragglers_are_those_below_the_thresholds_by_each_rule():
     """The threshold itself is no straggler's score; individual and relative have their own."""
-    reports = maker(3, relative_threshold=0.5, individual_threshold=0.9)
+    reports, thresholds = maker(3), {"relative_threshold": 0.5, "individual_threshold": 0.9}
     reports.make(Medians({"fwd": {0: 1.0, 1: 2.0, 2: 2.0}}, {0: kernels(a=1.0), 1: kernels(a=1.0)}))
-    report = reports.make(Medians({"fwd": {0: 1.0, 1: 2.0, 2: 2.5}}, {0: kernels(a=1.0), 1: kernels(a=4.0)}))
+    report = reports.make(
+        Medians({"fwd": {0: 1.0, 1: 2.0, 2: 2.5}}, {0: kernels(a=1.0), 1: kernels(a=4.0)}), **thresholds
+    )
     assert [(s.rule, s.rank, s.section) for s in report.stragglers] == [
         ("gpu_relative", 1, None),
         ("gpu_individual", 1, None),
         ("section_relative", 2, "fwd"),
         ("section_individual", 2, "fwd"),
     ]
-    reports.relative_threshold = 0.1
-    assert not any(s.rule.endswith("relative") for s in reports.make(Medians({"fwd": {0: 1.0, 1: 5.0}})).stragglers)
+    lower = reports.make(Medians({"fwd": {0: 1.0, 1: 5.0}}), relative_threshold=0.1)
+    assert not any(s.rule.endswith("relative") for s in lower.stragglers)
 
 
 def test_ranks_of_different_roles_are_not_compared():
     """The last stage of a pipeline has more to do, and that is nobody's fault."""
-    reports = ReportMaker({rank: Place("n", "last" if rank > 1 else "first") for rank in range(4)})
+    reports = ReportMaker({rank: RankPlace("n", "last" if rank > 1 else "first") for rank in range(4)})
     medians = {0: 1.0, 1: 1.0, 2: 3.0, 3: 3.0}
     report = reports.make(Medians({"fwd": medians}, {rank: kernels(a=value) for rank, value in medians.items()}))
     assert report.section_relative == {"fwd": dict.fromkeys(range(4), 1.0)}
@@ -190,6 +190,12 @@ def test_the_summary_has_what_is_plotted():
     summary = maker(3).make(Medians({"fwd": {0: 1.0, 1: 2.0, 2: 4.0}})).summary()
     assert summary == pytest.approx(
         {
+            "overall_relative_perf/min": 0.25,
+            "overall_relative_perf/median": 0.5,
+            "overall_relative_perf/max": 1.0,
+            "overall_individual_perf/min": 1.0,
+            "overall_individual_perf/median": 1.0,
+            "overall_individual_perf/max": 1.0,
             "section_relative_perf/fwd/min": 0.25,
             "section_relative_perf/fwd/median": 0.5,
             "section_relative_perf/fwd/max": 1.0,

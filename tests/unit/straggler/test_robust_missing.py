@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from resilience_sdk.straggler.window import Place, SectionWindow
+from resilience_sdk.straggler.windowing import RankPlace, SectionWindow
 
 from .windows import Fleet, slow, what
 
@@ -17,19 +19,19 @@ def test_a_rank_that_never_reports_and_one_that_stops_leave_the_rest_right():
         del durations[2]
         if window > 9:
             del durations[7]
-        durations[4][window % 8] = None
-        durations[6] = durations[6][:6]
+        durations[4][window % 8] = math.nan
+        durations[6][6:] = [math.nan] * 2
         fleet.show(SectionWindow("fwd", "compute", durations), SectionWindow("eval", "compute", {0: [0.001] * 8}))
     assert {change.verdict.ranks for change in fleet.changes} == {(5,)}
 
 
-def test_garbage_among_the_durations_is_missing():
-    """Negative, infinite, nothing at all."""
+def test_durations_may_be_missing():
+    """Single ones, all of a rank, and nothing but zeros."""
     fleet = Fleet(8)
     for _ in range(10):
         durations = fleet.durations(slow(5, by=1.3))
-        durations[0] = [-1.0, float("nan"), float("inf"), None, None, None, 0.01, 0.01]
-        durations[1] = []
+        durations[0] = [math.nan] * 6 + [0.01] * 2
+        durations[1] = [math.nan] * 8
         durations[2] = [0.0] * 8
         fleet.show(SectionWindow("fwd", "compute", durations), SectionWindow("none", "compute", {}))
     assert {change.verdict.ranks for change in fleet.changes} == {(5,)}
@@ -79,7 +81,7 @@ def test_a_rank_that_moves_begins_anew():
     """Its history on the old node says nothing."""
     fleet = Fleet(8)
     fleet.run(1, slow(5, by=2.0))
-    fleet.judge.place(5, Place("elsewhere"))
+    fleet.judge.place(5, RankPlace("elsewhere"))
     assert fleet.run(1, slow(5, by=2.0)) == []
     assert what(fleet.run(1, slow(5, by=2.0))) == [("found", "transient", (5,))]
     assert fleet.judge.verdicts[0].nodes == ("elsewhere",)
@@ -88,6 +90,6 @@ def test_a_rank_that_moves_begins_anew():
 def test_a_rank_that_nobody_announced_is_judged():
     """It joins as it is seen."""
     fleet = Fleet(8)
-    fleet.places[8] = Place("late")
+    fleet.places[8] = RankPlace("late")
     fleet.run(3)
     assert what(fleet.run(3, slow(8, by=2.0))) == [("found", "transient", (8,))]

@@ -6,7 +6,7 @@ import pytest
 
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.straggler import set_role
-from resilience_sdk.straggler.roles import SUFFIX, read_role
+from resilience_sdk.straggler.workload import ROLE_SUFFIX, read_role
 
 
 def test_a_role_is_read_back_by_the_monitor(recording):
@@ -26,5 +26,5 @@ def test_what_is_no_name_is_refused(recording, name):
 
 def test_a_file_with_anything_else_is_no_role(recording):
     """What stands there is distrusted."""
-    recording.page.path.with_suffix(SUFFIX).write_bytes(b"\xff\x00 evil\n")
+    recording.page.path.with_suffix(ROLE_SUFFIX).write_bytes(b"\xff\x00 evil\n")
     assert read_role(recording.page.path.with_suffix("")) is None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.straggler.kernels import KernelTime
-from resilience_sdk.straggler.scores import OwnHistory, reference, relative_gpu_scores, relative_scores
+from resilience_sdk.straggler.reports import OwnHistory, reference, relative_gpu_scores, relative_scores
 
 seconds = st.floats(1e-4, 1e3)
 fleets = st.dictionaries(st.integers(0, 50), seconds, min_size=1, max_size=12)

@@ -8,10 +8,11 @@ import os
 import pytest
 import torch
 
-from resilience_sdk import heartbeat, lanes, straggler
+from resilience_sdk import heartbeat, straggler
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.straggler.cutting import first_pass
-from resilience_sdk.straggler.told import WORK, Told
+from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.page_layout import WORK
+from resilience_sdk.straggler.windowing import ToldWork, first_pass
 
 
 class Reader:
@@ -19,7 +20,7 @@ class Reader:
 
     def __init__(self, recording):
         self._recording = recording
-        self.told = Told()
+        self.told = ToldWork()
         self.passes = {}
 
     def look(self):
@@ -94,7 +95,7 @@ def test_the_steps_go_on_when_names_are_looked_up_anew(reader):
         with heartbeat():
             straggler.work(step)
             if step == 5:
-                lanes.forget()
+                lookup.forget()
             straggler.work(step)
             passed("optim")
     reader.look()
@@ -134,7 +135,7 @@ def test_steps_that_were_told_nothing_have_no_amount(reader):
 def test_a_heartbeat_that_replaces_pulses_goes_on_counting(reader):
     """As behind an optimizer that was made to take a step when its state was loaded."""
     straggler.work(1.0)
-    lanes.recorder().pulse(None)
+    lookup.recorder().pulse(None)
     straggler.work(1.0)
     for _ in range(20):
         with heartbeat():
@@ -207,15 +208,15 @@ def test_what_is_no_amount_is_refused(recording, amount, said):
 
 def test_where_nothing_is_recorded_it_does_nothing():
     """But it refuses what it would refuse elsewhere."""
-    before = lanes.starter()
+    before = lookup.starter()
     try:
-        lanes.disable()
+        lookup.disable()
         straggler.work(5)
         with pytest.raises(ConfigError):
             straggler.work(-5)
     finally:
-        lanes.set_starter(before)
-        lanes.forget()
+        lookup.set_starter(before)
+        lookup.forget()
 
 
 def test_a_forked_child_writes_nothing(recording):

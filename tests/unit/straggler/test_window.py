@@ -9,31 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.straggler.window import (
-    SectionWindow,
-    Window,
-    centres,
-    levels_of,
-    rows_of,
-    step_time,
-    typical_s,
-    upper_centres,
-)
+from resilience_sdk.straggler.section_history import levels_of, upper_centres
+from resilience_sdk.straggler.windowing import SectionWindow, Window, centres, step_time, typical_s
 
 rows = st.lists(st.lists(st.floats(1e-4, 1e3), min_size=8, max_size=8), min_size=5, max_size=12)
 
 
 def test_missing_durations_are_left_out_of_the_median_of_a_step():
-    """Single ones, a whole step, and a rank that recorded nothing."""
+    """Single ones, and a whole step."""
     nan = math.nan
     found = centres([[1.0, nan, nan], [3.0, 2.0, nan], [8.0, 4.0, nan]])
     assert found[:2] == [3.0, 3.0]
     assert math.isnan(found[2])
-    section = SectionWindow("fwd", "compute", {0: [1.0, None], 1: [None, None], 2: [1.0], 3: [-1.0, math.inf], 4: []})
-    cleaned = rows_of(section, 2)
-    assert cleaned.keys() == {0, 2}
-    assert cleaned[0][0] == cleaned[2][0] == 1.0
-    assert all(math.isnan(row[1]) for row in cleaned.values())
 
 
 def test_what_all_ranks_have_in_common_is_taken_out():
@@ -76,11 +63,11 @@ def test_the_time_of_a_step_is_that_of_the_heartbeat_or_the_sum_of_its_parts():
     fwd = SectionWindow("fwd", "compute", {rank: [0.2, 0.2] for rank in range(3)})
     wait = SectionWindow("comm_wait", "comm", {rank: [0.1, 0.1] for rank in range(3)})
     step = SectionWindow("step", "heartbeat", {rank: [0.35, 0.35] for rank in range(3)})
-    assert step_time(Window(0, (fwd, wait, step), steps=2)) == 0.35
-    assert step_time(Window(0, (fwd, wait), steps=2)) == pytest.approx(0.3)
-    assert step_time(Window(0, (fwd,), steps=2, step_time_s=1.0)) == 1.0
-    assert step_time(Window(0, (), steps=2)) == typical_s(SectionWindow("fwd", "compute", {})) == 0.0
-    assert Window(16, (), steps=8).last_step == 23
+    assert step_time(Window(0, (fwd, wait, step))) == 0.35
+    assert step_time(Window(0, (fwd, wait))) == pytest.approx(0.3)
+    assert step_time(Window(0, (fwd,), step_time_s=1.0)) == 1.0
+    assert step_time(Window(0, ())) == typical_s(SectionWindow("fwd", "compute", {})) == 0.0
+    assert Window(16, ()).last_step == 23
 
 
 @settings(max_examples=40)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.straggler.workload import learn, middle_amount, points_of
+from resilience_sdk.straggler.regression import learn, middle_amount, points_of
 
 LAWS = {
     "by the token": lambda length: length,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from resilience_sdk.straggler.robust import Judge
-from resilience_sdk.straggler.rules import Rules
-from resilience_sdk.straggler.verdicts import Change
-from resilience_sdk.straggler.window import WINDOW_STEPS, Place, SectionWindow, Window
+from resilience_sdk.straggler.detector import Judge
+from resilience_sdk.straggler.verdicts import Change, Rules
+from resilience_sdk.straggler.windowing import WINDOW_STEPS, RankPlace, SectionWindow, Window
 
 Slower = Callable[[int, int], float]
 """(rank, step) -> factor."""
@@ -17,16 +16,16 @@ Slower = Callable[[int, int], float]
 class Fleet:
     """Ranks whose sections take 10 ms with 1 % of jitter, times what a test says, and the judge of them."""
 
-    def __init__(self, places: int | Mapping[int, Place], rules: Rules | None = None, seed: int = 0) -> None:
+    def __init__(self, places: int | Mapping[int, RankPlace], rules: Rules | None = None, seed: int = 0) -> None:
         if isinstance(places, int):
-            places = {rank: Place(f"n{rank // 2}") for rank in range(places)}
+            places = {rank: RankPlace(f"n{rank // 2}") for rank in range(places)}
         self.places = dict(places)
         self.judge = Judge(self.places, rules)
         self.step = 0
         self.changes: list[Change] = []
         self._random = random.Random(seed)
 
-    def durations(self, slower: Slower = lambda rank, step: 1.0) -> dict[int, list[float | None]]:
+    def durations(self, slower: Slower = lambda rank, step: 1.0) -> dict[int, list[float]]:
         """Return one window of all ranks."""
         return {
             rank: [
@@ -36,7 +35,7 @@ class Fleet:
             for rank in self.places
         }
 
-    def show(self, *sections: SectionWindow, **options) -> tuple[Change, ...]:
+    def show(self, *sections: SectionWindow, **options) -> list[Change]:
         """Give the judge one window and return what has changed."""
         changes = self.judge.add(Window(self.step, sections, **options))
         self.step += WINDOW_STEPS

@@ -16,14 +16,13 @@ import pytest
 from receiver import receiving
 from told_run import ToldRun
 
-from resilience_sdk.events import Event
-from resilience_sdk.hostinfo import host_name, process_start_ticks
-from resilience_sdk.journal import read_journal
-from resilience_sdk.lease import Lease
-from resilience_sdk.settings import Settings
-from resilience_sdk.telemetry.__main__ import main
-from resilience_sdk.telemetry.exporter import Task
-from resilience_sdk.telemetry.waiting import wait_for_run
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.system.hostinfo import host_name, process_start_ticks
+from resilience_sdk.telemetry.__main__ import main, wait_for_run
+from resilience_sdk.telemetry.exporter import ExporterTask
 
 TRAINING = ("resilience_run_time_seconds_total", 'state="training"')
 
@@ -67,7 +66,7 @@ def test_a_job_has_ended_when_its_launcher_says_so(tmp_path: Path, said: str, up
     run, textfiles = ToldRun.make(tmp_path), tmp_path / "textfiles"
     launcher = subprocess.Popen(["sleep", "600"])
     settings = Settings(prometheus_textfile=str(textfiles))
-    task = Task(run.run_dir.path, "job", settings, None, launcher.pid, process_start_ticks(launcher.pid))
+    task = ExporterTask(run.run_dir.path, "job", settings, None, launcher.pid, process_start_ticks(launcher.pid))
     exporter = subprocess.Popen(
         [sys.executable, "-m", "resilience_sdk.telemetry", "--from-launcher"], stdin=subprocess.PIPE, text=True
     )
@@ -193,7 +192,7 @@ def test_a_sink_that_is_left_behind_is_told_though_it_had_recovered(tmp_path: Pa
     statuses = [500, 200]
     with receiving(lambda _: statuses.pop(0) if statuses else 500) as receiver:
         settings = Settings(webhook_url=receiver.url, webhook_events=("run_start",))
-        task = Task(run.run_dir.path, "job", settings, None, os.getpid(), process_start_ticks(os.getpid()))
+        task = ExporterTask(run.run_dir.path, "job", settings, None, os.getpid(), process_start_ticks(os.getpid()))
         exporter = subprocess.Popen(
             [sys.executable, "-m", "resilience_sdk.telemetry", "--from-launcher"], stdin=subprocess.PIPE, text=True
         )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from resilience_sdk.telemetry.families import FAMILIES
+from resilience_sdk.telemetry.__main__ import provided_files
+from resilience_sdk.telemetry.metrics import FAMILIES
 
-DOCS = Path(__file__).parents[3] / "docs"
-DASHBOARD = DOCS / "telemetry/grafana.json"
+PROVIDED = {path.name: path for path in provided_files()}
 
 
 def known() -> set[str]:
@@ -24,17 +23,17 @@ def known() -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("file", ["telemetry/grafana.json", "telemetry/alerts.yml", "telemetry/alerts_test.yml"])
+@pytest.mark.parametrize("file", ["grafana.json", "alerts.yml", "alerts_test.yml"])
 def test_every_metric_that_is_asked_for_exists(file: str) -> None:
     """A renamed metric must not leave an empty panel, or an alert that never comes."""
-    used = set(re.findall(r"resilience_[a-z_]+", (DOCS / file).read_text()))
+    used = set(re.findall(r"resilience_[a-z_]+", PROVIDED[file].read_text()))
     assert used
     assert used <= known()
 
 
 def test_the_dashboard_is_one() -> None:
     """Panels with ids of their own, which do not overlap, and ask by run and node."""
-    dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text())
+    dashboard: dict[str, Any] = json.loads(PROVIDED["grafana.json"].read_text())
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from resilience_sdk.telemetry.families import DURATION_BOUNDS_S, FAMILIES, Durations, Family
+from resilience_sdk.telemetry.metrics import DURATION_BOUNDS_S, FAMILIES, Durations, Family
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from told_run import EVENTS
 
-from resilience_sdk.telemetry.goodput import Goodput, State
+from resilience_sdk.telemetry.goodput import Goodput, RunPhase
 
 
 def account(*told: tuple[float, str, dict[str, Any]]) -> Goodput:
@@ -174,5 +174,5 @@ def test_whatever_a_journal_holds_counters_grow_and_shares_are_shares(events: li
         ratio = found.pop("run.ettr", 0.0)
         assert 0 <= ratio <= 1
         assert all(found[name] >= seconds for name, seconds in before.items())
-        assert found["run.lost_time"] <= found[State.TRAINING.value]
+        assert found["run.lost_time"] <= found[RunPhase.TRAINING.value]
         before = found

@@ -9,10 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-from resilience_sdk.hostinfo import process_start_ticks
-from resilience_sdk.rank_page import RankPage
+from resilience_sdk.recorder.page_writer import RankPage
+from resilience_sdk.system.hostinfo import process_start_ticks
 from resilience_sdk.telemetry.live import Live
-from resilience_sdk.telemetry.sinks.base import Metrics, Place
+from resilience_sdk.telemetry.sinks.base import Metrics, TelemetryOrigin
 
 
 def page(folder: Path, rank: int, pid: int, attempt: int = 0) -> RankPage:
@@ -62,7 +62,7 @@ def test_values_come_family_by_family(tmp_path: Path) -> None:
     """Prometheus refuses a family that begins twice, and there are several ranks and processes."""
     for rank in (0, 1):
         page(tmp_path, rank, os.getpid())
-    place = Place(tmp_path, "here", Live(tmp_path, tmp_path, {}), tmp_path, 1.0)
+    place = TelemetryOrigin(tmp_path, "here", Live(tmp_path, tmp_path, {}), tmp_path, 1.0)
     names = [family.name for family, _ in itertools.groupby(Metrics(place).all(), key=lambda sample: sample.family)]
     assert "rank.heartbeats" in names
     assert len(names) == len(set(names))

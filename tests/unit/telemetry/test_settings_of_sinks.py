@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from told_run import ToldRun
 
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.redaction import redact_argv
+from resilience_sdk.core.settings import Settings, load_settings, settings_from_json
+from resilience_sdk.core.settings.fields import SINK_FIELDS
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.events import Event
-from resilience_sdk.journal import redact_argv
-from resilience_sdk.settings import Settings, load_settings, settings_from_json
-from resilience_sdk.settings.fields import SINK_FIELDS
-from resilience_sdk.telemetry.exporter import Task, task_from_json
+from resilience_sdk.telemetry.exporter import ExporterTask, task_from_json
 from resilience_sdk.telemetry.sinks import wanted_sinks
 
 GIVEN = {
@@ -108,7 +108,7 @@ def test_a_secret_that_is_wrong_is_not_shown_either(name: str, wrong: str) -> No
 
 def test_an_exporter_gets_all_settings(tmp_path: Path) -> None:
     """Through a pipe, which nobody else reads."""
-    task = Task(tmp_path, "job", Settings(**GIVEN), tmp_path / "pages", 1, 2)
+    task = ExporterTask(tmp_path, "job", Settings(**GIVEN), tmp_path / "pages", 1, 2)
     assert task_from_json(task.to_json()) == task
     assert settings_from_json(json.loads(task.to_json())["settings"]) == task.settings
 
@@ -116,5 +116,5 @@ def test_an_exporter_gets_all_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bad", ["", "{}", "[]", '{"run_dir": 3}'])
 def test_another_text_is_no_task(bad: str) -> None:
     """The error says so."""
-    with pytest.raises(ValueError, match=r"not the task|Expecting"):
+    with pytest.raises(ValueError, match=r"ExporterTask|Expecting"):
         task_from_json(bad)

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from told_run import EVENTS, ToldRun
 
-from resilience_sdk.events import Event
+from resilience_sdk.core.events import Event
 from resilience_sdk.telemetry.spans import Span, Spans
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from told_run import EVENTS, ToldRun
 
-from resilience_sdk.events import Event
-from resilience_sdk.telemetry.families import Durations
+from resilience_sdk.core.events import Event
+from resilience_sdk.telemetry.metrics import Durations
 from resilience_sdk.telemetry.tally import Tally
 
 

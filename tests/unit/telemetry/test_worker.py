@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from told_run import ToldRun
 
-from resilience_sdk.events import Event
-from resilience_sdk.telemetry.follower import Line
-from resilience_sdk.telemetry.sinks.base import Place, Sink
+from resilience_sdk.core.events import Event
+from resilience_sdk.errors import MissingExtraError
+from resilience_sdk.telemetry.sinks.base import Sink, TelemetryOrigin
+from resilience_sdk.telemetry.tail import Line
 from resilience_sdk.telemetry.worker import Worker
 
 
@@ -22,7 +23,7 @@ class Keeping(Sink):
 
     name = "keeping"
 
-    def __init__(self, place: Place, failures: int = 0) -> None:
+    def __init__(self, place: TelemetryOrigin, failures: int = 0) -> None:
         super().__init__(place)
         self.failures = failures
         self.may_go_on = threading.Event()
@@ -231,3 +232,18 @@ def test_a_sink_that_does_not_come_back_is_seen(run: ToldRun, told: Told, monkey
     made.finish()
     assert made.join(20)
     assert not made.is_stuck()
+
+
+def test_a_sink_without_its_library_is_not_tried_again(told: Told, run: ToldRun) -> None:
+    """One that is installed, and broken: nobody waits for it at the end."""
+
+    class Broken(Keeping):
+        def open(self) -> None:
+            super().open()
+            raise MissingExtraError("a part of it cannot be imported")
+
+    sink = Broken(run.place())
+    worker = told.worker(run, sink)
+    worker.start()
+    assert worker.join(20)
+    assert (sink.opened, worker.lacks_library, worker.is_being_fetched()) == (1, True, False)

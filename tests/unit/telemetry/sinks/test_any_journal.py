@@ -17,7 +17,7 @@ from receiver import Receiver, receiving
 from told_run import EVENTS, HOST, ToldRun, line
 
 from resilience_sdk.telemetry.live import Live
-from resilience_sdk.telemetry.sinks.base import Place, Sink
+from resilience_sdk.telemetry.sinks.base import Sink, TelemetryOrigin
 from resilience_sdk.telemetry.sinks.console import Console
 from resilience_sdk.telemetry.sinks.otel import OpenTelemetry
 from resilience_sdk.telemetry.sinks.prometheus import PrometheusTextfile
@@ -28,11 +28,11 @@ _SOME = settings(max_examples=8, deadline=None, suppress_health_check=[HealthChe
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> TelemetryOrigin:
     """A place whose run has a name that is no UTF-8."""
     folder = tmp_path / "run-\udcff"
     folder.mkdir()
-    return Place(folder, HOST, Live(folder, None, {"RESILIENCE_PAGE_DIR": str(tmp_path)}), tmp_path, 1.0)
+    return TelemetryOrigin(folder, HOST, Live(folder, None, {"RESILIENCE_PAGE_DIR": str(tmp_path)}), tmp_path, 1.0)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def serve(sink: Sink, events: list[dict[str, Any]]) -> None:
 
 @given(_JOURNALS)
 @_SOME
-def test_opentelemetry(place: Place, receiver: Receiver, events: list[dict[str, Any]]) -> None:
+def test_opentelemetry(place: TelemetryOrigin, receiver: Receiver, events: list[dict[str, Any]]) -> None:
     """Everything can be written as protobuf."""
     otlp.required()
     receiver.taken.clear()
@@ -64,7 +64,7 @@ def test_opentelemetry(place: Place, receiver: Receiver, events: list[dict[str, 
 
 @given(_JOURNALS)
 @_SOME
-def test_prometheus(place: Place, tmp_path: Path, events: list[dict[str, Any]]) -> None:
+def test_prometheus(place: TelemetryOrigin, tmp_path: Path, events: list[dict[str, Any]]) -> None:
     """Everything can be written as text, and read by Prometheus' own parser."""
     parser = needed.library("prometheus_client.parser", "prometheus")
     sink = PrometheusTextfile(place, str(tmp_path / "textfiles"))
@@ -75,7 +75,7 @@ def test_prometheus(place: Place, tmp_path: Path, events: list[dict[str, Any]]) 
 
 @given(_JOURNALS)
 @_SOME
-def test_webhooks(place: Place, receiver: Receiver, events: list[dict[str, Any]]) -> None:
+def test_webhooks(place: TelemetryOrigin, receiver: Receiver, events: list[dict[str, Any]]) -> None:
     """What is posted is JSON as others read it, without NaN."""
 
     def refuse(constant: str) -> None:
@@ -90,7 +90,7 @@ def test_webhooks(place: Place, receiver: Receiver, events: list[dict[str, Any]]
 
 @given(_JOURNALS, st.sampled_from(["text", "json"]))
 @_SOME
-def test_log_lines(place: Place, events: list[dict[str, Any]], form: str) -> None:
+def test_log_lines(place: TelemetryOrigin, events: list[dict[str, Any]], form: str) -> None:
     """Whatever the standard error is."""
     serve(Console(place, form), events)
 
@@ -98,5 +98,5 @@ def test_log_lines(place: Place, events: list[dict[str, Any]], form: str) -> Non
 def test_a_run_whose_name_is_no_text(tmp_path: Path) -> None:
     """Is shown as well as it can be."""
     assert ToldRun.make(tmp_path).place().run == "run"
-    place = Place(tmp_path / "run-\udcff", HOST, ToldRun.make(tmp_path).place().live, tmp_path, 1.0)
+    place = TelemetryOrigin(tmp_path / "run-\udcff", HOST, ToldRun.make(tmp_path).place().live, tmp_path, 1.0)
     assert place.run.encode() == "run-\N{REPLACEMENT CHARACTER}".encode()

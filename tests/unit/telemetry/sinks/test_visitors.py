@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from resilience_sdk.telemetry.sinks import visitors
-from resilience_sdk.telemetry.sinks.visitors import LONGEST_STAY_S, Visitors
+from resilience_sdk.telemetry.sinks import prometheus
+from resilience_sdk.telemetry.sinks.prometheus import LONGEST_STAY_S, Visitors
 
 
 class _Time:
@@ -15,7 +15,7 @@ class _Time:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(visitors, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(prometheus, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def waited(self, who: Visitors) -> float:
         """Return how long is waited when nobody comes any more."""

@@ -11,7 +11,7 @@ import pytest
 from receiver import Received, receiving
 from told_run import ToldRun
 
-from resilience_sdk.events import Event
+from resilience_sdk.core.events import Event
 from resilience_sdk.telemetry.sinks import webhook
 from resilience_sdk.telemetry.sinks.webhook import Webhook, WebhookError
 from resilience_sdk.telemetry.worker import Worker

@@ -1,0 +1,373 @@
+"""`attach()`: everything that the SDK has, for the training of one accelerator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.adapters import pytorch
+from resilience_sdk.adapters._base import checkpointer, refuse_second
+from resilience_sdk.adapters.accelerate.saves import Position, StateSaves, kind_of, read_file
+from resilience_sdk.adapters.accelerate.tracking import connect
+from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say_once
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.errors import CheckpointError, ConfigError
+from resilience_sdk.preemption import listener as listening
+from resilience_sdk.rank import Session
+from resilience_sdk.rank.all_ranks import finish, session_on_all_ranks
+from resilience_sdk.rank.checkpoints import save_at_stop
+from resilience_sdk.rank.lifecycle import has_failed_to_start
+from resilience_sdk.rank.run import begin_session
+from resilience_sdk.recorder import lookup
+from resilience_sdk.straggler import section
+
+_SEAMS = ("_models", "_optimizers", "_dataloaders", "save_state", "load_state", "project_configuration", "state")
+_UNSEEN = {
+    "DEEPSPEED": "DeepSpeed steps inside its engine, where no hook reaches",
+    "MEGATRON_LM": "Megatron-LM has its own loop: see resilience_sdk.adapters.megatron",
+    "XLA": "steps on XLA are traced, not run",
+}
+_FSDP = "ACCELERATE_USE_FSDP"
+
+
+@attrs.frozen
+class Prepared:
+    """The objects of one training, as the loop uses them; `optimizer` is torch's own, inside of Accelerate's."""
+
+    model: Any
+    optimizer: Any
+    loader: Any
+
+
+def find_prepared(
+    accelerator: Any, model: Any = None, optimizer: Any = None, loader: Any = None, *, env: Mapping[str, str]
+) -> Prepared:
+    """Return what is trained: what is named, else what there is one of; raises ConfigError with the cure."""
+    _check_accelerator(accelerator)
+    _check_kind(accelerator, env)
+    optimizers = list(accelerator._optimizers)
+    if not optimizers or not accelerator._models:
+        raise ConfigError(
+            "attach(accelerator): it has prepared no model with an optimizer yet; call attach behind "
+            "`model, optimizer, loader = accelerator.prepare(model, optimizer, loader)`"
+        )
+    if optimizer is None and len(optimizers) > 1:
+        raise ConfigError(
+            f"attach(accelerator): it has prepared {len(optimizers)} optimizers; name the one whose steps are the "
+            "progress: attach(accelerator, optimizer=...)"
+        )
+    chosen = optimizers[0] if optimizer is None else optimizer
+    chosen = getattr(chosen, "optimizer", chosen)
+    loaders = list(accelerator._dataloaders)
+    if loader is not None and all(loader is not one for one in loaders):
+        raise ConfigError(f"attach(loader={type(loader).__name__}): pass what accelerator.prepare(loader) has returned")
+    return Prepared(
+        model=_model_of(chosen, accelerator._models) if model is None else model,
+        optimizer=chosen,
+        loader=loader if loader is not None else next(iter(loaders), None),
+    )
+
+
+def _check_accelerator(accelerator: Any) -> None:
+    missing = [name for name in _SEAMS if not hasattr(accelerator, name)]
+    if not missing:
+        return
+    is_one = any(base.__name__ == "Accelerator" for base in type(accelerator).__mro__)
+    if not is_one:
+        raise ConfigError(f"attach({type(accelerator).__name__}): expected the accelerate.Accelerator of the training")
+    raise ConfigError(
+        f"attach(accelerator): this version of accelerate has no Accelerator.{missing[0]}; "
+        "pip install 'accelerate>=1.0', or use resilience_sdk.adapters.pytorch with the prepared objects"
+    )
+
+
+def _check_kind(accelerator: Any, env: Mapping[str, str]) -> None:
+    kind = kind_of(accelerator)
+    if kind in _UNSEEN:
+        raise ConfigError(
+            f"attach(accelerator): {kind} is not covered, since {_UNSEEN[kind]}; write `with heartbeat():` around each "
+            "step instead"
+        )
+    if env.get(_FSDP, "").lower() in ("true", "1") and kind != "FSDP":
+        raise ConfigError(
+            f"attach(accelerator): FSDP is asked for ({_FSDP}, of the --config_file or the fsdp_plugin), but {kind} is "
+            "in effect, so nothing is sharded: start several processes on devices that Accelerate shards on "
+            "(resilience run --accelerate-config FILE, accelerate launch --config_file FILE), or take FSDP out of the "
+            "configuration"
+        )
+
+
+def _model_of(optimizer: Any, models: Sequence[Any]) -> Any:
+    """Return the model whose parameters an optimizer has; the first where that cannot be told."""
+    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    owners = (model for model in models if any(id(parameter) in wanted for parameter in model.parameters()))
+    return next(owners, models[0])
+
+
+def attach(
+    accelerator: Any,
+    run_dir: str | os.PathLike[str] | None = None,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    loader: Any = None,
+    save: bool = True,
+    resume: bool = True,
+    settings: Settings | None = None,
+    **overrides: Any,
+) -> Attached:
+    """Watch, save, resume and end the training of an accelerator; on every rank, behind `accelerator.prepare`.
+
+    Each real step of the optimizer is a heartbeat, with all its micro-batches; `data`, `fwd`, `bwd`, `comm_wait`,
+    `optim` and `checkpoint` are sections. Between two steps checkpoints are saved by `accelerator.save_state` into the
+    run directory, as a whole or not at all; the newest one is loaded here, and the first pass over `loader` is then
+    what is left of its epoch. When the job is asked to leave, all ranks save behind the same step, and `Preempted` is
+    raised where the next step begins. Meanwhile the script's own `save_state` is whole or not at all too, and its
+    `load_state` takes nothing else. Collective; no collective and no synchronisation with a device in a step.
+
+    Args:
+        accelerator: The `accelerate.Accelerator`.
+        run_dir: Where everything is written; without it the launcher's, the setting, or a new directory.
+        model: The prepared model that is trained; without it the one that has the optimizer's parameters.
+        optimizer: The prepared optimizer whose steps are the progress; needed where there are several.
+        loader: The prepared loader of the training; without it the first that was prepared.
+        save: Save checkpoints into the run directory, and resume from there. Without it the script does both; a stop
+            then calls `save_state()` where Accelerate numbers the directories.
+        resume: Load the newest checkpoint of the run directory now.
+        settings: All options; without it those of the launcher and the environment.
+        **overrides: Single options by field name, such as `checkpoint_every="10min"`.
+
+    Raises:
+        ConfigError: Nothing is prepared, FSDP is asked for and not in effect, a loop is attached already, or an option
+            is wrong.
+        RunDirectoryError, CheckpointError: The directory cannot be used, what is there not be resumed.
+
+    Example:
+        with attach(accelerator, checkpoint_every="10min") as handle:
+            for epoch in range(handle.epoch, epochs):
+                for batch in loader:
+                    train_step(batch)
+    """
+    refuse_second()
+    prepared = find_prepared(accelerator, model, optimizer, loader, env=environ.environment())
+    session = session_on_all_ranks(lambda: begin_session("attach", run_dir, settings, overrides, resumes=save))
+    if session is not None:
+        session.settle()
+    return Attached(accelerator, prepared, session, saves=save, resumes=resume)
+
+
+_MAX_JOIN_S = 7200.0
+"""For the ranks that have more batches. In a pause, which has no end, it would not be found if one of them hangs."""
+
+
+class Attached(pytorch.Attached):
+    """What is hung on one accelerator, and how far its training is; a context manager that finishes or detaches.
+
+    For the thread that trains. What may be read counts on when the SDK is switched off.
+    """
+
+    def __init__(
+        self, accelerator: Any, prepared: Prepared, session: Session | None, *, saves: bool, resumes: bool
+    ) -> None:
+        """Put everything on, and resume; use `attach`."""
+        self._accelerator = accelerator
+        self._session = session
+        loader = prepared.loader
+        self._position = None if loader is None else Position(loader, int(accelerator.num_processes))
+        self._state = StateSaves(accelerator, self)
+        self._checkpointer: Checkpointer | None = None
+        if session is not None and saves:
+            self._checkpointer = checkpointer(session, self._state.write)
+        elif saves and has_failed_to_start():
+            say_once("nothing saved", "attach: NOTHING IS SAVED or resumed in this run, for the reason above")
+        # Before the hooks: what loads the state of a sharded optimizer makes a step of its own, which is none of ours.
+        recorder = lookup.recorder() if session is not None else None
+        if recorder is not None:
+            recorder.user_beats()
+        self._began = self._resume() if session is not None and resumes and session.may_resume else 0
+        if self._checkpointer is not None:
+            self._checkpointer.begins_at(self._began)
+        super().__init__(prepared.model, prepared.optimizer, loader, self._began)
+        try:
+            self._put_on_the_rest(loader)
+        except BaseException:
+            self.detach()  # so that nothing is left, and a second attach is a first one
+            raise
+
+    def _put_on_the_rest(self, loader: Any) -> None:
+        # Also where the SDK is switched off: loops end by the number of steps.
+        if loader is not None and self._loader is None:
+            self._watch_loader(loader)
+        self._is_joined = False
+        self._batches: list[int] = []
+        if self._accelerator.num_processes > 1:
+            self._batches = _numbers_of_batches(loader)
+            self._plain_join = self._accelerator.join_uneven_inputs
+            self.replace(self._accelerator, "join_uneven_inputs", self._join_uneven_inputs)
+        if self._session is None:
+            return
+        self.replace(self._accelerator, "save_state", self._state.save_state)
+        self.replace(self._accelerator, "load_state", self._state.load_state)
+        listening.begin(self._expected_save_s)
+        connect(self._accelerator, self._session)
+
+    # -- how far it is
+
+    @property
+    def epoch(self) -> int:
+        """Completed passes over the loader, over all attempts; the number of the one that is under way."""
+        return 0 if self._position is None else self._position.epoch
+
+    @property
+    def samples(self) -> int:
+        """Samples that all ranks together were given by the loader, over all attempts."""
+        return 0 if self._position is None else self._position.total
+
+    # -- the end
+
+    def save(self) -> bool:
+        """Save into the run directory now; tell whether a whole checkpoint of this step is there. Collective."""
+        return self._checkpointer is not None and self._checkpointer.save(self.step)
+
+    def finish(self) -> None:
+        """End a training that is complete: save once more, set the finished flag, detach. Collective.
+
+        Where ranks are at different steps, it says so, and neither saves nor sets the flag.
+        """
+        if not self.is_attached:
+            return
+        is_one = self._save_the_end()
+        self.detach()
+        if self._session is not None:
+            finish(self._session, self.step, is_complete=is_one)
+
+    def _save_the_end(self) -> bool:
+        """Save what was trained; tell whether all ranks are at one step, without which it would be no one's state."""
+        if self._checkpointer is None:
+            return True
+        steps = find_ranks().gather(self.step)
+        least, most = min(steps), max(steps)
+        if least == most != self._began:
+            self.save()
+        elif least != most and self._accelerator.is_main_process:
+            say_once(
+                "steps differ",
+                f"the end of the training is NOT SAVED: its ranks are at different steps ({least} to {most}), as "
+                "behind a load_state of one of them; load alone only behind handle.finish()",
+            )
+        return bool(least == most)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.finish()
+        else:
+            self.detach()  # no collective: the other ranks may be elsewhere
+
+    # -- passes
+
+    def walk(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Count the batches, and leave out those that were trained on before a resume."""
+        assert self._position is not None
+        if len(self._batches) > 1 and not self._is_joined:
+            say_once(
+                "uneven",
+                f"attach: ranks have different numbers of batches ({self._batches}), and will wait for one another "
+                "without an end: write `with accelerator.join_uneven_inputs([model]):` around the pass, or leave out "
+                "even_batches=False",
+            )
+        return self._position.walk(batches)
+
+    @contextmanager
+    def _join_uneven_inputs(self, *args: Any, **options: Any) -> Iterator[None]:
+        """As `Accelerator.join_uneven_inputs`; at its end all ranks have taken as many steps as the one with most.
+
+        Inside of it ranks that are through stand in for themselves in the collectives of those that are not, and in no
+        others. So as long as it lasts nothing is agreed, and what is due is done together at its end.
+        """
+        with ExitStack() as wait, self._plain_join(*args, **options):
+            self._is_joined = True
+            try:
+                with self.apart():
+                    yield
+            finally:
+                self._is_joined = False
+            wait.enter_context(section("join_wait", kind="comm", timeout=_MAX_JOIN_S))
+        self.meet(max(find_ranks().gather(self.step)))
+
+    # -- checkpoints
+
+    def describe(self) -> dict[str, Any]:
+        """Return what our file in a directory holds."""
+        return {"step": self.step, "position": None if self._position is None else self._position.state()}
+
+    def _resume(self) -> int:
+        """Load the newest checkpoint, if there is one; return how many steps are complete. Collective."""
+        own = self._checkpointer
+        if own is None or not own.resume() or own.last_good is None:
+            return 0
+        place = own.last_good.path
+
+        def read() -> Mapping[str, Any]:
+            saved = read_file(place)
+            if saved is None:
+                raise CheckpointError(
+                    f"{place} was not saved by this adapter: give attach(..., run_dir=...) a directory of its own"
+                )
+            return saved
+
+        saved = raise_together(find_ranks(), read)  # before what may be collective
+        self._state.load(place)
+        self._go_on_in_data(saved)
+        return int(saved["step"])
+
+    def load(self, directory: Path, saved: Mapping[str, Any] | None, *args: Any, **options: Any) -> None:
+        """Load what the script wants, and go where that was saved."""
+        with self.paused():
+            self._state.load(directory, *args, **options)
+        if saved is not None:
+            self.go_to(int(saved["step"]))
+            self._go_on_in_data(saved)
+        elif self._accelerator.is_main_process:
+            say_once(
+                "old state",
+                f"{directory} was saved without the SDK: steps are counted from {self.step}, and the place in the data "
+                "is not known",
+            )
+
+    def _go_on_in_data(self, saved: Mapping[str, Any]) -> None:
+        if self._position is not None and saved.get("position") is not None:
+            self._position.resume(saved["position"])
+
+    def _expected_save_s(self) -> float:
+        return 0.0 if self._checkpointer is None else self._checkpointer.expected_save_s
+
+    def between_steps(self, is_leaving: bool) -> float:
+        """Save if it is time, or the last thing before the job leaves. Collective: all ranks are behind one step."""
+        if not is_leaving:
+            if self._checkpointer is None:
+                return sys.maxsize
+            self._checkpointer.maybe_save(self.step)
+            return self._checkpointer.next_due()
+        if self._checkpointer is not None:
+            save_at_stop(self._checkpointer, self.step, self._session)
+        elif self._session is not None and self._accelerator.project_configuration.automatic_checkpoint_naming:
+            save_at_stop(self._state, self.step, self._session)
+        return self.step
+
+
+def _numbers_of_batches(loader: Any) -> list[int]:
+    """Return which numbers of batches the ranks have in a pass, as far as that is known. Collective."""
+    try:
+        own: int | None = len(loader)
+    except (TypeError, NotImplementedError):
+        own = None
+    return sorted({number for number in find_ranks().gather(own) if number is not None})

@@ -1,0 +1,389 @@
+"""The state of a training with Accelerate on disk, in directories of Accelerate's, and its place in the data.
+
+A directory is there as a whole or not at all, whether the script saves or we do.
+
+Ours is not registered with `register_for_checkpointing`: Accelerate refuses to load a directory with another number of
+such objects, so a run that was begun without us could not be resumed with us, nor the other way round.
+
+Accelerate writes straight into the directory that will be loaded. Here it writes into another one beside it, which gets
+the name when all ranks have written (`checkpoint.whole_directory`).
+
+Ranks wait for one another only where those of Accelerate do: in a save with numbered directories, and with FSDP. Many
+scripts save on the main process alone, which is right where nothing is sharded: who waited for the others there would
+wait for ever. So there each rank adds its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resilience_sdk.adapters._base import framework
+from resilience_sdk.checkpoint.ranks import Alone, find_ranks, raise_together
+from resilience_sdk.checkpoint.whole_directory import UNFINISHED, merge
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.errors import CheckpointError
+from resilience_sdk.rank.data import find_generators, set_rng, take_rng
+from resilience_sdk.straggler import section
+
+if TYPE_CHECKING:
+    from resilience_sdk.adapters.accelerate.attached import Attached
+
+_NUMBERED = re.compile(r"checkpoint_(\d+)")
+
+
+def number_of(name: str) -> int | None:
+    """Return the number in the name of a directory, None if it is no such name."""
+    match = _NUMBERED.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return those of the names that are numbered, the oldest first."""
+    found = [(number, name) for name in names if (number := number_of(name)) is not None]
+    return [name for _, name in sorted(found)]
+
+
+def to_remove(names: Iterable[str], limit: int | None) -> list[str]:
+    """Return which to remove so that `limit` stay, one at the least; None = all stay."""
+    return [] if limit is None else in_order(names)[: -max(limit, 1)]
+
+
+FILE = "resilience.json"
+_VERSION = 1
+
+
+def read_file(directory: Path) -> Mapping[str, Any] | None:
+    """Return what our file in a directory tells, None if there is none; raises CheckpointError."""
+    try:
+        text = (directory / FILE).read_text()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{directory / FILE} cannot be read: {error.strerror}") from error
+    try:
+        saved = json.loads(text)
+        is_ours = isinstance(saved, dict) and saved.get("v") == _VERSION and isinstance(saved.get("step"), int)
+    except ValueError:
+        is_ours = False
+    if not is_ours:
+        raise CheckpointError(f"{directory / FILE} is damaged, or of a newer version: remove it to load without it")
+    found: Mapping[str, Any] = saved
+    return found
+
+
+class StateSaves:
+    """The state of one accelerator, written and read by its own methods as they were before we came.
+
+    `save_state` and `load_state` are what the script calls meanwhile.
+    """
+
+    def __init__(self, accelerator: Any, handle: Attached) -> None:
+        self._accelerator = accelerator
+        self._handle = handle
+        self._save = accelerator.save_state
+        self._load = accelerator.load_state
+
+    @property
+    def is_keeper(self) -> bool:
+        """Whether this rank makes and names the directories: one of all ranks, or one of each node that saves."""
+        on_each_node = self._accelerator.project_configuration.save_on_each_node
+        return bool(self._accelerator.is_local_main_process if on_each_node else self._accelerator.is_main_process)
+
+    def write(self, directory: Path, **options: Any) -> None:
+        """Write into a directory that is there; on all ranks, collective where the model is sharded."""
+        with self._own_names():
+            self._save(output_dir=str(directory), **options)
+        if self.is_keeper:
+            (directory / FILE).write_text(json.dumps({"v": _VERSION, **self._handle.describe()}))
+
+    def load(self, directory: Path, *args: Any, **options: Any) -> None:
+        """Load from a directory whose file of ours was read: what cannot be must not be half loaded. As `write`."""
+        with self._own_names():
+            self._load(str(directory), *args, **options)
+
+    @contextmanager
+    def _own_names(self) -> Iterator[None]:
+        """Let a directory be named by us where Accelerate numbers them, and leave its count as it is."""
+        configuration = self._accelerator.project_configuration
+        naming, iteration = configuration.automatic_checkpoint_naming, configuration.iteration
+        configuration.automatic_checkpoint_naming = False
+        try:
+            yield
+        finally:
+            configuration.automatic_checkpoint_naming, configuration.iteration = naming, iteration
+
+    # -- what the script calls
+
+    def save_state(self, output_dir: str | None = None, safe_serialization: bool = True, **options: Any) -> Path:
+        """As `Accelerator.save_state`, but whole or not at all.
+
+        Collective where Accelerate's own is, with numbered directories and FSDP: then it raises on all ranks what fails
+        on one.
+        """
+        configuration = self._accelerator.project_configuration
+        is_numbered = bool(configuration.automatic_checkpoint_naming)
+        if output_dir is None and not is_numbered:
+            raise CheckpointError("save_state(): name the directory, or set automatic_checkpoint_naming")
+        meets, is_keeper = is_numbered or self._is_spread, self.is_keeper
+        ranks = find_ranks() if meets else Alone()
+        target = Path(output_dir or "").expanduser().absolute()
+        if is_numbered:
+            configuration.iteration = ranks.broadcast(configuration.iteration)  # a rank may have loaded alone
+            target = (self._directory / f"checkpoint_{self._accelerator.save_iteration}").absolute()
+        own_name = "" if meets else f".{self._accelerator.process_index}"
+        unfinished = place_beside(target, is_numbered=is_numbered) / f".{target.name}{own_name}{UNFINISHED}"
+
+        def begin() -> None:
+            if is_keeper and is_numbered and target.exists():
+                raise CheckpointError(
+                    f"save_state: {target} is there already; call accelerator.load_state() first to go on behind it, "
+                    "or set accelerator.project_configuration.iteration"
+                )
+            if is_keeper or not meets:
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a save that was killed
+                unfinished.mkdir(parents=True)
+
+        def end() -> None:
+            if is_keeper or not meets:
+                merge(unfinished, target, is_last=is_keeper)
+
+        with section("checkpoint", kind="io"):
+            raise_together(ranks, begin)
+            raise_together(ranks, lambda: self.write(unfinished, safe_serialization=safe_serialization, **options))
+            raise_together(ranks, end)
+        configuration.iteration += 1
+        if is_keeper and is_numbered:
+            for name in to_remove(os.listdir(target.parent), configuration.total_limit):
+                shutil.rmtree(target.parent / name, ignore_errors=True)
+        return target
+
+    def load_state(self, input_dir: str | None = None, *args: Any, **options: Any) -> None:
+        """As `Accelerator.load_state`, but only what is whole; goes on counting the directories.
+
+        Collective with FSDP alone, as Accelerate's own is. Elsewhere one rank may load what it evaluates, but only when
+        the training has ended: its count of steps, by which all ranks agree on saves, is another one from there on.
+        """
+        ranks = find_ranks() if self._is_spread else Alone()
+        configuration, directory = self._accelerator.project_configuration, self._directory
+        source = None if input_dir is None else Path(input_dir).expanduser()
+        if source is None and configuration.automatic_checkpoint_naming:
+            name = ranks.broadcast(raise_together(ranks, lambda: newest(directory) if ranks.rank == 0 else None))
+            source = None if name is None else directory / name
+
+        def examine() -> tuple[Path, Mapping[str, Any] | None]:
+            if source is None or not source.is_dir():
+                raise CheckpointError(
+                    f"load_state: {source or directory} has no checkpoint to load; give load_state() its directory"
+                )
+            if (source / UNFINISHED).exists():
+                raise CheckpointError(
+                    f"load_state: {source} is half written, since a save was killed: load an older one"
+                )
+            return source, read_file(source)
+
+        place, saved = raise_together(ranks, examine)  # what is loaded may be sharded: all begin, or none
+        self._handle.load(place, saved, *args, **options)
+        if (number := number_of(place.name)) is not None:
+            configuration.iteration = number + 1
+
+    @property
+    def _directory(self) -> Path:
+        return Path(self._accelerator.project_dir or ".", "checkpoints")
+
+    @property
+    def _is_spread(self) -> bool:
+        """Whether Accelerate needs all ranks to save and to load, where there are several."""
+        return bool(self._accelerator.num_processes == 1) or kind_of(self._accelerator) == "FSDP"
+
+    # -- the last save before a stop
+
+    def save(self, step: int) -> bool:
+        """Save where Accelerate numbers the directories; tell whether that worked. Collective."""
+        try:
+            place = self.save_state()
+        except Exception as error:  # noqa: BLE001 - a save that fails must not hinder the stop
+            say_once("last save", f"the state after step {step} could not be saved: {error}")
+            return False
+        say_once("last save", f"saved after step {step}: {place}; accelerator.load_state() resumes it")
+        return True
+
+
+def kind_of(accelerator: Any) -> str:
+    """Return the name of the accelerator's distributed type, such as `MULTI_GPU`."""
+    kind = accelerator.distributed_type
+    return str(getattr(kind, "value", kind))
+
+
+def place_beside(target: Path, *, is_numbered: bool) -> Path:
+    """Return where to write what becomes `target`: on the same file system, where this process may write."""
+    parent = target.parent
+    if is_numbered:
+        # Not among the numbered ones, where it can be helped: Accelerate alone would take it for one.
+        return parent if _is_elsewhere(parent) else parent.parent
+    is_apart = os.path.ismount(target) or (parent.is_dir() and not os.access(parent, os.W_OK))
+    return target if is_apart else parent
+
+
+def _is_elsewhere(directory: Path) -> bool:
+    """Tell whether a directory is on another file system than its parent, or only that one cannot be written to."""
+    if not directory.is_dir():
+        return False
+    above = directory.parent
+    return directory.stat().st_dev != above.stat().st_dev or not os.access(above, os.W_OK)
+
+
+def newest(directory: Path) -> str | None:
+    """Return the name of the newest numbered checkpoint that is whole, and say which newer ones are not."""
+    for name in reversed(in_order(os.listdir(directory) if directory.is_dir() else ())):
+        if not (directory / name / UNFINISHED).exists():
+            return name
+        say(f"{directory / name} is half written, and is passed over")
+    return None
+
+
+# -- the place in the data
+
+_END = object()
+
+
+class Position:
+    """The position of a training in its data, in samples, so that another number of ranks finds the place too.
+
+    Counts the passes over one prepared loader and the samples in them; of the thread that trains.
+
+    The first pass after a resume is the rest of the epoch that was interrupted. What was read of it is left out by the
+    indices of its samples, and not read again. A loader that remembers its place (`use_stateful_dataloader`) does that
+    itself.
+    """
+
+    def __init__(self, loader: Any, ranks: int) -> None:
+        self.epoch = 0
+        self.samples = 0
+        """Of this epoch, of all ranks together."""
+        self.total = 0
+        """Samples of all epochs and all ranks together."""
+        self._loader = loader
+        self._per_batch = samples_per_batch(loader, ranks)
+        self._per_epoch = samples_per_epoch(loader)
+        self._ranks = ranks
+        self._iteration = 0
+        self._rng: Any = None
+        self._is_resumed = self._is_over = False
+        self._rng_of_save: Any = None
+
+    # -- what a checkpoint holds of it
+
+    def state(self) -> dict[str, Any]:
+        """Return it as a JSON value."""
+        return {
+            "epoch": self.epoch,
+            "samples": self.samples,
+            "total": self.total,
+            "iteration": self._iteration,
+            "is_over": bool(self.samples and getattr(self._loader, "end_of_dataloader", False)),
+            "ranks": self._ranks,
+            "rng": self._rng,
+        }
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Take a saved one, now that the generators are as they were at the save."""
+        from resilience_sdk.checkpoint.state import capture_rng  # imports torch
+
+        self.epoch, self.samples, self.total = (int(saved[name]) for name in ("epoch", "samples", "total"))
+        self._iteration = int(saved["iteration"])
+        self._is_over = bool(saved["is_over"])
+        self._rng = saved["rng"]
+        self._is_resumed = True
+        self._rng_of_save = capture_rng()
+
+    # -- passes
+
+    def walk(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of one pass and count them; of the first one after a resume what is left."""
+        if self._is_resumed:
+            self._is_resumed = False
+            batches = self._rest(batches)
+        else:
+            if self.samples:  # the last pass was left by a break
+                self.epoch, self.samples = self.epoch + 1, 0
+            self._iteration = int(getattr(self._loader, "iteration", 0))
+            self._rng = take_rng(self._generators())
+        per_batch, per_epoch = self._per_batch, self._per_epoch
+        for batch in batches:
+            read = per_batch
+            if per_epoch is not None and 0 < per_epoch - self.samples < per_batch:
+                read = per_epoch - self.samples  # the last one is filled up with others, or is short
+            self.samples += read
+            self.total += read
+            yield batch
+        self.epoch, self.samples, self._rng = self.epoch + 1, 0, None
+        self._iteration = int(getattr(self._loader, "iteration", self._iteration + 1))
+
+    def _done(self) -> int:
+        """Return how many batches of this epoch, as they are now, have been read as a whole."""
+        is_last = self._per_epoch is not None and self.samples >= self._per_epoch
+        return -(-self.samples // self._per_batch) if is_last else self.samples // self._per_batch
+
+    def _rest(self, batches: Iterator[Any]) -> Iterator[Any]:
+        from resilience_sdk.checkpoint.state import restore_rng
+
+        loader = self._loader
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(self._iteration)  # which Accelerate does not save
+        if getattr(loader, "use_stateful_dataloader", False):
+            if self._is_over:  # it would begin anew
+                loader.iteration = self._iteration + 1
+                return
+            yield from batches
+            return
+        # The order of an epoch is drawn when its first batch is asked for, as of then; what comes later is drawn as of
+        # the save.
+        if self._rng is not None:
+            set_rng(self._generators(), self._rng)
+        else:
+            self._rng = take_rng(self._generators())
+        done = self._done()
+        rest = batches
+        if done:
+            rest = iter(framework("accelerate", "accelerate").skip_first_batches(loader, done))
+        first = next(rest, _END)
+        if done:
+            restore_rng(self._rng_of_save)
+        if first is not _END:
+            yield first
+            yield from rest
+        if done:
+            loader.iteration = self._iteration + 1
+
+    def _generators(self) -> dict[str, Any]:
+        found = find_generators(self._loader)
+        shared = getattr(self._loader, "synchronized_generator", None)
+        if shared is not None and all(shared is not other for other in found.values()):
+            found["synchronized"] = shared
+        return found
+
+
+def samples_per_batch(loader: Any, ranks: int) -> int:
+    """Return how many samples all ranks together take with one batch each."""
+    try:
+        return int(loader.total_batch_size)
+    except (AttributeError, TypeError):  # of an iterable data set there is no sampler that would know
+        return int(getattr(loader, "batch_size", None) or 1) * ranks
+
+
+def samples_per_epoch(loader: Any) -> int | None:
+    """Return how many samples one pass has, over all ranks; None where that cannot be told before it ends."""
+    batches = getattr(loader, "batch_sampler", None)
+    while (inner := getattr(batches, "batch_sampler", None)) is not None:  # a rank's share of all batches
+        batches = inner
+    try:
+        return len(batches.sampler)  # type: ignore[union-attr]
+    except (AttributeError, TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,185 @@
+"""The journal: append-only events, one writer per file, the truth that everything else is derived from.
+
+A line is one JSON object written by a single `write` to a file opened with O_APPEND, so a killed writer
+leaves at most one torn last line, which readers skip and count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from resilience_sdk.core.atomic_write import share_like_directory
+from resilience_sdk.core.console import say_once
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.redaction import redact
+from resilience_sdk.system import linux
+
+VERSION = 1
+
+
+class EventSink(Protocol):
+    """Takes events, as a journal does."""
+
+    def emit(self, event: Event, **facts: Any) -> None:
+        """Take an event; never raises."""
+
+
+class Journal:
+    """Appends events of one process to its own file under `RUN_DIR/journal`.
+
+    Thread-safe, and fork-safe in that a forked child must not use it (its parent owns the file). A write
+    that fails is said once and dropped: the journal never stops the process that keeps it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        writer: str,
+        host: str,
+        boot_id: str,
+        job: str,
+        attempt: int = 0,
+        rank: int | None = None,
+    ) -> None:
+        """Open (lazily) `directory/<host>-<writer>-<pid>.jsonl`; `writer` is e.g. `launcher`, `monitor`, `rank3`."""
+        self.path = directory / f"{file_prefix(host)}{writer}-{os.getpid()}.jsonl"
+        self.attempt = attempt
+        self.rank = rank
+        self._identity = {"host": host, "boot_id": boot_id, "job": job}
+        self._fd: int | None = None
+        self._known: tuple[int, int] = (0, 0)
+        self._is_torn = False
+        self._lock = threading.Lock()
+
+    def emit(self, event: Event, *, step: int | None = None, attempt: int | None = None, **fields: Any) -> None:
+        """Append one event; `fields` must be JSON values. Secrets are redacted. Never raises."""
+        line = {
+            "v": VERSION,
+            "t": time.time(),
+            "mono_ns": time.monotonic_ns(),
+            **self._identity,
+            "attempt": self.attempt if attempt is None else attempt,
+            "rank": self.rank,
+            "event": event.value,
+            "step": step,
+            **redact(fields),
+        }
+        try:
+            data = (json.dumps(line, default=str, separators=(",", ":")) + "\n").encode()
+            with self._lock:
+                if self._fd is None or not linux.is_still(self._fd, self._known):
+                    self._fd = None
+                    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                    self._fd = linux.aside(os.open(self.path, flags, 0o600))
+                    self._known = linux.identity(self._fd)
+                    share_like_directory(self._fd, self.path.parent)
+                    # In a container that starts again, names and process numbers are those of the one before.
+                    self._is_torn = _ends_within_a_line(self._fd)
+                # What a full disk has cut off must not take the next line with it.
+                data = b"\n" + data if self._is_torn else data
+                self._is_torn = os.write(self._fd, data) < len(data)
+                if self._is_torn:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except (OSError, ValueError, TypeError) as error:
+            say_once(
+                f"journal:{self.path}",
+                f"cannot write the journal {self.path}: {error}; events are lost from here on",
+            )
+
+    def close(self) -> None:
+        """Close the file; a later `emit` reopens it."""
+        with self._lock:
+            if self._fd is not None:
+                if linux.is_still(self._fd, self._known):
+                    os.close(self._fd)
+                self._fd = None
+
+
+def _ends_within_a_line(fd: int) -> bool:
+    size = os.fstat(fd).st_size
+    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+
+
+@attrs.frozen
+class JournalContents:
+    """What a journal directory holds: its events by time, and how many lines could not be read."""
+
+    events: tuple[dict[str, Any], ...]
+    torn_lines: int
+    unreadable_files: tuple[str, ...]
+    read_to: Mapping[str, int] = attrs.field(factory=dict)
+    """How far each file was read, to the end of a line: for a `read_journal` of what follows."""
+
+
+def journal_sizes(directory: Path) -> dict[str, int]:
+    """Return how far each file of a journal directory has come, in bytes by name: for a `read_journal` of what follows.
+
+    Opened, not looked up: only then a network file system tells the size as it is.
+    """
+    sizes: dict[str, int] = {}
+    for path in directory.glob("*.jsonl"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            sizes[path.name] = os.fstat(file.fileno()).st_size
+    return sizes
+
+
+def read_journal(directory: Path, since: Mapping[str, int] | None = None) -> JournalContents:
+    """Read every file of a journal directory; torn lines and unreadable files are counted, never fatal.
+
+    With `since` (see `journal_sizes`) only what was written after that.
+    """
+    known = since or {}
+    events: list[dict[str, Any]] = []
+    torn = 0
+    unreadable: list[str] = []
+    read_to: dict[str, int] = {}
+    for path in sorted(directory.glob("*.jsonl")):
+        try:
+            offset = known.get(path.name, 0)
+            with open(path, "rb") as file:
+                file.seek(offset)
+                data = file.read()
+            read_to[path.name] = offset + data.rfind(b"\n") + 1
+            found = list(parse_lines(data))
+            events += [event for event in found if event is not None]
+            torn += found.count(None)
+        except OSError as error:
+            unreadable.append(f"{path.name}: {error.strerror}")
+    events.sort(key=lambda event: float(event["t"]))
+    return JournalContents(events=tuple(events), torn_lines=torn, unreadable_files=tuple(unreadable), read_to=read_to)
+
+
+def parse_lines(data: bytes) -> Iterator[dict[str, Any] | None]:
+    """Yield the event of each line, None for one that cannot be read."""
+    for line in data.splitlines():
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            yield None
+            continue
+        valid = isinstance(event, dict) and isinstance(event.get("event"), str) and _is_time(event.get("t"))
+        yield event if valid else None
+
+
+def _is_time(value: Any) -> bool:
+    # JSON knows NaN and integers beyond any float; neither can be sorted among times.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
+
+
+def file_prefix(host: str) -> str:
+    """Return how the names of a host's journal files begin; another host's may begin alike, the events tell."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", host) + "-"

@@ -1,1 +1,0 @@
-"""The GPUs of a node, through NVIDIA's management library."""

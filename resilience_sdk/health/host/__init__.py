@@ -1,1 +1,0 @@
-"""What this machine has to give: memory, limits, processors, clocks, and what earlier jobs left behind."""

@@ -1,1 +1,0 @@
-"""The ways to the other nodes: fabric ports, interfaces, names, and the rendezvous."""

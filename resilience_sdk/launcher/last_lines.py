@@ -1,0 +1,107 @@
+"""Closing words: the line about a restart, and the last lines of a job, for a person."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.attribution.taxonomy import UNKNOWN
+from resilience_sdk.incidents import count_words
+from resilience_sdk.launcher.restart_policy import Decision
+from resilience_sdk.postmortem.exit_codes import JobVerdict
+from resilience_sdk.postmortem.outcome import TO_RESUME, Outcome, hint_of, to_resume
+
+_NAMES = {
+    JobVerdict.FINISHED: "finished",
+    JobVerdict.PREEMPTED: "preempted",
+    JobVerdict.HARDWARE: "stopped for hardware",
+    JobVerdict.STOP: "stopped, not to be retried",
+    JobVerdict.GIVE_UP: "failed",
+    JobVerdict.INTERRUPTED: "interrupted",
+}
+
+
+@attrs.frozen
+class JobOutcome:
+    """Where `outcome.json` of a job stands once one of its nodes has written it; `job` is the job's key."""
+
+    path: Path
+    job: str
+
+    def exit_code(self) -> int | None:
+        """Return the exit code in it if this job wrote it (an older one is removed at its start)."""
+        try:
+            data: Mapping[str, Any] = json.loads(self.path.read_text())
+            return int(data["exit_code"]) if data["job"] == self.job else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def closing_lines(outcome: Outcome) -> list[str]:
+    """Return what a person reads last: what happened, what was lost, what to do, how to resume."""
+    name = _NAMES.get(outcome.verdict, outcome.verdict.value)
+    told = outcome.reason if outcome.reason.startswith(name) else f"{name}: {outcome.reason}"
+    lines = [f"{told} (exit code {outcome.exit_code})"]
+    if outcome.verdict is JobVerdict.FINISHED:
+        return [*lines, f"run directory: {outcome.run_dir}"]
+    if outcome.what:
+        lines.append(f"last fault: {outcome.what}")
+    if outcome.incidents:
+        hangs = [known for known in outcome.incidents if known.endswith("-hang")]
+        shown = hangs[-1] if outcome.stood is not None and hangs else outcome.incidents[-1]
+        report = os.path.join(outcome.run_dir, "incidents", shown, "report.md")
+        lines.append(f"report: {report} (all: resilience why {outcome.run_dir})")
+    told_lost = outcome.verdict in (JobVerdict.PREEMPTED, JobVerdict.INTERRUPTED)
+    if outcome.checkpoint is not None or not told_lost:
+        lines.append(state_line(outcome.checkpoint, outcome.run_dir, told_lost=told_lost))
+    if hint := hint_of(outcome.verdict):
+        lines.append(f"what to do: {hint}")
+    if outcome.resume:
+        lines.append(to_resume(outcome.verdict, outcome.resume))
+    return lines
+
+
+def leaving_lines(outcome: Outcome) -> list[str]:
+    """Return what a person reads last of a node that leaves a job which goes on without it."""
+    report = [f"report: resilience why {outcome.run_dir}"] if outcome.incidents else []
+    return [
+        f"this node leaves the job: {outcome.reason} (exit code {outcome.exit_code})",
+        *report,
+        "what to do: have this node checked; the others go on without it, from the newest checkpoint",
+    ]
+
+
+def may_wrap(line: str) -> bool:
+    """Tell whether a terminal's lines may break this one: not a path or a command that is to be copied."""
+    return not line.startswith((*TO_RESUME, "report:"))
+
+
+def state_line(checkpoint: int | None, run_dir: str, *, told_lost: bool = False) -> str:
+    """Say what of the work is kept; `told_lost`: another line says how much is lost."""
+    if checkpoint is None:
+        return f"nothing saved by the SDK in {run_dir}: what the script did not save itself is lost"
+    rest = "" if told_lost else "; whatever came after it is to be done again"
+    return f"saved: the checkpoint after {count_words(checkpoint)} in {run_dir}{rest}"
+
+
+def restart_line(decision: Decision, checkpoint: int | None) -> str:
+    """Say that the ranks are started again, and what they find."""
+    wait = f" in {decision.delay_s:.0f} s" if decision.delay_s >= 1 else ""
+    if decision.waits_for is not None:
+        wait += f" and after waiting for {decision.waits_for}"
+    found = (
+        f"there is a checkpoint after {count_words(checkpoint)} to resume from"
+        if checkpoint is not None
+        else "nothing saved by the SDK to resume from, so the script starts over unless it loads its own"
+    )
+    return f"starting the ranks again{wait} ({decision.reason}): {found}"
+
+
+def fault_line(headline: str, cause: str) -> str:
+    """Return what happened and the name of its cause; what that means stands in the report."""
+    return headline if cause == UNKNOWN or cause in headline else f"{headline}: {cause}"

@@ -1,0 +1,226 @@
+"""Sidecars.
+
+Processes of ours beside the ranks of a node, kept running, and what a launcher does now and then meanwhile.
+
+Processes, and started by name, because the libraries of the sinks and the drivers of the hardware must neither cost
+the launcher memory nor be able to hurt it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say_once
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.lease import RENEW_INTERVAL_S, Lease
+from resilience_sdk.core.settings import Settings, load
+from resilience_sdk.monitor.spawn import MonitorWatch
+from resilience_sdk.system import programs
+from resilience_sdk.system.hostinfo import process_start_ticks
+from resilience_sdk.system.programs import Program
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_LOOK_MS = 50
+OVER = b"over\n"
+"""The line that says that the job has ended in order. A pipe that is closed without it: the launcher was killed."""
+
+
+class KeptProcess:
+    """Keeps one helper of a job running. Main thread; never raises, waits only in `close`."""
+
+    def __init__(
+        self,
+        what: str,
+        name: str,
+        program: Program,
+        task: Mapping[str, Any] | None,
+        journal: Journal,
+        *,
+        delay_s: float = 0.0,
+    ) -> None:
+        """Run `program` with the JSON object `task`, and who we are, on its standard input; without one nothing.
+
+        It serves `what` and is called `name` where it fails; `delay_s` seconds pass before its first start. It has to
+        end with the line `over`, or when its standard input does; closing that says that nobody need wait for the rest.
+        """
+        self._what = what
+        self._name = name
+        self._program = program
+        self._task = task
+        self._journal = journal
+        self._process: subprocess.Popen[bytes] | None = None
+        self._not_before = time.monotonic() + delay_s
+        self._pause_s = _FIRST_PAUSE_S
+
+    def keep_alive(self) -> None:
+        """Start the process where it does not run; one that dies again and again ever more rarely."""
+        now = time.monotonic()
+        if self._task is None or (self._process is not None and self._process.poll() is None):
+            return
+        if now < self._not_before:
+            return
+        if self._process is not None:
+            self._tell(f"{self._name} ended with status {self._process.returncode}")
+            _hang_up(self._process)
+        self._not_before = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        try:
+            self._process = _start(self._program, _line(self._task))
+        except OSError as error:
+            self._tell(f"{self._name} cannot be started: {error}")
+
+    def close(self, patience_s: float) -> None:
+        """Let the process end, and wait for that `patience_s` seconds; one that needs longer goes on by itself."""
+        self._task = None
+        if self._process is None:
+            return
+        _say_over(self._process)
+        _wait(self._process, patience_s)
+        _hang_up(self._process)
+
+    def _tell(self, why: str) -> None:
+        if say_once(self._what, f"{self._what}: {why}; it is started again, and the training goes on"):
+            self._journal.emit(Event.DEGRADED, what=self._what, why=why)
+
+
+def _start(program: Program, task: bytes) -> subprocess.Popen[bytes]:
+    env = {name: value for name, value in environ.environment().items() if not name.startswith(environ.INTERNAL_PREFIX)}
+    process = programs.start(program, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.write(task + b"\n")  # far less than the pipe holds, so this never waits
+        process.stdin.flush()
+    return process
+
+
+def _say_over(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        if process.stdin is not None:
+            process.stdin.write(OVER)  # one line: it fits, unless the process never read its task
+            process.stdin.flush()
+
+
+def _wait(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Wait until the process has ended, or closed its standard input, or the patience is over."""
+    if process.stdin is None or process.stdin.closed or process.poll() is not None:
+        return  # closed: the helper has ended, and the next one could not be started
+    reader = select.poll()
+    reader.register(process.stdin, 0)  # what is left to hear is that nobody reads it any more
+    for _ in range(math.ceil(1000 * patience_s / _LOOK_MS)):
+        if process.poll() is not None:
+            return
+        if reader.poll(_LOOK_MS):
+            # Its end closes the pipe too, a moment before it can be collected.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_MS / 1000)
+            return
+
+
+def _hang_up(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipe that the process listens to, which tells it that there is no launcher any more."""
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+DELIVERY_S = 2.0  # healthy sinks take milliseconds; for one that is dead nobody waits longer
+_WATCH_AFTER_S = 10.0  # not while the ranks start, which is when every processor is wanted
+
+
+class Beside:
+    """The processes beside the ranks of one node. Main thread; never raises, waits only in `close`."""
+
+    def __init__(self, run_dir: Path, job: str, settings: Settings, pages: Path | None, journal: Journal) -> None:
+        """Serve the run in `run_dir`, as far as the settings ask for it and the SDK is not disabled."""
+        on = not environ.is_disabled(environ.environment())
+        began = time.time()
+        common: dict[str, Any] = {"run_dir": str(run_dir), "job": job, "pages": None if pages is None else str(pages)}
+        lacking = load.missing(settings) if on else {}
+        for name, why in lacking.items():
+            say_once(f"sink {name}", f"telemetry: {why}")
+            journal.emit(Event.DEGRADED, what=f"sink {name}", why=why)
+        told = load.without(settings, lacking)
+        exports = {**common, "settings": told.to_json()} if told.asks_for_telemetry and on else None
+        self._exporter = KeptProcess("telemetry", "the exporter", programs.EXPORTER, exports, journal)
+        interval_s = settings.health_interval
+        watches = {**common, "interval_s": interval_s, "since": began} if interval_s > 0 and on else None
+        self._watch = KeptProcess(
+            "health",
+            "the watch",
+            programs.WATCH,
+            watches,
+            journal,
+            delay_s=min(_WATCH_AFTER_S, interval_s),
+        )
+
+    def keep_alive(self) -> None:
+        """Start what does not run."""
+        self._exporter.keep_alive()
+        self._watch.keep_alive()
+
+    def close(self) -> None:
+        """End the watch, then let the sinks take what is left, for a moment."""
+        self._watch.close(DELIVERY_S)
+        self._exporter.close(DELIVERY_S)
+
+
+def _line(task: Mapping[str, Any]) -> bytes:
+    pid = os.getpid()
+    return json.dumps({**task, "parent_pid": pid, "parent_ticks": process_start_ticks(pid)}).encode()
+
+
+_LOOK_EVERY_S = 1.0
+
+
+class Housekeeping:
+    """What has to be done now and then while ranks run: the lease, a living monitor, and what runs beside the ranks."""
+
+    def __init__(self, lease: Lease, journal: Journal, pages: Path | None, beside: Beside) -> None:
+        """Renew `lease` from now on; each call sees to `beside`, and to the monitor that watches `pages`."""
+        self._lease = lease
+        self._journal = journal
+        self._monitor = None if pages is None else MonitorWatch(pages)
+        self._beside = beside
+        self._looked: float | None = None
+        self._over = threading.Event()
+        # A thread, because the main one may wait for minutes: for other nodes, or for ranks that save and leave.
+        self._renewer = threading.Thread(target=self._renew, name="resilience-lease", daemon=True)
+        self._renewer.start()
+
+    def close(self) -> None:
+        """Stop renewing the lease, so that it can be released."""
+        self._over.set()
+        self._renewer.join(RENEW_INTERVAL_S)
+
+    def _renew(self) -> None:
+        while not self._over.wait(RENEW_INTERVAL_S):
+            if not self._lease.renew():
+                place = self._lease.path.parent
+                say_once("lease-lost", f"another job took {place} over; both write there now")
+
+    def tend(self) -> None:
+        """See to all of our processes. Main thread."""
+        now = time.monotonic()
+        if self._looked is not None and now - self._looked < _LOOK_EVERY_S:
+            return
+        self._looked = now
+        if self._monitor is not None:
+            try:
+                self._monitor.keep_alive()
+            except Exception as error:  # noqa: BLE001 - without a monitor the ranks run all the same
+                if say_once("monitor", f"the monitor cannot be started, hangs are not detected: {error}"):
+                    self._journal.emit(Event.DEGRADED, what="monitor", why=str(error))
+        self._beside.keep_alive()

@@ -1,0 +1,545 @@
+"""The response to a confirmed hang.
+
+One report of it, and the end of the ranks that are stuck, which always finishes.
+
+Signals go through pidfds only, so never to a process that got the number of a dead rank. Each is journalled,
+and before each the caller is asked whether this monitor is still the one in charge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from resilience_sdk.attribution.exceptions import is_our_frame, is_users_frame
+from resilience_sdk.core import console
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.job_config import JobConfig
+from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.settings import settings_from_json
+from resilience_sdk.hang.culprit import CulpritFinding, find_culprits
+from resilience_sdk.hang.detect import Judgement, LateRank
+from resilience_sdk.hang.timers import RankState
+from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore, event_fields
+from resilience_sdk.monitor.evidence import CloseLook
+from resilience_sdk.monitor.learning import Learner
+from resilience_sdk.monitor.node_summary import HangVerdict, succession
+from resilience_sdk.monitor.nodes import Nodes
+from resilience_sdk.monitor.other_launchers import DeathWatch
+from resilience_sdk.monitor.pending_exceptions import blame_exceptions
+from resilience_sdk.monitor.ranks import Target, WatchedRank
+from resilience_sdk.recorder.page_reader import snapshot_to_json
+from resilience_sdk.system.procfs import has_signal, status_fields
+
+_NS_PER_S = 1_000_000_000
+_KILL_GRACE_S = 5.0
+
+
+@attrs.frozen
+class Escalation:
+    """How it ended: ranks that are gone, ranks still there, and whether another monitor took over."""
+
+    ended: tuple[int, ...]
+    survivors: tuple[int, ...]
+    broken_off: bool
+
+
+def end_ranks(
+    targets: Sequence[Target],
+    *,
+    term_grace_s: float,
+    reason: str,
+    journal: Journal,
+    in_charge: Callable[[], bool],
+    kill_grace_s: float = _KILL_GRACE_S,
+) -> Escalation:
+    """End the ranks in the given order and return what became of them; takes at most both graces.
+
+    Args:
+        targets: The ranks to end, those to be signalled first (the culprits) in front.
+        term_grace_s: How long they may take after SIGTERM, all together (`Settings.term_grace`).
+        reason: Journalled beside every signal.
+        journal: Gets a `signal_sent` event per signal.
+        in_charge: Asked before every signal; once it says no, nothing more is sent.
+        kill_grace_s: How long to look on after SIGKILL. A rank in uninterruptible sleep survives it.
+    """
+    waiting = list(targets)
+    for number, grace_s in ((signal.SIGTERM, term_grace_s), (signal.SIGKILL, kill_grace_s)):
+        for target in waiting:
+            if not target.alive:
+                continue
+            if not in_charge():
+                return _outcome(targets, broken_off=True)
+            _send(target, number, reason, journal)
+        waiting = _wait(waiting, grace_s, in_charge)
+        if not waiting:
+            break
+    return _outcome(targets, broken_off=False)
+
+
+def _send(target: Target, number: signal.Signals, reason: str, journal: Journal) -> None:
+    """Send one signal. A stopped process is then continued, because it would not see SIGTERM before.
+
+    In this order: the pending SIGTERM is the first thing that a continued process meets, not its own code. One that
+    handles SIGTERM would take it for a scheduler's notice and go on, so it is killed as it stands.
+    """
+    status = status_fields(target.pid)
+    numbers: list[signal.Signals] = [number]
+    if number == signal.SIGTERM and status.get("State", "")[:1] in ("T", "t"):
+        handles = has_signal(status.get("SigCgt"), signal.SIGTERM) or has_signal(status.get("SigIgn"), signal.SIGTERM)
+        numbers = [signal.SIGKILL] if handles else [signal.SIGTERM, signal.SIGCONT]
+    for each in numbers:
+        error = None
+        try:
+            if not target.send(each):
+                return
+        except OSError as failure:
+            error = failure.strerror
+        journal.emit(
+            Event.SIGNAL_SENT,
+            rank=target.rank,
+            pid=target.pid,
+            signal=each.name,
+            reason=reason,
+            error=error,
+        )
+
+
+def _wait(targets: Sequence[Target], grace_s: float, in_charge: Callable[[], bool]) -> list[Target]:
+    """Return the targets that are still there after the grace, or as soon as none is.
+
+    Returns early, too, when another monitor has taken over; the caller notices before its next signal.
+    """
+    end_ns = time.monotonic_ns() + int(grace_s * _NS_PER_S)
+    remaining = [target for target in targets if target.alive]
+    poller = select.poll()
+    for target in remaining:
+        if target.pidfd >= 0:
+            poller.register(target.pidfd, select.POLLIN)
+    longest_ms = 250.0 if all(target.pidfd >= 0 for target in remaining) else 20.0
+    while remaining and in_charge():
+        left_ms = (end_ns - time.monotonic_ns()) / 1_000_000
+        if left_ms <= 0:
+            break
+        for pidfd, _ in poller.poll(min(left_ms, longest_ms)):
+            poller.unregister(pidfd)
+        remaining = [target for target in remaining if target.alive]
+    return remaining
+
+
+def _outcome(targets: Sequence[Target], *, broken_off: bool) -> Escalation:
+    survivors = tuple(target.rank for target in targets if target.alive)
+    ended = tuple(target.rank for target in targets if target.rank not in survivors)
+    return Escalation(ended, survivors, broken_off)
+
+
+SILENT_NODE = "network_node_unreachable"  # not a rank that stands still: its whole node is not heard
+_DOES = {
+    "hang_rank_stopped": "is stopped",
+    "hang_rank_spinning": "makes no progress",
+    "hang_rank_late": "is busy for too long",
+}
+_NEXT = {
+    "restart": "  next: the ranks are restarted",
+    "kill": "  next: the stuck ranks are ended, so that the launcher's restart policy acts",
+    "report": "  next: nothing is done to it; `resilience run --on-hang restart` would start the ranks again, "
+    "RESILIENCE_ON_HANG=kill would end them for another launcher to do so",
+}
+
+
+def hang_incident(
+    judgement: Judgement,
+    finding: CulpritFinding,
+    states: Sequence[RankState],
+    frames: Mapping[int, Sequence[str]],
+    facts: Iterable[Evidence],
+    *,
+    attempt: int | None,
+    on_hang: str,
+    now_ns: int,
+    now: float,
+) -> Incident:
+    """Return the incident. `now_ns` is the monotonic clock of this host, `now` is Unix time in seconds."""
+    by_rank = {state.rank: state for state in states}
+    blamed = [by_rank[rank] for rank in finding.culprits or judgement.waited_for if rank in by_rank]
+    late = {suspect.rank: suspect for suspect in judgement.suspects}
+    stuck_s = [s for state in blamed if (s := _stuck_s(state, late.get(state.rank), now_ns)) is not None]
+    if blamed and not stuck_s:  # of a silent node nothing is known: those who wait for it tell
+        stuck_s = [suspect.elapsed_s for suspect in judgement.suspects]
+    return Incident(
+        attempt=attempt,
+        detected_at=now,
+        detection_latency_s=max(stuck_s, default=None),
+        culprits=tuple(_culprit(by_rank.get(rank), rank, frames) for rank in finding.culprits),
+        victims=finding.victims,
+        category=finding.category,
+        cause=finding.cause,
+        action="restart" if on_hang != "report" else "none",
+        confidence=finding.confidence,
+        evidence=(*finding.evidence, *_rule(judgement), *map(_suspect_evidence, judgement.suspects), *facts),
+    )
+
+
+def _rule(judgement: Judgement) -> tuple[Evidence, ...]:
+    """Return by which rule the job is called hung."""
+    if judgement.due is None:
+        return (Evidence("rule", judgement.detail),)
+    return (Evidence("rule", f"called hung by {'the setting ' if judgement.due.is_set else ''}{judgement.due.rule}"),)
+
+
+def hang_lines(incident: Incident, on_hang: str, run_dir: str) -> list[str]:
+    """Return what a person is told when a hang is confirmed: who, where, why, and what happens next."""
+    if incident.cause == SILENT_NODE:
+        lines = [f"HANG: {headline(incident)}"]
+    elif incident.culprits:
+        lines = []
+        for culprit in incident.culprits:
+            lines.append(f"HANG: {who(culprit, incident.cause)} ({incident.cause})")
+            lines += [f"  at {frame}" for frame in shown_frames(culprit.stack)]
+    else:
+        lines = [f"HANG: no single rank is to blame ({incident.category}: {incident.cause})"]
+    if incident.victims:
+        lines.append(f"  waiting for it: {len(incident.victims)} rank(s), {_some(incident.victims)}")
+    first = 1 if incident.cause == SILENT_NODE else 0
+    lines += [f"  why: {evidence.text}" for evidence in incident.evidence[first:2]]
+    lines += [f"  rule: {evidence.text}" for evidence in incident.evidence if evidence.source == "rule"]
+    if incident.id is not None:
+        lines.append(f"  report: {run_dir}/incidents/{incident.id}/report.md")
+    lines.append(_NEXT[on_hang])
+    return lines
+
+
+def headline(incident: Incident) -> str:
+    """Say in a few words who hangs, for the screens of other nodes."""
+    if incident.cause == SILENT_NODE and incident.evidence:
+        return f"{incident.evidence[0].text} ({incident.cause})"
+    if not incident.culprits:
+        return f"no single rank is to blame ({incident.category}: {incident.cause})"
+    return "; ".join(who(culprit, incident.cause) for culprit in incident.culprits[:4]) + f" ({incident.cause})"
+
+
+def shown_frames(stack: Sequence[str]) -> list[str]:
+    """Return the few frames that a person wants: innermost first, ours left out, a line of the user's among them."""
+    frames = [frame for frame in stack if not is_our_frame(frame)] or list(stack)
+    shown = frames[:3]
+    if any(map(is_users_frame, shown)):
+        return shown
+    return frames[:2] + list(filter(is_users_frame, frames))[:1] or shown
+
+
+def who(culprit: Culprit, cause: str | None) -> str:
+    """Say what which rank does, and where."""
+    where = f" in section '{culprit.section}'" if culprit.section else " outside of any section"
+    step = f" at {culprit.told_step}" if culprit.told_step else ""
+    return f"rank {culprit.rank} on {culprit.node} {_DOES.get(cause or '', 'stands still')}{step}{where}"
+
+
+def _culprit(state: RankState | None, rank: int, frames: Mapping[int, Sequence[str]]) -> Culprit:
+    if state is None:
+        return Culprit(rank=rank, node=None, step=None, section=None, stack=())
+    page = state.snapshot
+    step, is_global = (None, None) if page is None else (page.step, page.step_is_global)
+    stack = tuple(frames.get(rank, ()))
+    return Culprit(rank=rank, node=state.node, step=step, section=state.section, stack=stack, step_is_global=is_global)
+
+
+def _stuck_s(state: RankState, suspect: LateRank | None, now_ns: int) -> float | None:
+    """Return for how long a rank has been stuck, by the clock that its page's times are of.
+
+    One that still moved after its deadline (in inner sections, say) does not stand still: it counts from the
+    entry into what it does not come out of.
+    """
+    snapshot = state.snapshot
+    if snapshot is None:
+        return None
+    read_ns = now_ns if state.now_ns is None else state.now_ns
+    still_s = (read_ns - max(snapshot.created_ns, snapshot.main_lane.last_ns)) / 1e9
+    if suspect is not None and suspect.deadline_s is not None and still_s < suspect.elapsed_s - suspect.deadline_s:
+        return suspect.elapsed_s
+    return still_s
+
+
+def _suspect_evidence(suspect: LateRank) -> Evidence:
+    limit = "no deadline" if suspect.deadline_s is None else f"deadline {suspect.deadline_s:.2f} s"
+    return Evidence("deadline", f"rank {suspect.rank}: {suspect.name} for {suspect.elapsed_s:.2f} s ({limit})")
+
+
+def _some(ranks: tuple[int, ...]) -> str:
+    return ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if len(ranks) > 8 else "")
+
+
+# How much longer a node that is cut off leaves the report to the others: nodes tell every two seconds, so they may see
+# the same silence end two seconds apart, and a busy machine takes its time.
+_CUT_OFF_S = 6.0
+_TURN_S = 1.0  # how long the node whose turn it is to report a hang may take before the next one does
+_TERM_GRACE_S = 1.0  # a hung rank that handles SIGTERM gets this long; its peers only wait for it
+
+
+class HangResponse:
+    """Reports hangs of one job from one node, or follows the report of another. The monitor's thread only."""
+
+    def __init__(
+        self,
+        pages: Path,
+        config: JobConfig,
+        journal: Journal,
+        in_charge: Callable[[], bool],
+        *,
+        store: IncidentStore,
+        nodes: Nodes,
+        learner: Learner,
+        deaths: DeathWatch | None,
+    ) -> None:
+        """Write incidents into `store` and verdicts into `pages`; `deaths` is told which deaths are explained."""
+        self._pages = pages
+        self._config = config
+        self._settings = settings_from_json(config.settings)
+        self._journal = journal
+        self._in_charge = in_charge
+        self._store = store
+        self._nodes = nodes
+        self._learner = learner
+        self._deaths = deaths
+        self.begin(None)
+
+    def begin(self, attempt: int | None) -> None:
+        """Begin an attempt: nothing has been reported in it."""
+        self._attempt = attempt
+        self._confirmed_at: float | None = None
+        self._reported: object = None
+        self._followed: HangVerdict | None = None
+        self._announced: HangVerdict | None = None  # comes back, passed on by the others
+        self._older = {incident.id for incident in self._hangs()} if self._nodes.several else set()
+
+    def relax(self) -> None:
+        """Note that no hang is confirmed at this moment."""
+        self._confirmed_at = None
+
+    def is_reported(self, judgement: Judgement, states: Sequence[RankState]) -> bool:
+        """Tell whether this is the hang that was reported already: a hang that lasts is one incident."""
+        if judgement.kind != "confirmed" or self._reported is None:
+            return False
+        return _position(judgement, states) == self._reported
+
+    def act(
+        self, judgement: Judgement, ranks: Sequence[WatchedRank], states: Sequence[RankState], look: CloseLook
+    ) -> bool:
+        """Report a confirmed hang, if it is this node's turn, and end the stuck ranks where that is wished.
+
+        Tell whether it is reported now, by this node or by another.
+        """
+        if not self._in_charge():
+            return False
+        frames, flight = self._nodes.evidence(states, look)
+        finding = find_culprits(states, frames, flight, on_cuda=_on_cuda())
+        finding = blame_exceptions(finding, ranks)
+        if self._followed is not None and set(self._followed.culprits) == set(finding.culprits):
+            self._reported = _position(judgement, states)
+            return True
+        if not self._is_our_turn(finding, ranks):
+            return False
+        self._journal.emit(
+            Event.CONFIRMED,
+            waited_for=list(judgement.waited_for),
+            culprits=list(finding.culprits),
+            detail=judgement.detail,
+        )
+        self._reported = _position(judgement, states)
+        incident = self._write_incident(judgement, finding, states, frames, look)
+        if not finding.conclusive or _is_unnamed(judgement, states):
+            for name in {suspect.name for suspect in judgement.suspects}:
+                self._learner.book.double(name)
+        for line in hang_lines(incident, self._config.on_hang, self._config.run_dir):
+            console.say(line)
+        places, free, final = self._count_ending(judgement, finding, states)
+        verdict = HangVerdict(incident.id, finding.culprits, incident.cause, headline(incident), free, final, places)
+        if self._config.on_hang != "report":
+            self._write_verdict(verdict)
+        self._announced = verdict
+        self._nodes.announce(verdict, _own(states), look)
+        if self._config.on_hang != "report":
+            self._end(verdict, ranks)
+        return True
+
+    def _count_ending(
+        self, judgement: Judgement, finding: CulpritFinding, states: Sequence[RankState]
+    ) -> tuple[tuple[str, ...], bool, str | None]:
+        """Remember that the job ends here.
+
+        Return the places that count, whether it costs no restart, and why it was the last, if so. A deadline that
+        somebody set is his, and nothing is learned from it.
+        """
+        due = judgement.due
+        if self._config.on_hang == "report" or due is None or due.is_set:
+            return (), False, None
+        blamed = finding.culprits or judgement.waited_for
+        named = [state for state in states if state.rank in blamed and state.place]
+        # Only who was not surely stopped may have been ended wrongly: other endings teach nothing about the place.
+        counts = bool(finding.culprits) and finding.cause != "hang_rank_stopped"
+        places = tuple({(state.place if counts else f"{finding.cause}: {state.place}"): None for state in named})
+        free = self._note_ending(places)
+        final = None
+        if due.final and finding.cause == "hang_rank_stuck" and named:
+            state = named[0]
+            times = state.endings + 1
+            final = (
+                f"rank {state.rank} stood still {times} times at the same place ({state.place}): somebody has to look"
+            )
+        return places, free, final
+
+    def _note_ending(self, places: Sequence[str]) -> bool:
+        """Count an ending at each of these places; tell whether it is the first at all of them, and costs nothing."""
+        free = all([self._learner.places.end(place) for place in places]) and bool(places)
+        self._learner.save()
+        return free
+
+    def _is_our_turn(self, finding: CulpritFinding, ranks: Sequence[WatchedRank]) -> bool:
+        """Tell whether this node reports the hang: at once if it is the culprit's, else when that is silent.
+
+        Before that the other nodes are given a moment to answer: alone, no node can tell culprits from victims.
+        """
+        if self._confirmed_at is None:
+            self._confirmed_at = time.monotonic()
+        if not self._nodes.all_heard() and time.monotonic() - self._confirmed_at < _TURN_S:
+            return False
+        order = succession(finding.culprits, self._nodes.ranks_of([watched.rank for watched in ranks]))
+        turn_s = order.index(self._nodes.me) * _TURN_S
+        if self._nodes.is_cut_off():
+            turn_s += _CUT_OFF_S + self._nodes.me * _TURN_S / 2
+        return time.monotonic() - self._confirmed_at >= turn_s
+
+    def follow_others(self, ranks: Sequence[WatchedRank], states: Sequence[RankState]) -> bool:
+        """Act on a hang that another node has reported: end our ranks too, so that all start again."""
+        told = self._nodes.verdict()
+        if told is None or told[1] in (self._followed, self._announced) or not self._in_charge():
+            return False
+        name, verdict = told
+        self._followed = verdict
+        self._journal.emit(Event.CONFIRMED, culprits=list(verdict.culprits), by=name, id=verdict.incident)
+        if self._config.on_hang == "report":
+            self._nodes.pass_on(verdict, states)
+            return False
+        self._note_ending(verdict.places)
+        self._write_verdict(verdict)
+        self._nodes.pass_on(verdict, states)
+        console.say(f"HANG, told by {name}: {verdict.headline}")
+        self._end(verdict, ranks)
+        return True
+
+    def _write_incident(
+        self,
+        judgement: Judgement,
+        finding: CulpritFinding,
+        states: Sequence[RankState],
+        frames: Mapping[int, Sequence[str]],
+        look: CloseLook,
+    ) -> Incident:
+        now_ns = time.monotonic_ns()
+        incident = hang_incident(
+            judgement,
+            finding,
+            states,
+            frames,
+            (*look.facts, *self._nodes.facts(now_ns)),
+            attempt=self._attempt,
+            on_hang=self._config.on_hang,
+            now_ns=now_ns,
+            now=time.time(),
+        )
+        pages = {state.rank: snapshot_to_json(state.snapshot) for state in states if state.snapshot is not None}
+        stacks = {rank: "\n".join(("innermost first:", *lines, "")) for rank, lines in frames.items()}
+        texts = {**stacks, **look.texts}
+        try:
+            incident, is_ours = self._store.create_once("hang", incident, texts, pages, same=self._twin_of(incident))
+        except OSError as error:
+            is_ours = True
+            console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
+        if is_ours:
+            self._journal.emit(Event.INCIDENT, **event_fields(incident))
+        return incident
+
+    def _twin_of(self, incident: Incident) -> Callable[[Incident], bool]:
+        """Return what tells the same hang where another node has just written it, having been thought silent.
+
+        Two nodes may see at one moment that a third is lost, and nodes that do not hear one another blame one
+        another: the first to write is right for all.
+        """
+        named = {culprit.rank for culprit in incident.culprits}
+        by_several = self._nodes.several and self._config.on_hang != "report"
+
+        def is_twin(other: Incident) -> bool:
+            same = {culprit.rank for culprit in other.culprits} == named
+            apart = incident.cause == other.cause == SILENT_NODE
+            return by_several and (same or apart) and other.attempt == incident.attempt and other.id not in self._older
+
+        return is_twin
+
+    def _hangs(self) -> list[Incident]:
+        try:
+            return [incident for incident in self._store.all() if incident.kind == "hang"]
+        except OSError:
+            return []
+
+    def _end(self, verdict: HangVerdict, ranks: Sequence[WatchedRank]) -> None:
+        """End the stuck ranks; our launcher, or a foreign one by its own policy, does the rest."""
+        living = [watched.target for watched in ranks if watched.alive and watched.target is not None]
+        guilty = [target for target in living if target.rank in verdict.culprits]
+        escalation = end_ranks(
+            guilty or living,
+            term_grace_s=min(_TERM_GRACE_S, self._settings.term_grace),
+            reason=f"hang, incident {verdict.incident}",
+            journal=self._journal,
+            in_charge=self._in_charge,
+        )
+        if escalation.survivors:
+            console.say(f"cannot end {escalation.survivors}: they survive SIGKILL, which means the kernel holds them")
+        if self._deaths is not None:
+            self._deaths.explained(self._attempt, free=verdict.free, final=verdict.final)
+
+    def _write_verdict(self, verdict: HangVerdict) -> None:
+        facts = {
+            "attempt": self._attempt,
+            "kind": "hang",
+            "incident": verdict.incident,
+            "at_ns": time.monotonic_ns(),
+            "free": verdict.free,
+            "final": verdict.final,
+        }
+        temporary = self._pages / f".verdict.{os.getpid()}"
+        try:
+            temporary.write_text(json.dumps(facts))
+            temporary.replace(self._pages / f"verdict-{self._attempt}.json")
+        except OSError as error:
+            console.say_once("verdict", f"cannot tell the launcher about the hang: {error}")
+
+
+def _position(judgement: Judgement, states: Sequence[RankState]) -> object:
+    """Return what stays the same while a hang lasts, whatever else becomes late in the meantime: nobody has come on."""
+    pages = {state.rank: state.snapshot for state in states if state.rank in judgement.waited_for}
+    return tuple((rank, (p.pid, p.beats, p.done) if p is not None else None) for rank, p in sorted(pages.items()))
+
+
+def _own(states: Sequence[RankState]) -> list[RankState]:
+    """Return the states of this node's ranks: only those of others carry a clock of their own."""
+    return [state for state in states if state.now_ns is None]
+
+
+def _is_unnamed(judgement: Judgement, states: Sequence[RankState]) -> bool:
+    """Tell whether all that expired is time that nobody named.
+
+    Rank 0 may export in it while the others wait, in every attempt anew: it must get through some time.
+    """
+    late = {suspect.rank for suspect in judgement.suspects}
+    return all(not state.stack or state.stack[-1].kind == "pulse" for state in states if state.rank in late)
+
+
+def _on_cuda() -> bool:
+    """Tell whether this node has NVIDIA devices, where Python runs ahead of what the device does."""
+    return os.path.exists("/proc/driver/nvidia/version")

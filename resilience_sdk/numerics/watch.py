@@ -1,0 +1,255 @@
+"""`check()`: what a training calls once per step, and what follows from a bad value.
+
+It keeps the values of this call, judges those of the call before, and returns. Files are written in a thread, unless
+the process is about to end over it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import attrs
+
+from resilience_sdk.core import console
+from resilience_sdk.core.events import Event
+from resilience_sdk.errors import ConfigError, NumericsError
+from resilience_sdk.incidents import IncidentStore, event_fields
+from resilience_sdk.numerics.anomaly import GRAD_NORM_FACTOR, LOSS_FACTOR, QUIET_STEPS, Spikes, Trouble, found_in
+from resilience_sdk.numerics.deferred_read import DeferredRead
+from resilience_sdk.numerics.recording import AttemptPlace, record
+from resilience_sdk.recorder import lookup
+
+if TYPE_CHECKING:
+    from resilience_sdk.core.journal import EventSink
+
+Policy = Literal["warn", "rollback", "raise"]
+
+_POLICIES = ("warn", "rollback", "raise")
+_INFINITY = float("inf")
+
+
+@attrs.frozen
+class NumericsContext:
+    """What a rank's session gives to who watches its numbers."""
+
+    run_dir: Path
+    journal: EventSink
+    attempt: Callable[[], AttemptPlace]
+    """Asked when there is trouble: the size of the world may be known late."""
+    rank: Callable[[], int]
+    step: Callable[[], tuple[int, bool]]
+    """The step that this thread is in, and whether all ranks and attempts number it alike; -1 before the first."""
+    explain: Callable[[str], str]
+    pages: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
+    """This rank's page by its number, as incidents keep it: how far the training had come."""
+    restarts: bool = False
+    """Whether somebody starts the ranks again when one raises."""
+    skip_batches: int = 1
+    """How many batches, from the bad one on, are left out after a rollback."""
+
+
+class NumericsWatch:
+    """The numbers of one rank. The thread that trains."""
+
+    def __init__(self, side: NumericsContext) -> None:
+        self._side = side
+        self._reading = DeferredRead()
+        self._spikes = (Spikes(LOSS_FACTOR), Spikes(GRAD_NORM_FACTOR))
+        self._calls = -1
+        self._policy: Policy = "warn"
+        self._good_in_a_row: int | None = None  # None: nothing is wrong
+        self._writer: threading.Thread | None = None
+        self._is_ending = False
+
+    def check(self, loss: Any, grad_norm: Any, policy: Policy) -> Trouble | None:
+        """See `check`."""
+        if policy != self._policy:
+            self._choose(policy)
+        found = self.judge()
+        self._calls += 1
+        step, is_global = self._side.step()
+        self._reading.put(step if step >= 0 else self._calls, is_global, loss, grad_norm)
+        return found
+
+    def judge(self, *, wait: bool = False) -> Trouble | None:
+        """Judge the values that are there; return the first trouble among them. May raise NumericsError."""
+        first = None
+        for step, is_global, loss, grad_norm in self._reading.ready(wait=wait):
+            trouble = self._look(step, is_global, loss, grad_norm)
+            if trouble is None:
+                if self._good_in_a_row is not None:
+                    self._note_good(step)
+            else:
+                first = first or trouble
+                self._act(trouble)
+        return first
+
+    def _look(self, step: int, is_global: bool, loss: float | None, grad_norm: float | None) -> Trouble | None:
+        if loss is not None and (not -_INFINITY < loss < _INFINITY or self._spikes[0].is_spike(loss)):
+            return self._trouble(step, is_global, "loss", loss, self._spikes[0].usual)
+        if grad_norm is not None and (not grad_norm < _INFINITY or self._spikes[1].is_spike(grad_norm)):
+            return self._trouble(step, is_global, "grad_norm", grad_norm, self._spikes[1].usual)
+        return None
+
+    def _trouble(
+        self, step: int, is_global: bool, name: Literal["loss", "grad_norm"], value: float, usual: float
+    ) -> Trouble:
+        found = found_in(value)
+        rank = self._side.rank()
+        return Trouble(rank, step, name, found or "spike", value, is_global, usual if found is None else None)
+
+    def _choose(self, policy: Policy) -> None:
+        if policy not in _POLICIES:
+            raise ConfigError(f'numerics.check(policy={policy!r}): expected "warn", "rollback" or "raise"')
+        self._policy = policy
+        if policy == "rollback" and not self._side.restarts:
+            self._say_only_warns("nobody starts this job again when it goes back; start it with `resilience run`")
+
+    def _act(self, trouble: Trouble) -> None:
+        is_first, self._good_in_a_row = self._good_in_a_row is None, 0
+        leaves = self._policy == "raise" or (self._policy == "rollback" and self._can_go_back(trouble))
+        if not is_first and not leaves:
+            return
+        action = {"raise": "restart", "rollback": "rollback"}[self._policy] if leaves else "none"
+        self._side.journal.emit(
+            Event.NUMERICS,
+            step=trouble.step,
+            what=trouble.name,
+            found=trouble.found,
+            value=repr(trouble.value),
+            usual=trouble.usual,
+            is_global=trouble.is_global,
+            action=action,
+            skip_batches=self._side.skip_batches if action == "rollback" else 0,
+        )
+        if leaves or self._is_ending:
+            self._record(trouble, action)
+            if leaves:
+                self._leave(trouble)
+            return
+        self._writer = threading.Thread(
+            target=self._record, args=(trouble, action), name="resilience-numerics", daemon=True
+        )
+        self._writer.start()
+
+    def _can_go_back(self, trouble: Trouble) -> bool:
+        if self._side.restarts and not trouble.is_global:
+            self._say_only_warns("its steps have no numbers; use Run.steps, or heartbeat(step=step)")
+        return self._side.restarts and trouble.is_global
+
+    def _say_only_warns(self, why: str) -> None:
+        if console.say_once("numerics rollback", f'numerics.check(policy="rollback") only warns: {why}'):
+            self._side.journal.emit(Event.DEGRADED, what="numerics", why=why)
+
+    def _leave(self, trouble: Trouble) -> NoReturn:
+        goes_back = "; going back to the last good checkpoint" if self._policy == "rollback" else ""
+        raise NumericsError(f"{trouble.text}{goes_back}")
+
+    def _note_good(self, step: int) -> None:
+        self._good_in_a_row = (self._good_in_a_row or 0) + 1
+        if self._good_in_a_row >= QUIET_STEPS:
+            self._good_in_a_row = None
+            self._side.journal.emit(Event.NUMERICS, step=step, found="good", action="none")
+
+    def _record(self, trouble: Trouble, action: str) -> None:
+        """Write the incident, and say it where it is news. Any thread; never raises."""
+        side = self._side
+        try:
+            store = IncidentStore(side.run_dir, explain=side.explain)
+            recorded = record(store, trouble, side.attempt(), action, time.time(), side.pages())
+        except Exception as error:  # noqa: BLE001 - never hurt the run
+            if console.say_once("numerics", f"{trouble.text}; the incident cannot be written: {error}"):
+                side.journal.emit(Event.DEGRADED, what="numerics", why=str(error))
+            return
+        if recorded is not None and recorded.is_news:
+            incident = recorded.incident
+            console.say(f"NUMERICS: {incident.evidence[0].text} (incident {incident.id})")
+            side.journal.emit(Event.INCIDENT, step=trouble.step, **event_fields(incident))
+
+    def close(self, *, wait: bool) -> None:
+        """Judge what is left, and let the files be written: the end of the process."""
+        self._is_ending = True
+        self._policy = "warn"
+        self.judge(wait=wait)
+        if self._writer is not None:
+            self._writer.join(timeout=5.0)
+
+
+_side: NumericsContext | None = None
+_watch: NumericsWatch | None = None
+
+
+def listen(side: NumericsContext) -> None:
+    """Take what the session gives. Called by the session."""
+    global _side
+    _side = side
+
+
+def check(*, loss: Any = None, grad_norm: Any = None, policy: Policy = "warn") -> Trouble | None:
+    """Look for NaN, infinity and spikes, one call late; return what was wrong with the values of an earlier call.
+
+    Call it once per optimizer step, on every rank, with the rank's own loss and the norm that
+    `clip_grad_norm_` returns (numbers, or tensors of one element on any device). It never waits for a device: the
+    values are copied behind the work that makes them and judged at the next call or, where the device is further
+    behind, at a later one. A spike is a value far above those of the last 128 steps.
+
+    Args:
+        loss: The loss, before it is averaged over ranks: then a bad one names its rank.
+        grad_norm: The norm of the gradients, after they were reduced.
+        policy: `warn` prints a line and writes an incident. `rollback` raises too, where somebody starts the ranks
+            again: they go on from the last checkpoint before the bad step, and `Run.steps` leaves out its batch.
+            `raise` raises in any case.
+
+    Raises:
+        NumericsError: With `raise` and `rollback`, in the call after a bad value.
+        ConfigError: A value is no number, or the policy is none of these.
+    """
+    watch = _watch
+    if watch is None:
+        watch = _start()
+        if watch is None:
+            return None
+    try:
+        return watch.check(loss, grad_norm, policy)
+    except NumericsError as error:
+        raise error.with_traceback(None) from None  # of our frames: what counts is where the training stood
+
+
+def settle() -> None:
+    """Judge what has not been judged yet, waiting for the device: before a save that is to be good.
+
+    Raises like `check`. `Run.steps` calls it at its end.
+    """
+    if _watch is not None:
+        _watch.judge(wait=True)
+
+
+def close(*, wait: bool) -> None:
+    """End with the process: judge and write what the last step left, after a wait for the device. Never raises."""
+    if _watch is not None:
+        try:
+            _watch.close(wait=wait)
+        except Exception as error:  # noqa: BLE001 - the device may be the reason why the process ends
+            console.say_once("numerics", f"the last values were not judged: {error}")
+
+
+def _start() -> NumericsWatch | None:
+    global _watch
+    if lookup.recorder() is None or _side is None:  # the former starts the session, which calls `listen`
+        return None
+    _watch = NumericsWatch(_side)
+    return _watch
+
+
+def _forget() -> None:
+    global _side, _watch
+    _side = _watch = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

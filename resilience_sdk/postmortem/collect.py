@@ -1,0 +1,207 @@
+"""The collection of evidence around an attempt.
+
+Memory kills, ends of logs, the kernel's words, checkpoints. Never raises for them.
+
+What a rank prints is not captured unless the user asks for it: a pipe through the launcher could block a rank. It
+is found where it went anyway: in the rank's own log file (`--redirects`, `--tee`), else in the file that the
+launcher's own standard error is (`2> job.err`, or a scheduler's job log). Not on a terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import attrs
+
+from resilience_sdk.attribution.diagnosis import MOST_BYTES, KernelFindings, LogFindings, read_kernel, read_tail
+from resilience_sdk.attribution.exits import Classification, classify_exit
+from resilience_sdk.attribution.first_death import VAGUE
+from resilience_sdk.checkpoint.manifest import newest_checkpoint
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.postmortem.facts import RankExit, RankTrace
+from resilience_sdk.system import procfs
+
+_KERNEL_LOG = "/dev/kmsg"
+_MOST_RECORDS = 5000
+_RECORD_BYTES = 8192  # the kernel gives one record a read, and none is longer
+_STANDARD_ERROR = "/proc/self/fd/2"
+_BUDGET_S = 0.6  # for all logs of one attempt: the next one waits for it
+
+
+@attrs.frozen
+class LogMark:
+    """Where the logs stood when an attempt began."""
+
+    kernel: int | None  # descriptor that stands at the newest record; None where the kernel's log may not be read
+    own_size: int  # bytes in our standard error, where that is a file
+
+
+def mark(kernel_log: str = _KERNEL_LOG) -> LogMark:
+    """Note where the logs stand. `close` the mark when the attempt is over."""
+    kernel: int | None = None
+    with contextlib.suppress(OSError):
+        kernel = os.open(kernel_log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(kernel, 0, os.SEEK_END)
+    return LogMark(kernel, _own_size() or 0)
+
+
+def close(marked: LogMark) -> None:
+    """Give the descriptor back."""
+    if marked.kernel is not None:
+        with contextlib.suppress(OSError):
+            os.close(marked.kernel)
+
+
+def kernel_findings(marked: LogMark, pids: Iterable[int], *, oom_seen: bool | None) -> KernelFindings:
+    """Return what the kernel said since then of these processes and of the node."""
+    if marked.kernel is None:
+        return KernelFindings()
+    return read_kernel(_kernel_messages(marked.kernel), pids, oom_seen=oom_seen)
+
+
+def rank_findings(files: Mapping[int, Sequence[str]]) -> dict[int, Classification]:
+    """Return what the logs of these ranks say of their ends, by rank, in the order given, while there is time."""
+    deadline = time.monotonic() + _BUDGET_S
+    found: dict[int, Classification] = {}
+    for rank, names in files.items():
+        for name in names:
+            if time.monotonic() > deadline:
+                return found
+            told = read_tail(_tail(name), f"log of rank {rank}", rank)
+            if told is not None and (rank not in found or found[rank].symptom):
+                found[rank] = told.known
+    return found
+
+
+def own_findings(marked: LogMark) -> LogFindings | None:
+    """Return what all that was written to our standard error since then says, where that is a file."""
+    size = _own_size()
+    if size is None or size <= marked.own_size:
+        return None
+    return read_tail(_tail(_STANDARD_ERROR, marked.own_size), "the launcher's standard error")
+
+
+def _own_size() -> int | None:
+    with contextlib.suppress(OSError):
+        status = os.fstat(2)
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+    return None
+
+
+def _tail(name: str, since: int = 0) -> bytes:
+    with contextlib.suppress(OSError):
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            if stat.S_ISREG(status.st_mode):
+                file.seek(max(since, status.st_size - MOST_BYTES))
+                return file.read(MOST_BYTES)
+    return b""
+
+
+def _kernel_messages(fd: int) -> Iterator[str]:
+    """Yield the messages of the records `prio,seq,time,flags;message` from where the descriptor stands."""
+    for _ in range(_MOST_RECORDS):
+        try:
+            record = os.read(fd, _RECORD_BYTES)
+        except BrokenPipeError:
+            continue  # it was overwritten by newer ones; the next read goes on with those
+        except OSError:
+            return
+        if not record:
+            return
+        for line in record.decode(errors="replace").splitlines():
+            head, semicolon, message = line.partition(";")
+            if semicolon and head[:1].isdigit():
+                yield message
+
+
+_WORKERS = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d+(?:, \d+)*)\)")
+
+
+@attrs.frozen
+class OutsideView:
+    """What was seen of one attempt from outside its ranks; see `evidence.AttemptFacts`."""
+
+    cgroup_oom: bool | None = None
+    told: Mapping[int, Sequence[Classification]] = attrs.field(factory=dict)
+    node_told: Sequence[Classification] = ()
+    job_told: LogFindings | None = None
+    server_told: Sequence[Classification] = ()
+
+
+@attrs.frozen
+class Witness:
+    """How things stood when an attempt began. Call `close` when it is over."""
+
+    checkpoint: int | None
+    _kills: int | None
+    _marked: LogMark
+
+    @classmethod
+    def begin(cls, run_dir: RunDirectory) -> Witness:
+        """Look at everything now."""
+        return cls(newest_checkpoint(run_dir), procfs.oom_kills(), mark())
+
+    def close(self) -> None:
+        """Give back what is open."""
+        close(self._marked)
+
+    def look(
+        self,
+        exits: Sequence[RankExit],
+        traces: Mapping[int, RankTrace],
+        files: Mapping[int, Sequence[str]],
+        *,
+        hung: bool,
+        server: int | None = None,
+    ) -> OutsideView:
+        """Return what was seen since then; takes well under a second. `files`: logs by local rank.
+
+        Logs are read where the end of a rank alone does not tell enough, and not after a hang (`hung`), whose deaths
+        are the monitor's doing. `server`: pid of the fork server, where it was lost.
+        """
+        kills = procfs.oom_kills()
+        oom = None if kills is None or self._kills is None else kills > self._kills
+        pids = {end.rank: {end.pid, *_lost_workers(traces[end.rank])} for end in exits}
+        servers = set() if server is None else {server}
+        kernel = kernel_findings(self._marked, servers.union(*pids.values()), oom_seen=oom)
+        if server is not None:  # the ranks were ended with it, and have nothing to tell
+            return OutsideView(oom, node_told=kernel.node, server_told=tuple(kernel.processes.get(server, ())))
+        if hung:
+            return OutsideView(oom, node_told=kernel.node)
+        first_gone = sorted(exits, key=lambda end: end.order)
+        unclear = [end for end in first_gone if not end.ended_by_us and _is_unclear(end, traces[end.rank])]
+        logs = rank_findings({end.rank: files.get(end.local_rank, ()) for end in unclear})
+        told = {
+            rank: tuple(word for pid in sorted(known) for word in kernel.processes.get(pid, ()))
+            + ((logs[rank],) if rank in logs else ())
+            for rank, known in pids.items()
+        }
+        return OutsideView(oom, told, kernel.node, own_findings(self._marked) if unclear else None)
+
+
+def _is_unclear(end: RankExit, trace: RankTrace) -> bool:
+    """Tell whether the rank's log may say more than its end: an abort, a bare code, a loader whose worker is gone."""
+    known = classify_exit(end.exit_code, trace.exception)
+    return end.exit_code != 0 and (known.confidence <= VAGUE or known.cause == "dataloader_worker_killed")
+
+
+def _lost_workers(trace: RankTrace) -> set[int]:
+    """Return the process ids of the DataLoader workers that the rank's exception says are gone."""
+    found = _WORKERS.search(str((trace.exception or {}).get("message", "")))
+    return {int(pid) for pid in found[1].split(",")} if found else set()
+
+
+def look_safely(look: Callable[[], OutsideView], note: Callable[[str], None]) -> OutsideView:
+    """Return what was seen, or nothing and why in `note`: exit codes and exceptions alone still tell much."""
+    try:
+        return look()
+    except Exception as error:  # noqa: BLE001 - what jobs write into logs must not cost them a restart
+        note(f"{type(error).__name__}: {error}")
+        return OutsideView()

@@ -1,0 +1,307 @@
+"""The crash of an attempt: from what it left behind to what is said and decided about it. Pure.
+
+The launcher hands in the exits in the order it saw them and the traces of the ranks; out come the end of the
+attempt for `restart_policy` and the crash incident for `incidents`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resilience_sdk.attribution.diagnosis import LogFindings
+from resilience_sdk.attribution.exceptions import fingerprint
+from resilience_sdk.attribution.exits import Classification, classification, describe_exit, failed_resource
+from resilience_sdk.attribution.first_death import ABORT_AT_EXIT, VAGUE, Death, FirstDeath, find_first_death, weigh
+from resilience_sdk.attribution.taxonomy import lookup
+from resilience_sdk.hang.evidence import main_frames, parse_faulthandler
+from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, step_words
+from resilience_sdk.incidents.record import compact_ranks, in_short
+from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, KnownError, RankExit, RankTrace, ServerEnd
+from resilience_sdk.recorder.page_reader import RankSnapshot
+
+_CURE_OF_ABORT = "call torch.distributed.destroy_process_group()"
+_SURE_OF_ABORT = 0.9
+_SURE_OF_SERVER = 0.9
+_SURE_OF_MEMORY = 0.8  # the counter is that of the whole job
+_MOST_FRAMES = 50
+_DIRECT_CAUSE = "\nThe above exception was the direct cause of the following exception:\n"
+_MOST_ENDS = 16
+_SURELY_BEGUN_S = 60.0  # a script without a sign of progress may have been training after so long
+
+
+def first_death(facts: AttemptFacts) -> FirstDeath:
+    """Tell the culprits of the attempt from their victims.
+
+    An exception dates from when it was raised, not from when its process was gone: teardown can take longer
+    than the peers need to notice.
+    """
+    if facts.lost_server is not None:
+        return FirstDeath((), tuple(sorted(end.rank for end in facts.exits)), _server_killed(facts, facts.lost_server))
+    deaths = []
+    for end in facts.exits:
+        trace = facts.traces.get(end.rank)
+        at_ns = end.at_ns
+        if trace is not None and trace.exception_ns is not None:
+            at_ns = min(at_ns, trace.exception_ns)
+        exception = trace.exception if trace is not None else None
+        told = tuple(facts.told.get(end.rank, ()))
+        told = tuple(known for known in told if not _contradicts(known, trace))
+        page = trace.snapshot if trace is not None else None
+        group_left = page.group_left if page is not None and page.exit_state == "clean" else None
+        deaths.append(Death(end.rank, end.exit_code, exception, at_ns, facts.cgroup_oom, told, group_left))
+    first = find_first_death(deaths, ending_ns=facts.ending_ns, node_told=facts.node_told)
+    if facts.job_told is not None and _is_about(facts.job_told, first, facts):
+        node_told = (*facts.node_told, facts.job_told.known)
+        first = find_first_death(deaths, ending_ns=facts.ending_ns, node_told=node_told)
+    return first
+
+
+def _contradicts(known: Classification, trace: RankTrace | None) -> bool:
+    """Tell whether a log speaks of the end of the interpreter where the rank had not come to it, or had failed before.
+
+    A script that left with a code of its own has failed by that, whatever followed.
+    """
+    page = None if trace is None else trace.snapshot
+    return known.cause == ABORT_AT_EXIT and page is not None and page.script_exit_code != 0
+
+
+def _server_killed(facts: AttemptFacts, server: ServerEnd) -> Classification:
+    how = f"the fork server (pid {server.pid}) {describe_exit(server.code)}"
+    told = Evidence("exit", f"{how}, and the kernel ended the ranks that it had started; none of them had failed")
+    known = weigh(classification("fork_server_lost", _SURE_OF_SERVER, told), facts.server_told)
+    if server.code == -signal.SIGKILL and facts.cgroup_oom and known.cause == "fork_server_lost":
+        memory = Evidence("cgroup", "the kernel killed a process of this job for memory")
+        return classification("host_oom_kill", _SURE_OF_MEMORY, told, memory)
+    return known
+
+
+def _is_about(told: LogFindings, first: FirstDeath, facts: AttemptFacts) -> bool:
+    """Tell whether the log of all ranks may say why the culprits died: not where that is known, nor of others."""
+    known = first.classification
+    if any(_contradicts(told.known, facts.traces.get(rank)) for rank in first.culprits):
+        return False
+    is_open = known.confidence <= VAGUE or known.cause in lookup(told.known.cause).explains
+    return is_open and (not told.ranks or not told.ranks.isdisjoint(first.culprits))
+
+
+def attempt_end(facts: AttemptFacts, first: FirstDeath) -> AttemptEnd:
+    """Return what `restart_policy.decide` needs to know about the attempt."""
+    snapshots = [trace.snapshot for trace in facts.traces.values()]
+    known = first.classification
+    return AttemptEnd(
+        attempt=facts.attempt,
+        ended_by=facts.ended_by,
+        exit_codes={end.rank: end.exit_code for end in facts.exits if end.exit_code is not None},
+        error=_known_error(facts, first),
+        category=known.category,
+        cause=known.cause,
+        action=known.action,
+        confidence=known.confidence,
+        completed_a_step=completed_a_step(snapshots, facts.lasted_s),
+        checkpoint_before=facts.checkpoint_before,
+        checkpoint_after=facts.checkpoint_after,
+        stop_agreed=facts.stop_agreed,
+        free=facts.lost_server is not None,
+        aborted=tuple(sorted(end.rank for end in facts.exits if end.aborted_at_exit)),
+        all_done=bool(snapshots) and all(page is not None and page.done for page in snapshots),
+        resource=failed_resource(known.cause, (item.text for item in known.evidence)),
+    )
+
+
+def completed_a_step(snapshots: Sequence[RankSnapshot | None], lasted_s: float | None) -> bool | None:
+    """Tell whether any rank completed a step; None when that cannot be told.
+
+    A rank that dies at its start has given no sign of progress yet, whether it was going to or not, so silence
+    is told from a script that never gives one by how long the attempt lasted (seconds, None where nobody looked).
+    """
+    pages = [page for page in snapshots if page is not None]
+    if any(page.beats > 0 for page in pages):
+        return True
+    beats_expected = [page for page in pages if page.declared or page.beat_source != "none"]
+    if beats_expected:
+        return False
+    return None if lasted_s is None or lasted_s > _SURELY_BEGUN_S else False
+
+
+def crash_incident(facts: AttemptFacts, first: FirstDeath, detected_at: float, latency_s: float | None) -> Incident:
+    """Return the incident of a crash. `detected_at` is Unix time in seconds."""
+    known = first.classification
+    culprits = tuple(_culprit(rank, facts) for rank in first.culprits)
+    return Incident(
+        kind="crash",
+        attempt=facts.attempt,
+        detected_at=detected_at,
+        detection_latency_s=latency_s,
+        culprits=culprits,
+        victims=tuple(first.victims),
+        category=known.category,
+        cause=known.cause,
+        action=known.action,
+        confidence=known.confidence,
+        evidence=(*known.evidence, *_chain_evidence(facts, first), *_order_evidence(facts, first)),
+    )
+
+
+def aborted_incident(facts: AttemptFacts, at: float) -> Incident | None:
+    """Return the incident of ranks that were aborted when their scripts had ended; None where there are none."""
+    aborted = sorted((end for end in facts.exits if end.aborted_at_exit), key=lambda end: end.rank)
+    if not aborted:
+        return None
+    pages = [trace.snapshot for end in aborted if (trace := facts.traces.get(end.rank)) is not None]
+    left = all(page is not None and page.group_left for page in pages)
+    told = [
+        Evidence("exit", f"rank {end.rank} died by SIGABRT after its script had ended with code {end.exit_code}")
+        for end in aborted[:_MOST_ENDS]
+    ]
+    if left:
+        told.append(Evidence("page", "torch's process group was still there when the script had ended"))
+        told.append(Evidence(CURE, f"{_CURE_OF_ABORT} at the end of the script"))
+    known = classification(ABORT_AT_EXIT, _SURE_OF_ABORT if left else VAGUE)
+    return Incident(
+        kind="crash",
+        attempt=facts.attempt,
+        detected_at=at,
+        culprits=tuple(_culprit(end.rank, facts) for end in aborted),
+        category=known.category,
+        cause=known.cause,
+        action="none",
+        confidence=known.confidence,
+        evidence=tuple(told),
+        lost_steps=0,
+    )
+
+
+def aborted_words(facts: AttemptFacts) -> str:
+    """Say for the screen what became of those ranks, and what to do."""
+    ranks = compact_ranks(end.rank for end in facts.exits if end.aborted_at_exit)
+    many = "," in ranks or "-" in ranks
+    who = f"ranks {ranks}, whose scripts were" if many else f"rank {ranks}, whose script was"
+    return (
+        f"{who} done, died by SIGABRT while Python shut down (torch's own thread does that); nothing is lost: "
+        f"{_CURE_OF_ABORT} at the end of the script"
+    )
+
+
+def first_traceback(facts: AttemptFacts, first: FirstDeath) -> str | None:
+    """Return the traceback of the first rank to fail, where what others printed after it hides it from view.
+
+    Ranks that raised the same have printed the same: then it stands there already.
+    """
+    raised = {rank for rank, trace in facts.traces.items() if trace.exception}
+    if not first.culprits or raised <= set(first.culprits) or first.culprits[0] not in raised:
+        return None
+    text = (facts.traces[first.culprits[0]].exception or {}).get("traceback")
+    if not isinstance(text, str) or not text:
+        return None
+    return f"the first to fail was rank {first.culprits[0]}:\n{text.rstrip()}"
+
+
+def headline(facts: AttemptFacts, first: FirstDeath) -> str:
+    """Say in one line what ended the attempt: which rank, how, and in which step."""
+    ends = {end.rank: end for end in facts.exits}
+    if facts.lost_server is not None:
+        how = describe_exit(facts.lost_server.code)
+        return f"the launcher's fork server on {facts.node} {how}, and the ranks were ended with it; no rank had failed"
+    if not first.culprits:
+        codes = ", ".join(f"rank {end.rank} {describe_exit(end.exit_code)}" for end in list(facts.exits)[:4])
+        return codes or "no rank is left"
+    rank = first.culprits[0]
+    trace = facts.traces.get(rank)
+    told = describe_exit(ends[rank].exit_code) if rank in ends else "died"
+    if trace is not None and trace.exception:
+        told = f"raised {_quoted(trace.exception)}"
+    others = len(first.culprits) - 1
+    more = f" (and {others} other rank{'s' * (others > 1)} the same)" if others else ""
+    where = _where(trace.snapshot if trace is not None else None)
+    return f"rank {rank} on {facts.node} {told}{where}{more}"
+
+
+def _known_error(facts: AttemptFacts, first: FirstDeath) -> KnownError | None:
+    for rank in first.culprits:
+        trace = facts.traces.get(rank)
+        if trace is not None and trace.exception:
+            found = fingerprint(trace.exception)
+            page = trace.snapshot
+            step = page.step if page is not None and page.step_is_global else None
+            return KnownError(found.type, found.message, found.user_frame, step)
+    return None
+
+
+def _culprit(rank: int, facts: AttemptFacts) -> Culprit:
+    trace = facts.traces.get(rank)
+    page = trace.snapshot if trace is not None else None
+    exception: Mapping[str, Any] = (trace.exception if trace is not None else None) or {}
+    frames = exception.get("frames")
+    stack = tuple(str(frame) for frame in frames[:_MOST_FRAMES]) if isinstance(frames, list) else ()
+    if not stack and trace is not None and trace.stacks:  # written by the handler of the signal that it died of
+        stack = main_frames(parse_faulthandler(trace.stacks))[:_MOST_FRAMES]
+    open_sections = page.main_lane.stack if page is not None else ()
+    section = open_sections[-1].name if open_sections else None
+    node = next((peer.name for peer in facts.peers if rank in peer.ranks), facts.node)
+    step, is_global = (None, None) if page is None else (page.step, page.step_is_global)
+    return Culprit(rank, node, step, section, stack, is_global)
+
+
+def _chain_evidence(facts: AttemptFacts, first: FirstDeath) -> list[Evidence]:
+    """Return what the exception of the first rank was raised from: mostly the fact that the program puts in its words.
+
+    Only what `raise ... from` names. An exception that came up while another was handled says nothing of its cause.
+    """
+    trace = facts.traces.get(first.culprits[0]) if first.culprits else None
+    text = (trace.exception or {}).get("traceback") if trace is not None else None
+    root = _root_of_chain(text) if isinstance(text, str) else None
+    return [] if root is None else [Evidence("chain", f"raised from {in_short(root)}")]
+
+
+def _root_of_chain(text: str) -> str | None:
+    """Return the first exception of a traceback that tells a chain: what follows the frames of its first block."""
+    block, led_to, _ = text.partition(_DIRECT_CAUSE)
+    lines = block.splitlines()
+    frames = [at for at, line in enumerate(lines) if line.startswith('  File "')]
+    if not led_to or not frames:
+        return None
+    return next((line for line in lines[frames[-1] + 1 :] if line and not line[0].isspace()), None)
+
+
+def _order_evidence(facts: AttemptFacts, first: FirstDeath) -> list[Evidence]:
+    """Return what of the order the classification has not told, in one account with it.
+
+    Processes are not gone in the order in which they failed: one that raised first may take longest to end.
+    """
+    told = []
+    others = [end for end in facts.exits if end.rank not in first.culprits]
+    ends = ", ".join(map(_told_exit, others[:_MOST_ENDS])) + (", ..." if len(others) > _MOST_ENDS else "")
+    if others and not first.culprits and len(others) > 1:
+        told.append(Evidence("order", f"seen in this order: {ends}"))
+    elif others and first.culprits:
+        was_early = facts.exits[0].rank not in first.culprits
+        late = " (some of these were gone before it: its process took longer to end)" if was_early else ""
+        told.append(Evidence("order", f"the others after it: {ends}{late}"))
+    if facts.unkillable:
+        pids = ", ".join(map(str, facts.unkillable))
+        text = f"processes {pids} outlived SIGKILL: they sit in the kernel (driver or storage)"
+        told.append(Evidence("proc", text))
+    return told
+
+
+def _told_exit(end: RankExit) -> str:
+    by_us = " (ended by the launcher)" if end.ended_by_us else ""
+    return f"rank {end.rank} {describe_exit(end.exit_code)}{by_us}"
+
+
+def _where(page: RankSnapshot | None) -> str:
+    if page is None or page.step is None:
+        return ""
+    sections = page.main_lane.stack
+    inside = f", in section {sections[-1].name!r}" if sections and sections[-1].kind != "heartbeat" else ""
+    return f" at {step_words(page.step, page.step_is_global)}{inside}"
+
+
+def _quoted(exception: Mapping[str, Any]) -> str:
+    message = in_short(str(exception.get("message", "")))
+    place = exception.get("user_frame")
+    at = f" at {place}" if isinstance(place, str) else ""
+    kind = exception.get("type", "an exception")
+    return f"{kind}: {message}{at}" if message else f"{kind}{at}"

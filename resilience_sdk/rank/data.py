@@ -1,0 +1,195 @@
+"""The position of a run in its data, and the way of a new process back to that place.
+
+A loader with `state_dict` goes back by itself. One without is read again from the start of its epoch up to
+the batch. For that to give the same batches, the random number generators are first set as they were when the
+epoch began: the shuffled order and the seeds of the workers are drawn from them then, not later. Afterwards
+they are set as they were at the save, since augmentation in this process and the model draw from them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.straggler import section
+
+END = object()  # what `next_batch` returns after the last one
+
+
+class Walk:
+    """Walks through the epochs of a loader, counts batches, and can be saved and restored. One thread."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.batches = 0
+        self._epoch_rng: dict[str, Any] | None = None
+        self._generators: dict[str, Any] = {}
+        self._loader: Any = None
+        self._has_state = False
+        self._is_resumed = False
+
+    # -- what a checkpoint holds of it
+
+    def capture(self) -> dict[str, Any]:
+        """Return the position as a JSON value, as of now: between two steps."""
+        if self._loader is not None and self.batches == _quiet_length(self._loader) and not self._generators:
+            # The epoch is complete, and nothing is drawn between here and the next one: so that is where we
+            # are, and nobody has to read a whole epoch again to find that out.
+            return {"epoch": self.epoch + 1, "batches": 0, "rng": take_rng(self._generators)}
+        rng = self._epoch_rng if self._epoch_rng is not None else take_rng(self._generators)
+        return {"epoch": self.epoch, "batches": self.batches, "rng": rng}
+
+    def restore(self, saved: Mapping[str, Any], saved_ranks: int, ranks: int) -> None:
+        """Take a saved position; with another number of ranks it is the nearest one that skips no sample."""
+        self.epoch = int(saved["epoch"])
+        self.batches = int(saved["batches"])
+        self._epoch_rng = saved["rng"]
+        self._is_resumed = True
+        if saved_ranks != ranks:
+            self.batches = self.batches * saved_ranks // ranks
+            self._epoch_rng = None
+
+    # -- walking
+
+    def enter_window(self, first_epoch: int) -> None:
+        """Go to `first_epoch` unless the walk is there or further already."""
+        if self.epoch < first_epoch:
+            self._to_epoch(first_epoch)
+
+    def finish_epoch(self) -> None:
+        """Go to the start of the next epoch."""
+        self._to_epoch(self.epoch + 1)
+
+    def _to_epoch(self, epoch: int) -> None:
+        self.epoch, self.batches, self._epoch_rng, self._is_resumed = epoch, 0, None, False
+
+    def start_epoch(self, loader: Iterable[Any], restore_rng: Any, *, is_speaker: bool) -> Iterator[Any]:
+        """Return an iterator over what is left of this epoch, after going back to the saved place in it.
+
+        `restore_rng()` sets the generators as they were at the save. Only the speaker prints.
+        """
+        self._loader = loader
+        self._has_state = callable(getattr(loader, "state_dict", None))
+        self._generators = find_generators(loader)
+        _set_epoch(loader, self.epoch)
+        resumed, self._is_resumed = self._is_resumed, False
+        if not resumed:
+            self._epoch_rng = take_rng(self._generators)
+            return iter(loader)
+        if self._epoch_rng is not None:
+            set_rng(self._generators, self._epoch_rng)
+        else:
+            self._epoch_rng = take_rng(self._generators)
+        batches = iter(loader)
+        if self.batches:
+            if not self._has_state:
+                self._fast_forward(batches, is_speaker=is_speaker)
+            # Not at the start of an epoch: there the save was before what iter() has just drawn.
+            restore_rng()
+        return batches
+
+    def _fast_forward(self, batches: Iterator[Any], *, is_speaker: bool) -> None:
+        if is_speaker and not isinstance(self._loader, Sequence):  # a list is read again in no time
+            say_once(
+                "fast-forward",
+                f"the data loader has no state_dict(): reading its first {self.batches} batches of epoch "
+                f"{self.epoch} again, to go on behind them{_better(self._loader)}",
+            )
+        for count in range(self.batches):
+            if next_batch(batches) is END:
+                say(f"epoch {self.epoch} has only {count} batches now, {self.batches} were done: it is over")
+                self.batches = count
+                return
+
+
+def next_batch(batches: Iterator[Any]) -> Any:
+    """Return the next batch or `END`; the wait is section `data`."""
+    with section("data", kind="io"):
+        return next(batches, END)
+
+
+def _better(loader: Any) -> str:
+    from torch.utils.data import DataLoader
+
+    if not isinstance(loader, DataLoader):
+        return ""
+    return "; torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]') remembers its place"
+
+
+def _quiet_length(loader: Any) -> int | None:
+    """Return the batches of an epoch where it is known that no random number is drawn at its end, else None.
+
+    That is so for torch's own loader and usual samplers. With a generator of its own, a RandomSampler draws
+    one more permutation when it is exhausted; others may do what they like.
+    """
+    from torch.utils.data import (
+        BatchSampler,
+        DataLoader,
+        DistributedSampler,
+        IterableDataset,
+        RandomSampler,
+        SequentialSampler,
+    )
+
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+        return None
+    is_known = type(loader.sampler) in (RandomSampler, SequentialSampler, DistributedSampler)
+    if not is_known or type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        return None
+    return len(loader)
+
+
+def _parts(loader: Any) -> list[tuple[str, Any]]:
+    """Return the loader and what it draws its order from, each once, under names that stay the same."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    named = [
+        ("loader", loader),
+        ("sampler", getattr(loader, "sampler", None)),
+        ("batch_sampler", batch_sampler),
+        ("inner_sampler", getattr(batch_sampler, "sampler", None)),
+        ("dataset", getattr(loader, "dataset", None)),
+    ]
+    seen: set[int] = set()
+    parts = []
+    for name, part in named:
+        if part is not None and id(part) not in seen:
+            seen.add(id(part))
+            parts.append((name, part))
+    return parts
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    for _, part in _parts(loader):
+        set_epoch = getattr(part, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
+
+
+def find_generators(loader: Any) -> dict[str, Any]:
+    """Return the generators of its own that a loader draws its order from, by names that stay the same."""
+    import torch
+
+    found: dict[str, Any] = {}
+    for name, part in _parts(loader):
+        generator = getattr(part, "generator", None)
+        is_new = all(generator is not other for other in found.values())
+        # The default generator is among those of the process.
+        if isinstance(generator, torch.Generator) and generator is not torch.default_generator and is_new:
+            found[name] = generator
+    return found
+
+
+def take_rng(generators: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of the generators of this process, and of these, as a JSON value."""
+    from resilience_sdk.checkpoint.state import capture_generators, capture_rng
+
+    return {"process": capture_rng(), "generators": capture_generators(generators)}
+
+
+def set_rng(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Set them as they were at `take_rng`."""
+    from resilience_sdk.checkpoint.state import restore_generators, restore_rng
+
+    restore_rng(saved["process"])
+    restore_generators(generators, saved["generators"])

@@ -1,0 +1,193 @@
+"""The tail of a journal while it is written: whole lines, each file from where it was left, whatever becomes of it.
+
+Files are known by inode, so that one that is renamed (rotated) is read to its end; one that was cut is read anew.
+What stands behind the last newline is a line that is being written, or the torn last one of a writer that was
+killed: it is left until a newline follows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.core.atomic_write import write_whole
+from resilience_sdk.core.journal import file_prefix, parse_lines
+
+_CHUNK_BYTES = 1 << 20
+_LONGEST_LINE_BYTES = 1 << 26
+_SUFFIX = ".jsonl"
+_SETTLING_S = 3.0
+
+
+@attrs.frozen
+class ReadMark:
+    """How far a file was read: its name up to `.jsonl` (an inode may be used again) and the end of a line in it."""
+
+    stem: str
+    offset: int
+
+    def is_behind(self, other: ReadMark) -> bool:
+        """Tell whether this mark comes after `other` of the same file."""
+        return other.stem == self.stem and self.offset > other.offset
+
+
+Position = Mapping[int, ReadMark]
+"""By inode: how far each file was read."""
+
+
+@attrs.frozen
+class Line:
+    """One event, and where it stands."""
+
+    event: Mapping[str, Any]
+    mark: ReadMark
+    """Behind the line."""
+    is_new: bool
+    """Whether it stands behind what was delivered before."""
+
+    @property
+    def id(self) -> str:
+        """A name that this line has for ever, and no other line of the run."""
+        return f"{self.mark.stem}:{self.mark.offset}"
+
+
+class Follower:
+    """Reads what one host's processes write into a journal directory. Not thread-safe."""
+
+    def __init__(self, directory: Path, host: str, delivered: Position | None = None) -> None:
+        """Follow the files of `host` in `directory` from their beginning; `delivered` tells which lines are new."""
+        self._directory = directory
+        self._host = host
+        self._delivered = dict(delivered or {})
+        self._changed_ns: int | None = None
+        self._settled_at = 0.0
+        self._paths: dict[int, Path] = {}
+        self._position: dict[int, ReadMark] = {}
+        self.torn = 0
+        """Lines that could not be read so far."""
+
+    @property
+    def position(self) -> Position:
+        """How far was delivered once the sink has taken everything that was read."""
+        old = {
+            inode: mark
+            for inode, mark in self._delivered.items()
+            if inode in self._paths and mark.is_behind(self._position.get(inode, ReadMark(mark.stem, -1)))
+        }
+        return {**{inode: mark for inode, mark in self._position.items() if inode in self._paths}, **old}
+
+    def read(self) -> list[Line]:
+        """Return the next lines of all files, as they were written; empty when there are none.
+
+        At most 1 MiB (or a line) a file.
+
+        Raises OSError when the directory cannot be read; files that vanish are passed over.
+        """
+        self._list()
+        lines = [line for inode, path in list(self._paths.items()) for line in self._read_file(inode, path)]
+        return _in_order(lines)
+
+    def _list(self) -> None:
+        """Look which files there are, where that may have changed: many nodes share a directory."""
+        changed_ns = os.stat(self._directory).st_mtime_ns
+        now = time.monotonic()
+        if changed_ns != self._changed_ns:
+            # Modification times are coarse: what comes just after a change may not change them again.
+            self._changed_ns, self._settled_at = changed_ns, now + _SETTLING_S
+        elif now > self._settled_at:
+            return
+        prefix = file_prefix(self._host)
+        self._paths = {
+            entry.inode(): Path(entry.path)
+            for entry in sorted(os.scandir(self._directory), key=lambda entry: entry.name)
+            if entry.name.startswith(prefix) and _SUFFIX in entry.name and entry.is_file(follow_symlinks=False)
+        }
+
+    def _read_file(self, inode: int, path: Path) -> Iterator[Line]:
+        stem = path.name[: path.name.index(_SUFFIX) + len(_SUFFIX)]
+        known = self._position.get(inode)
+        offset = known.offset if known is not None and known.stem == stem else 0
+        try:
+            # Asked first, because it costs a network file system nothing: it is this host that writes.
+            facts = os.stat(path, follow_symlinks=False)
+            if known is not None and (facts.st_ino, facts.st_size) == (inode, offset):
+                return
+            with open(path, "rb", buffering=0, opener=_no_link) as file:
+                facts = os.fstat(file.fileno())
+                if facts.st_ino != inode:
+                    self._changed_ns = None  # another file has the name since it was listed
+                    return
+                delivered = self._delivered.get(inode)
+                if delivered is not None and (delivered.stem != stem or facts.st_size < delivered.offset):
+                    del self._delivered[inode]  # another file, or one that was cut
+                    delivered = None
+                if facts.st_size < offset:
+                    offset = 0
+                    self._delivered.pop(inode, None)
+                    delivered = None
+                data = _whole_lines(file.fileno(), offset, facts.st_size)
+        except OSError:
+            self._changed_ns = None
+            return
+        for raw in data.splitlines(keepends=True):
+            offset += len(raw)
+            for event in parse_lines(raw):
+                if event is None:
+                    self.torn += 1
+                elif event.get("host") == self._host:
+                    yield Line(event, ReadMark(stem, offset), delivered is None or offset > delivered.offset)
+        self._position[inode] = ReadMark(stem, offset)
+
+
+def _in_order(lines: list[Line]) -> list[Line]:
+    """Sort what several writers have told by when they did, whatever was done to the wall clock meanwhile.
+
+    The monotonic clock is the same for all processes of a host until it is booted again.
+    """
+    booted: dict[str, float] = {}
+    for line in lines:
+        boot, t = str(line.event.get("boot_id")), float(line.event["t"])
+        booted[boot] = min(t, booted.get(boot, t))
+    if all(isinstance(line.event.get("mono_ns"), int) for line in lines):
+        return sorted(lines, key=lambda line: (booted[str(line.event.get("boot_id"))], line.event["mono_ns"]))
+    return sorted(lines, key=lambda line: float(line.event["t"]))
+
+
+def _whole_lines(fd: int, offset: int, size: int) -> bytes:
+    """Return the next whole lines: a chunk of them, or one that is longer."""
+    length = _CHUNK_BYTES
+    while offset < size:
+        data = os.pread(fd, length, offset)
+        if (end := data.rfind(b"\n") + 1) or len(data) < length:
+            return data[:end]
+        if length >= _LONGEST_LINE_BYTES:
+            return data  # no line of ours: passed over as a torn one
+        length *= 4
+    return b""
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def save_position(path: Path, position: Position, extra: Mapping[str, Any]) -> None:
+    """Write a position, with what else a sink has to remember; raises OSError."""
+    files = {str(inode): [mark.stem, mark.offset] for inode, mark in position.items()}
+    write_whole(path, json.dumps({"files": files, "extra": dict(extra)}))
+
+
+def load_position(path: Path) -> tuple[Position, dict[str, Any]]:
+    """Return what `save_position` wrote; from the beginning where nothing can be read, so that no line is lost."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        files = {int(inode): ReadMark(str(stem), int(offset)) for inode, (stem, offset) in data["files"].items()}
+        extra = data["extra"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}, {}
+    return files, extra if isinstance(extra, dict) else {}

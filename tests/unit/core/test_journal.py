@@ -1,0 +1,99 @@
+"""The journal is as private as the run."""
+
+from __future__ import annotations
+
+import resource
+import stat
+
+import pytest
+
+from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Journal, journal_sizes, read_journal
+from resilience_sdk.core.redaction import redact_argv
+from resilience_sdk.core.run_directory import RunDirectory
+
+
+@pytest.mark.parametrize(("group_readable", "mode"), [(False, 0o600), (True, 0o640)])
+def test_the_group_reads_the_journal_of_a_run_that_it_may_read(tmp_path, group_readable, mode):
+    """`resilience status` and `why` of a colleague need the journal as well as the directory."""
+    run = RunDirectory.create(tmp_path / "run", group_readable=group_readable)
+    journal = Journal(run.journal, writer="rank0", host="here", boot_id="", job="job")
+    journal.emit(Event.RUN_START)
+    journal.close()
+    assert stat.S_IMODE(journal.path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--hf-token=hf_SECRET"], ["--hf-token=[redacted]"]),
+        (["--api-key", "x", "train.py"], ["--api-key", "[redacted]", "train.py"]),
+        (["--wandb.api_key", "x"], ["--wandb.api_key", "[redacted]"]),
+        (["api_key=x", "lr=1"], ["api_key=[redacted]", "lr=1"]),
+        (["--use-token", "--lr", "1"], ["--use-token", "--lr", "1"]),
+        (["--max-tokens", "4096", "--num-passes=3"], ["--max-tokens", "4096", "--num-passes=3"]),
+        (["--tokenizer", "gpt2", "--tokenizer_path=a"], ["--tokenizer", "gpt2", "--tokenizer_path=a"]),
+        (["--url=https://me:word@host/x"], ["--url=https://me:[redacted]@host/x"]),
+    ],
+)
+def test_a_command_line_loses_its_secrets(words: list[str], shown: list[str]) -> None:
+    """By the names of its options; what merely sounds like a secret stays readable."""
+    assert redact_argv(words) == shown
+
+
+def test_what_was_written_since_is_read_alone(tmp_path) -> None:
+    """Of files that were there only what was appended, of new ones everything; nothing of one that has not changed."""
+
+    def write(writer: str, *steps: int) -> None:
+        journal = Journal(tmp_path, writer=writer, host="here", boot_id="", job="job")
+        for step in steps:
+            journal.emit(Event.CKPT_BEGIN, step=step)
+        journal.close()
+
+    write("rank0", 1, 2)
+    write("rank1", 3)
+    sizes = journal_sizes(tmp_path)
+    assert read_journal(tmp_path, since=sizes).events == ()
+    write("rank0", 4)
+    write("rank2", 5)
+    contents = read_journal(tmp_path, since=sizes)
+    assert [event["step"] for event in contents.events] == [4, 5]
+    assert contents.torn_lines == 0
+    assert len(read_journal(tmp_path).events) == 5
+
+
+def test_a_line_that_a_full_disk_cuts_off_takes_no_other_with_it(tmp_path, capsys) -> None:
+    """Only a part of it was written, without its end; what comes once there is room stands on a line of its own."""
+    journal = Journal(tmp_path, writer="rank0", host="here", boot_id="", job="job")
+    journal.emit(Event.CKPT_BEGIN, step=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 20, hard))
+    try:
+        journal.emit(Event.CKPT_BEGIN, step=2)
+        journal.emit(Event.CKPT_BEGIN, step=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    journal.emit(Event.CKPT_BEGIN, step=4)
+    journal.emit(Event.CKPT_BEGIN, step=5)
+    journal.close()
+    contents = read_journal(tmp_path)
+    assert [event["step"] for event in contents.events] == [1, 4, 5]
+    assert contents.torn_lines == 1
+    assert capsys.readouterr().err.count("cannot write the journal") == 1
+
+
+def test_a_line_that_an_earlier_process_left_torn_takes_no_other_with_it(tmp_path) -> None:
+    """A container that starts again has the host name and the process numbers of the one before, so its files."""
+    facts = {"writer": "monitor", "host": "h", "boot_id": "b", "job": "j"}
+    earlier = Journal(tmp_path, **facts)
+    earlier.emit(Event.RUN_START)
+    earlier.emit(Event.FIRST_BEAT)
+    earlier.close()
+    earlier.path.write_bytes(earlier.path.read_bytes()[:-20])
+    journal = Journal(tmp_path, **facts)
+    journal.emit(Event.RESUME, step=1)
+    journal.emit(Event.RESUME, step=2)
+    journal.close()
+    contents = read_journal(tmp_path)
+    assert [event["step"] for event in contents.events if event["event"] == "resume"] == [1, 2]
+    assert (len(contents.events), contents.torn_lines) == (3, 1)
