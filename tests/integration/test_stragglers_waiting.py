@@ -56,7 +56,7 @@ def crowd(count):
 
 
 def test_other_programs_that_slow_down_all_ranks_are_the_machines_load(tmp_path):
-    """One line and one event with the load, and no incident: nothing is wrong with the training."""
+    """One line and one event a section with the load, and no incident: nothing is wrong with the training."""
     ranks = max(2, len(os.sched_getaffinity(0)))
     with training(tmp_path, "--burn", "0.01", "--pause", "0.001", "--steps", "100000", ranks=ranks) as run:
         run.wait(lambda: has_passed(run, 200), "200 steps")
@@ -64,7 +64,7 @@ def test_other_programs_that_slow_down_all_ranks_are_the_machines_load(tmp_path)
             make_nice(int((tmp_path / "told" / f"rank-{rank}").read_text()))
         with crowd(2 * ranks):
             run.wait(lambda: bool(run.events("straggler", what="load")), "the load", PATIENCE_S)
-            (told,) = run.events("straggler", what="load", section="burn")
+            told = run.events("straggler", what="load")[0]  # of whichever section shows it first
             incidents = [incident for incident in run.incidents() if not incident["culprits"]]
         enough(run)
     assert "the machine's load, not the training: other programs use" in told["text"]
