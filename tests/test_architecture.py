@@ -127,7 +127,6 @@ SAME_NAME = {
 SMALL_LINES = 130
 # Small modules with one importer: the boundary that keeps each apart from it.
 SMALL = {
-    "checkpoint.restore": "loads torch, which reading manifests does not need",
     "health.probe_main": "the process of a probe, which must be cheap to start",
     "numerics.deferred_read": "loads torch, which the settings of the watch do not need",
     "telemetry.sinks.console": "a sink is one file",

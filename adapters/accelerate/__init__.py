@@ -11,7 +11,6 @@
 Accelerate is not imported before the first use.
 """
 
-from resilience_sdk.adapters.accelerate.attached import Attached, attach
-from resilience_sdk.adapters.accelerate.tracking import tracker
+from resilience_sdk.adapters.accelerate.attached import Attached, attach, tracker
 
 __all__ = ["Attached", "attach", "tracker"]

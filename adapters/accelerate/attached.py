@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk import straggler
 from resilience_sdk.adapters import pytorch
-from resilience_sdk.adapters._base import checkpointer, refuse_second
+from resilience_sdk.adapters._base import Late, checkpointer, framework, refuse_second
 from resilience_sdk.adapters.accelerate.saves import Position, StateSaves, kind_of, read_file
-from resilience_sdk.adapters.accelerate.tracking import connect
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.journal import Event
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import CheckpointError, ConfigError
 from resilience_sdk.preemption import listener as listening
@@ -29,6 +31,93 @@ from resilience_sdk.rank.lifecycle import has_failed_to_start
 from resilience_sdk.rank.run import begin_session
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler import section
+from resilience_sdk.straggler.callbacks import PREFIX
+
+PERIOD_S = 1.0
+"""Between two journal lines at least; what is logged more often is left out of the journal."""
+
+
+def tracker() -> Any:
+    """Return a tracker for `Accelerator(log_with=[tracker(), "tensorboard"])`; raises MissingExtraError.
+
+    What `accelerator.log(values, step=...)` is given goes into the journal of the run, as `metrics` lines beside its
+    events, at most one a second. Whenever there is a new straggler report, its scores go to the other trackers with
+    that call. It works from `attach` on; before, and with the SDK switched off, it does nothing. Rank 0 alone.
+    """
+    return ResilienceTracker()
+
+
+def connect(accelerator: Any, session: Session) -> None:
+    """Let the trackers of ours that an accelerator has write into this session."""
+    for one in getattr(accelerator, "log_with", None) or ():
+        if isinstance(one, ResilienceTracker):
+            one.connect(accelerator, session)
+
+
+class ResilienceTracker(Late):
+    """What our tracker does; a `GeneralTracker` as soon as one is made."""
+
+    name = "resilience"
+    requires_logging_directory = False
+    main_process_only = True
+
+    @classmethod
+    def framework_bases(cls) -> tuple[type, ...]:
+        """Return `GeneralTracker`; raises MissingExtraError without Accelerate."""
+        return (framework("accelerate.tracking", "accelerate").GeneralTracker,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._accelerator: Any = None
+        self._session: Session | None = None
+        self._config: Mapping[str, Any] | None = None
+        self._next_s = 0.0
+        self._report: Any = None
+
+    @property
+    def tracker(self) -> Session | None:
+        """The session that it writes into."""
+        return self._session
+
+    def connect(self, accelerator: Any, session: Session) -> None:
+        """Write into this session from now on."""
+        self._accelerator, self._session = accelerator, session
+        self._report = straggler.report()
+        if self._config is not None:
+            self.store_init_configuration(dict(self._config))
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Journal the configuration of the run."""
+        self._config = values
+        if self._session is not None:
+            self._session.journal.emit(Event.METRICS, what="config", values=plain(values))
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_options: Any) -> None:
+        """Journal values, and hand new scores to the other trackers."""
+        session = self._session
+        now = time.monotonic()
+        if session is None or now < self._next_s:
+            return
+        self._next_s = now + PERIOD_S
+        session.journal.emit(Event.METRICS, step=step, what="log", values=plain(values))
+        report = straggler.report()
+        if report is None or report is self._report:
+            return
+        self._report = report
+        scores = {f"{PREFIX}{name}": value for name, value in report.summary().items()}
+        for other in self._accelerator.trackers:
+            if other is not self and scores:
+                other.log(scores, step=step)
+
+    def finish(self) -> None:
+        """End with the training."""
+        self._session = self._accelerator = None
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of these values is a number or a text, under names that are texts. Pure."""
+    return {str(name): value for name, value in values.items() if isinstance(value, (bool, int, float, str))}
+
 
 _SEAMS = ("_models", "_optimizers", "_dataloaders", "save_state", "load_state", "project_configuration", "state")
 _UNSEEN = {

@@ -14,7 +14,7 @@ from resilience_sdk.adapters.megatron import attached
 from resilience_sdk.adapters.megatron.attached import Attached
 from resilience_sdk.adapters.megatron.step import KINDS, LOAD
 from resilience_sdk.core.console import say
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.hang.timeouts import FALLBACK_INITIAL_S
 from resilience_sdk.preemption import listener as listening

@@ -31,8 +31,7 @@ from resilience_sdk.checkpoint.store import verify_checkpoint
 from resilience_sdk.checkpoint.whole_directory import put_back, remove_tree, sync_directory, sync_file, sync_tree
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.errors import CheckpointError, ResilienceError
 from resilience_sdk.rank import Session
 from resilience_sdk.straggler import section

@@ -1,9 +1,16 @@
-"""One rank's part in a save: its state is copied to the host, written and, on rank 0, committed."""
+"""One rank's part: its state is copied to the host and written in a save, and read back into live objects in a resume.
+
+The name of the run in experiment trackers travels with it, so that its curves go on after a resume instead of beginning
+anew. Weights & Biases: a resume puts the id where `wandb.init()` looks for it (`WANDB_RUN_ID`, `WANDB_RESUME`), unless
+the program or its user has said something there; so `wandb.init()` comes after the resume. TensorBoard has no ids:
+curves go on in the same directory, which `tensorboard_dir` names.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +21,54 @@ from resilience_sdk._version import __version__
 from resilience_sdk.checkpoint import payload, sharded
 from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, is_listable
 from resilience_sdk.checkpoint.ranks import Ranks, describe
-from resilience_sdk.checkpoint.state import StateMap, capture_rng
+from resilience_sdk.checkpoint.state import StateMap, apply, capture_rng, fitting, restore_rng, unwrap
 from resilience_sdk.checkpoint.store import CheckpointStore
-from resilience_sdk.checkpoint.trackers import capture_trackers
-from resilience_sdk.core.console import say_once
+from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.environ import environment
+
+_WANDB = "wandb"
+_RUN_ID, _RESUME = "WANDB_RUN_ID", "WANDB_RESUME"
+
+
+def tensorboard_dir(run_dir: str | os.PathLike[str]) -> str:
+    """Return where TensorBoard's files of a run go: the same directory in every attempt and job.
+
+    Example:
+        writer = SummaryWriter(tensorboard_dir(run_dir), purge_step=checkpointer.resume())
+    """
+    return str(Path(run_dir) / "tensorboard")
+
+
+def capture_trackers() -> dict[str, str]:
+    """Return the ids of this process's active tracker runs, by tracker; never raises, imports nothing."""
+    run = _wandb_run()
+    identity = getattr(run, "id", None)
+    return {_WANDB: identity} if isinstance(identity, str) and identity else {}
+
+
+def restore_trackers(saved: object, env: MutableMapping[str, str] | None = None) -> None:
+    """Let trackers that are started from now on go on with the saved runs; never raises.
+
+    What is saved comes from a file, so only what looks like an id is taken.
+    """
+    env = environment() if env is None else env
+    identity = saved.get(_WANDB) if isinstance(saved, Mapping) else None
+    if not isinstance(identity, str) or not identity.replace("-", "").replace("_", "").isalnum():
+        return
+    run = _wandb_run()
+    if run is not None and getattr(run, "id", None) != identity:
+        say_once(
+            "wandb",
+            f"wandb.init() came before the resume and began another run; call it after start_run() or resume(), "
+            f"then the curves of {identity} go on",
+        )
+    if run is None and _RUN_ID not in env:
+        env[_RUN_ID] = identity
+        env.setdefault(_RESUME, "allow")
+
+
+def _wandb_run() -> object | None:
+    return getattr(sys.modules.get(_WANDB), "run", None)
 
 
 class Staging:
@@ -186,3 +237,87 @@ def _with_space(reason: str, directory: Path) -> str:
         return reason
     is_full = status.f_blocks > 0 and (status.f_bavail == 0 or status.f_files > 0 == status.f_favail)
     return f"{reason}; the file system is full" if is_full and "No space left" not in reason else reason
+
+
+@attrs.frozen
+class Restored:
+    """What a checkpoint brought besides the state: for the caller to hand on.
+
+    `position` is the data position (a JSON value), `rng` the random number generators of this rank, `pending`
+    the states of data loaders that are not known yet. The last two are empty if the number of ranks changed.
+    """
+
+    values: dict[str, Any]
+    position: Any
+    rng: Mapping[str, Any] | None
+    pending: dict[str, Any]
+
+
+class CheckpointReading:
+    """A checkpoint that was verified, on its way into live objects. `prepare`, then `restore`, on all ranks."""
+
+    def __init__(self, directory: Path, files: list[str], state: StateMap, ranks: Ranks) -> None:
+        self._directory = directory
+        self._files = files
+        self._state = state
+        self._ranks = ranks
+        self._spread: list[str] = []  # the entries of which the checkpoint has a part of each rank
+        self._templates: dict[str, Any] = {}  # objects that tell this rank's part of each of their tensors
+
+    def prepare(self) -> None:
+        """Find out what is read in parts; raises as `restore`."""
+        if payload.SPREAD in self._files:
+            self._spread = list(payload.read_json(self._directory / payload.SPREAD)["entries"])
+            self._templates = sharded.capture(self._wanted(), self._state.modules)
+
+    def _wanted(self) -> dict[str, Any]:
+        shared = self._state.shared
+        return {name: unwrap(shared[name]) for name in self._spread if name in shared}
+
+    def restore(self, saved_ranks: int) -> Restored:
+        """Load everything into the state and the generators; return the rest. Collective if there are parts.
+
+        Raises `CheckpointError` when it does not fit, `InvalidCheckpointError` or `OSError` when a file cannot
+        be read.
+        """
+        if self._templates:
+            self._restore_spread()
+        return self._restore_whole(saved_ranks)
+
+    def _restore_spread(self) -> None:
+        with fitting(", ".join(self._templates)):
+            try:
+                sharded.load(self._directory, self._templates, self._ranks)
+            except BaseException as error:
+                if type(error).__name__ != "CheckpointException":  # torch's own, no Exception
+                    raise
+                raise ValueError(describe(error)) from None
+            sharded.apply(self._wanted(), self._state.modules, self._templates)
+
+    def _restore_whole(self, saved_ranks: int) -> Restored:
+        directory, files, state = self._directory, self._files, self._state
+        rank, ranks = self._ranks.rank, self._ranks.size
+        unused = state.apply_shared(payload.read_tensors(directory / payload.SHARED), self._spread)
+        if unused and rank == 0:
+            say(f"the checkpoint also has {', '.join(unused)}, which state does not ask for: left out")
+        values = payload.read_json(directory / payload.VALUES)
+        if saved_ranks != ranks:
+            if rank == 0:
+                say(
+                    f"saved by {saved_ranks} ranks, resumed by {ranks}: random number generators and data "
+                    f"loaders with state start anew"
+                )
+            document = payload.read_json(directory / payload.rank_document(0))
+            if rank == 0:
+                restore_trackers(document.get("trackers"))
+            return Restored(values, document.get("position"), None, {})
+        document = payload.read_json(directory / payload.rank_document(rank))
+        pending: dict[str, Any] = {}
+        if payload.rank_tensors(rank) in files:
+            pending = dict(payload.read_tensors(directory / payload.rank_tensors(rank)))
+        for name, item in state.per_rank.items():
+            if name in pending:
+                apply(name, item, pending.pop(name))
+        restore_rng(document["rng"])
+        restore_trackers(document.get("trackers"))
+        return Restored(values, document.get("position"), document["rng"], pending)

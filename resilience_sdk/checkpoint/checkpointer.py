@@ -24,13 +24,11 @@ from resilience_sdk.checkpoint.manifest import Selection, Skipped
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
 from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
 from resilience_sdk.checkpoint.save import GoodCheckpoint, Saver
-from resilience_sdk.checkpoint.store import CheckpointStore
-from resilience_sdk.checkpoint.writer_lease import WriterHold, hold_checkpoints
+from resilience_sdk.checkpoint.store import CheckpointStore, WriterHold, hold_checkpoints
 from resilience_sdk.core.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.environ import environment, rank_identity
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import CheckpointError, ConfigError, DirectoryInUseError, RunDirectoryError
 from resilience_sdk.recorder import lookup
@@ -319,8 +317,8 @@ class Checkpointer:
         return choose(self._store, events, self._record.emit)
 
     def _load(self, found: Mapping[str, Any], ranks: Ranks) -> None:
+        from resilience_sdk.checkpoint.capture import CheckpointReading
         from resilience_sdk.checkpoint.payload import encode_values
-        from resilience_sdk.checkpoint.restore import CheckpointReading
 
         reading = CheckpointReading(self._store.directory / found["name"], found["files"], self._state, ranks)
 

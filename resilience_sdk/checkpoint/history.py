@@ -19,8 +19,7 @@ from typing import Any, cast
 import attrs
 
 import resilience_sdk
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.core.run_directory import RunDirectory
 
 # What is assumed of a job that nothing is known of: one failure in this time, as if it had been seen.

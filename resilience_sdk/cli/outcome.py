@@ -18,8 +18,7 @@ from resilience_sdk.cli.common import (
     resume_row,
     when,
 )
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError, RunDirectoryError

@@ -14,8 +14,7 @@ from typing import Any
 
 from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser
 from resilience_sdk.core.atomic_write import write_whole
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.run_directory import RunDirectory

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from resilience_sdk.core import environ
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.straggler.published import StandingVerdicts, read_standing
 from resilience_sdk.system.hostinfo import process_is_gone, process_state

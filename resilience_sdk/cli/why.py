@@ -13,8 +13,7 @@ from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_
 from resilience_sdk.cli.outcome import read_outcome
 from resilience_sdk.cli.run_state import live_ranks, state_of
 from resilience_sdk.cli.why_page import JobEnding
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError, RunDirectoryError

@@ -32,8 +32,7 @@ from typing import Any
 from resilience_sdk.cluster.membership import DURATIONS, HANGS, STOPS, Channel
 from resilience_sdk.core.atomic_write import ReplacedFile, write_whole
 from resilience_sdk.core.console import say_once
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.preemption.agreement import StopDecision, make_link, read_link, wish_path, word_path
 from resilience_sdk.straggler.window_messages import MOST_BYTES, pace_s
 

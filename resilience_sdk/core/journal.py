@@ -1,4 +1,4 @@
-"""The journal: append-only events, one writer per file, the truth that everything else is derived from.
+"""The journal: its one vocabulary of events, append-only, one writer per file, the truth that all else follows from.
 
 A line is one JSON object written by a single `write` to a file opened with O_APPEND, so a killed writer
 leaves at most one torn last line, which readers skip and count.
@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,9 +22,46 @@ import attrs
 
 from resilience_sdk.core.atomic_write import share_like_directory
 from resilience_sdk.core.console import say_once
-from resilience_sdk.core.events import Event
 from resilience_sdk.core.redaction import redact
 from resilience_sdk.system import linux
+
+
+class Event(str, Enum):
+    """What can be journalled. Values are the contract; readers must accept names that they do not know."""
+
+    RUN_START = "run_start"
+    ATTEMPT_START = "attempt_start"
+    RANK_START = "rank_start"
+    FIRST_BEAT = "first_beat"
+    SUSPECT = "suspect"
+    STALL = "stall"
+    STALL_END = "stall_end"
+    CONFIRMED = "confirmed"
+    DUMP = "dump"
+    SIGNAL_SENT = "signal_sent"
+    RANK_EXIT = "rank_exit"
+    INCIDENT = "incident"
+    RECOVERED = "recovered"
+    DECISION = "decision"
+    CKPT_BEGIN = "ckpt_begin"
+    CKPT_COMMIT = "ckpt_commit"
+    CKPT_FAIL = "ckpt_fail"
+    CKPT_SKIP = "ckpt_skip"
+    CKPT_QUARANTINE = "ckpt_quarantine"
+    FRAMEWORK_CKPT = "framework_ckpt"
+    RESUME = "resume"
+    PREEMPT_NOTICE = "preempt_notice"
+    STOP_AGREED = "stop_agreed"
+    STRAGGLER = "straggler"
+    NUMERICS = "numerics"
+    METRICS = "metrics"
+    HEALTH = "health"
+    MONITOR_START = "monitor_start"
+    MONITOR_REPLACED = "monitor_replaced"
+    DEGRADED = "degraded"
+    ATTEMPT_END = "attempt_end"
+    FINISHED = "finished"
+
 
 VERSION = 1
 

@@ -23,8 +23,7 @@ import attrs
 
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say, say_once
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, file_prefix, parse_lines
+from resilience_sdk.core.journal import Event, Journal, file_prefix, parse_lines
 from resilience_sdk.health.findings import EVENTS, Finding, Status, severity, to_event, told_faults
 from resilience_sdk.health.probes import GPU, GPU_EVENTS, HOST, KERNEL, NETWORK, Context, Probe
 from resilience_sdk.health.runner import collect_left, kill_running, run_probes

@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from resilience_sdk.cluster.membership import NodeMissingError, Peer, introduce
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.journal import Journal
-from resilience_sdk.launcher.attempt_files import AttemptFiles
+from resilience_sdk.launcher.attempt import AttemptFiles
 from resilience_sdk.launcher.env import RankLogs
 from resilience_sdk.launcher.forkserver import WorkerStarter
 from resilience_sdk.launcher.forkserver_wire import Script

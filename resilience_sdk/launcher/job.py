@@ -22,14 +22,19 @@ from resilience_sdk.checkpoint.manifest import newest_checkpoint
 from resilience_sdk.cluster.bus import NodeRelay
 from resilience_sdk.core import console
 from resilience_sdk.core.console import say, say_once
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
 from resilience_sdk.launcher.agent import Agent
-from resilience_sdk.launcher.attempt import JOINS, Attempt, AttemptEnding
-from resilience_sdk.launcher.attempt_files import AttemptFiles, exception_from_torch, written_ns
+from resilience_sdk.launcher.attempt import (
+    JOINS,
+    Attempt,
+    AttemptEnding,
+    AttemptFiles,
+    exception_from_torch,
+    written_ns,
+)
 from resilience_sdk.launcher.env import RankLogs
 from resilience_sdk.launcher.last_lines import JobOutcome, fault_line, restart_line
 from resilience_sdk.launcher.rendezvous import first_line, within
@@ -37,10 +42,9 @@ from resilience_sdk.launcher.restart_policy import Decision, decide, ends_free
 from resilience_sdk.launcher.sidecars import Housekeeping
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 from resilience_sdk.monitor.pending_exceptions import may_be_of_thread
-from resilience_sdk.postmortem.collect import Witness, look_safely
+from resilience_sdk.postmortem.collect import NodeEnd, Witness, look_safely, read_end
 from resilience_sdk.postmortem.exit_codes import JobVerdict, verdict_of
 from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, AttemptJournal, EndedBy, RankTrace
-from resilience_sdk.postmortem.node_ends import NodeEnd, read_end
 from resilience_sdk.postmortem.report import AttemptFinding, Reporter
 
 if TYPE_CHECKING:

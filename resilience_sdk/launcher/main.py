@@ -16,9 +16,8 @@ import attrs
 
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.console import say, say_once
-from resilience_sdk.core.events import Event
 from resilience_sdk.core.job_config import JobConfig, agree
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import Lease, current_holder
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir, tell_finished
@@ -35,7 +34,7 @@ from resilience_sdk.system.hostinfo import boot_id, host_name, process_is_gone, 
 from resilience_sdk.system.installation import refusal
 
 if TYPE_CHECKING:
-    from resilience_sdk.launcher.attempt_files import AttemptFiles
+    from resilience_sdk.launcher.attempt import AttemptFiles
     from resilience_sdk.launcher.job import JobEnd
     from resilience_sdk.launcher.options import Options
     from resilience_sdk.launcher.preflight import Look
@@ -183,7 +182,7 @@ class _Launch:
     started_at: float = attrs.field(factory=time.time)
 
     def run(self) -> int:
-        from resilience_sdk.launcher.attempt_files import AttemptFiles, PageKeeper
+        from resilience_sdk.launcher.attempt import AttemptFiles, PageKeeper
         from resilience_sdk.launcher.forkserver import WorkerStarter
 
         options = self.options

@@ -21,8 +21,7 @@ import attrs
 
 from resilience_sdk.checkpoint.manifest import newest_checkpoint
 from resilience_sdk.core.console import say
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.launcher.job import JobEnd
 from resilience_sdk.launcher.options import Options, least_nodes, most_nodes

@@ -16,8 +16,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from resilience_sdk.cluster.membership import Peer
 from resilience_sdk.core.console import say
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.launcher.agent import Agent
 from resilience_sdk.launcher.preflight import Look, answer_of, say_finding
 from resilience_sdk.launcher.rendezvous import StoreLostError, first_line, within

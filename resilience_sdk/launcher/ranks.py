@@ -18,7 +18,7 @@ from resilience_sdk.postmortem.facts import RankExit
 from resilience_sdk.system.hostinfo import process_start_ticks, stat_fields
 
 if TYPE_CHECKING:
-    from resilience_sdk.launcher.attempt_files import AttemptFiles
+    from resilience_sdk.launcher.attempt import AttemptFiles
     from resilience_sdk.launcher.worker_processes import WorkerProcesses
     from resilience_sdk.postmortem.facts import ServerEnd
 

@@ -22,8 +22,7 @@ from typing import Any
 
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import RENEW_INTERVAL_S, Lease
 from resilience_sdk.core.settings import Settings, load
 from resilience_sdk.monitor.spawn import MonitorWatch

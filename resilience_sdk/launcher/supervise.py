@@ -29,8 +29,7 @@ from resilience_sdk.checkpoint.manifest import newest_checkpoint
 from resilience_sdk.core import environ
 from resilience_sdk.core.atomic_write import Version, version_of
 from resilience_sdk.core.console import say
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.core.lease import STALE_AFTER_S, current_holder
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory

@@ -26,8 +26,7 @@ from pathlib import Path
 
 import attrs
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.hang.evidence import (
     FlightRecord,
     busy_with,

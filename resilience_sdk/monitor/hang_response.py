@@ -20,9 +20,8 @@ import attrs
 
 from resilience_sdk.attribution.exceptions import is_our_frame, is_users_frame
 from resilience_sdk.core import console
-from resilience_sdk.core.events import Event
 from resilience_sdk.core.job_config import JobConfig
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.settings import settings_from_json
 from resilience_sdk.hang.culprit import CulpritFinding, find_culprits
 from resilience_sdk.hang.detect import Judgement, LateRank

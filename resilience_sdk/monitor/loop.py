@@ -15,9 +15,8 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core import console, job_config
-from resilience_sdk.core.events import Event
 from resilience_sdk.core.job_config import JobConfig
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.settings import Settings, settings_from_json
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.hang.detect import Confirmation, Judgement, awaited_by_collectives, expected, judge, standing

@@ -21,9 +21,8 @@ from typing import TextIO
 
 from resilience_sdk.core import console, job_config
 from resilience_sdk.core.atomic_write import Version
-from resilience_sdk.core.events import Event
 from resilience_sdk.core.job_config import JobConfig
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import RENEW_INTERVAL_S, Lease
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import RunDirectoryError

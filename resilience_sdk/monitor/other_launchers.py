@@ -16,9 +16,8 @@ import attrs
 from resilience_sdk.attribution.exits import describe_exit, exit_fields
 from resilience_sdk.attribution.first_death import FirstDeath
 from resilience_sdk.core import console, environ
-from resilience_sdk.core.events import Event
 from resilience_sdk.core.job_config import JobConfig
-from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import EXIT_PREEMPTED
@@ -35,9 +34,8 @@ from resilience_sdk.monitor.ranks import WatchedRank, exit_code, is_clean
 from resilience_sdk.postmortem.crash import crash_incident, first_death
 from resilience_sdk.postmortem.exit_codes import JobVerdict
 from resilience_sdk.postmortem.facts import AttemptFacts, AttemptJournal, EndedBy, RankExit, RankTrace, unix_s
-from resilience_sdk.postmortem.outcome import Outcome, write_outcome
+from resilience_sdk.postmortem.outcome import FROM_OUTSIDE, Outcome, record, record_standing, write_outcome
 from resilience_sdk.postmortem.preemption import Account, account, completed_steps, lost_words
-from resilience_sdk.postmortem.record import FROM_OUTSIDE, record, record_standing
 from resilience_sdk.postmortem.recovery import close_warnings
 from resilience_sdk.system import hostinfo
 

@@ -23,8 +23,7 @@ import attrs
 from resilience_sdk.cluster.membership import STOPS, NodePlace, PeerFile
 from resilience_sdk.core import console
 from resilience_sdk.core.atomic_write import write_whole
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.json_records import from_text, to_text
 from resilience_sdk.incidents import Culprit
 from resilience_sdk.monitor.notices import Notices, on_page

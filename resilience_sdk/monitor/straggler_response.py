@@ -15,8 +15,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core import console
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, IncidentStore, event_fields
 from resilience_sdk.monitor.machine_load import LoadWatch

@@ -29,7 +29,7 @@ from resilience_sdk.postmortem.recovery import first_step
 from resilience_sdk.recorder.page_layout import WORK
 from resilience_sdk.recorder.page_reader import LanePasses
 from resilience_sdk.straggler import kernels
-from resilience_sdk.straggler.aggregate import Aggregate
+from resilience_sdk.straggler.detector import Aggregate
 from resilience_sdk.straggler.kernels import KernelWindow
 from resilience_sdk.straggler.published import ControlFile
 from resilience_sdk.straggler.window_messages import Collector, NodePieces, Piece, chosen, decode, pace_s

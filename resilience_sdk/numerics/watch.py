@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import attrs
 
 from resilience_sdk.core import console
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import ConfigError, NumericsError
 from resilience_sdk.incidents import IncidentStore, event_fields
 from resilience_sdk.numerics.anomaly import GRAD_NORM_FACTOR, LOSS_FACTOR, QUIET_STEPS, Spikes, Trouble, found_in

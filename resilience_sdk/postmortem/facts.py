@@ -17,8 +17,7 @@ import attrs
 from resilience_sdk.attribution.diagnosis import LogFindings
 from resilience_sdk.attribution.exits import Classification, Resource, exit_fields
 from resilience_sdk.cluster.membership import Peer
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import journal_sizes, read_journal
+from resilience_sdk.core.journal import Event, journal_sizes, read_journal
 from resilience_sdk.recorder.page_reader import RankSnapshot
 
 

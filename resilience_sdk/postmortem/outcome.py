@@ -1,11 +1,13 @@
-"""The outcome of a job: `outcome.json` for programs, and what a person is to do.
+"""The outcome of a job: `outcome.json` for programs, what a person is to do, and the record of each ended attempt.
 
 Written by our launcher, and by the monitor where a foreign launcher's exit code hides the verdict.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,14 @@ import attrs
 
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.json_records import to_values
 from resilience_sdk.core.redaction import redact
+from resilience_sdk.incidents import Evidence, Incident, IncidentStore, event_fields
+from resilience_sdk.incidents.stalls import ENDING, Stall, stall_at
 from resilience_sdk.postmortem.exit_codes import JobVerdict
+from resilience_sdk.postmortem.facts import AttemptFacts, unix_s
+from resilience_sdk.recorder.page_reader import snapshot_to_json
 
 
 @attrs.frozen
@@ -78,3 +85,95 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
         write_whole(path, json.dumps(redact(outcome.to_json()), indent=1) + "\n")
     except OSError as error:
         say_once("outcome", f"cannot write {path}: {error.strerror}; the verdict is exit code {outcome.exit_code}")
+
+
+FROM_OUTSIDE = frozenset({"rank_killed_sigkill", "preemption_sigterm", "user_interrupt"})
+"""Causes of a death that was somebody else's doing."""
+
+
+def record(store: IncidentStore, journal: Journal, kind: str, incident: Incident, facts: AttemptFacts) -> Incident:
+    """Write an incident with the pages and stacks of the attempt's ranks; without an id where the disk does not."""
+    stacks = {rank: trace.stacks for rank, trace in facts.traces.items() if trace.stacks}
+    for rank, trace in facts.traces.items():
+        frames = (trace.exception or {}).get("frames")
+        if isinstance(frames, list) and frames:
+            raised = "\n".join(["raised at, innermost first:", *map(str, frames)])
+            stacks[rank] = f"{raised}\n\n{stacks.get(rank, '')}".rstrip() + "\n"
+    pages = {rank: snapshot_to_json(page) for rank, page in facts.pages.items()}
+    try:
+        written = store.create(kind, incident, stacks, pages)
+    except OSError as error:
+        say_once("incident", f"the incident cannot be written into {store.path}: {error}")
+        journal.emit(Event.DEGRADED, what="incident", why=str(error))
+        return attrs.evolve(incident, kind=kind)
+    journal.emit(Event.INCIDENT, **event_fields(written))
+    return written
+
+
+def standing_hang(store: IncidentStore, facts: AttemptFacts, at: float) -> Incident | Stall | None:
+    """Return what stood still at that time (Unix seconds): a hang that was reported and did not go on, else a stall."""
+    beats = {rank: page.main_lane.beat_ns for rank, page in facts.pages.items()}
+    moved = {rank: unix_s(beat_ns) for rank, beat_ns in beats.items() if beat_ns}
+    hangs: list[Incident] = []
+    with contextlib.suppress(OSError):
+        hangs = store.of_attempt(facts.attempt, facts.began_at, "hang")
+    if hangs and not _went_on(hangs[-1], facts, at, moved):
+        return hangs[-1]
+    return stall_at(facts.events, at, ended=facts.ended_at, moved=moved)
+
+
+def record_standing(
+    store: IncidentStore,
+    journal: Journal,
+    facts: AttemptFacts,
+    at: float,
+    by: str,
+    *,
+    corrected: Callable[[Incident], Incident] = lambda incident: incident,
+) -> Incident | None:
+    """Write down what stood still when `by` ended it at that time, and return that incident; None where nothing did.
+
+    A hang that was only reported is now one after which the job has to start again. `corrected` may change a new one
+    by what else is known. Never raises for a disk.
+    """
+    found = standing_hang(store, facts, at)
+    if found is None:
+        return None
+    incident = _ended(found, by) if isinstance(found, Incident) else corrected(found.hang(facts.attempt, at, by))
+    try:
+        if isinstance(found, Incident):
+            return store.update(str(found.id), action=incident.action, evidence=incident.evidence)
+        pages = {rank: snapshot_to_json(page) for rank, page in facts.pages.items()}
+        incident, is_ours = store.create_once("hang", incident, found.stacks, pages, same=_is_of(facts))
+    except (OSError, KeyError) as error:
+        is_ours = not isinstance(found, Incident)
+        say_once("incident", f"cannot write the incident into {store.path}: {error}")
+    if is_ours:
+        journal.emit(Event.INCIDENT, **event_fields(incident))
+    return incident
+
+
+def _is_of(facts: AttemptFacts) -> Callable[[Incident], bool]:
+    """Return what tells the incident of the same attempt, which another node has written meanwhile."""
+
+    def is_twin(other: Incident) -> bool:
+        of_this_job = other.attempt == facts.attempt and (other.detected_at or 0.0) >= facts.began_at
+        return of_this_job and any(item.source == ENDING for item in other.evidence)
+
+    return is_twin
+
+
+def _went_on(hang: Incident, facts: AttemptFacts, at: float, moved: Mapping[int, float]) -> bool:
+    """Tell whether a hang was over: closed, or all ranks of this node have made a step since."""
+    if hang.recovered_at is not None:
+        return True
+    return bool(moved) and all((hang.detected_at or 0.0) < moved.get(rank, 0.0) <= at for rank in facts.pages)
+
+
+def _ended(hang: Incident, by: str) -> Incident:
+    """Return a hang with who ended it, told once: several nodes come here."""
+    if any(item.source == ENDING for item in hang.evidence):
+        return hang
+    told = Evidence(ENDING, f"then it was ended: {by}")
+    action = "restart" if hang.action in (None, "none") else hang.action
+    return attrs.evolve(hang, action=action, evidence=(*hang.evidence, told))

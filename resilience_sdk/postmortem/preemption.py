@@ -13,7 +13,7 @@ import attrs
 
 from resilience_sdk.attribution.exits import describe_exit
 from resilience_sdk.attribution.taxonomy import lookup
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.incidents import CURE, STALL, Culprit, Evidence, Incident, compact_ranks, count_words
 from resilience_sdk.preemption.reasons import PLANNED_EXIT, Askers, Hindrance, who_asked, whole
 from resilience_sdk.recorder.page_reader import RankSnapshot

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk.core.console import say_once
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.incidents import Incident, IncidentStore
 from resilience_sdk.incidents.stalls import WENT_ON
 from resilience_sdk.recorder.page_reader import RankSnapshot

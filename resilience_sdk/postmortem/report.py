@@ -24,14 +24,12 @@ from resilience_sdk.attribution.taxonomy import meaning
 from resilience_sdk.cluster.bus import NodeRelay
 from resilience_sdk.cluster.membership import Peer
 from resilience_sdk.core.console import say
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.incidents import STALL, Evidence, Incident, IncidentStore, standing_words
 from resilience_sdk.postmortem import crash
-from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, EndedBy, unix_s
-from resilience_sdk.postmortem.node_ends import (
+from resilience_sdk.postmortem.collect import (
     AFTER_FAULT_S,
     PATIENCE_S,
     NodeEnd,
@@ -44,8 +42,9 @@ from resilience_sdk.postmortem.node_ends import (
     reporter,
     reporter_at_last,
 )
+from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, EndedBy, unix_s
+from resilience_sdk.postmortem.outcome import FROM_OUTSIDE, record, record_standing, standing_hang
 from resilience_sdk.postmortem.preemption import Account, account, completed_steps, lost_words
-from resilience_sdk.postmortem.record import FROM_OUTSIDE, record, record_standing, standing_hang
 from resilience_sdk.postmortem.recovery import RecoveryWatch, close_warnings
 from resilience_sdk.preemption.context import time_to_leave
 from resilience_sdk.preemption.reasons import Asker

@@ -42,7 +42,7 @@ import attrs
 
 from resilience_sdk.core.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.core.console import printable, say_once
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.core.settings.parse import base_url
 from resilience_sdk.errors import ConfigError
 

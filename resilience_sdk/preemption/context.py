@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from resilience_sdk.core import environ
-from resilience_sdk.core.events import Event
 from resilience_sdk.core.job_config import COORDINATOR
+from resilience_sdk.core.journal import Event
 
 if TYPE_CHECKING:
     from resilience_sdk.core.journal import EventSink

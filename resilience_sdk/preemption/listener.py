@@ -20,7 +20,7 @@ from typing import Any, NoReturn, Protocol
 import attrs
 
 from resilience_sdk.core.console import say_once
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import Preempted
 from resilience_sdk.preemption import agreement
 from resilience_sdk.preemption.agreement import (

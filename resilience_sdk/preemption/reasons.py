@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.core.settings.parse import signal_name
 from resilience_sdk.incidents import compact_ranks
 from resilience_sdk.recorder import page_layout as at

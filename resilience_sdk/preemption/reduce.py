@@ -29,7 +29,7 @@ import attrs
 
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.preemption.agreement import StopDecision
 from resilience_sdk.preemption.context import PreemptionContext, is_request
 from resilience_sdk.preemption.reasons import Hindrance, asker, notice_name

@@ -11,7 +11,7 @@ from typing import Any
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready, raise_together
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say, say_once
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import ResilienceError
 from resilience_sdk.preemption import listener as preemption
 from resilience_sdk.rank import preemption as stopping

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 from resilience_sdk import preemption
 from resilience_sdk.checkpoint.history import JournalPlace
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
-from resilience_sdk.checkpoint.writer_lease import Claim
+from resilience_sdk.checkpoint.store import Claim
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say, say_once
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.core.lease import current_holder, refuse_other_jobs
 from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir
 from resilience_sdk.core.settings import load_settings

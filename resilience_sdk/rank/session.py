@@ -18,9 +18,8 @@ from resilience_sdk import faults
 from resilience_sdk.attribution.taxonomy import meaning
 from resilience_sdk.core import console, environ, job_config
 from resilience_sdk.core.console import say_once
-from resilience_sdk.core.events import Event
 from resilience_sdk.core.job_config import JobConfig
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.json_records import from_values
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings, settings_from_json

@@ -2,7 +2,7 @@
 
 In come durations of sections, by `with` (`sections`) or by hooks on a model (`attachment`, `model_hooks`, `passes`),
 on the wall clock, on the device (`gpu`) and of single kernels (`kernels`); out come verdicts, reports and callbacks.
-Each node collects windows (`windowing`, `window_messages`), one puts those of all together (`aggregate`). `detector`
+Each node collects windows (`windowing`, `window_messages`), one puts those of all together. `detector`
 decides who is slow in a window, by the `section_history` of each rank, or that all are (`regression`, with the amounts
 of `workload`); `verdicts` how long that lasts. `reports` has the scores; `published` is what of it stands in the run
 directory, for the `callbacks` of a rank. The monitor runs this, torch-free, and decides what follows.

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.postmortem.exit_codes import JobVerdict
 from resilience_sdk.telemetry.metrics import FAMILIES, Sample, amount, clean_time
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk._version import __version__
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.telemetry.metrics import (
     FAMILIES,
     NEWEST,

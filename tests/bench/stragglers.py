@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 
 from resilience_sdk.monitor.stragglers import READ_AT_ONCE
-from resilience_sdk.straggler.aggregate import Aggregate
-from resilience_sdk.straggler.detector import Judge
+from resilience_sdk.straggler.detector import Aggregate, Judge
 from resilience_sdk.straggler.kernels import KernelTime, KernelWindow
 from resilience_sdk.straggler.reports import Medians, ReportMaker
 from resilience_sdk.straggler.window_messages import NodePieces, Piece, decode, write_row

@@ -11,8 +11,7 @@ import pytest
 from harness import job
 from two_launchers import two_launchers
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.incidents import Incident
 from resilience_sdk.incidents.record import went_on_words
 

@@ -15,8 +15,7 @@ from test_supervise import supervised
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "preemption"))
 from metadata_services import Azure, serving
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.core.run_directory import RunDirectory
 
 OURS = (sys.executable, "-m", "resilience_sdk", "run", "supervised_training.py")

@@ -23,8 +23,7 @@ from harness import PROJECT, Job, job
 from prometheus_server import RULES, free_port, prometheus_program, scraping
 from receiver import Received, receiving
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.run_directory import RunDirectory
 

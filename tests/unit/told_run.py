@@ -8,12 +8,10 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
-from resilience_sdk.telemetry.live import Live
 from resilience_sdk.telemetry.sinks import base
-from resilience_sdk.telemetry.tail import Follower, Line, ReadMark
+from resilience_sdk.telemetry.tail import Follower, Line, Live, ReadMark
 
 HOST = "here"
 _JSON = st.recursive(

@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 
 Parser = Callable[[Any], Any]
 

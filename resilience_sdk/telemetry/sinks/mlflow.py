@@ -7,8 +7,7 @@ from typing import Any
 
 from resilience_sdk.core import environ
 from resilience_sdk.telemetry.metrics import NAMESPACE
-from resilience_sdk.telemetry.sinks.base import TelemetryOrigin, load
-from resilience_sdk.telemetry.sinks.tracker import Point, Tracker
+from resilience_sdk.telemetry.sinks.base import Point, TelemetryOrigin, Tracker, load
 
 _MOST_METRICS = 1000  # that MLflow takes in one request
 

@@ -6,8 +6,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk.telemetry.sinks.base import TelemetryOrigin, load
-from resilience_sdk.telemetry.sinks.tracker import Point, Tracker
+from resilience_sdk.telemetry.sinks.base import Point, TelemetryOrigin, Tracker, load
 
 
 class TensorBoard(Tracker):

@@ -10,7 +10,7 @@ import wandb
 from torch.utils.tensorboard import SummaryWriter
 
 from resilience_sdk import start_run
-from resilience_sdk.checkpoint.trackers import tensorboard_dir
+from resilience_sdk.checkpoint.capture import tensorboard_dir
 
 told = Path(os.environ["TOLD"])
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from resilience_sdk import straggler
 from resilience_sdk.adapters.accelerate import attached, tracker
-from resilience_sdk.adapters.accelerate.attached import find_prepared
-from resilience_sdk.adapters.accelerate.tracking import connect, plain
+from resilience_sdk.adapters.accelerate.attached import connect, find_prepared, plain
 from resilience_sdk.core.journal import Journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import load_settings
@@ -272,7 +271,7 @@ def test_a_new_report_goes_to_the_other_trackers(tracking, monkeypatch):
     """Once, with the step of the call that brought it, and not to our own."""
     report = Report(nodes={0: "a", 1: "a"}, section_relative={"fwd": {0: 1.0, 1: 0.5}})
     monkeypatch.setattr(straggler, "report", lambda: report)
-    monkeypatch.setattr("resilience_sdk.adapters.accelerate.tracking.PERIOD_S", 0.0)
+    monkeypatch.setattr("resilience_sdk.adapters.accelerate.attached.PERIOD_S", 0.0)
     for step in (7, 8):
         tracking.log({"loss": 0.5}, step=step)
     [(scores, step)] = tracking.other.told

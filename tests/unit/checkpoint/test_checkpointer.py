@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.errors import CheckpointError, ConfigError, RunDirectoryError
 
 

@@ -9,8 +9,7 @@ import os
 import pytest
 
 from resilience_sdk.checkpoint.history import CheckpointRecord, JournalPlace
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.core.run_directory import RunDirectory
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.trackers import capture_trackers, restore_trackers, tensorboard_dir
+from resilience_sdk.checkpoint.capture import capture_trackers, restore_trackers, tensorboard_dir
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_the_id_of_a_run_travels_with_the_checkpoint(tmp_path, wandb, monkeypatc
     assert checkpointer.save(1)
     wandb.run = None
     env = {}
-    monkeypatch.setattr("resilience_sdk.checkpoint.trackers.environment", lambda: env)
+    monkeypatch.setattr("resilience_sdk.checkpoint.capture.environment", lambda: env)
     assert Checkpointer({"weight": torch.zeros(1)}, run_dir=tmp_path).resume() == 1
     assert env == {"WANDB_RUN_ID": "3k2j1h", "WANDB_RESUME": "allow"}
 

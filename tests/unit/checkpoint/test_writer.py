@@ -11,9 +11,8 @@ import sys
 
 import pytest
 
-from resilience_sdk.checkpoint import writer_lease
-from resilience_sdk.checkpoint.store import CheckpointStore
-from resilience_sdk.checkpoint.writer_lease import Claim, hold_checkpoints
+from resilience_sdk.checkpoint import store as writer_lease
+from resilience_sdk.checkpoint.store import CheckpointStore, Claim, hold_checkpoints
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import CheckpointError, DirectoryInUseError
 from resilience_sdk.system.hostinfo import host_name, process_start_ticks
@@ -115,7 +114,7 @@ def test_a_forked_child_writes_under_its_parents_hold_and_leaves_it(run_dir):
 def test_it_is_given_up_at_the_end_of_the_process(run_dir):
     """Another host need not wait a minute for a job that ended well."""
     code = (
-        "import sys\nfrom resilience_sdk.checkpoint.writer_lease import Claim, hold_checkpoints\n"
+        "import sys\nfrom resilience_sdk.checkpoint.store import Claim, hold_checkpoints\n"
         "from resilience_sdk.core.run_directory import RunDirectory\n"
         "run_dir = RunDirectory(RunDirectory.open(sys.argv[1]).path)\n"
         "hold = hold_checkpoints(run_dir, Claim('job', alone=True))\nprint(run_dir.writer.exists())"

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from resilience_sdk.cli.main import EXIT_UNREAD, main
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore

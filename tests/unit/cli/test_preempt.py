@@ -12,8 +12,7 @@ import pytest
 
 from resilience_sdk.cli import preempt
 from resilience_sdk.cli.main import main
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.run_directory import RunDirectory
 

@@ -9,8 +9,7 @@ import pytest
 
 from resilience_sdk.cli import straggler
 from resilience_sdk.cli.main import main
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.straggler.published import StandingVerdicts, write_report, write_standing

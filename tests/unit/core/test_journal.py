@@ -7,8 +7,7 @@ import stat
 
 import pytest
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, journal_sizes, read_journal
+from resilience_sdk.core.journal import Event, Journal, journal_sizes, read_journal
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory
 

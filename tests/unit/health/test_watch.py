@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.health import runner, watch
 from resilience_sdk.health.findings import Finding, Status, to_event
 from resilience_sdk.health.network import interface_findings, interfaces, port_findings

@@ -25,7 +25,7 @@ def test_a_stack_ends_with_the_users_program():
         STARTERS[0],
         USERS[2],
     )
-    inner = (f"{PACKAGE}/checkpoint/payload.py:5 write", *USERS)
+    inner = (f"{PACKAGE}/checkpoint/commit.py:5 write", *USERS)
     assert Culprit(0, stack=inner).stack == inner
 
 

@@ -7,8 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.postmortem.facts import AttemptJournal
 
 

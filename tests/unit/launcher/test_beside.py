@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.launcher import sidecars

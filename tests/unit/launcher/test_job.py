@@ -8,7 +8,7 @@ from resilience_sdk.core.journal import Journal, read_journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import EXIT_PREEMPTED
-from resilience_sdk.launcher.attempt_files import AttemptFiles
+from resilience_sdk.launcher.attempt import AttemptFiles
 from resilience_sdk.launcher.job import Job
 from resilience_sdk.launcher.restart_policy import Decision
 from resilience_sdk.launcher.signals import SignalInbox

@@ -10,7 +10,7 @@ import pytest
 
 from resilience_sdk.launcher import env, last_lines, ranks
 from resilience_sdk.launcher.agent import LocalRendezvous
-from resilience_sdk.launcher.attempt_files import AttemptFiles, exception_from_torch
+from resilience_sdk.launcher.attempt import AttemptFiles, exception_from_torch
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 from resilience_sdk.postmortem.exit_codes import JobVerdict
 from resilience_sdk.postmortem.outcome import Outcome

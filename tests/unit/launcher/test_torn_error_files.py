@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from resilience_sdk.launcher.attempt_files import exception_from_torch
+from resilience_sdk.launcher.attempt import exception_from_torch
 from resilience_sdk.launcher.forkserver import WorkerExit
 from resilience_sdk.launcher.worker_processes import _failure
 

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s
-from resilience_sdk.core.events import Event
 from resilience_sdk.core.job_config import JobConfig
+from resilience_sdk.core.journal import Event
 from resilience_sdk.incidents import Incident, IncidentStore
 from resilience_sdk.monitor.other_launchers import DeathWatch, resume_command
 from resilience_sdk.monitor.ranks import WatchedRank

@@ -392,7 +392,7 @@ def test_a_full_disk_costs_what_is_written_and_nothing_else(node, capsys):
 
 def test_a_mistake_of_ours_ends_the_comparison_and_nothing_else(node, capsys, monkeypatch):
     """One line, the details in the journal; the round of the monitor goes on."""
-    monkeypatch.setattr("resilience_sdk.straggler.aggregate.Aggregate.judge", lambda *_: 1 / 0)
+    monkeypatch.setattr("resilience_sdk.straggler.detector.Aggregate.judge", lambda *_: 1 / 0)
     node.train(64, slow=2, seconds=0.02)
     assert capsys.readouterr().err.count("ZeroDivisionError") == 1
     (event,) = [e for e in read_journal(node.run_dir / "journal").events if e["event"] == "degraded"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resilience_sdk import numerics
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import ConfigError, NumericsError
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.numerics import watch as watching

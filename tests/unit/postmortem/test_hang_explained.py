@@ -8,8 +8,8 @@ from resilience_sdk.core.journal import Journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.incidents import Evidence, Incident, IncidentStore
 from resilience_sdk.launcher.restart_policy import decide
+from resilience_sdk.postmortem.collect import NodeEnd, read_end
 from resilience_sdk.postmortem.facts import AttemptFacts, EndedBy
-from resilience_sdk.postmortem.node_ends import NodeEnd, read_end
 from resilience_sdk.postmortem.report import Reporter
 
 LOST_GPU = classification("gpu_fell_off_bus", 0.9, Evidence("kernel", "NVRM: Xid (PCI:0000:17:00): 79, off the bus"))

@@ -9,7 +9,7 @@ from resilience_sdk.attribution.exits import classification
 from resilience_sdk.attribution.first_death import FirstDeath
 from resilience_sdk.cluster.bus import LifeSigns
 from resilience_sdk.cluster.membership import NodeMissingError, Peer, introduce
-from resilience_sdk.postmortem import node_ends
+from resilience_sdk.postmortem import collect
 
 PEERS = (Peer("host0", (0, 1)), Peer("host1", (2, 3)), Peer("host2", (4,)))
 ONLY_SYMPTOMS = FirstDeath((), (0, 1), classification("network_partition", 0.3))
@@ -18,27 +18,27 @@ ONLY_SYMPTOMS = FirstDeath((), (0, 1), classification("network_partition", 0.3))
 @given(st.sets(st.integers(0, 2)), st.dictionaries(st.integers(0, 2), st.floats(0, 60)))
 def test_nobody_is_gone_who_has_told_or_gives_signs(told, silent_s):
     """With a store that answers, silence is looked at, never presumed."""
-    found = node_ends.gone_nodes(PEERS, dict.fromkeys(told), silent_s, None)
+    found = collect.gone_nodes(PEERS, dict.fromkeys(told), silent_s, None)
     for node, peer in enumerate(PEERS):
-        assert (peer in found) == (node not in told and silent_s.get(node, 0.0) >= node_ends.SILENT_S)
-    assert node_ends.all_settled(3, dict.fromkeys(told), silent_s) == (len(told) + len(found) == 3)
+        assert (peer in found) == (node not in told and silent_s.get(node, 0.0) >= collect.SILENT_S)
+    assert collect.all_settled(3, dict.fromkeys(told), silent_s) == (len(told) + len(found) == 3)
 
 
 def test_with_the_store_its_host_is_gone():
     """What others did not tell means nothing then; where the host is not known by that name, nobody is blamed."""
-    assert node_ends.gone_nodes(PEERS, {1: None}, {}, "host0") == (PEERS[0],)
-    assert node_ends.gone_nodes(PEERS, {1: None}, {}, "head.cluster") == ()
-    assert node_ends.gone_nodes(PEERS[:2], {1: None}, {}, "head.cluster") == (PEERS[0],)
-    assert node_ends.gone_nodes(PEERS, {0: None}, {}, "host0") == ()
+    assert collect.gone_nodes(PEERS, {1: None}, {}, "host0") == (PEERS[0],)
+    assert collect.gone_nodes(PEERS, {1: None}, {}, "head.cluster") == ()
+    assert collect.gone_nodes(PEERS[:2], {1: None}, {}, "head.cluster") == (PEERS[0],)
+    assert collect.gone_nodes(PEERS, {0: None}, {}, "host0") == ()
 
 
 def test_the_verdict_names_the_ranks_and_restarts():
     """Of the node that is gone; the ranks that only lost their peers are victims."""
-    found = node_ends.blame(ONLY_SYMPTOMS, [PEERS[1]], None)
+    found = collect.blame(ONLY_SYMPTOMS, [PEERS[1]], None)
     assert (found.culprits, found.victims) == ((2, 3), (0, 1))
-    assert (found.classification.cause, found.classification.action) == (node_ends.CAUSE, "restart")
-    assert node_ends.headline_of_lost([PEERS[1]]) == "host1 (ranks 2, 3) is gone: it died, or the network to it is cut"
-    by_store = node_ends.blame(ONLY_SYMPTOMS, [PEERS[0]], "host0")
+    assert (found.classification.cause, found.classification.action) == (collect.CAUSE, "restart")
+    assert collect.headline_of_lost([PEERS[1]]) == "host1 (ranks 2, 3) is gone: it died, or the network to it is cut"
+    by_store = collect.blame(ONLY_SYMPTOMS, [PEERS[0]], "host0")
     assert by_store.classification.confidence < found.classification.confidence
     assert "store of the rendezvous at host0" in by_store.classification.evidence[0].text
 

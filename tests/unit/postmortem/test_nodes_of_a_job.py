@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore, TCPStore
 from resilience_sdk.cluster.bus import NodeRelay
 from resilience_sdk.core.journal import Journal
 from resilience_sdk.monitor.nodes import OWN, PEERS
-from resilience_sdk.postmortem.node_ends import NodeEnd, read_end, reporter, reporter_at_last
+from resilience_sdk.postmortem.collect import NodeEnd, read_end, reporter, reporter_at_last
 
 
 @st.composite

@@ -9,8 +9,7 @@ import attrs
 import pytest
 
 from resilience_sdk.cluster.bus import NodeRelay
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.incidents import Incident, IncidentStore
 from resilience_sdk.launcher.restart_policy import decide

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.incidents import Culprit
 from resilience_sdk.incidents.record import headline, render_markdown
 from resilience_sdk.postmortem.preemption import account, hindered_by

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from resilience_sdk.attribution.exceptions import match_exception
-from resilience_sdk.launcher.attempt_files import exception_from_torch
+from resilience_sdk.launcher.attempt import exception_from_torch
 from resilience_sdk.rank.exceptions import chain_thread_hook, describe, write_error_file
 
 

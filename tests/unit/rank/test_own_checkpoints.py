@@ -17,7 +17,7 @@ BEGIN = """
 import os, subprocess, sys
 from resilience_sdk import heartbeat
 from resilience_sdk.checkpoint.history import CheckpointRecord
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.core.run_directory import RunDirectory
 
 record = CheckpointRecord(RunDirectory.create(sys.argv[1]), None)

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.core import environ
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings

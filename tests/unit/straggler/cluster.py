@@ -6,7 +6,7 @@ import random
 import struct
 
 from resilience_sdk.recorder.page_layout import WORK
-from resilience_sdk.straggler.aggregate import Aggregate
+from resilience_sdk.straggler.detector import Aggregate
 from resilience_sdk.straggler.window_messages import Collector, NodePieces, decode
 
 STEP_S = 0.25

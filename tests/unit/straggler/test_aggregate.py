@@ -7,7 +7,7 @@ import random
 import attrs
 import pytest
 
-from resilience_sdk.straggler.aggregate import Aggregate
+from resilience_sdk.straggler.detector import Aggregate
 from resilience_sdk.straggler.kernels import KernelTime, KernelWindow
 from resilience_sdk.straggler.window_messages import NodePieces, Piece, decode
 
@@ -174,7 +174,7 @@ def test_a_stall_in_a_rare_section_is_one():
 
 def test_of_very_many_ranks_one_section_is_judged_at_a_time(monkeypatch):
     """The monitor looks at its ranks in between; all is judged in the end, the waits first."""
-    monkeypatch.setattr("resilience_sdk.straggler.aggregate._AT_ONCE", 4)
+    monkeypatch.setattr("resilience_sdk.straggler.detector._AT_ONCE", 4)
     at_once = Cluster(slow=slow_rank(1))
     sizes = []
     judge = at_once.aggregate._judge_of_all.add

@@ -16,8 +16,7 @@ import pytest
 from receiver import receiving
 from told_run import ToldRun
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.system.hostinfo import host_name, process_start_ticks

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from told_run import HOST, ToldRun
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.telemetry.tail import Follower, load_position, save_position
 
 NAME = f"{HOST}-rank0-7.jsonl"

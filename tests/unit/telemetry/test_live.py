@@ -11,8 +11,8 @@ from pathlib import Path
 
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.system.hostinfo import process_start_ticks
-from resilience_sdk.telemetry.live import Live
 from resilience_sdk.telemetry.sinks.base import Metrics, TelemetryOrigin
+from resilience_sdk.telemetry.tail import Live
 
 
 def page(folder: Path, rank: int, pid: int, attempt: int = 0) -> RankPage:

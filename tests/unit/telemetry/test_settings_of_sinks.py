@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from told_run import ToldRun
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.settings import Settings, load_settings, settings_from_json
 from resilience_sdk.core.settings.fields import SINK_FIELDS

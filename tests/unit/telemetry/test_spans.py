@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from told_run import EVENTS, ToldRun
 
-from resilience_sdk.core.events import Event
-from resilience_sdk.telemetry.spans import Span, Spans
+from resilience_sdk.core.journal import Event
+from resilience_sdk.telemetry.sinks.otel import Span, Spans
 
 
 def spans_of(run: ToldRun) -> list[Span]:

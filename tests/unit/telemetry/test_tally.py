@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from told_run import EVENTS, ToldRun
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.telemetry.metrics import Durations
 from resilience_sdk.telemetry.tally import Tally
 

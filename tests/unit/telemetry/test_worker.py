@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from told_run import ToldRun
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import MissingExtraError
+from resilience_sdk.telemetry.exporter import Worker
 from resilience_sdk.telemetry.sinks.base import Sink, TelemetryOrigin
 from resilience_sdk.telemetry.tail import Line
-from resilience_sdk.telemetry.worker import Worker
 
 
 class Keeping(Sink):
@@ -226,7 +226,7 @@ def test_a_sink_that_does_not_come_back_is_seen(run: ToldRun, told: Told, monkey
     while sink.seen < 5:
         assert not made.join(0.001)
     assert not made.is_stuck()
-    monkeypatch.setattr("resilience_sdk.telemetry.worker.STUCK_S", 0.0)
+    monkeypatch.setattr("resilience_sdk.telemetry.exporter.STUCK_S", 0.0)
     assert made.is_stuck()
     sink.may_go_on.set()
     made.finish()

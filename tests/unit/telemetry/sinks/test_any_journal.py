@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from receiver import Receiver, receiving
 from told_run import EVENTS, HOST, ToldRun, line
 
-from resilience_sdk.telemetry.live import Live
 from resilience_sdk.telemetry.sinks.base import Sink, TelemetryOrigin
 from resilience_sdk.telemetry.sinks.console import Console
 from resilience_sdk.telemetry.sinks.otel import OpenTelemetry
 from resilience_sdk.telemetry.sinks.prometheus import PrometheusTextfile
 from resilience_sdk.telemetry.sinks.webhook import Webhook
+from resilience_sdk.telemetry.tail import Live
 
 _JOURNALS = st.lists(EVENTS, max_size=8)
 _SOME = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

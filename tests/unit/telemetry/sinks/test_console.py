@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from told_run import ToldRun
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
 from resilience_sdk.telemetry.sinks.console import Console
 
 

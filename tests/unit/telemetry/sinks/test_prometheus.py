@@ -18,8 +18,8 @@ import needed
 import pytest
 from told_run import ToldRun
 
+from resilience_sdk.telemetry.exporter import Worker
 from resilience_sdk.telemetry.sinks.prometheus import ADDRESS_FILE, PrometheusServer, PrometheusTextfile
-from resilience_sdk.telemetry.worker import Worker
 
 parser = needed.library("prometheus_client.parser", "prometheus")
 

@@ -9,10 +9,10 @@ import needed
 import pytest
 from told_run import ToldRun
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
+from resilience_sdk.telemetry.sinks.base import Tracker
 from resilience_sdk.telemetry.sinks.mlflow import MLflow
 from resilience_sdk.telemetry.sinks.tensorboard import TensorBoard
-from resilience_sdk.telemetry.sinks.tracker import Tracker
 
 
 @pytest.fixture

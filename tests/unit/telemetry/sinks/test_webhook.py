@@ -11,10 +11,10 @@ import pytest
 from receiver import Received, receiving
 from told_run import ToldRun
 
-from resilience_sdk.core.events import Event
+from resilience_sdk.core.journal import Event
+from resilience_sdk.telemetry.exporter import Worker
 from resilience_sdk.telemetry.sinks import webhook
 from resilience_sdk.telemetry.sinks.webhook import Webhook, WebhookError
-from resilience_sdk.telemetry.worker import Worker
 
 
 def items_of(run: ToldRun, sink: Webhook) -> deque[object]:
