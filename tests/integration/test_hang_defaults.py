@@ -26,7 +26,7 @@ WORKS = {
     "loader": Plan("adapter", (f"loader@20:{LONG_S}",)),
     "held": Plan("adapter", (f"held@20:{LONG_S}",)),
 }
-SLEEPS = Plan("plain", ("lock@20:100",) * 4, ("--attempts",), ("--max-restarts", "3"))
+SLEEPS = Plan("plain", ("lock@20:80",) * 4, ("--attempts",), ("--max-restarts", "3"))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_what_works_is_never_ended(found, name):
 
 
 def test_what_really_sleeps_costs_one_restart_and_never_the_job(found):
-    """100 s on a lock, in every attempt: the first is ended, the second goes on."""
+    """80 s on a lock, in every attempt: the first is ended, the second goes on."""
     job = found["sleeps"]
     assert job.code == 0, job.screen
     assert (job.attempts, len(job.incidents)) == (2, 1)
