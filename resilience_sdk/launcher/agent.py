@@ -38,7 +38,7 @@ from resilience_sdk.launcher.forkserver import WorkerStarter
 from resilience_sdk.launcher.forkserver_wire import Script
 from resilience_sdk.launcher.last_lines import JobOutcome
 from resilience_sdk.launcher.ranks import RankProcesses
-from resilience_sdk.launcher.rendezvous import MeetingPlace, PendingAnswer, StoreLostError, first_line, within
+from resilience_sdk.launcher.rendezvous import MeetingPlace, StoreLostError, WaitingNodes, first_line, within
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.system.hostinfo import host_name
 from resilience_sdk.system.linux import listens_on
@@ -155,7 +155,7 @@ class Agent(LocalElasticAgent):
         self._logs = logs
         self._starter = starter
         self._quiet_events = getattr(config, "event_log_handler", "null") == "null"
-        self._waiting = PendingAnswer(self._ask_nodes_waiting)
+        self._waiting = WaitingNodes(self._rdzv_handler)
         self.attempt = 0
         self.peers: tuple[Peer, ...] = ()
         """The nodes of the attempt by their numbers, known once they have met."""
@@ -243,7 +243,8 @@ class Agent(LocalElasticAgent):
 
     def _connect(self, place: MeetingPlace, deadline: float) -> None:
         self._worker_group.spec.rdzv_handler = self._rdzv_handler = place.reach(deadline, self._job_is_over)
-        self._waiting = PendingAnswer(self._ask_nodes_waiting)
+        self._waiting.is_given_up = True
+        self._waiting = WaitingNodes(self._rdzv_handler)
         self._connected = True
 
     def _meet_once(self, place: MeetingPlace, attempt: int) -> _Met:
@@ -293,18 +294,6 @@ class Agent(LocalElasticAgent):
     def nodes_waiting(self) -> int:
         """Return how many nodes want to join, as was known a second ago. Asks no store itself, so it never waits."""
         return self._waiting.newest()
-
-    def _ask_nodes_waiting(self) -> int:
-        """Ask the store. One that does not answer must not end a running attempt."""
-        handler = self._rdzv_handler
-        try:
-            return int(handler.num_nodes_waiting())
-        except Exception as error:  # noqa: BLE001 - whatever it is, the ranks run
-            if handler is not self._rdzv_handler:
-                return 0  # it was given up while it was asked
-            told = f"the rendezvous store does not answer ({first_line(error)})"
-            say_once("rendezvous", f"{told}; the ranks run on without it")
-            return 0
 
     def leave(self, *, closed: bool) -> None:
         """Leave the rendezvous; `closed` tells the other nodes that the job is over."""

@@ -72,12 +72,14 @@ def within(
     return answers[0]
 
 
-class PendingAnswer:
-    """The newest answer to a question that may take long; it is asked again in a thread, about once a second."""
+class WaitingNodes:
+    """How many nodes wait to join, as the store said last: it may take long, so a thread asks, about once a second."""
 
-    def __init__(self, ask: Callable[[], int]) -> None:
-        """Nothing is asked before the first `newest()`; `ask` must not raise."""
-        self._ask = ask
+    def __init__(self, handler: RendezvousHandler) -> None:
+        """Nothing is asked before the first `newest()`."""
+        self._handler = handler
+        self.is_given_up = False
+        """Whether the rendezvous is left behind: then it is no news that its store does not answer."""
         self._answer = 0
         self._thread: threading.Thread | None = None
         self._asked_at = float("-inf")
@@ -87,7 +89,7 @@ class PendingAnswer:
         idle = self._thread is None or not self._thread.is_alive()
         if idle and time.monotonic() - self._asked_at >= _ASK_S:
             self._asked_at = time.monotonic()
-            self._thread = threading.Thread(target=self._run, name="resilience-asks", daemon=True)
+            self._thread = threading.Thread(target=self._ask, name="resilience-asks", daemon=True)
             self._thread.start()
         return self._answer
 
@@ -97,8 +99,14 @@ class PendingAnswer:
             self._thread.join()
         self._answer = 0
 
-    def _run(self) -> None:
-        self._answer = self._ask()
+    def _ask(self) -> None:
+        try:
+            self._answer = int(self._handler.num_nodes_waiting())
+        except Exception as error:  # noqa: BLE001 - a store that does not answer must not end a running attempt
+            self._answer = 0
+            if not self.is_given_up:
+                told = f"the rendezvous store does not answer ({first_line(error)})"
+                say_once("rendezvous", f"{told}; the ranks run on without it")
 
 
 _THREAD = "resilience-meeting"

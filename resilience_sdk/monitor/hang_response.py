@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -36,6 +37,9 @@ from resilience_sdk.monitor.pending_exceptions import blame_exceptions
 from resilience_sdk.monitor.ranks import Target, WatchedRank
 from resilience_sdk.recorder.page_reader import snapshot_to_json
 from resilience_sdk.system.procfs import has_signal, status_fields
+
+if TYPE_CHECKING:
+    from resilience_sdk.monitor.main import MonitorLock
 
 _NS_PER_S = 1_000_000_000
 _KILL_GRACE_S = 5.0
@@ -289,7 +293,7 @@ class HangResponse:
         pages: Path,
         config: JobConfig,
         journal: Journal,
-        in_charge: Callable[[], bool],
+        lock: MonitorLock,
         *,
         store: IncidentStore,
         nodes: Nodes,
@@ -301,7 +305,7 @@ class HangResponse:
         self._config = config
         self._settings = settings_from_json(config.settings)
         self._journal = journal
-        self._in_charge = in_charge
+        self._lock = lock
         self._store = store
         self._nodes = nodes
         self._learner = learner
@@ -334,7 +338,7 @@ class HangResponse:
 
         Tell whether it is reported now, by this node or by another.
         """
-        if not self._in_charge():
+        if not self._lock.in_charge():
             return False
         frames, flight = self._nodes.evidence(states, look)
         finding = find_culprits(states, frames, flight, on_cuda=_on_cuda())
@@ -417,7 +421,7 @@ class HangResponse:
     def follow_others(self, ranks: Sequence[WatchedRank], states: Sequence[RankState]) -> bool:
         """Act on a hang that another node has reported: end our ranks too, so that all start again."""
         told = self._nodes.verdict()
-        if told is None or told[1] in (self._followed, self._announced) or not self._in_charge():
+        if told is None or told[1] in (self._followed, self._announced) or not self._lock.in_charge():
             return False
         name, verdict = told
         self._followed = verdict
@@ -495,7 +499,7 @@ class HangResponse:
             term_grace_s=min(_TERM_GRACE_S, self._settings.term_grace),
             reason=f"hang, incident {verdict.incident}",
             journal=self._journal,
-            in_charge=self._in_charge,
+            in_charge=self._lock.in_charge,
         )
         if escalation.survivors:
             console.say(f"cannot end {escalation.survivors}: they survive SIGKILL, which means the kernel holds them")

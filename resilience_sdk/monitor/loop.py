@@ -8,9 +8,9 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -37,6 +37,9 @@ from resilience_sdk.postmortem.recovery import RecoveryWatch
 from resilience_sdk.recorder.page_reader import LanePasses
 from resilience_sdk.system import hostinfo, procfs
 
+if TYPE_CHECKING:
+    from resilience_sdk.monitor.main import MonitorLock
+
 _USUAL_EVERY_S = 5.0
 _CALM = 2  # times `monitor_interval` between two whole looks, while every rank comes on
 _CALM_RING = 56  # passes of a section between two looks, of the 64 that its ring holds
@@ -61,13 +64,13 @@ _SIGNAL_EXPECTED_S = 30.0  # or the least deadline, where that is shorter
 class Watcher:
     """Watches the ranks of one job on one node. Runs in the monitor's only thread."""
 
-    def __init__(self, pages: Path, config: JobConfig, journal: Journal, in_charge: Callable[[], bool]) -> None:
-        """Watch `pages`; `in_charge()` tells whether no other monitor has taken over."""
+    def __init__(self, pages: Path, config: JobConfig, journal: Journal, lock: MonitorLock) -> None:
+        """Watch `pages`; `lock` tells whether no other monitor has taken over."""
         self._pages = pages
         self._config = config
         self._settings = settings_from_json(config.settings)
         self._journal = journal
-        self._in_charge = in_charge
+        self._lock = lock
         self._store = IncidentStore(config.run_dir)
         self.table = RankTable(pages)
         self.learner = Learner(Path(config.run_dir) / "timeouts.json", self._settings, config.script, config.job)
@@ -81,7 +84,7 @@ class Watcher:
             self._settings,
             journal,
             self._store,
-            notices.ask,
+            notices,
             host,
             job=config.job,
             began=began,
@@ -89,7 +92,7 @@ class Watcher:
         self._stop = StopCoordinator(pages, journal, notices, grace_s=self._settings.preempt_time, host=host)
         self._recovery = RecoveryWatch(self._store, journal, began=began)
         self._rules = HangRules(self._settings.stuck_after, self._settings.hang_cap)
-        self.nodes = Nodes(pages, lambda: self.learner.book, self._rules, host)
+        self.nodes = Nodes(pages, self.learner, self._rules, host)
         self._activity = ActivityWatch()
         self._stalls = StallNotices(self._settings.stuck_after)
         self._judged_at = float("-inf")
@@ -102,7 +105,7 @@ class Watcher:
             pages,
             config,
             journal,
-            in_charge,
+            lock,
             store=self._store,
             nodes=self.nodes,
             learner=self.learner,
@@ -155,7 +158,7 @@ class Watcher:
         wait_s = self._judge(ranks, now_ns)
         self._whole_look_ns = now_ns + int(wait_s * 1e9)
         soon_s = self._look_for_stop(ranks)
-        self._stragglers.look(completed)
+        self._stragglers.look(completed, time.monotonic())
         wait_s = min(self._settings.monitor_interval, wait_s)
         return wait_s if soon_s is None else min(wait_s, soon_s)
 
@@ -504,7 +507,7 @@ class Watcher:
             grace_s=self._settings.dump_grace,
             earlier=earlier,
             journal=self._journal if self._may_journal_look() else None,
-            may_ask=self._in_charge,
+            may_ask=self._lock.in_charge,
             moving=[watched.rank for watched in ranks if not self._activity.is_still(watched)],
         )
         for watched in ranks:

@@ -135,7 +135,7 @@ def main(directory: str) -> int:
         os._exit(0)
     generation = spawn.read_state(pages).get("generation", 0) + 1
     try:
-        state = _State(pages, generation, lock)
+        state = MonitorLock(pages, generation, lock)
     except OSError:
         os._exit(1)  # whoever started us finds nobody ready, and says so
     os.write(tell, b"1")
@@ -159,8 +159,8 @@ def _forget_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-class _State:
-    """The file that says who is the monitor now: whoever takes over puts a file of its own in the place of ours."""
+class MonitorLock:
+    """The lock of the monitor, and the file that says who it is: who takes over puts one of its own in its place."""
 
     def __init__(self, pages: Path, generation: int, lock: int) -> None:
         """Say that it is this process; from here on an older monitor finds that it is not in charge any more.
@@ -252,7 +252,7 @@ def _journal(config: JobConfig) -> Journal:
     )
 
 
-def _serve(pages: Path, generation: int, state: _State) -> int:
+def _serve(pages: Path, generation: int, state: MonitorLock) -> int:
     config = job_config.read(pages)
     if config is None:
         console.say(f"the monitor finds no {job_config.FILE} in {pages}: hangs are not detected")
@@ -268,7 +268,7 @@ def _serve(pages: Path, generation: int, state: _State) -> int:
     with contextlib.suppress(OSError):
         remove_ended(pages, config.began_ns)
         remove_stale(pages)
-    watcher = Watcher(pages, config, journal, state.in_charge)
+    watcher = Watcher(pages, config, journal, state)
     hold = _Hold(config)
     try:
         _loop(pages, config, watcher, state, hold)
@@ -324,7 +324,7 @@ class _Hold:
             self._lease = None
 
 
-def _loop(pages: Path, config: JobConfig, watcher: Watcher, state: _State, hold: _Hold) -> None:
+def _loop(pages: Path, config: JobConfig, watcher: Watcher, state: MonitorLock, hold: _Hold) -> None:
     started = time.monotonic()
     over_since: float | None = None
     came = False
@@ -367,7 +367,7 @@ def _loop(pages: Path, config: JobConfig, watcher: Watcher, state: _State, hold:
             return
 
 
-def _is_ours(pages: Path, config: JobConfig, watcher: Watcher, state: _State) -> bool:
+def _is_ours(pages: Path, config: JobConfig, watcher: Watcher, state: MonitorLock) -> bool:
     """Tell whether this process goes on as the monitor.
 
     A directory that was removed under living ranks is made again and taken: their pages are still mapped here. Where it

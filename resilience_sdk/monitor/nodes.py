@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import attrs
 from resilience_sdk.cluster.membership import HANGS, NodePlace, PeerFile
 from resilience_sdk.core import console
 from resilience_sdk.hang.evidence import FlightRecord
-from resilience_sdk.hang.timeouts import LearnedTimeouts
 from resilience_sdk.hang.timers import HangRules, RankState
 from resilience_sdk.incidents import Evidence
 from resilience_sdk.monitor.evidence import CloseLook
+from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.node_summary import (
     SILENT_S,
     HangVerdict,
@@ -50,10 +50,10 @@ _POLL_S = 0.02
 class Nodes:
     """What is told to and heard from the other nodes. Used by the monitor's only thread."""
 
-    def __init__(self, pages: Path, book: Callable[[], LearnedTimeouts], rules: HangRules, name: str) -> None:
-        """Use the files in `pages`; `book` returns the deadlines of this node, `name` is this host's."""
+    def __init__(self, pages: Path, learner: Learner, rules: HangRules, name: str) -> None:
+        """Use the files in `pages`; `learner` has the deadlines of this node, `name` is this host's."""
         self._pages = pages
-        self._book = book
+        self._learner = learner
         self._rules = rules
         self.name = name
         self._me = 0
@@ -258,7 +258,7 @@ class Nodes:
             node=self._me,
             name=self.name,
             now_ns=now_ns,
-            ranks=summarize(states, self._book(), self._rules, now_ns, frames, flight),
+            ranks=summarize(states, self._learner.book, self._rules, now_ns, frames, flight),
             heard={node: summary.now_ns for node, summary in self._summaries.items()},
             wants=wants,
             urgent=urgent,

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from resilience_sdk.core import console
-from resilience_sdk.core.journal import read_journal
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.preemption.context import counts, is_request
 from resilience_sdk.preemption.reasons import Asker, asker, notice_name
 from resilience_sdk.recorder import page_layout as at
-from resilience_sdk.system.hostinfo import boot_id
 
 if TYPE_CHECKING:
-    from resilience_sdk.preemption.cloud import CloudNotice
+    from resilience_sdk.preemption.cloud import CloudWatch
 
 _MOST_BYTES = 16 << 10
 _MOST_CHARACTERS = 200
@@ -63,8 +61,8 @@ class LeaveRequest:
 class Notices:
     """Looks for whoever asks this node. The monitor's only thread."""
 
-    def __init__(self, run_dir: Path, began: float, cloud: Callable[[], CloudNotice | None]) -> None:
-        """`run_dir/preempt` counts if it is newer than `began` (Unix seconds); `cloud` tells a cloud's notice."""
+    def __init__(self, run_dir: Path, began: float, cloud: CloudWatch | None = None) -> None:
+        """`run_dir/preempt` counts if it is newer than `began` (Unix seconds); `cloud` asks a cloud for its notice."""
         self._file = run_dir / "preempt"
         self._began = began
         self._cloud = cloud
@@ -78,7 +76,7 @@ class Notices:
         """Return who asks, None = nobody; `noticed`: ranks and the notices on their pages, 0 where there is none."""
         if (asked := on_page(noticed) or self._in_file()) is not None:
             return asked
-        notice = self._cloud()
+        notice = self._cloud.notice() if self._cloud is not None else None
         if notice is None:
             return self._own
         return LeaveRequest(notice.source, Asker.CLOUD, reason=notice.reason, end_unix=notice.deadline_unix)
@@ -110,26 +108,21 @@ def on_page(noticed: Iterable[tuple[int, int]], kind: Asker | None = None) -> Le
     return None
 
 
-def watch_cloud(settings: Settings, journal: Path) -> Callable[[], CloudNotice | None]:
-    """Return what tells the notice of a cloud that has to be obeyed, and asks for it now and then.
+def watch_cloud(settings: Settings, journal: Path) -> CloudWatch | None:
+    """Return what asks a cloud for a notice that has to be obeyed; None where there is no cloud to be asked.
 
     `journal` is the run directory's, where it stands which notices earlier starts have obeyed.
     """
     if settings.cloud_notices == "off":
-        return lambda: None
-    from resilience_sdk.preemption.cloud import CloudWatch, Heeded, cloud_poller, heeded_before
-
-    def heeded(notice: CloudNotice) -> list[Heeded]:
-        return heeded_before(read_journal(journal).events, notice, boot_id())
+        return None
+    from resilience_sdk.preemption.cloud import CloudWatch, cloud_poller
 
     try:
         poller = cloud_poller(settings.cloud_notices, settings.cloud_endpoint)
     except ConfigError as error:
         console.say_once("cloud", f"no notices of the cloud: {error}")
-        return lambda: None
-    if poller is None:
-        return lambda: None
-    return CloudWatch(poller, heeded, lead_s=settings.preempt_time).notice
+        return None
+    return CloudWatch(poller, journal, lead_s=settings.preempt_time) if poller is not None else None
 
 
 def _object(text: bytes) -> dict[str, Any]:

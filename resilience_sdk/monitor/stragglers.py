@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from resilience_sdk.core.journal import Journal
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.monitor.machine_load import LoadReader, LoadWatch
-from resilience_sdk.monitor.notices import LeaveRequest
+from resilience_sdk.monitor.notices import LeaveRequest, Notices
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.monitor.straggler_response import StragglerResponse
 from resilience_sdk.postmortem.recovery import first_step
@@ -144,25 +144,22 @@ class StragglerWatch:
         settings: Settings,
         journal: Journal,
         store: IncidentStore,
-        ask_stop: Callable[[LeaveRequest | None], None],
+        notices: Notices,
         host: str,
         *,
         job: str,
         began: float | None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Read and write in `pages` and `run_dir`; `ask_stop` has all ranks stop at one step.
+        """Read and write in `pages` and `run_dir`; `notices` has all ranks stop at one step.
 
-        `job` is its key; `began`: Unix seconds since when it runs; incidents before that are of another one. `clock`
-        is steady, in seconds.
+        `job` is its key; `began`: Unix seconds since when it runs; incidents before that are of another one.
         """
-        self._clock = clock
         self._pages = pages
         self._settings = settings
         self._host = host
         self._control = ControlFile(run_dir, settings)
         self._response = StragglerResponse(run_dir, journal, store, job=job, began=began or 0.0)
-        self._ask_stop = ask_stop
+        self._notices = notices
         self._load = LoadReader()
         self._looked_at = float("-inf")
         self._nodes = StragglerNodes(pages, 0, {}, host)
@@ -178,13 +175,15 @@ class StragglerWatch:
     def _start(self) -> None:
         self._collector = Collector(self._nodes.count)
         self._aggregate: Aggregate | None = None
-        self._reported_at = self._clock()
+        self._reported_at: float | None = None
         self._roles: dict[Path, tuple[Version | None, str]] = {}
         self._kernels = KernelNews()
         self._has_failed = False
 
-    def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]]) -> None:
+    def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now: float) -> None:
         """Take what each rank of this node has completed since the last look, and judge what can be judged.
+
+        `now` is a steady clock's, in seconds.
 
         Never raises: a mistake here must not cost the job its watch over hangs. It is said, and the attempt goes on
         without.
@@ -192,16 +191,17 @@ class StragglerWatch:
         if self._has_failed:
             return
         try:
-            self._look(completed)
+            self._look(completed, now)
         except Exception as error:  # noqa: BLE001 - see above
             self._has_failed = True
             self._response.note_failure(error)
 
-    def _look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]]) -> None:
-        now = self._clock()
+    def _look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now: float) -> None:
+        if self._reported_at is None:
+            self._reported_at = now
         if now - self._looked_at >= _CONTROL_S:
             self._looked_at = now
-            self._look_at_control()
+            self._look_at_control(now)
         living = [watched for watched, _ in completed if watched.alive]
         if not self._control.now.straggler_detection or not living:
             return
@@ -229,13 +229,13 @@ class StragglerWatch:
                 return
             aggregate = self._aggregate = Aggregate(self._nodes.count)
             self._response.begin(self._nodes.attempt, LoadWatch(self._load, now, alone=self._nodes.count == 1))
-            self._ask_stop(None)
+            self._notices.ask(None)
         for node in told:
             aggregate.add(node)
         changes, verdicts = aggregate.judge(), aggregate.verdicts
         if changes or verdicts:
             self._ask(self._response.tell(changes, verdicts, now, stop=control.stop_if_detected))
-        if now - self._reported_at >= control.report_interval:
+        if now - (self._reported_at or now) >= control.report_interval:
             self._reported_at = now
             aggregate.add(self._nodes.message((), {}, self._kernels_of(living)))
             report = aggregate.report(control.relative_threshold, control.individual_threshold)
@@ -246,9 +246,9 @@ class StragglerWatch:
 
     def _ask(self, request: LeaveRequest | None) -> None:
         if request is not None:
-            self._ask_stop(request)
+            self._notices.ask(request)
 
-    def _look_at_control(self) -> None:
+    def _look_at_control(self, now: float) -> None:
         was_on = self._control.now.straggler_detection
         said = self._control.look()
         if said is None:
@@ -259,7 +259,7 @@ class StragglerWatch:
             self._response.note_control(said, control)
         if was_on and not control.straggler_detection:
             if self._aggregate is not None:
-                self._response.tell(self._aggregate.end(), (), self._clock(), stop=False)
+                self._response.tell(self._aggregate.end(), (), now, stop=False)
             if self._nodes.gathers:
                 self._response.switched_off()
             self._start()

@@ -9,11 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
-
-import attrs
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 from resilience_sdk.core import console
 from resilience_sdk.core.journal import Event
@@ -33,30 +30,38 @@ _POLICIES = ("warn", "rollback", "raise")
 _INFINITY = float("inf")
 
 
-@attrs.frozen
-class NumericsContext:
-    """What a rank's session gives to who watches its numbers."""
+class NumericsRank(Protocol):
+    """A rank whose numbers are watched: its session, which is asked when there is trouble."""
 
-    run_dir: Path
-    journal: EventSink
-    attempt: Callable[[], AttemptPlace]
-    """Asked when there is trouble: the size of the world may be known late."""
-    rank: Callable[[], int]
-    step: Callable[[], tuple[int, bool]]
-    """The step that this thread is in, and whether all ranks and attempts number it alike; -1 before the first."""
-    explain: Callable[[str], str]
-    pages: Callable[[], Mapping[int, Mapping[str, Any]]] = dict
-    """This rank's page by its number, as incidents keep it: how far the training had come."""
-    restarts: bool = False
+    restarts: bool
     """Whether somebody starts the ranks again when one raises."""
-    skip_batches: int = 1
+    skip_batches: int
     """How many batches, from the bad one on, are left out after a rollback."""
+
+    @property
+    def journal(self) -> EventSink:
+        """Its journal."""
+
+    def rank(self) -> int:
+        """Return its number."""
+
+    def place(self) -> AttemptPlace:
+        """Return the job and its attempt; the size of the world may be known late."""
+
+    def step(self) -> tuple[int, bool]:
+        """Return this thread's step, -1 before the first, and whether all ranks and attempts number it alike."""
+
+    def store(self) -> IncidentStore:
+        """Return where its incidents are written."""
+
+    def page(self) -> Mapping[int, Mapping[str, Any]]:
+        """Return its page by its number, as incidents keep it: how far the training had come."""
 
 
 class NumericsWatch:
     """The numbers of one rank. The thread that trains."""
 
-    def __init__(self, side: NumericsContext) -> None:
+    def __init__(self, side: NumericsRank) -> None:
         self._side = side
         self._reading = DeferredRead()
         self._spikes = (Spikes(LOSS_FACTOR), Spikes(GRAD_NORM_FACTOR))
@@ -160,8 +165,7 @@ class NumericsWatch:
         """Write the incident, and say it where it is news. Any thread; never raises."""
         side = self._side
         try:
-            store = IncidentStore(side.run_dir, explain=side.explain)
-            recorded = record(store, trouble, side.attempt(), action, time.time(), side.pages())
+            recorded = record(side.store(), trouble, side.place(), action, time.time(), side.page())
         except Exception as error:  # noqa: BLE001 - never hurt the run
             if console.say_once("numerics", f"{trouble.text}; the incident cannot be written: {error}"):
                 side.journal.emit(Event.DEGRADED, what="numerics", why=str(error))
@@ -180,11 +184,11 @@ class NumericsWatch:
             self._writer.join(timeout=5.0)
 
 
-_side: NumericsContext | None = None
+_side: NumericsRank | None = None
 _watch: NumericsWatch | None = None
 
 
-def listen(side: NumericsContext) -> None:
+def listen(side: NumericsRank) -> None:
     """Take what the session gives. Called by the session."""
     global _side
     _side = side

@@ -36,15 +36,17 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
 
 from resilience_sdk.core.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.core.console import printable, say_once
-from resilience_sdk.core.journal import Event
+from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.settings.parse import base_url
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.system.hostinfo import boot_id
 
 _MOST_BYTES = 1 << 18
 _MOST_WORDS = 200
@@ -453,7 +455,7 @@ class CloudWatch:
     def __init__(
         self,
         poller: CloudPoller,
-        heeded: Callable[[CloudNotice], Sequence[Heeded]],
+        journal: Path,
         *,
         lead_s: float,
         every_s: float = EVERY_S,
@@ -463,13 +465,13 @@ class CloudWatch:
 
         Args:
             poller: Asked in a thread of its own, one question at a time.
-            heeded: Tells who has obeyed a notice before; may read files, and is called once per notice and start.
+            journal: Tells who has obeyed a notice before; it is read once per notice and start.
             lead_s: How long a save may take, in seconds.
             every_s: From the beginning of one question to the next.
             clock: For the tests.
         """
         self._poller = poller
-        self._heeded = heeded
+        self._journal = journal
         self._lead_s = lead_s
         self._every_s = every_s
         self._clock = clock or SystemClock()
@@ -495,7 +497,7 @@ class CloudWatch:
         if notice is None:
             return None
         if self._known is None or self._known[0].names_another(notice):
-            self._known = notice, self._heeded(notice)
+            self._known = notice, heeded_before(read_journal(self._journal).events, notice, boot_id())
         if not still_stands(notice, self._known[1], self._clock.wall_s(), self._lead_s):
             say_once(
                 f"heeded:{notice.source}:{notice.reason}",

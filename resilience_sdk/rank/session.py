@@ -24,6 +24,7 @@ from resilience_sdk.core.json_records import from_values
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings, settings_from_json
 from resilience_sdk.errors import ConfigError, ResilienceError
+from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.monitor.spawn import MonitorWatch, all_locks, ensure_monitor, is_alive
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.numerics.recording import AttemptPlace
@@ -223,7 +224,7 @@ class WatchedSession(Session):
         callbacks.begin(self.run_dir.path, self.attempt)
         self._helper.start()
         preemption.listen(self._preemption_side())
-        numerics.listen(self._numerics_side())
+        numerics.listen(_WatchedNumbers(self))
         atexit.register(self._at_exit)
         # Children of multiprocessing end without atexit; their finalizers do run.
         multiprocessing.util.Finalize(self, self._at_exit, exitpriority=0)
@@ -250,31 +251,6 @@ class WatchedSession(Session):
             first_check=coordination.first_check,
             stopping=stopping.StopTeller(self.run_dir.journal, self.attempt, env, lambda: self.identity.rank == 0),
         )
-
-    def _numerics_side(self) -> numerics.NumericsContext:
-        return numerics.NumericsContext(
-            run_dir=self.run_dir.path,
-            journal=self.journal,
-            attempt=lambda: AttemptPlace(self.config.job, self.attempt, self.identity.world_size, hostinfo.host_name()),
-            rank=lambda: self.identity.rank,
-            step=self._step,
-            explain=meaning,
-            pages=self._own_page,
-            restarts=environ.restarts(environ.environment(), self.settings.max_restarts),
-            skip_batches=self.settings.rollback_skip_batches,
-        )
-
-    def _own_page(self) -> dict[int, dict[str, Any]]:
-        reader = PageReader(self.page.path)
-        try:
-            snapshot = reader.snapshot()
-        finally:
-            reader.close()
-        return {} if snapshot is None else {self.identity.rank: snapshot_to_json(snapshot)}
-
-    def _step(self) -> tuple[int, bool]:
-        lane = self.recorder.owner
-        return lane.current_step(), lane.step_is_global
 
     def _find_monitor(self) -> bool | None:
         """Tell whether there is a monitor; None as long as one may still come. Any thread."""
@@ -483,3 +459,35 @@ def script_name() -> str:
     if spec is not None and spec.name not in ("__main__", "__mp_main__"):
         return str(spec.name).removesuffix(".__main__")
     return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else "python"
+
+
+class _WatchedNumbers:
+    """A session as the watch of its numbers asks it; see `numerics.NumericsRank`."""
+
+    def __init__(self, session: WatchedSession) -> None:
+        self._session = session
+        self.journal = session.journal
+        self.restarts = environ.restarts(environ.environment(), session.settings.max_restarts)
+        self.skip_batches = session.settings.rollback_skip_batches
+
+    def rank(self) -> int:
+        return self._session.identity.rank
+
+    def place(self) -> AttemptPlace:
+        mine = self._session
+        return AttemptPlace(mine.config.job, mine.attempt, mine.identity.world_size, hostinfo.host_name())
+
+    def step(self) -> tuple[int, bool]:
+        lane = self._session.recorder.owner
+        return lane.current_step(), lane.step_is_global
+
+    def store(self) -> IncidentStore:
+        return IncidentStore(self._session.run_dir.path, explain=meaning)
+
+    def page(self) -> dict[int, dict[str, Any]]:
+        reader = PageReader(self._session.page.path)
+        try:
+            snapshot = reader.snapshot()
+        finally:
+            reader.close()
+        return {} if snapshot is None else {self.rank(): snapshot_to_json(snapshot)}

@@ -90,7 +90,8 @@ class Job:
             if happened():
                 return
             waited_s = time.monotonic() - began_s
-            assert not over and waited_s < timeout_s, f"{what} did not come:\n{self.screen}"
+            in_time = not over and waited_s < timeout_s
+            assert in_time, f"{what} did not come:\n{self.screen}"
             # To look takes time, which the job needs: whoever has waited for seconds does not ask 50 times in each.
             time.sleep(min(0.2, 0.02 + waited_s / 50))
 

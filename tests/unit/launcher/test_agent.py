@@ -1,6 +1,7 @@
 """The agent and a connection to the rendezvous that stands still for a while."""
 
 import threading
+from types import SimpleNamespace
 
 import attrs
 
@@ -8,7 +9,7 @@ from resilience_sdk.launcher import env
 from resilience_sdk.launcher.agent import Agent, free_port
 from resilience_sdk.launcher.forkserver import WorkerStarter
 from resilience_sdk.launcher.options import launch_config, parse_options
-from resilience_sdk.launcher.rendezvous import PendingAnswer
+from resilience_sdk.launcher.rendezvous import WaitingNodes
 
 
 @attrs.define
@@ -39,7 +40,7 @@ def test_a_meeting_that_was_left_behind_changes_nothing_once_it_gets_through(tmp
     agent.meet(0)
     place, behind = agent._place, set(threading.enumerate())
     link = place._backend._inner = Link(place._backend._inner)
-    agent._waiting = PendingAnswer(lambda: int(link.plugged_in.wait() and 0))
+    agent._waiting = WaitingNodes(SimpleNamespace(num_nodes_waiting=lambda: int(link.plugged_in.wait() and 0)))
     agent.nodes_waiting()  # asks in a thread; the meeting waits for the answer first
     assert agent.meet(1) == 1
     (left,) = (

@@ -10,7 +10,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from resilience_sdk.core.journal import Journal, read_journal
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.launcher.agent import free_port
-from resilience_sdk.launcher.rendezvous import MeetingPlace, PendingAnswer, StoreLostError, first_line, within
+from resilience_sdk.launcher.rendezvous import MeetingPlace, StoreLostError, WaitingNodes, first_line, within
 
 
 def config(port, *, backend="c10d", **rendezvous):
@@ -63,7 +63,7 @@ def test_asking_never_waits_and_knows_the_newest_answer():
         may_answer.wait()
         return 3
 
-    question = PendingAnswer(ask)
+    question = WaitingNodes(SimpleNamespace(num_nodes_waiting=ask))
     assert [question.newest() for _ in range(5)] == [0] * 5
     assert asked == [1]
     may_answer.set()

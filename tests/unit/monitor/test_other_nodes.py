@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.hang.detect import Confirmation, Judgement
 from resilience_sdk.hang.evidence import FlightRecord
-from resilience_sdk.hang.timeouts import LearnedTimeouts
 from resilience_sdk.hang.timers import HangRules, RankState
 from resilience_sdk.monitor.evidence import CloseLook
+from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.node_summary import (
     FRESH_S,
     VERSION,
@@ -170,6 +170,11 @@ def test_one_word_of_another_node_is_one_look_however_often_it_is_read():
 LOOK = CloseLook(places={}, frames={}, flight={}, positions={}, texts={}, facts=(), cpu={})
 
 
+def learner(folder):
+    """Return what has learned nothing yet."""
+    return Learner(folder / "timeouts.json", Settings(), "train.py")
+
+
 class Pair:
     """Two nodes, and a relay between them that carries when it is told to."""
 
@@ -178,7 +183,7 @@ class Pair:
         for node in (0, 1):
             self.pages.append(folder / str(node))
             self.pages[node].mkdir()
-            self.nodes.append(Nodes(self.pages[node], lambda: LearnedTimeouts(Settings()), HangRules(), "host"))
+            self.nodes.append(Nodes(self.pages[node], learner(folder), HangRules(), "host"))
             self.nodes[node].begin(0, {"node": node, "nodes": 2, "node_name": f"host#{node}"})
 
     def carry(self, sender: int) -> None:
@@ -253,7 +258,7 @@ def test_a_garbled_file_is_as_none(pair, text):
 
 def test_a_job_of_one_node_tells_nobody_anything(tmp_path):
     """No file, and no other pace."""
-    nodes = Nodes(tmp_path, lambda: LearnedTimeouts(Settings()), HangRules(), "host")
+    nodes = Nodes(tmp_path, learner(tmp_path), HangRules(), "host")
     nodes.begin(0, {})
     nodes.tell_calmly([RankState(0)], ending=False)
     nodes.tell_closely([RankState(0)], LOOK, 0.0, wants=True)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from resilience_sdk.monitor import spawn
-from resilience_sdk.monitor.main import _State
+from resilience_sdk.monitor.main import MonitorLock
 from resilience_sdk.monitor.ranks import RankTable
 from resilience_sdk.recorder import page_layout
 from resilience_sdk.recorder.page_directory import page_stem
@@ -94,7 +94,7 @@ def begin(pages):
     states = []
 
     def begin(generation):
-        state = _State(pages, generation, lock_of(pages))
+        state = MonitorLock(pages, generation, lock_of(pages))
         states.append(state)
         return state
 

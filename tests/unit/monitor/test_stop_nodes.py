@@ -143,7 +143,7 @@ def test_one_node_tells_nobody(tmp_path):
 def test_the_file_says_why_and_who(tmp_path, text, asked):
     """Be it empty or anything else, it asks; what it says is one short line without control characters."""
     (tmp_path / "preempt").write_text(text)
-    found = Notices(tmp_path, 0.0, lambda: None).look([(0, 0)])
+    found = Notices(tmp_path, 0.0).look([(0, 0)])
     if isinstance(asked, tuple):
         assert found.reason.startswith(asked[0])
         assert found.reason.isprintable()
@@ -170,7 +170,7 @@ def test_a_run_directory_that_cannot_be_searched_asks_nobody(tmp_path, has_file)
     folder.mkdir()
     if has_file:
         (folder / "preempt").touch()
-    notices = Notices(folder, 0.0, lambda: None)
+    notices = Notices(folder, 0.0)
     assert (notices.look([]) is not None) is has_file
     folder.chmod(0)
     try:
@@ -188,12 +188,12 @@ def test_a_file_of_root_asks_also_where_it_cannot_be_read():
         folder.chmod(0o755)
         (folder / "preempt").touch(0o600)
         with as_nobody():
-            assert Notices(folder, 0.0, lambda: None).look([]) == LeaveRequest("preempt", Asker.FILE)
+            assert Notices(folder, 0.0).look([]) == LeaveRequest("preempt", Asker.FILE)
 
 
 def test_a_signal_to_a_rank_comes_before_the_file(tmp_path):
     """Nobody asks where nobody does."""
-    notices = Notices(tmp_path, 0.0, lambda: None)
+    notices = Notices(tmp_path, 0.0)
     assert notices.look([(0, 0)]) is None
     (tmp_path / "preempt").mkdir()
     assert notices.look([]) is None

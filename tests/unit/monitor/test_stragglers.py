@@ -14,6 +14,7 @@ import pytest
 from resilience_sdk.core.journal import Journal, read_journal
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.monitor.notices import Notices
 from resilience_sdk.monitor.ranks import RankTable
 from resilience_sdk.monitor.straggler_response import LASTING_S, Below
 from resilience_sdk.monitor.stragglers import OWN, PEERS, StragglerWatch
@@ -31,6 +32,18 @@ RANKS = 4
 MS = 1_000_000
 
 
+class Heard(Notices):
+    """The requests of one monitor after the other, in order."""
+
+    def __init__(self, run_dir):
+        super().__init__(run_dir, 0.0)
+        self.heard = []
+
+    def ask(self, asked):
+        self.heard.append(asked)
+        super().ask(asked)
+
+
 class Node:
     """A page directory with four ranks, all of them this very process, and the watch over them."""
 
@@ -39,7 +52,8 @@ class Node:
         self.run_dir = run_dir or folder / "run"
         self.pages.mkdir(mode=0o700, parents=True)
         (self.run_dir / "journal").mkdir(parents=True, exist_ok=True)
-        self.asked = []
+        self.notices = Heard(self.run_dir)
+        self.asked = self.notices.heard
         self.now = 1000.0
         self.settings = settings
         self.announcement = {} if node is None else {"node": node, "nodes": 2, "node_name": f"host#{node}"}
@@ -75,11 +89,10 @@ class Node:
             self.settings,
             self.journal,
             self.store,
-            self.asked.append,
+            self.notices,
             "here",
             job="j",
             began=None,
-            clock=lambda: self.now,
         )
         self.watch.begin(0, self.announcement)
 
@@ -105,7 +118,7 @@ class Node:
 
     def look(self):
         """One round of the monitor."""
-        self.watch.look([(watched, watched.reader.passes()) for watched in self.table.all()])
+        self.watch.look([(watched, watched.reader.passes()) for watched in self.table.all()], self.now)
 
     def told(self, **facts):
         events = [e for e in read_journal(self.run_dir / "journal").events if e["event"] == "straggler"]

@@ -14,7 +14,9 @@ from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.monitor import spawn
 from resilience_sdk.monitor.loop import Watcher
+from resilience_sdk.monitor.main import MonitorLock
 from resilience_sdk.recorder.page_directory import page_stem
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
@@ -31,6 +33,8 @@ def watch(tmp_path, journal, start_rank):
     run_dir = RunDirectory.create(tmp_path / "run")
     pages = tmp_path / "pages"
     pages.mkdir(mode=0o700)
+    held = os.open(pages / spawn.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = MonitorLock(pages, 1, held)
 
     def page(attempt, rank=0):
         identity = {"rank": rank, "local_rank": rank, "world_size": 2, "attempt": attempt, "created_ns": 1}
@@ -51,11 +55,13 @@ def watch(tmp_path, journal, start_rank):
     def start(launcher=None, **chosen):
         settings = Settings(**chosen).to_json()
         config = JobConfig("job", str(run_dir.path), True, settings, "report", "train.py", launcher, 1, 1, 1, 1, 1)
-        return Watcher(pages, config, journal, lambda: True)
+        return Watcher(pages, config, journal, lock)
 
-    return SimpleNamespace(
+    yield SimpleNamespace(
         page=page, living=living, blocked=blocked, start=start, store=IncidentStore(run_dir), journal=journal
     )
+    lock._file.close()
+    os.close(held)
 
 
 def exits(journal):

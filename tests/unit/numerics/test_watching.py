@@ -32,23 +32,38 @@ def journal():
     return Journal()
 
 
+class Rank:
+    """Rank 1 of two, whose steps are the numbers of its calls."""
+
+    skip_batches = 1
+
+    def __init__(self, run_dir, journal, restarts, is_global):
+        self.run_dir, self.journal, self.restarts, self.is_global = run_dir, journal, restarts, is_global
+        self.steps = iter(range(1000))
+
+    def rank(self):
+        return 1
+
+    def place(self):
+        return AttemptPlace("job", 0, 2)
+
+    def step(self):
+        return next(self.steps), self.is_global
+
+    def store(self):
+        return IncidentStore(self.run_dir, explain=str)
+
+    def page(self):
+        return {}
+
+
 @pytest.fixture
 def watch(tmp_path, journal):
     """A rank of two whose steps are the numbers of its calls."""
 
     def make(*, restarts=True, is_global=True, run_dir=tmp_path):
-        side = watching.NumericsContext(
-            run_dir=run_dir,
-            journal=journal,
-            attempt=lambda: AttemptPlace("job", 0, 2),
-            rank=lambda: 1,
-            step=lambda: (next(steps), is_global),
-            explain=str,
-            restarts=restarts,
-        )
-        return watching.NumericsWatch(side)
+        return watching.NumericsWatch(Rank(run_dir, journal, restarts, is_global))
 
-    steps = iter(range(1000))
     return make
 
 

@@ -105,7 +105,7 @@ class Node:
 
     def replace_coordinator(self):
         """Another monitor takes over, with nothing but the files."""
-        notices = Notices(self.job.run_dir, 500.0, lambda: None)
+        notices = Notices(self.job.run_dir, 500.0)
         self.coordinator = monitor.StopCoordinator(self.pages, self.job.journal, notices, grace_s=GRACE_S, host="host")
         self.coordinator.begin(0, self.place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -9,7 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from resilience_sdk.preemption.cloud import ACTION, REBALANCE, CloudWatch, Heeded, cloud_poller
+from resilience_sdk.core.journal import Event, Journal
+from resilience_sdk.preemption.cloud import ACTION, REBALANCE, CloudWatch, cloud_poller
+from resilience_sdk.system.hostinfo import boot_id
 
 
 def until(happened, timeout_s: float = 10.0):
@@ -21,13 +24,24 @@ def until(happened, timeout_s: float = 10.0):
     return told
 
 
+def obeyed(journal: Path, reason: str, unix_s: float, left_s: float) -> None:
+    """Have a start of the job on this machine stop for the notice: its journal says so."""
+    writer = Journal(journal, writer="monitor", host="here", boot_id=boot_id(), job="job")
+    writer.emit(Event.PREEMPT_NOTICE, source="aws spot", reason=reason, time_left_s=left_s)
+    writer.emit(Event.STOP_AGREED)
+    for path in journal.glob("*.jsonl"):
+        told = [json.loads(line) for line in path.read_text().splitlines()]
+        lately = (dict(event, t=unix_s) if event["t"] > unix_s + 1e6 else event for event in told)
+        path.write_text("".join(json.dumps(event) + "\n" for event in lately))
+
+
 def questions() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "resilience-cloud"]
 
 
-def test_a_watch_never_waits_and_sees_a_notice_come_and_go(ec2):
+def test_a_watch_never_waits_and_sees_a_notice_come_and_go(ec2, tmp_path):
     """Each question is a short thread of its own, no two at a time; when nobody asks any more, none is left."""
-    watch = CloudWatch(cloud_poller("aws", ec2.url), lambda _: [], lead_s=60.0, every_s=0.01)
+    watch = CloudWatch(cloud_poller("aws", ec2.url), tmp_path, lead_s=60.0, every_s=0.01)
     assert watch.notice() is None
     ec2.documents[REBALANCE] = "{}"
     assert until(watch.notice).source == "aws rebalance"
@@ -38,9 +52,9 @@ def test_a_watch_never_waits_and_sees_a_notice_come_and_go(ec2):
     until(lambda: not questions())
 
 
-def test_a_watch_asks_as_often_as_it_should(ec2, clock):
+def test_a_watch_asks_as_often_as_it_should(ec2, clock, tmp_path):
     """However often the monitor looks, the service is asked once per interval."""
-    watch = CloudWatch(cloud_poller("aws", ec2.url), lambda _: [], lead_s=60.0, clock=clock)
+    watch = CloudWatch(cloud_poller("aws", ec2.url), tmp_path, lead_s=60.0, clock=clock)
     for rounds in range(1, 4):
         for _ in range(20):
             watch.notice()
@@ -49,27 +63,22 @@ def test_a_watch_asks_as_often_as_it_should(ec2, clock):
         clock.pass_s(5.0)
 
 
-def test_a_notice_that_was_obeyed_stops_the_next_start_before_its_end(ec2, clock, capsys):
+def test_a_notice_that_was_obeyed_stops_the_next_start_before_its_end(ec2, clock, capsys, tmp_path):
     """Not at once; said once. The journal is asked when a notice is new, and again by a start in the same monitor."""
     ec2.documents[ACTION] = '{"action": "stop", "time": "2023-11-14T22:15:20Z"}'  # two minutes ahead
-    asked, obeyed = [], [Heeded(clock.unix - 1, clock.unix + 120)]
-
-    def heeded(notice):
-        asked.append(notice)
-        return obeyed
-
-    watch = CloudWatch(cloud_poller("aws", ec2.url, clock=clock), heeded, lead_s=60.0, clock=clock)
+    poller = cloud_poller("aws", ec2.url, clock=clock)
+    reason = poller.poll().reason
+    obeyed(tmp_path, reason, clock.unix - 1, 121)
+    watch = CloudWatch(poller, tmp_path, lead_s=60.0, clock=clock)
     watch.notice()
     until(lambda: not questions())
     for _ in range(9):
         assert watch.notice() is None
         clock.pass_s(6)
         until(lambda: not questions())
-    assert len(asked) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
     clock.pass_s(6)
     assert watch.notice().source == "aws spot"
-    obeyed.append(Heeded(clock.unix, clock.unix + 60))
+    obeyed(tmp_path, reason, clock.unix, 60)
     assert watch.notice() is None
-    assert len(asked) == 2
     until(lambda: not questions())
