@@ -32,7 +32,6 @@ from resilience_sdk.monitor.evidence import CloseLook
 from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.node_summary import HangVerdict, succession
 from resilience_sdk.monitor.nodes import Nodes
-from resilience_sdk.monitor.other_launchers import DeathWatch
 from resilience_sdk.monitor.pending_exceptions import blame_exceptions
 from resilience_sdk.monitor.ranks import Target, WatchedRank
 from resilience_sdk.recorder.page_reader import snapshot_to_json
@@ -40,6 +39,7 @@ from resilience_sdk.system.procfs import has_signal, status_fields
 
 if TYPE_CHECKING:
     from resilience_sdk.monitor.main import MonitorLock
+    from resilience_sdk.monitor.other_launchers import DeathWatch
 
 _NS_PER_S = 1_000_000_000
 _KILL_GRACE_S = 5.0

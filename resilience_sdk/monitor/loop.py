@@ -29,7 +29,6 @@ from resilience_sdk.monitor.hang_response import HangResponse
 from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.nodes import Nodes
 from resilience_sdk.monitor.notices import Notices, watch_cloud
-from resilience_sdk.monitor.other_launchers import DeathWatch
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank, exit_code, is_clean
 from resilience_sdk.monitor.stop import StopCoordinator
 from resilience_sdk.monitor.stragglers import StragglerWatch
@@ -39,6 +38,7 @@ from resilience_sdk.system import hostinfo, procfs
 
 if TYPE_CHECKING:
     from resilience_sdk.monitor.main import MonitorLock
+    from resilience_sdk.monitor.other_launchers import DeathWatch
 
 _USUAL_EVERY_S = 5.0
 _CALM = 2  # times `monitor_interval` between two whole looks, while every rank comes on
@@ -100,7 +100,7 @@ class Watcher:
         self._journal_pause_s = 0.0
         self._shortest_s = _shortest_set(self._settings)
         self._shortest_seen_s = math.inf  # that a block on a page has had
-        self._deaths = DeathWatch(config, self._store, journal, host) if config.foreign else None
+        self._deaths = _death_watch(config, self._store, journal, host)
         self._response = HangResponse(
             pages,
             config,
@@ -547,6 +547,15 @@ class Watcher:
                 suspects=[attrs.asdict(suspect) for suspect in judgement.suspects],
                 detail=judgement.detail,
             )
+
+
+def _death_watch(config: JobConfig, store: IncidentStore, journal: Journal, host: str) -> DeathWatch | None:
+    """Return what explains deaths where no launcher of ours does; elsewhere its code is not even loaded."""
+    if not config.foreign:
+        return None
+    from resilience_sdk.monitor.other_launchers import DeathWatch
+
+    return DeathWatch(config, store, journal, host)
 
 
 def _shortest_set(settings: Settings) -> float:

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,12 +99,14 @@ def read_state(pages: Path) -> dict[str, int]:
 
 def _spawn(pages: Path) -> None:
     """Run the program detached: own session, no descriptors but standard error, which shows its report."""
+    from subprocess import DEVNULL
+
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     log = os.open(pages / LOG, flags, 0o600)
     try:
         # What preloads libraries or talks to Python belongs to the training, not to the monitor.
         env = {"PATH": os.defpath, "LANG": "C.UTF-8"}
-        process = programs.start(programs.MONITOR, str(pages), env=env, stdin=subprocess.DEVNULL, stdout=log)
+        process = programs.start(programs.MONITOR, str(pages), env=env, stdin=DEVNULL, stdout=log)
     finally:
         os.close(log)
     # The program leaves its parent at once and returns when it is the monitor: no child of ours remains that the

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from resilience_sdk.attribution.diagnosis import LogFindings
 from resilience_sdk.attribution.exceptions import fingerprint
 from resilience_sdk.attribution.exits import Classification, classification, describe_exit, failed_resource
 from resilience_sdk.attribution.first_death import ABORT_AT_EXIT, VAGUE, Death, FirstDeath, find_first_death, weigh
@@ -20,6 +19,9 @@ from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, step_wor
 from resilience_sdk.incidents.record import compact_ranks, in_short
 from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, KnownError, RankExit, RankTrace, ServerEnd
 from resilience_sdk.recorder.page_reader import RankSnapshot
+
+if TYPE_CHECKING:
+    from resilience_sdk.attribution.diagnosis import LogFindings
 
 _CURE_OF_ABORT = "call torch.distributed.destroy_process_group()"
 _SURE_OF_ABORT = 0.9

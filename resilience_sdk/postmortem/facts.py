@@ -10,15 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from resilience_sdk.attribution.diagnosis import LogFindings
 from resilience_sdk.attribution.exits import Classification, Resource, exit_fields
 from resilience_sdk.cluster.membership import Peer
 from resilience_sdk.core.journal import Event, journal_sizes, read_journal
 from resilience_sdk.recorder.page_reader import RankSnapshot
+
+if TYPE_CHECKING:
+    from resilience_sdk.attribution.diagnosis import LogFindings
 
 
 class EndedBy(str, Enum):

@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import attrs
 
 from resilience_sdk.system import installation
+
+if TYPE_CHECKING:
+    import subprocess
 
 _BEGIN = os.path.join(installation.PACKAGE, "begin.py")
 
@@ -86,6 +88,8 @@ def start(
 
     `task` is what it finds on its standard input. Raises OSError where it cannot be started.
     """
+    import subprocess  # the monitor, which starts nothing as a rule, does without it
+
     with contextlib.ExitStack() as files:
         if task is not None:
             file = files.enter_context(_unnamed_file())
@@ -108,10 +112,12 @@ def kill(process: subprocess.Popen[bytes], collect_s: float) -> bool:
 
     One that is stuck in the kernel is left alone.
     """
+    from subprocess import TimeoutExpired
+
     with contextlib.suppress(OSError):
         if process.returncode is None:  # once it was collected, its number may be another's
             os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    with contextlib.suppress(TimeoutExpired):
         process.wait(max(0.0, collect_s))
     return process.returncode is not None
 
