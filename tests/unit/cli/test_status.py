@@ -2,7 +2,8 @@
 
 import pytest
 
-from resilience_sdk.cli.run_state import state_of, supervised_end
+from resilience_sdk.cli.outcome import supervised_end
+from resilience_sdk.cli.run_state import state_of
 from resilience_sdk.cli.status import render
 from resilience_sdk.incidents import Culprit
 
