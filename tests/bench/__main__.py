@@ -24,6 +24,7 @@ MODULES = (
     "doctor",
     "primitives",
     "preemption",
+    "interleavings",
     "attach",
     "adapters",
     "numerics",

@@ -61,7 +61,7 @@ class Stop:
 
 def measure(context: Context) -> list[Figure]:
     """Preempt one run over and over; raises AssertionError when something was lost."""
-    wanted = context.repeats(50, 5)
+    wanted = context.repeats(50, 3)
     steps = _STEPS_EACH * wanted
     reference = _folder(context.scratch / "undisturbed")
     with job(reference, *_options(reference, steps)) as run:

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.slow
 def test_a_run_that_is_preempted_at_random_moments_loses_nothing() -> None:
-    """Five signals: each stop is at one step and saved there, and losses and weights are the undisturbed run's."""
+    """Three signals: each stop is at one step and saved there, and losses and weights are the undisturbed run's."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench", "--quick", "--json", "--only", "preemptions"],
         cwd=Path(__file__).parents[2],
@@ -23,6 +23,6 @@ def test_a_run_that_is_preempted_at_random_moments_loses_nothing() -> None:
     assert document["failures"] == {}, done.stderr
     agreed, early, resumed = document["figures"]
     assert agreed["samples"] >= 1
-    assert agreed["samples"] + early["samples"] <= 5
+    assert agreed["samples"] + early["samples"] <= 3
     assert "0 steps lost" in agreed["note"]
     assert resumed["samples"] >= 1
