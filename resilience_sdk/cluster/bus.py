@@ -4,8 +4,7 @@ It carries what the monitors tell (about hangs, a stop, durations), the write-on
 ended on each node. All of it is opaque here but for two fields: `attempt`, and `urgent`, which asks the others to read
 it now.
 
-Every node writes its own key; only one reads them all. It signs with a word that it changes each time. Who finds that
-word unchanged for long takes over; two who gather at once do no harm, and the higher-numbered one leaves it.
+Every node writes its own key; only the `leader` reads them all. Two who gather at once do no harm.
 
 A word is what `compare_set` made it first. Each is also appended to one list, so that a node finds what was decided
 elsewhere with a single question. What a word means is known to those who wish (`preemption.agreement`), not here.
@@ -29,6 +28,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from resilience_sdk.cluster.leader import SignedLead
 from resilience_sdk.cluster.membership import DURATIONS, HANGS, STOPS, Channel
 from resilience_sdk.core.atomic_write import ReplacedFile, write_whole
 from resilience_sdk.core.console import say_once
@@ -112,33 +112,6 @@ def present(store: Any, keys: Mapping[int, str]) -> dict[int, bytes]:
     return dict(zip(keys, values, strict=True))
 
 
-_SILENT_PACES = 5.0  # without a sign of who gathers, before the next node does
-_TURN_PACES = 0.5  # more for each further node
-
-
-class Turn:
-    """Whether it is for this node to gather. Pure; times are of one steady clock, in seconds."""
-
-    def __init__(self, node: int, pace: float, now: float) -> None:
-        """Node 0 gathers unless it is gone."""
-        self._node = node
-        self._pace = pace
-        self._word: str | None = None
-        self._changed_at = now
-        self.gathers = node == 0
-
-    def look(self, word: str | None, now: float) -> bool:
-        """Take the word that stands, `node:count`, and tell whether this node gathers."""
-        if word != self._word:
-            self._word, self._changed_at = word, now
-            who = (word or "").partition(":")[0]
-            if who.isdecimal() and int(who) < self._node:
-                self.gathers = False
-        elif now - self._changed_at > self._pace * (_SILENT_PACES + _TURN_PACES * self._node):
-            self.gathers = True
-        return self.gathers
-
-
 class Gathering:
     """One node's part in it, for one attempt. The relay's thread only; raises what the store raises."""
 
@@ -148,7 +121,7 @@ class Gathering:
         self._node = node
         self._prefix = f"{prefix}/durations"
         self._pace_s = pace_s(nodes)
-        self._turn = Turn(node, self._pace_s, time.monotonic())
+        self._lead = SignedLead(node, self._pace_s, time.monotonic())
         self._untold: bytes | None = None
         self._has_told = False
         self._looked_at = float("-inf")
@@ -161,17 +134,17 @@ class Gathering:
         if now - self._looked_at < self._pace_s:
             return
         self._looked_at = now
-        lead = f"{self._prefix}/lead"
-        gathered = self._turn.gathers
+        key = f"{self._prefix}/lead"
+        gathered = self._lead.is_ours
         if self._node:
-            word = store.get(lead).decode("ascii", "replace") if store.check([lead]) else None
-            if not self._turn.look(word, now):
+            word = store.get(key).decode("ascii", "replace") if store.check([key]) else None
+            if not self._lead.poll(word, now):
                 if gathered:
                     self._files.tell({}, gathers=False)
                 return
         self._count += 1
-        store.set(lead, f"{self._node}:{self._count}")
-        self._files.tell(self._gathered(store), gathers=self._turn.gathers)
+        store.set(key, f"{self._node}:{self._count}")
+        self._files.tell(self._gathered(store), gathers=self._lead.is_ours)
 
     def _publish(self, store: Any) -> None:
         if (news := self._files.news()) is not None:

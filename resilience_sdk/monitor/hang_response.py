@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from resilience_sdk.attribution.exceptions import is_our_frame, is_users_frame
+from resilience_sdk.cluster import leader
 from resilience_sdk.core import console
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import Event, Journal
@@ -30,7 +31,7 @@ from resilience_sdk.hang.timers import RankState
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore, event_fields
 from resilience_sdk.monitor.evidence import CloseLook
 from resilience_sdk.monitor.learning import Learner
-from resilience_sdk.monitor.node_summary import HangVerdict, succession
+from resilience_sdk.monitor.node_summary import HangVerdict
 from resilience_sdk.monitor.nodes import Nodes
 from resilience_sdk.monitor.pending_exceptions import blame_exceptions
 from resilience_sdk.monitor.ranks import Target, WatchedRank
@@ -412,11 +413,11 @@ class HangResponse:
             self._confirmed_at = time.monotonic()
         if not self._nodes.all_heard() and time.monotonic() - self._confirmed_at < _TURN_S:
             return False
-        order = succession(finding.culprits, self._nodes.ranks_of([watched.rank for watched in ranks]))
-        turn_s = order.index(self._nodes.me) * _TURN_S
+        order = leader.by_culprit(finding.culprits, self._nodes.ranks_of([watched.rank for watched in ranks]))
+        wait_s = leader.patience_s(order, self._nodes.me, _TURN_S)
         if self._nodes.is_cut_off():
-            turn_s += _CUT_OFF_S + self._nodes.me * _TURN_S / 2
-        return time.monotonic() - self._confirmed_at >= turn_s
+            wait_s += _CUT_OFF_S + self._nodes.me * _TURN_S / 2
+        return time.monotonic() - self._confirmed_at >= wait_s
 
     def follow_others(self, ranks: Sequence[WatchedRank], states: Sequence[RankState]) -> bool:
         """Act on a hang that another node has reported: end our ranks too, so that all start again."""

@@ -252,18 +252,6 @@ def evidence_of_peers(
     return frames, {rank.rank: rank.flight for rank in found if rank.asked}
 
 
-def succession(culprits: Sequence[int], ranks_of: Mapping[int, Sequence[int]]) -> tuple[int, ...]:
-    """Return the nodes in the order in which they are to write the incident.
-
-    The node of the lowest culprit comes first, without a culprit that of the lowest rank: equal on all nodes
-    that have the same evidence. The others follow, each to step in only if those before it stay silent.
-    """
-    nodes = sorted(ranks_of, key=lambda node: (min(ranks_of[node], default=1 << 62), node))
-    of_culprit = {rank: node for node in reversed(nodes) for rank in ranks_of[node] if rank in set(culprits)}
-    first = of_culprit[min(of_culprit)] if of_culprit else None
-    return tuple(sorted(nodes, key=lambda node: (node != first, nodes.index(node))))
-
-
 _BUSY_S = 1.0  # in one section: it is more than what a rank passes through at any moment
 SILENT_S = 15.0  # a node tells every two seconds, and its monitor is replaced within a few
 _NODES_FOR_CALM = 32  # from here on the relay reads less often

@@ -20,6 +20,7 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.cluster import leader
 from resilience_sdk.cluster.membership import STOPS, NodePlace, PeerFile
 from resilience_sdk.core import console
 from resilience_sdk.core.atomic_write import write_whole
@@ -94,12 +95,9 @@ class StopNodes:
         return [heard.stop for _, heard in sorted(self._heard.items())]
 
     def coordinates(self) -> bool:
-        """Tell whether it is for this node to propose and decide: no node before it has spoken lately.
-
-        Two nodes may believe that of themselves at once, which is harmless.
-        """
-        oldest = time.monotonic() - _FRESH_S * pace(self.count)
-        return all(heard.at_s < oldest for node, heard in self._heard.items() if node < self.me)
+        """Tell whether it is for this node to propose and decide: no node before it has spoken lately."""
+        heard_at_s = {node: heard.at_s for node, heard in self._heard.items()}
+        return leader.leads(self.me, heard_at_s, time.monotonic() - _FRESH_S * pace(self.count))
 
     def read(self) -> None:
         """Take what has come. Costs one stat while nothing has."""

@@ -21,6 +21,7 @@ import attrs
 from resilience_sdk.attribution.exits import Classification, classification, describe_exit
 from resilience_sdk.attribution.first_death import FirstDeath, weigh
 from resilience_sdk.attribution.taxonomy import meaning
+from resilience_sdk.cluster import leader
 from resilience_sdk.cluster.bus import NodeRelay
 from resilience_sdk.cluster.membership import Peer
 from resilience_sdk.core.console import say
@@ -249,7 +250,8 @@ class Reporter:
         if other is None:
             if self._relay.store_is_lost and not ended.first.culprits and facts.lost_server is None:
                 # The others cannot be asked who reports, but all see the run directory: by turns, the first does.
-                self._await_record("crash", facts, facts.node_number * _TURN_S)
+                place = facts.node_number
+                self._await_record("crash", facts, leader.patience_s(range(place + 1), place, _TURN_S))
                 if known := self._recorded("crash", facts):
                     return AttemptFinding(end, headline, known)
             return self._crashed(attrs.evolve(ended, first=first, end=end), headline) if away else None

@@ -30,7 +30,6 @@ from resilience_sdk.monitor.node_summary import (
     encode,
     is_fresh,
     states_of_peers,
-    succession,
 )
 from resilience_sdk.monitor.nodes import OWN, PEERS, Nodes
 
@@ -136,23 +135,6 @@ def test_what_is_stale_stays_so(summary, me, now_ns, later_ns):
     )
     moved = attrs.evolve(summary, now_ns=summary.now_ns // 2)
     assert age_bound_s(moved, me, now_ns) == age_bound_s(summary, me, now_ns)
-
-
-NODES = st.dictionaries(st.integers(0, 5), st.sets(st.integers(0, 20), min_size=1, max_size=3), min_size=1, max_size=5)
-
-
-@given(NODES, st.sets(st.integers(0, 20), max_size=3), st.randoms(use_true_random=False))
-def test_all_nodes_agree_on_who_reports(ranks_of, culprits, random):
-    """The order is the same however the evidence was gathered; the lowest culprit's node is the first."""
-    order = succession(tuple(culprits), {node: sorted(ranks) for node, ranks in ranks_of.items()})
-    shuffled = list(ranks_of)
-    random.shuffle(shuffled)
-    again = {node: random.sample(sorted(ranks_of[node]), len(ranks_of[node])) for node in shuffled}
-    assert succession(random.sample(sorted(culprits), len(culprits)), again) == order
-    assert sorted(order) == sorted(ranks_of)
-    known = culprits & {rank for ranks in ranks_of.values() for rank in ranks}
-    lowest = min(known or {rank for ranks in ranks_of.values() for rank in ranks})
-    assert lowest in ranks_of[order[0]]
 
 
 def test_one_word_of_another_node_is_one_look_however_often_it_is_read():
