@@ -238,7 +238,7 @@ class StopCoordinator:
             words.close()
         self._words.clear()
         self._attempt = attempt
-        self._cell = agreement.Words(self._pages, attempt)
+        self._cell = agreement.FileCell(self._pages, attempt)
         self._nodes = StopNodes(self._pages, attempt, announcement, self._host)
         self._hindrances = Hindrances(self._journal, self._nodes)
         self._rate = _CheckRate()

@@ -1,6 +1,6 @@
-"""The agreement on a stop.
+"""The agreement on a stop: its rules, and the cells in which a round's decision is written once.
 
-All ranks leave at one check, without a collective and whatever the order of memory; its words are written once.
+All ranks leave at one check, without a collective and whatever the order of memory.
 
 The unit is the number of `check()` calls since the start of the rank, equal on all ranks between collectives. The
 coordinator (the monitor of one node) proposes that all stop at check N = highest published count + a lead. A rank
@@ -14,11 +14,9 @@ Between nodes a word becomes what it is in the store of the rendezvous, and node
 sees none for long, because the store or its launcher is gone, decides ALONE: it goes on, with its node. If the others
 stop just then, the job ends for the lost connections; with a bounded wait nothing better can be had.
 
-Pure functions; `tests/unit/preemption/test_protocol.py` explores all interleavings.
-
-A word is a symbolic link, because making one is a single step that either wins or finds the winner, content included.
-On one node whoever asks for a word makes it. With several nodes it becomes what it is in the store of the rendezvous:
-who wants a word leaves a wish, our launcher carries it there and makes the link from what stands (`launcher.board`).
+The rules are pure functions; `tests/unit/preemption/test_protocol.py` explores all interleavings. A decision is written
+into a `DecisionCell`: of links in the page directory where monitors coordinate, of the process group's store where the
+ranks agree by themselves (`reduce`).
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ import os
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
+from typing import Any, Protocol
 
 import attrs
 
@@ -156,10 +155,23 @@ def pace(nodes: int) -> float:
     return max(1.0, nodes / _NODES_AT_FULL_PACE)
 
 
-class Words:
-    """The words of one attempt, as this node knows them. All methods raise OSError, and ValueError for a strange word.
+class DecisionCell(Protocol):
+    """What the rounds of one attempt came to: the first who writes decides, and all obey."""
 
-    Any process of the job, any thread.
+    def decide(self, round_: int, wanted: StopDecision) -> StopDecision | None:
+        """Write what a round comes to unless that stands; return what stands, None where that is not known yet."""
+        ...
+
+
+class FileCell:
+    """The cell of pages and monitors: words in the page directory, proposals among them, as this node knows them.
+
+    A word is a symbolic link, because making one is a single step that either wins or finds the winner, content
+    included. On one node whoever asks for a word makes it. With several nodes it becomes what it is in the store of the
+    rendezvous: who wants a word leaves a wish, our launcher carries it there and makes the link from what stands
+    (`cluster.bus.Board`).
+
+    Any process of the job, any thread. All methods raise OSError, and ValueError for a strange word.
     """
 
     def __init__(self, pages: Path, attempt: int) -> None:
@@ -183,7 +195,7 @@ class Words:
         self._ask(f"plan-{proposal.round}", str(proposal.at))
 
     def decide(self, round_: int, wanted: StopDecision) -> StopDecision | None:
-        """Ask for a decision, and return the one that stands, if that is known yet."""
+        """See `DecisionCell`; with several nodes what stands is known a little later."""
         self._ask(f"stop-{round_}", wanted.value)
         return self.decision(round_)
 
@@ -194,6 +206,18 @@ class Words:
     def _ask(self, name: str, value: str) -> None:
         make = wish_path if self.shared else word_path
         make_link(make(self._pages, self._attempt, name), value)
+
+
+class StoreCell:
+    """The cell of ranks that agree by themselves: the store of their process group. Raises what the store raises."""
+
+    def __init__(self, store: Any) -> None:
+        """Use a store of the attempt's own."""
+        self._store = store
+
+    def decide(self, round_: int, wanted: StopDecision) -> StopDecision:
+        """See `DecisionCell`."""
+        return StopDecision(self._store.compare_set(f"decision/{round_}", "", wanted.value).decode())
 
 
 def word_path(pages: Path, attempt: int, name: str) -> Path:

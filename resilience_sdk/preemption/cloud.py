@@ -449,7 +449,8 @@ EVERY_S = 5.0  # what Amazon advises; Google's service is asked to answer as soo
 class CloudWatch:
     """The notice that a job has to obey now. One thread asks for it; the questions go on in short threads.
 
-    A notice that a start of the job on this machine has obeyed does not stop the next start at once: see `standing`.
+    A notice that a start of the job on this machine has obeyed does not stop the next start at once: see
+    `still_stands`.
     """
 
     def __init__(

@@ -173,7 +173,7 @@ class Listener(Checks):
     def _decided(self, proposal: Proposal) -> StopDecision:
         looked_at, waited_s, round_ = time.monotonic(), 0.0, proposal.round
         try:
-            words = agreement.Words(self.pages, self.attempt)
+            words = agreement.FileCell(self.pages, self.attempt)
             patience_s = PATIENCE_BETWEEN_NODES_S if words.shared else PATIENCE_S
             while (decision := words.decision(round_)) is None:
                 now = time.monotonic()

@@ -30,7 +30,7 @@ import attrs
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.journal import Event
-from resilience_sdk.preemption.agreement import StopDecision
+from resilience_sdk.preemption.agreement import DecisionCell, StopDecision, StoreCell
 from resilience_sdk.preemption.context import PreemptionContext, is_request
 from resilience_sdk.preemption.reasons import Hindrance, asker, notice_name
 from resilience_sdk.preemption.signals import Handlers
@@ -64,6 +64,7 @@ class GlooGroup:
         """Make the group; waits for nobody."""
         self._rank, self._size = dist.get_rank(), dist.get_world_size()
         self._store = _store(dist, f"resilience/stop/{attempt}", _STORE_S)
+        self._cell = StoreCell(self._store)
         # Its thread waits in the store for the address of a rank, and who else uses that connection waits with it.
         own = _store(dist, f"resilience/stop/{attempt}/gloo", _REDUCE_S)
         self._group = dist.ProcessGroupGloo(own, self._rank, self._size, _options(dist, self._size))
@@ -93,10 +94,9 @@ class GlooGroup:
         self._work.wait()  # raises what went wrong
         return [int(value) for value in self._values.tolist()]
 
-    def decide(self, number: int, wanted: StopDecision) -> StopDecision:
-        """Write the decision about all_reduce `number` unless there is one; return what stands. Raises RuntimeError."""
-        stands = _bounded(lambda: self._store.compare_set(f"decision/{number}", "", wanted.value))
-        return StopDecision(stands.decode())
+    def decide(self, round_: int, wanted: StopDecision) -> StopDecision:
+        """See `DecisionCell`; rounds are all_reduces. Raises RuntimeError."""
+        return _bounded(lambda: self._cell.decide(round_, wanted))
 
     def silent_ranks(self) -> list[int]:
         """Return the ranks, of those asked about, that have never come here. Raises RuntimeError."""
@@ -170,8 +170,8 @@ _MOST_CHECKS = 100  # so that a loop that becomes slower is not deaf for long
 _NEVER_MS = 1 << 53
 
 
-class Group(Protocol):
-    """All ranks of the job, beside the collectives of the training."""
+class Group(DecisionCell, Protocol):
+    """All ranks of the job, beside the collectives of the training, and where they write what a stop came to."""
 
     def begin(self, values: Sequence[int]) -> None:
         """Begin the next all_reduce (the maximum of each value)."""
@@ -179,10 +179,6 @@ class Group(Protocol):
 
     def result(self, patience_s: float) -> list[int] | None:
         """Return what the last one came to; None when it is not done within the time. Raises RuntimeError."""
-        ...
-
-    def decide(self, number: int, wanted: StopDecision) -> StopDecision:
-        """Write the decision about all_reduce `number` unless there is one; return what stands. Raises RuntimeError."""
         ...
 
     def silent_ranks(self) -> list[int]:

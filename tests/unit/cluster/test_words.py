@@ -10,7 +10,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from resilience_sdk.cluster.bus import Board, Exchange
 from resilience_sdk.cluster.membership import Channel
-from resilience_sdk.preemption.agreement import Proposal, StopDecision, Words
+from resilience_sdk.preemption.agreement import FileCell, Proposal, StopDecision
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ class Node:
         folder.mkdir()
         (folder / "attempt-0.json").write_text(json.dumps({"nodes": 8}))
         self.folder, self.store = folder, store.clone()
-        self.words, self.board = Words(folder, 0), Board(folder, 0, "resilience/0")
+        self.words, self.board = FileCell(folder, 0), Board(folder, 0, "resilience/0")
 
     def publish(self):
         published = self.board.publish(self.store)

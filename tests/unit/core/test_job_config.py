@@ -9,7 +9,7 @@ import pytest
 
 from resilience_sdk.core import job_config
 from resilience_sdk.core.job_config import JobConfig
-from resilience_sdk.preemption.agreement import Proposal, StopDecision, Words, make_link, wish_path
+from resilience_sdk.preemption.agreement import FileCell, Proposal, StopDecision, make_link, wish_path
 from resilience_sdk.preemption.context import coordinator_word
 from resilience_sdk.system import hostinfo
 
@@ -83,27 +83,27 @@ def test_the_decision_of_a_job_that_was_killed_does_not_stop_the_next_one(tmp_pa
     """A requeued job has the key and the attempt of the one before, whose monitor could not clean up any more."""
     before = proposal(parent_pid=parent[0], parent_ticks=parent[1])
     job_config.agree(tmp_path, before)
-    Words(tmp_path, 0).propose(Proposal(1, 40))
-    Words(tmp_path, 0).decide(1, StopDecision.COMMIT)
+    FileCell(tmp_path, 0).propose(Proposal(1, 40))
+    FileCell(tmp_path, 0).decide(1, StopDecision.COMMIT)
     for left in (wish_path(tmp_path, 0, "stop-1"), coordinator_word(tmp_path, 0)):
         make_link(left, "x")
     (tmp_path / "other").touch()
     after = proposal(parent_pid=0, parent_ticks=0, creator_pid=LIVING[0], creator_ticks=LIVING[1])
     assert job_config.agree(tmp_path, after) is after
-    assert Words(tmp_path, 0).proposal(1) is None
-    assert Words(tmp_path, 0).decision(1) is None
+    assert FileCell(tmp_path, 0).proposal(1) is None
+    assert FileCell(tmp_path, 0).decision(1) is None
     assert not any(path.is_symlink() for path in tmp_path.iterdir())
     assert (tmp_path / "other").exists()
-    Words(tmp_path, 0).decide(1, StopDecision.COMMIT)
+    FileCell(tmp_path, 0).decide(1, StopDecision.COMMIT)
     assert job_config.agree(tmp_path, before) == after  # a rank of the same job takes nothing away
-    assert Words(tmp_path, 0).decision(1) is StopDecision.COMMIT
+    assert FileCell(tmp_path, 0).decision(1) is StopDecision.COMMIT
 
 
 def test_a_start_after_the_end_of_the_one_before_finds_nothing_of_it(tmp_path):
     """`mp.spawn` again, from the same parent: the same run directory and settings, no old stop, no old verdict."""
     first = proposal("/runs/train-1", run_named=False)
     job_config.agree(tmp_path, first)
-    Words(tmp_path, 0).decide(1, StopDecision.COMMIT)
+    FileCell(tmp_path, 0).decide(1, StopDecision.COMMIT)
     for said in ("verdict-0.json", "ending-0.json", "attempt-0.json"):
         (tmp_path / said).write_text("{}")
     asked = []

@@ -260,7 +260,7 @@ def agreed_job(request):
     job.start(ranks=2, apart=1, silent=9)
     request.addfinalizer(job.teardown)
     job.notice(0, int(signal.SIGTERM))
-    while agreement.Words(job.nodes[0].pages, 0).decision(1) is None:
+    while agreement.FileCell(job.nodes[0].pages, 0).decision(1) is None:
         job.all_go_on(1, 1, 12)
     while job.ranks[0].stopped_at is None:
         job.rank_goes_on(0, 1)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from resilience_sdk.preemption.agreement import Proposal, StopDecision, Words, wish_path, word_path
+from resilience_sdk.preemption.agreement import FileCell, Proposal, StopDecision, wish_path, word_path
 
 
 def test_the_first_decision_stands_and_everybody_learns_it(tmp_path):
@@ -16,7 +16,7 @@ def test_the_first_decision_stands_and_everybody_learns_it(tmp_path):
 
     def write(wanted):
         together.wait()
-        told.append(Words(tmp_path, 0).decide(3, wanted))
+        told.append(FileCell(tmp_path, 0).decide(3, wanted))
 
     threads = [threading.Thread(target=write, args=(list(StopDecision)[n % 2],)) for n in range(8)]
     for thread in threads:
@@ -24,25 +24,25 @@ def test_the_first_decision_stands_and_everybody_learns_it(tmp_path):
     for thread in threads:
         thread.join()
     assert len(told) == 8
-    assert set(told) == {Words(tmp_path, 0).decision(3)}
+    assert set(told) == {FileCell(tmp_path, 0).decision(3)}
 
 
 def test_words_are_told_apart_by_attempt_round_and_kind(tmp_path):
     """A proposal is no decision, and neither is one of another attempt."""
-    Words(tmp_path, 1).decide(7, StopDecision.VOID)
-    Words(tmp_path, 1).propose(Proposal(6, 40))
-    Words(tmp_path, 1).propose(Proposal(6, 50))
-    assert Words(tmp_path, 1).proposal(6) == Proposal(6, 40)
-    assert Words(tmp_path, 1).decision(6) is None
-    assert Words(tmp_path, 1).proposal(7) is None
-    assert Words(tmp_path, 0).decision(7) is None
+    FileCell(tmp_path, 1).decide(7, StopDecision.VOID)
+    FileCell(tmp_path, 1).propose(Proposal(6, 40))
+    FileCell(tmp_path, 1).propose(Proposal(6, 50))
+    assert FileCell(tmp_path, 1).proposal(6) == Proposal(6, 40)
+    assert FileCell(tmp_path, 1).decision(6) is None
+    assert FileCell(tmp_path, 1).proposal(7) is None
+    assert FileCell(tmp_path, 0).decision(7) is None
 
 
 @pytest.fixture
 def shared(tmp_path):
     """The words of an attempt of two nodes."""
     (tmp_path / "attempt-0.json").write_text(json.dumps({"attempt": 0, "nodes": 2}))
-    return Words(tmp_path, 0)
+    return FileCell(tmp_path, 0)
 
 
 def test_with_several_nodes_nobody_decides_here(tmp_path, shared):
