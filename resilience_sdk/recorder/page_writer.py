@@ -9,7 +9,7 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class ControlWords:
 # Of <sys/mman.h> on Linux
 _MAP_FIXED, _MREMAP_MAYMOVE = 0x10, 1
 _MAP_FAILED = ctypes.c_void_p(-1).value
+_FACT_BYTES, _ESCAPED_FACT_BYTES = 200, 32  # of a host or a script; of one in which JSON writes six bytes for one
 _LONGEST_S = 1e9  # 30 years stand for an endless timeout, which fits into no word
 
 
@@ -119,7 +120,7 @@ class RankPage:
         q[at.W_ATTEMPT] = attempt
         q[at.W_CREATED_NS] = created_ns
         page._set_identity(rank, local_rank, world_size)
-        page._write_text(at.TEXT_AT, at.TEXT_BYTES, json.dumps(facts))
+        page._write_text(at.TEXT_AT, at.TEXT_BYTES, _facts_text(facts))
         q[at.W_SEQUENCE] = 2
         q[at.W_MAGIC] = at.MAGIC
         return page
@@ -255,6 +256,16 @@ class RankPage:
     def _write_text(self, offset: int, size: int, text: str) -> None:
         data = text.encode(errors="replace")[:size]
         self.bytes[offset : offset + size] = data + bytes(size - len(data))
+
+
+def _facts_text(facts: Mapping[str, str]) -> str:
+    """Return facts as JSON that fits its place: a reader takes all of it or nothing."""
+    for most_bytes in (_FACT_BYTES, _ESCAPED_FACT_BYTES):
+        short = {name: shortened(fact, most_bytes) for name, fact in facts.items()}
+        text = json.dumps(short, ensure_ascii=False)
+        if len(text.encode(errors="replace")) <= at.TEXT_BYTES:
+            break
+    return text
 
 
 def _replace_mapping(mapping: mmap.mmap, fd: int, then: Callable[[bytes], None]) -> None:
