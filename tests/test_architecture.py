@@ -16,7 +16,7 @@ FLOORS: dict[int, set[str]] = {
     0: {"_version", "begin", "errors", "system"},
     1: {"core"},
     2: {"faults", "incidents", "recorder"},
-    3: {"attribution", "checkpoint", "hang", "heartbeats", "numerics", "preemption", "straggler"},
+    3: {"attribution", "checkpoint", "goodput", "hang", "heartbeats", "numerics", "preemption", "straggler"},
     4: {"cluster", "postmortem"},
     5: {"monitor", "rank"},
     6: {"health", "launcher", "telemetry"},

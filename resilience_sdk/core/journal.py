@@ -55,6 +55,7 @@ class Event(str, Enum):
     STRAGGLER = "straggler"
     NUMERICS = "numerics"
     METRICS = "metrics"
+    STEP_TIME = "step_time"
     HEALTH = "health"
     MONITOR_START = "monitor_start"
     MONITOR_REPLACED = "monitor_replaced"

@@ -159,6 +159,8 @@ class Agent(LocalElasticAgent):
         self.attempt = 0
         self.peers: tuple[Peer, ...] = ()
         """The nodes of the attempt by their numbers, known once they have met."""
+        self.rendezvous_s = 0.0
+        """How long the newest rendezvous has taken."""
 
     @property
     def node_name(self) -> str:
@@ -218,7 +220,9 @@ class Agent(LocalElasticAgent):
         Blocks until enough nodes have come, and tries as long to reach a store that is lost; both are said.
         Raises what torch's rendezvous raises, and ConfigError where it cannot be as the options say.
         """
+        began_s = time.monotonic()
         met = self._meet(self._worker_group, attempt) if self._place is None else self._meet_at(self._place, attempt)
+        self.rendezvous_s = time.monotonic() - began_s
         self._worker_group = met.group
         self.attempt, self.peers = met.attempt, met.peers
         # torch derives its restart count from this; ours has no upper end.

@@ -283,7 +283,12 @@ class Job:
         )
         self._relay.start(agent.store, number, agent.node, agent.nodes)
         self._journal.emit(
-            Event.ATTEMPT_START, ranks=ranks, world_size=agent.world_size, node=agent.node, nodes=agent.nodes
+            Event.ATTEMPT_START,
+            ranks=ranks,
+            world_size=agent.world_size,
+            node=agent.node,
+            nodes=agent.nodes,
+            rendezvous_s=round(agent.rendezvous_s, 3),
         )
         self._told = AttemptJournal(self._run_dir.journal, self._key, number)
         self._started_s = time.monotonic()

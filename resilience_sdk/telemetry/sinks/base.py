@@ -18,7 +18,7 @@ import attrs
 
 from resilience_sdk.errors import MissingExtraError
 from resilience_sdk.system.hostinfo import boot_id
-from resilience_sdk.telemetry.goodput import Goodput
+from resilience_sdk.telemetry.goodput import GoodputMetrics
 from resilience_sdk.telemetry.metrics import NAMESPACE, NEWEST, Durations, Sample, clean_text, clean_time
 from resilience_sdk.telemetry.tail import Line, Live
 from resilience_sdk.telemetry.tally import Tally
@@ -114,20 +114,20 @@ class Metrics:
 
     place: TelemetryOrigin
     tally: Tally = attrs.field(factory=Tally)
-    goodput: Goodput = attrs.field(factory=Goodput)
+    goodput: GoodputMetrics = attrs.field(factory=GoodputMetrics)
     boot_id: str = attrs.field(factory=boot_id)
 
     def apply(self, event: Mapping[str, Any]) -> list[Sample]:
         """Take one event; return what it has changed."""
-        self.goodput.apply(event)
+        self.goodput.ledger.apply(event)
         return self.tally.apply(event)
 
     def now(self) -> list[Sample]:
         """Return the values that change without an event."""
-        live = self.place.live
+        live, ledger = self.place.live, self.goodput.ledger
         now = None
-        if live.is_told_of(self.goodput.newest_at):
-            now = self.goodput.when(time.time(), time.monotonic_ns(), self.boot_id) - _READ_WITHIN_S
+        if live.is_told_of(ledger.newest_at):
+            now = ledger.when(time.time(), time.monotonic_ns(), self.boot_id) - _READ_WITHIN_S
         return [*live.samples(), *self.goodput.samples(now)]
 
     def all(self) -> list[Sample]:

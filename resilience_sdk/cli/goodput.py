@@ -1,0 +1,102 @@
+"""`resilience goodput`: what each second of a run's wall time went into, with the definition beside each number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser, when
+from resilience_sdk.cli.run_state import live_ranks
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.lease import current_holder
+from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
+from resilience_sdk.goodput.ledger import Ledger
+from resilience_sdk.goodput.summary import RATIOS, Summary, summarize
+from resilience_sdk.system.hostinfo import boot_id
+
+_MOST_ATTEMPTS = 12
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the account and return 0; raises RunDirectoryError for a directory that cannot be read."""
+    parser = reading_parser("goodput", "Print where the time of a run went, over all its jobs.")
+    options = parser.parse_args(argv)
+    run_dir = open_run_dir(options.run_dir)
+    contents = read_journal(run_dir.journal)
+    is_running = current_holder(run_dir) is not None or bool(live_ranks(run_dir))
+    summary = goodput_of(contents.events, is_running=is_running)
+    problems = [f"journal file not read: {name}" for name in contents.unreadable_files]
+    if contents.torn_lines:
+        problems.append(f"torn journal lines skipped: {contents.torn_lines}")
+    if options.json:
+        told = {"run_dir": str(run_dir.path), "running": is_running, **summary.to_json(), "problems": problems}
+        print_json(told)
+    else:
+        lines = render(str(run_dir.path), summary, is_running=is_running)
+        print_lines([*lines, *(f"note           {problem}" for problem in problems)])
+    return 0
+
+
+def goodput_of(events: Iterable[Mapping[str, Any]], *, is_running: bool) -> Summary:
+    """Return the account of a journal: up to now where the job runs, else up to its last event."""
+    ledger = Ledger()
+    for event in events:
+        ledger.apply(event)
+    now = ledger.when(time.time(), time.monotonic_ns(), boot_id()) if is_running else None
+    return summarize(ledger, now)
+
+
+def render(run_dir: str, summary: Summary, *, is_running: bool) -> list[str]:
+    """Return the account as lines for a person."""
+    if not summary.attempts:
+        return [f"run directory  {run_dir}", "nothing has run in it yet"]
+    so_far = ", so far" if is_running else ""
+    lines = [f"run directory  {run_dir}", f"wall time      {duration(summary.wall_s)}{so_far}", ""]
+    for bucket in Bucket:
+        seconds = summary.buckets[bucket]
+        share = seconds / summary.wall_s if summary.wall_s else 0.0
+        lines.append(f"{bucket.value:<11} {duration(seconds):>11} {share:>7.1%}  {DEFINITIONS[bucket]}")
+    lines.append("")
+    lines += [f"{name:<11} {value:>11} {'':>7}  {about}" for name, value, about in _ratios(summary)]
+    if len(summary.attempts) > 1:
+        lines += ["", *_attempts(summary)]
+    return lines
+
+
+def _ratios(summary: Summary) -> list[tuple[str, str, str]]:
+    low_s, high_s = summary.mttf_between_s
+    between = f"{duration(low_s)} to {duration(high_s)}" if high_s is not None else f"at least {duration(low_s)}"
+    lost = "unknown" if summary.lost_steps is None else str(summary.lost_steps)
+    why = "steps are not counted over attempts" if summary.lost_steps is None else "steps done again, over all attempts"
+    return [
+        ("goodput", _percent(summary.goodput), RATIOS["goodput"]),
+        ("ETTR", _percent(summary.ettr), RATIOS["ettr"]),
+        ("MTTF", "no fault" if summary.mttf_s is None else duration(summary.mttf_s), f"{RATIOS['mttf_s']}: {between}"),
+        ("MTTR", "-" if summary.mttr_s is None else duration(summary.mttr_s), RATIOS["mttr_s"]),
+        ("lost steps", lost, why),
+    ]
+
+
+def _attempts(summary: Summary) -> list[str]:
+    shown = summary.attempts[-_MOST_ATTEMPTS:]
+    hidden = len(summary.attempts) - len(shown)
+    lines = [f"the last {len(shown)} of {len(summary.attempts)} attempts (--json has them all):"] if hidden else []
+    for attempt in shown:
+        parts = sorted(((seconds, name) for name, seconds in attempt["buckets"].items() if seconds > 0), reverse=True)
+        told = ", ".join(f"{name} {duration(seconds)}" for seconds, name in parts)
+        lines.append(f"attempt {attempt['attempt']} from {when(attempt['began_at'])}: {told or 'no time'}")
+    return lines
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as a person would say it, with three or four digits."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.1f} days"

@@ -1,0 +1,433 @@
+"""The ledger of a run: a pure function of the journal's events says what each second of its wall time went into.
+
+Fed with the events of all nodes it is that of the run, with those of one node it is that of the node. Seconds are those
+of the nodes' monotonic clocks; between two boots, and between hosts, there are only their wall clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from resilience_sdk.core.journal import Event
+from resilience_sdk.goodput.buckets import Bucket, Trained, no_seconds, split_training, total
+
+_NANO = 1e9
+_MOST_NS = 1 << 63
+_MOST_S = 1e15
+_NO_ACTION = "none"
+_FINISHED = "finished"
+_FAULTS = ("crash", "hang")
+
+
+@attrs.define
+class Timeline:
+    """Tells Unix times as a wall clock would that nobody sets: the first one of each boot counts, and time from there.
+
+    Between two boots there is only the wall clock.
+    """
+
+    _began: dict[str, float] = attrs.field(factory=dict)
+    """Of each boot, at which Unix time its monotonic clock was 0."""
+
+    def at(self, wall_s: float, mono_ns: object, boot_id: object) -> float:
+        """Return when something was."""
+        wall_s = _clean(wall_s)
+        if not isinstance(mono_ns, int) or abs(mono_ns) >= _MOST_NS or not isinstance(boot_id, str) or not boot_id:
+            return wall_s
+        mono_s = mono_ns / _NANO
+        return _clean(self._began.setdefault(boot_id, wall_s - mono_s) + mono_s)
+
+
+class RunPhase(str, Enum):
+    """What a run is doing. Values are labels of a metric."""
+
+    STARTING = "starting"  # until its ranks step for the first time
+    TRAINING = "training"
+    RECOVERING = "recovering"  # from the end of an attempt, or a fault, until all ranks step again
+    WAITING = "waiting"  # between two jobs: preempted and requeued, or given up until somebody starts it again
+
+
+@attrs.define
+class AttemptAccount:
+    """One attempt, with what led to it and what it cost to go on after it. Times are Unix seconds."""
+
+    job: str
+    attempt: int
+    began_at: float
+    ended_at: float
+    seconds: dict[Bucket, float] = attrs.field(factory=no_seconds)
+    """By bucket; `productive` stands for all of its training, which `training` divides."""
+    first_step: int | None = None
+    end_step: int | None = None
+    """How many global steps were completed at its end, as far as that is known."""
+    kept_steps: int | None = None
+    """Up to which of them nothing was lost; None: all."""
+    _hung_s: float = 0.0
+    _stall_s: float = 0.0
+    _data_s: dict[str, float] = attrs.field(factory=dict)  # by host
+    _saves_s: dict[str, float] = attrs.field(factory=dict)
+    _attempt_known: bool = False
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps of this attempt that had to be done again."""
+        return 0 if self.end_step is None or self.kept_steps is None else max(0, self.end_step - self.kept_steps)
+
+    def training(self, seconds: float) -> dict[Bucket, float]:
+        """Divide so many seconds of training."""
+        steps = (self.end_step or 0) - (self.first_step or 0)
+        known = Trained(
+            hung_s=self._hung_s,
+            checkpoint_s=max([self._stall_s, *self._saves_s.values()]),
+            data_s=max(self._data_s.values(), default=0.0),
+            lost_share=self.lost_steps / steps if steps > 0 else 0.0,
+        )
+        return split_training(seconds, known)
+
+    def reach(self, step: int) -> None:
+        """Note that so many global steps were completed in this attempt."""
+        self.end_step = max(step, self.end_step or 0)
+
+    def rewind(self, step: int) -> None:
+        """Note that training went on behind this attempt from so many completed steps."""
+        if self.end_step is not None and step < self.end_step:
+            kept = max(step, self.first_step or 0)
+            self.kept_steps = min(kept, self.end_step if self.kept_steps is None else self.kept_steps)
+
+
+@attrs.frozen
+class Reading:
+    """The ledger at one moment; seconds."""
+
+    buckets: Mapping[Bucket, float]
+    """Of the whole chain of jobs; they add up to `wall_s`."""
+    wall_s: float
+    phases: Mapping[RunPhase, float]
+    lost_s: float
+    """Of the training: what was hung, or had to be done again."""
+    attempts: tuple[tuple[AttemptAccount, Mapping[Bucket, float]], ...]
+
+
+@attrs.define
+class Ledger:
+    """The account of one run. Not thread-safe."""
+
+    accounts: list[AttemptAccount] = attrs.field(factory=list)
+    failures: set[str] = attrs.field(factory=set)
+    """Ids of the incidents that were faults: crashes and hangs."""
+    recoveries_s: list[float] = attrs.field(factory=list)
+    """Of the faults that were recovered from: seconds from the fault to all ranks stepping again."""
+    steps_are_global: bool = False
+    _phase: RunPhase | None = None  # None before the run, and once it has finished
+    _bucket: Bucket = Bucket.STARTUP
+    _phases: dict[RunPhase, float] = attrs.field(factory=lambda: dict.fromkeys(RunPhase, 0.0))
+    _idle_s: float = 0.0
+    _opened_at: float = 0.0
+    _closed_s: float = 0.0  # wall time of what has finished
+    _since: float = 0.0
+    _last: float = 0.0
+    _has_trained: bool = False
+    _has_launcher: bool = False
+    _job: str | None = None
+    _launched_on: set[str] = attrs.field(factory=set)
+    _joined: tuple[float, float] | None = None  # last event before, and time, of a launcher that came later
+    _announced: set[tuple[int, int]] = attrs.field(factory=set)  # attempt and node
+    _awaited: set[int] = attrs.field(factory=set)  # ranks that have not beaten in this attempt
+    _alive: set[int] = attrs.field(factory=set)  # under a foreign launcher
+    _has_finished: bool = False
+    _is_leaving: bool = False
+    _stands_since: float | None = None
+    _timeline: Timeline = attrs.field(factory=Timeline)
+    _newest_at: float = 0.0
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Take one event; what cannot be understood is left out."""
+        wall_s = float(event["t"])
+        self._newest_at = max(self._newest_at, _clean(wall_s))
+        at = max(self._since, self.when(wall_s, event.get("mono_ns"), event.get("boot_id")))
+        if event.get("step_is_global") is True and self.accounts and event.get("job") == self._job:
+            self.steps_are_global = True
+            self.accounts[-1].reach(_whole(event.get("step")))
+        if (rule := _RULES.get(str(event.get("event")))) is not None:
+            rule(self, event, at)
+        self._last = max(self._last, at)
+
+    @property
+    def newest_at(self) -> float:
+        """Unix time of the newest event, as it was written down."""
+        return self._newest_at
+
+    def when(self, wall_s: float, mono_ns: object, boot_id: object) -> float:
+        """Return a moment of a node as `read` wants it, from the clocks there."""
+        return self._timeline.at(wall_s, mono_ns, boot_id)
+
+    def read(self, now: float | None = None) -> Reading:
+        """Return the account at `now`, as `when` told it; None where the job is not running: then at its last event."""
+        until = max(self._since, self._last if now is None else now)
+        passed = 0.0 if self._phase is None else until - self._since
+        phases, idle_s = dict(self._phases), self._idle_s
+        going_on: dict[Bucket, float] = {}
+        if self._phase is not None:
+            phases[self._phase] += passed
+            if self._bucket is Bucket.IDLE:
+                idle_s += passed
+            else:
+                going_on = {self._bucket: passed}
+        lost_s, attempts = 0.0, []
+        for account in self.accounts:
+            seconds = total([account.seconds, going_on if account is self.accounts[-1] else {}])
+            training = account.training(seconds.pop(Bucket.PRODUCTIVE))
+            lost_s += training[Bucket.HANG] + training[Bucket.REPLAYED]
+            attempts.append((account, total([seconds, training])))
+        buckets = total([*(buckets for _, buckets in attempts), {Bucket.IDLE: idle_s}])
+        wall_s = self._closed_s + (0.0 if self._phase is None else until - self._opened_at)
+        return Reading(buckets, wall_s, phases, lost_s, tuple(attempts))
+
+    # -- the moment at which one thing ends and another begins
+
+    def _enter(self, phase: RunPhase | None, bucket: Bucket, at: float) -> float:
+        """Go over to another bucket; return the seconds that the one before has lasted."""
+        spent = 0.0
+        if self._phase is not None:
+            spent = at - self._since
+            self._phases[self._phase] += spent
+            if self._bucket is Bucket.IDLE:
+                self._idle_s += spent
+            else:
+                self.accounts[-1].seconds[self._bucket] += spent
+                self.accounts[-1].ended_at = at
+        if self._phase is None and phase is not None:
+            self._opened_at = at
+        if self._phase is not None and phase is None:
+            self._closed_s += at - self._opened_at
+        self._phase, self._bucket, self._since = phase, bucket, at
+        self._stands_since = None
+        return spent
+
+    @property
+    def _runs(self) -> bool:
+        return self._phase not in (None, RunPhase.WAITING)
+
+    def _end_job(self, at: float | None = None) -> None:
+        """Another job begins: one that did not tell its end was over with its last event."""
+        if self._runs:
+            self._enter(RunPhase.WAITING, Bucket.IDLE, max(self._since, self._last if at is None else at))
+
+    def _begin_job(self, job: str, at: float) -> None:
+        self._job, self._joined = job, None
+        self._announced.clear()
+        phase = RunPhase.RECOVERING if self._has_trained else RunPhase.STARTING
+        self._enter(phase, Bucket.STARTUP, at)
+        self.accounts.append(AttemptAccount(job, 0, at, at))
+
+    def _begin_attempt(self, event: Mapping[str, Any], at: float) -> float:
+        """Begin an attempt; return how long what led to it has lasted."""
+        job, attempt = str(event.get("job")), _whole(event.get("attempt"))
+        if not self._runs or job != self._job:
+            self._end_job()
+            self._begin_job(job, at)
+        is_first = not self.accounts[-1]._attempt_known
+        phase = RunPhase.RECOVERING if self._has_trained else RunPhase.STARTING
+        spent = self._enter(phase, Bucket.STARTUP if is_first else Bucket.RESTART, at)
+        if is_first:
+            self.accounts[-1].attempt = attempt
+        else:
+            self.accounts.append(AttemptAccount(job, attempt, at, at))
+        self.accounts[-1]._attempt_known = True
+        self._has_finished = self._is_leaving = False
+        self._alive.clear()
+        return spent
+
+    # -- rules
+
+    def _on_run_start(self, event: Mapping[str, Any], at: float) -> None:
+        self._has_launcher = True
+        job, host = str(event.get("job")), str(event.get("host"))
+        if self._runs and job == self._job and self._launched_on and host not in self._launched_on:
+            # Another node of this job; or the same job elsewhere, after an end that nobody told.
+            self._launched_on.add(host)
+            self._joined = self._last, at
+            return
+        self._end_job()
+        self._launched_on = {host}
+        self._begin_job(job, at)
+
+    def _on_attempt_start(self, event: Mapping[str, Any], at: float) -> None:
+        self._has_launcher = True
+        attempt, node = _whole(event.get("attempt")), _whole(event.get("node"))
+        ranks = event.get("ranks")
+        told = {rank for rank in ranks if isinstance(rank, int)} if isinstance(ranks, list) else set()
+        known = {number for number, _ in self._announced}
+        if self._runs and attempt in known and (attempt, node) not in self._announced:
+            self._announced.add((attempt, node))  # another node of it
+            self._awaited |= told
+            return
+        if (attempt, node) in self._announced and self._joined is not None:
+            ended_at, began_at = self._joined
+            self._end_job(ended_at)
+            self._begin_job(str(event.get("job")), max(self._since, began_at))
+        payer, bucket = (self.accounts[-1] if self.accounts else None), self._bucket
+        spent_s = self._begin_attempt(event, at)
+        if payer is not None and bucket in (Bucket.STARTUP, Bucket.RESTART):
+            waited_s = min(_seconds_of(event.get("rendezvous_s")), spent_s)
+            payer.seconds[bucket] -= waited_s
+            payer.seconds[Bucket.RENDEZVOUS] += waited_s
+        self._announced.add((attempt, node))
+        self._awaited = told
+
+    def _on_rank_start(self, event: Mapping[str, Any], at: float) -> None:
+        """Under a foreign launcher the ranks tell that an attempt began."""
+        if self._has_launcher:
+            return
+        job, attempt = str(event.get("job")), _whole(event.get("attempt"))
+        newest = self.accounts[-1] if self.accounts else None
+        if not self._runs or newest is None or (job, attempt) != (newest.job, newest.attempt):
+            self._begin_attempt(event, at)
+            self._awaited = set()
+        rank = _whole(event.get("rank"))
+        self._awaited.add(rank)
+        self._alive.add(rank)
+
+    def _on_first_beat(self, event: Mapping[str, Any], at: float) -> None:
+        self._awaited.discard(_whole(event.get("rank")))
+        if not self._awaited and self._bucket in (Bucket.STARTUP, Bucket.RESTART) and self._runs:
+            self._has_trained = True
+            self._enter(RunPhase.TRAINING, Bucket.PRODUCTIVE, at)
+
+    def _on_resume(self, event: Mapping[str, Any], _: float) -> None:
+        if self.accounts:
+            self._go_back_to(_whole(event.get("step")))
+
+    def _go_back_to(self, step: int) -> None:
+        """Training goes on from so many completed steps: what attempts before had done beyond is lost."""
+        self.steps_are_global = True
+        self.accounts[-1].first_step = step
+        for account in self.accounts[:-1]:
+            account.rewind(step)
+
+    def _on_suspect(self, event: Mapping[str, Any], at: float) -> None:
+        suspects = event.get("suspects")
+        stood_s = [
+            _seconds_of(suspect.get("elapsed_s"))
+            for suspect in (suspects if isinstance(suspects, list) else ())
+            if isinstance(suspect, Mapping)
+        ]
+        self._stands_since = at - max(stood_s, default=0.0)
+
+    def _on_stall(self, event: Mapping[str, Any], at: float) -> None:
+        self._stands_since = at - _seconds_of(event.get("for_s"))
+
+    def _on_stall_end(self, _: Mapping[str, Any], __: float) -> None:
+        self._stands_since = None
+
+    def _on_incident(self, event: Mapping[str, Any], at: float) -> None:
+        kind = event.get("kind")
+        if kind not in _FAULTS:
+            return
+        ends = event.get("action") != _NO_ACTION
+        if ends and isinstance(name := event.get("id"), str):
+            self.failures.add(name)
+        if self._phase is not RunPhase.TRAINING or self._is_leaving:
+            return
+        if kind == "hang":
+            stood_s = 0.0 if self._stands_since is None else at - max(self._stands_since, self._since)
+            self._enter(RunPhase.RECOVERING if ends else RunPhase.TRAINING, Bucket.HANG, at)
+            self.accounts[-1]._hung_s += max(0.0, stood_s)
+        elif ends:
+            self._enter(RunPhase.RECOVERING, Bucket.RESTART, at)
+
+    def _on_rank_exit(self, event: Mapping[str, Any], at: float) -> None:
+        self._alive.discard(_whole(event.get("rank")))
+        if not self._has_launcher and self._has_finished and not self._alive:
+            self._enter(None, Bucket.IDLE, at)
+        elif event.get("exit_code") != 0 and self._bucket in (Bucket.PRODUCTIVE, Bucket.HANG) and self._runs:
+            self._enter(RunPhase.RECOVERING, Bucket.RESTART, at)
+
+    def _on_stop_agreed(self, _: Mapping[str, Any], at: float) -> None:
+        if self._phase is RunPhase.TRAINING and not self._is_leaving:
+            self._is_leaving = True
+            self._enter(RunPhase.TRAINING, Bucket.PREEMPTED, at)
+
+    def _on_attempt_end(self, _: Mapping[str, Any], at: float) -> None:
+        if self._runs:
+            self._enter(RunPhase.RECOVERING, Bucket.PREEMPTED if self._is_leaving else Bucket.RESTART, at)
+
+    def _on_decision(self, event: Mapping[str, Any], at: float) -> None:
+        if event.get("exit_code") is None or event.get("others_go_on") is True or self._phase is None:
+            return
+        is_over = event.get("verdict") == _FINISHED
+        if is_over or self._runs:
+            self._enter(None if is_over else RunPhase.WAITING, Bucket.IDLE, at)
+
+    def _on_finished(self, event: Mapping[str, Any], at: float) -> None:
+        if event.get("rank") is None and self._phase is not None:
+            self._enter(None, Bucket.IDLE, at)
+        self._has_finished = True  # of a rank: one fit is, and another one may follow
+
+    def _on_commit(self, event: Mapping[str, Any], _: float) -> None:
+        if not self.accounts:
+            return
+        if not self._is_leaving:  # else it is a part of leaving
+            self.accounts[-1]._stall_s += _seconds_of(event.get("stall_s"))
+        if isinstance(event.get("step"), int):
+            self.accounts[-1].reach(_whole(event.get("step")))
+
+    def _on_step_time(self, event: Mapping[str, Any], _: float) -> None:
+        """Take what a node's ranks have waited for in an attempt so far."""
+        key = str(event.get("job")), _whole(event.get("attempt"))
+        account = next((one for one in reversed(self.accounts) if (one.job, one.attempt) == key), None)
+        if account is not None:
+            host = str(event.get("host"))
+            account._data_s[host] = max(_seconds_of(event.get("data_s")), account._data_s.get(host, 0.0))
+            account._saves_s[host] = max(_seconds_of(event.get("saves_s")), account._saves_s.get(host, 0.0))
+
+    def _on_recovered(self, event: Mapping[str, Any], at: float) -> None:
+        if event.get("id") in self.failures and isinstance(event.get("recovery_s"), (int, float)):
+            self.recoveries_s.append(_seconds_of(event.get("recovery_s")))
+        if self._bucket is Bucket.HANG and self._runs:
+            self._enter(RunPhase.TRAINING, Bucket.PRODUCTIVE, at)  # by itself: no attempt has ended
+        lost_steps, resumed_at = event.get("lost_steps"), event.get("resumed_at")
+        if isinstance(lost_steps, int) and isinstance(resumed_at, int) and self.accounts[:-1]:
+            failed = next((one for one in reversed(self.accounts[:-1]) if one.seconds[Bucket.PRODUCTIVE] > 0), None)
+            if failed is not None:
+                failed.reach(_whole(resumed_at) + _whole(lost_steps))
+            self._go_back_to(_whole(resumed_at))
+
+
+_RULES: Mapping[str, Callable[[Ledger, Mapping[str, Any], float], None]] = {
+    Event.RUN_START.value: Ledger._on_run_start,
+    Event.ATTEMPT_START.value: Ledger._on_attempt_start,
+    Event.RANK_START.value: Ledger._on_rank_start,
+    Event.FIRST_BEAT.value: Ledger._on_first_beat,
+    Event.RESUME.value: Ledger._on_resume,
+    Event.SUSPECT.value: Ledger._on_suspect,
+    Event.STALL.value: Ledger._on_stall,
+    Event.STALL_END.value: Ledger._on_stall_end,
+    Event.INCIDENT.value: Ledger._on_incident,
+    Event.RANK_EXIT.value: Ledger._on_rank_exit,
+    Event.STOP_AGREED.value: Ledger._on_stop_agreed,
+    Event.ATTEMPT_END.value: Ledger._on_attempt_end,
+    Event.DECISION.value: Ledger._on_decision,
+    Event.FINISHED.value: Ledger._on_finished,
+    Event.CKPT_COMMIT.value: Ledger._on_commit,
+    Event.STEP_TIME.value: Ledger._on_step_time,
+    Event.RECOVERED.value: Ledger._on_recovered,
+}
+
+
+def _clean(seconds: float) -> float:
+    return min(max(seconds, 0.0), _MOST_S)
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else 0
+
+
+def _seconds_of(value: object) -> float:
+    """Return a duration that a journal tells; 0.0 where it is none."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < _MOST_S else 0.0  # type: ignore[arg-type, operator]

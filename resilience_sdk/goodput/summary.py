@@ -1,0 +1,103 @@
+"""The figures that a ledger comes to: ETTR, goodput, MTTF with its interval, MTTR, steps that were done again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
+from resilience_sdk.goodput.ledger import Ledger
+from resilience_sdk.goodput.poisson import limits
+
+RATIOS: Mapping[str, str] = {
+    "goodput": "productive / wall time",
+    "ettr": "(productive + data) / wall time: what a job trains although it waits for data counts, queueing does not",
+    "mttf_s": "wall time without idle / faults, with the interval of a Poisson count (95 %)",
+    "mttr_s": "mean time from noticing a fault to every rank stepping again",
+}
+
+
+@attrs.frozen
+class Summary:
+    """The figures of one run; seconds. None: there is nothing to tell them from."""
+
+    buckets: Mapping[Bucket, float]
+    wall_s: float
+    goodput: float | None
+    ettr: float | None
+    faults: int
+    mttf_s: float | None
+    mttf_between_s: tuple[float, float | None]
+    mttr_s: float | None
+    lost_steps: int | None
+    attempts: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `resilience goodput --json` prints, but for the run directory."""
+        low_s, high_s = self.mttf_between_s
+        return {
+            "wall_s": self.wall_s,
+            "buckets": {bucket.value: seconds for bucket, seconds in self.buckets.items()},
+            "definitions": {bucket.value: text for bucket, text in DEFINITIONS.items()} | dict(RATIOS),
+            "goodput": self.goodput,
+            "ettr": self.ettr,
+            "faults": self.faults,
+            "mttf_s": self.mttf_s,
+            "mttf_low_s": low_s,
+            "mttf_high_s": high_s,
+            "mttr_s": self.mttr_s,
+            "lost_steps": self.lost_steps,
+            "attempts": list(self.attempts),
+        }
+
+
+def summarize(ledger: Ledger, now: float | None = None) -> Summary:
+    """Return the figures of a run at `now`, as `Ledger.read` takes it."""
+    reading = ledger.read(now)
+    ran_s = reading.wall_s - reading.buckets[Bucket.IDLE]
+    faults = len(ledger.failures)
+    attempts = tuple(
+        {
+            "job": account.job,
+            "attempt": account.attempt,
+            "began_at": account.began_at,
+            "wall_s": sum(seconds.values()),
+            "buckets": {bucket.value: value for bucket, value in seconds.items()},
+            "first_step": account.first_step,
+            "steps": account.end_step,
+            "lost_steps": account.lost_steps if ledger.steps_are_global else None,
+        }
+        for account, seconds in reading.attempts
+    )
+    return Summary(
+        buckets=reading.buckets,
+        wall_s=reading.wall_s,
+        goodput=_share(reading.buckets[Bucket.PRODUCTIVE], reading.wall_s),
+        ettr=ettr(reading.buckets),
+        faults=faults,
+        mttf_s=ran_s / faults if faults else None,
+        mttf_between_s=mean_time_between_s(ran_s, faults),
+        mttr_s=sum(ledger.recoveries_s) / len(ledger.recoveries_s) if ledger.recoveries_s else None,
+        lost_steps=sum(account.lost_steps for account in ledger.accounts) if ledger.steps_are_global else None,
+        attempts=attempts,
+    )
+
+
+def ettr(buckets: Mapping[Bucket, float]) -> float | None:
+    """Return the effective training time ratio, 0 to 1; None before any time has passed."""
+    return _share(buckets[Bucket.PRODUCTIVE] + buckets[Bucket.DATA], sum(buckets.values()))
+
+
+def _share(part_s: float, whole_s: float) -> float | None:
+    return min(1.0, part_s / whole_s) if whole_s > 0 else None
+
+
+def mean_time_between_s(exposed_s: float, count: int) -> tuple[float, float | None]:
+    """Return the 95 % interval of the mean time between events that were counted in `exposed_s` seconds.
+
+    Without an event there is no upper end.
+    """
+    least, most = limits(count)
+    return exposed_s / most, exposed_s / least if count else None

@@ -1,0 +1,182 @@
+"""What each second of a run was, from its events alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from told_run import EVENTS
+
+from resilience_sdk.goodput.buckets import Bucket, Trained, split_training
+from resilience_sdk.goodput.ledger import Ledger
+from resilience_sdk.goodput.summary import ettr, summarize
+
+Told = tuple[float, str, dict[str, Any]]
+
+
+def ledger_of(*told: Told) -> Ledger:
+    """Return the ledger of events `(t, name, fields)`."""
+    ledger = Ledger()
+    for at, name, fields in told:
+        ledger.apply({"rank": None, "job": "job-1", "attempt": 0, "host": "a", **fields, "event": name, "t": at})
+    return ledger
+
+
+def buckets(ledger: Ledger, now: float | None = None) -> dict[str, float]:
+    """Return the buckets that are not empty; they add up to the wall time."""
+    reading = ledger.read(now)
+    assert sum(reading.buckets.values()) == pytest.approx(reading.wall_s)
+    assert sum(reading.phases.values()) == pytest.approx(reading.wall_s)
+    return {bucket.value: round(seconds, 6) for bucket, seconds in reading.buckets.items() if seconds}
+
+
+def attempt(at: float, number: int = 0, **fields: Any) -> Told:
+    """An attempt of two ranks begins."""
+    return at, "attempt_start", {"ranks": [0, 1], "node": 0, "attempt": number, **fields}
+
+
+def beats(at: float, number: int = 0) -> list[Told]:
+    """Two ranks step for the first time."""
+    return [(at, "first_beat", {"rank": rank, "attempt": number}) for rank in (0, 1)]
+
+
+START = [(1000.0, "run_start", {}), attempt(1004.0, rendezvous_s=3.0)]
+FINISH = [
+    (1110.0, "rank_exit", {"rank": 0, "exit_code": 0, "step": 100, "step_is_global": True}),
+    (1110.0, "attempt_end", {}), (1110.0, "decision", {"verdict": "finished", "exit_code": 0}),
+    (1110.0, "finished", {}),
+]  # fmt: skip
+
+
+def test_a_good_run_has_a_start_a_rendezvous_and_its_training() -> None:
+    """Nothing passes after its end, and its saves and waits for data are parts of the training."""
+    commits = [(1050.0, "ckpt_commit", {"rank": 0, "step": 50, "stall_s": 2.0})]
+    waits = [(1109.0, "step_time", {"data_s": 30.0, "saves_s": 1.5}), (1109.5, "step_time", {"data_s": 31.0})]
+    ledger = ledger_of(*START, *beats(1010.0), *commits, *waits, *FINISH)
+    assert buckets(ledger, now=9999.0) == {
+        "startup": 7, "rendezvous": 3, "checkpoint": 2, "data": 31, "productive": 67,
+    }  # fmt: skip
+    summary = summarize(ledger)
+    assert (summary.goodput, summary.ettr) == (pytest.approx(67 / 110), pytest.approx(98 / 110))
+    assert (summary.faults, summary.mttf_s, summary.lost_steps) == (0, None, 0)
+
+
+def test_a_crash_is_a_restart_and_the_steps_that_are_done_again() -> None:
+    """The lost steps are charged to the attempt that lost them, at what a step of it took."""
+    ledger = ledger_of(
+        *START, *beats(1010.0), (1080.0, "ckpt_commit", {"rank": 0, "step": 70, "stall_s": 0.0}),
+        (1110.0, "rank_exit", {"rank": 1, "exit_code": 1, "step": 99, "step_is_global": True}),
+        (1111.0, "incident", {"kind": "crash", "action": "restart", "id": "0001-crash"}),
+        (1112.0, "attempt_end", {}), (1112.0, "decision", {"verdict": "restart", "exit_code": None}),
+        attempt(1114.0, 1, rendezvous_s=1.5), (1115.0, "resume", {"attempt": 1, "step": 70}), *beats(1120.0, 1),
+        (1120.0, "recovered", {"attempt": 1, "lost_steps": 30, "resumed_at": 70, "id": "0001-crash", "recovery_s": 9.0}),
+    )  # fmt: skip
+    assert buckets(ledger, 1220.0) == {
+        "startup": 7, "rendezvous": 4.5, "restart": 8.5, "replayed": 30, "productive": 170,
+    }  # fmt: skip
+    summary = summarize(ledger, 1220.0)
+    assert (summary.faults, summary.mttf_s, summary.mttr_s, summary.lost_steps) == (1, 220, 9, 30)
+    assert [one["lost_steps"] for one in summary.attempts] == [30, 0]
+
+
+def test_attempts_that_fail_one_after_the_other_lose_each_step_once() -> None:
+    """Attempt 0 makes 100 steps, attempt 1 goes from 60 to 80, attempt 2 has to begin at 50: 50 and 20 are lost."""
+    ledger = ledger_of(
+        *START, *beats(1010.0), (1110.0, "rank_exit", {"rank": 1, "exit_code": 1, "step": 100, "step_is_global": True}),
+        attempt(1110.0, 1), (1110.0, "resume", {"attempt": 1, "step": 60}), *beats(1110.0, 1),
+        (1130.0, "rank_exit", {"rank": 1, "exit_code": 1, "step": 80, "step_is_global": True, "attempt": 1}),
+        attempt(1130.0, 2), (1130.0, "resume", {"attempt": 2, "step": 50}), *beats(1130.0, 2),
+    )  # fmt: skip
+    found = summarize(ledger, 1150.0)
+    assert [one["lost_steps"] for one in found.attempts] == [50, 20, 0]
+    assert found.buckets[Bucket.REPLAYED] == pytest.approx(50 + 20)
+
+
+def test_a_hang_counts_from_where_the_rank_stood() -> None:
+    """To the end of its process; what was only reported counts until it went on by itself."""
+    stall = (1160.0, "stall", {"for_s": 50.0})
+    ended = [
+        (1170.0, "incident", {"kind": "hang", "action": "restart", "id": "1"}),
+        (1172.0, "rank_exit", {"rank": 1, "exit_code": None}), (1173.0, "attempt_end", {}),
+    ]  # fmt: skip
+    ledger = ledger_of(*START, *beats(1010.0), stall, *ended, attempt(1174.0, 1), *beats(1180.0, 1))
+    assert buckets(ledger, 1190.0) == {"startup": 7, "rendezvous": 3, "productive": 110, "hang": 62, "restart": 8}
+    told = [(1170.0, "incident", {"kind": "hang", "action": "none", "id": "1"}), (1175.0, "recovered", {"id": "1"})]
+    assert buckets(ledger_of(*START, *beats(1010.0), stall, *told), 1190.0)["hang"] == 65
+
+
+def test_a_slow_rank_or_a_warning_is_no_restart() -> None:
+    """Though the action of its incident be to leave out a node."""
+    for kind in ("slow", "numerics", "preemption"):
+        told = (1020.0, "incident", {"kind": kind, "action": "exclude_node"})
+        assert buckets(ledger_of(*START, *beats(1010.0), told), 1030.0)["productive"] == 20
+
+
+def test_a_chain_of_jobs_has_idle_time_between_them() -> None:
+    """A preempted job leaves, nothing runs, the next one starts up; a job that was killed ended with its last event."""
+    left = [
+        (1060.0, "stop_agreed", {"rank": 0, "step": 50}), (1061.0, "ckpt_commit", {"step": 50, "stall_s": 1.0}),
+        (1065.0, "rank_exit", {"rank": 0, "exit_code": 75}), (1066.0, "attempt_end", {}),
+        (1067.0, "decision", {"verdict": "preempted", "exit_code": 75}),
+    ]  # fmt: skip
+    second = [(1167.0, "run_start", {}), attempt(1168.0), *beats(1177.0), (1187.0, "health", {})]
+    third = [(1287.0, "run_start", {}), attempt(1288.0), *beats(1297.0)]
+    ledger = ledger_of(*START, *beats(1010.0), *left, *second, *third)
+    assert buckets(ledger, 1300.0) == {
+        "startup": 7 + 10 + 10, "rendezvous": 3, "productive": 50 + 10 + 3, "preempted": 7, "idle": 100 + 100,
+    }  # fmt: skip
+    assert len(ledger.accounts) == 3
+
+
+def test_two_nodes_are_one_run() -> None:
+    """It trains when the ranks of both have stepped, and is over when it is over, whoever tells it first."""
+    other = {"host": "b", "node": 1, "ranks": [2, 3]}
+    both = [
+        (1000.0, "run_start", {}), (1001.0, "run_start", {"host": "b"}),
+        attempt(1004.0), (1004.1, "attempt_start", other),
+        *beats(1010.0), (1012.0, "first_beat", {"rank": 2}), (1013.0, "first_beat", {"rank": 3}),
+    ]  # fmt: skip
+    ends = [(1110.0, "decision", {"verdict": "finished", "exit_code": 0, "host": host}) for host in "ab"]
+    ledger = ledger_of(*both, (1100.0, "attempt_end", {"host": "b"}), *ends)
+    assert buckets(ledger) == {"startup": 13, "productive": 87, "restart": 10}
+    assert len(ledger.accounts) == 1
+    # A node that leaves alone ends nothing.
+    alone = (1050.0, "decision", {"verdict": "hardware", "exit_code": 76, "others_go_on": True, "host": "b"})
+    assert buckets(ledger_of(*both, alone), 1113.0)["productive"] == 100
+
+
+def test_a_job_that_was_requeued_to_another_node_after_a_silent_end_is_another_job() -> None:
+    """It has the same key, and a launcher of another host announces the very attempt that was announced before."""
+    silent = [*START, *beats(1010.0), (1060.0, "health", {})]
+    requeued = [(1160.0, "run_start", {"host": "b"}), attempt(1162.0, host="b"), *beats(1170.0)]
+    ledger = ledger_of(*silent, *requeued)
+    assert buckets(ledger, 1180.0) == {"startup": 7 + 10, "rendezvous": 3, "productive": 50 + 10, "idle": 100}
+
+
+@given(st.lists(EVENTS, max_size=25), st.floats(0, 4e9) | st.none())
+@settings(max_examples=60, deadline=None)
+def test_whatever_a_journal_holds_every_second_is_in_one_bucket(
+    events: list[dict[str, Any]], now: float | None
+) -> None:
+    """None is negative, and together they are the wall time."""
+    ledger = Ledger()
+    for event in sorted(events, key=lambda event: event["t"]):
+        ledger.apply(event)
+        reading = ledger.read(now)
+        assert all(seconds >= 0 for seconds in reading.buckets.values())
+        assert sum(reading.buckets.values()) == pytest.approx(reading.wall_s, rel=1e-6, abs=1e-3)
+        assert 0 <= (ettr(reading.buckets) or 0.0) <= 1
+        summarize(ledger, now).to_json()
+
+
+@given(st.floats(0, 1e9), *[st.floats(0, 1e9)] * 3, st.floats(0, 2))
+@settings(max_examples=100, deadline=None)
+def test_training_is_divided_without_a_rest(
+    seconds: float, hung_s: float, save_s: float, data_s: float, lost: float
+) -> None:
+    """However much the parts claim."""
+    parts = split_training(seconds, Trained(hung_s=hung_s, checkpoint_s=save_s, data_s=data_s, lost_share=lost))
+    assert sum(parts.values()) == pytest.approx(seconds)
+    assert all(part >= 0 for part in parts.values())
