@@ -127,6 +127,7 @@ SAME_NAME = {
 SMALL_LINES = 130
 # Small modules with one importer: the boundary that keeps each apart from it.
 SMALL = {
+    "goodput.plan": "the formulas of a plan, which are tested without its command",
     "health.probe_main": "the process of a probe, which must be cheap to start",
     "numerics.deferred_read": "loads torch, which the settings of the watch do not need",
     "telemetry.sinks.console": "a sink is one file",

@@ -116,6 +116,15 @@ def ago(unix_s: float | None, now: float) -> str:
     return f"{passed:.0f} s ago"
 
 
+def duration(seconds: float) -> str:
+    """Return a duration as a person would say it, with three or four digits."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.1f} days"
+
+
 def read_json_object(path: Any) -> dict[str, Any] | None:
     """Return the JSON object in `path`, None when there is no such file.
 

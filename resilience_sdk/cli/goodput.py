@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser, when
+from resilience_sdk.cli.common import duration, open_run_dir, print_json, print_lines, reading_parser, when
 from resilience_sdk.cli.run_state import live_ranks
 from resilience_sdk.core.journal import read_journal
 from resilience_sdk.core.lease import current_holder
@@ -91,12 +91,3 @@ def _attempts(summary: Summary) -> list[str]:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as a person would say it, with three or four digits."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.1f} days"

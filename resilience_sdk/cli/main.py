@@ -49,6 +49,7 @@ COMMANDS = {
     "status": Command("resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents"),
     "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
     "goodput": Command("resilience_sdk.cli.goodput", "where the time of a run went, over all its jobs"),
+    "plan": Command("resilience_sdk.cli.plan", "how often to save, and the expected share of useful time"),
     "diagnose": Command("resilience_sdk.cli.diagnose", "cause, culprit and next action from a log alone"),
     "outcome": Command("resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory"),
     "doctor": Command(

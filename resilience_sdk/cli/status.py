@@ -12,6 +12,7 @@ import attrs
 from resilience_sdk.cli.common import (
     ago,
     aligned,
+    duration,
     open_run_dir,
     print_json,
     print_lines,
@@ -19,17 +20,22 @@ from resilience_sdk.cli.common import (
     resume_row,
     when,
 )
+from resilience_sdk.cli.goodput import goodput_of
 from resilience_sdk.cli.outcome import read_outcome, supervised_end
 from resilience_sdk.cli.run_state import RunState, live_ranks, standing_now, state_of
 from resilience_sdk.core.journal import JournalContents, read_journal
 from resilience_sdk.core.lease import LeaseHolder, current_holder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.goodput.slowness import slowness_of, standing_of
+from resilience_sdk.goodput.step_time import step_time_of
 from resilience_sdk.incidents import IncidentStore, count_words, step_words
 from resilience_sdk.incidents.record import compact_ranks, headline
+from resilience_sdk.recorder.page_layout import BEAT_KINDS
 
 _MOST_RANKS = 16
 _MOST_VERDICTS = 8
+_MOST_SECTIONS = 8
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,12 +82,29 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "passed_over": [state.passed_over[step] for step in sorted(state.passed_over, reverse=True)],
         "stragglers": _stragglers(run_dir, problems, state, is_running=bool(holder or live)),
         "stall": state.stall if holder or live else None,
+        **_steps(journal.events),
+        "goodput": _goodput(journal.events, is_running=bool(holder or live)),
         "incidents": _incidents(run_dir, problems),
         "degraded": state.degraded,
         "supervised": supervised_end(journal.events),
         "journal": {"events": len(journal.events), "torn_lines": journal.torn_lines},
         "problems": problems,
     }
+
+
+def _steps(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the steps of the newest attempt take, and why; None where too little was measured."""
+    steps = step_time_of(events)
+    slow = slowness_of(steps, standing_of(events))
+    told = None if steps is None else {**attrs.asdict(steps), "step_s": steps.step_s}
+    return {"step_time": told, "why_slow": None if slow is None else attrs.asdict(slow)}
+
+
+def _goodput(events: Sequence[dict[str, Any]], *, is_running: bool) -> dict[str, Any] | None:
+    summary = goodput_of(events, is_running=is_running)
+    buckets = {bucket.value: seconds for bucket, seconds in summary.buckets.items()}
+    told = {"wall_s": summary.wall_s, "goodput": summary.goodput, "ettr": summary.ettr, "buckets": buckets}
+    return told if summary.attempts else None
 
 
 def _journal(run_dir: RunDirectory, problems: list[str]) -> JournalContents:
@@ -182,6 +205,7 @@ def render(status: dict[str, Any], now: float) -> list[str]:
     if stall := status["stall"]:
         rows.append(("stalled", f"{stall['text']} (told {ago(stall['at'], now)}, since {when(stall['since'])})"))
     rows += [("slow", verdict["text"]) for verdict in (status["stragglers"] or [])[:_MOST_VERDICTS]]
+    rows += _step_rows(status)
     rows += _incident_rows(status, now)
     rows += [("degraded", item["message"]) for item in status["degraded"][-3:]]
     rows += [("note", problem) for problem in status["problems"]]
@@ -230,6 +254,32 @@ def _place(live: dict[str, Any]) -> str:
     if sections:
         return f"{step}, in {' > '.join(sections)}"
     return step if live["sections"] else f"{step}, outside any section"
+
+
+def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if steps := status["step_time"]:
+        parts = [f"{part['name']} {part['share']:.0%}" for part in _parts(steps["sections"])]
+        words = [f"{_step_time_words(steps['step_s'])} each over {count_words(steps['steps'])}", *parts]
+        if steps["work_per_s"]:
+            words.append(f"{steps['work_per_s']:.4g} of work per second")
+        rows.append(("steps", ", ".join(words)))
+    if slow := status["why_slow"]:
+        rows.append(("why slow", slow["text"]))
+    if goodput := status["goodput"]:
+        wall_s, buckets = goodput["wall_s"], sorted(goodput["buckets"].items(), key=lambda item: -item[1])
+        told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds > 0)
+        rows += [("goodput", f"{goodput['goodput']:.0%} of {duration(wall_s)}: {told}")] if wall_s else []
+    return rows
+
+
+def _parts(sections: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sections worth a word: no heartbeat, which is the whole, and nothing below one per cent."""
+    return [part for part in sections if part["kind"] not in BEAT_KINDS and part["share"] >= 0.01][:_MOST_SECTIONS]
+
+
+def _step_time_words(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _incident_rows(status: dict[str, Any], now: float) -> list[tuple[str, str]]:

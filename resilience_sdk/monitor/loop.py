@@ -30,6 +30,7 @@ from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.nodes import Nodes
 from resilience_sdk.monitor.notices import Notices, watch_cloud
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank, exit_code, is_clean
+from resilience_sdk.monitor.step_times import StepTimeWatch
 from resilience_sdk.monitor.stop import StopCoordinator
 from resilience_sdk.monitor.stragglers import StragglerWatch
 from resilience_sdk.postmortem.recovery import RecoveryWatch
@@ -89,6 +90,7 @@ class Watcher:
             job=config.job,
             began=began,
         )
+        self._step_times = StepTimeWatch(journal)
         self._stop = StopCoordinator(pages, journal, notices, grace_s=self._settings.preempt_time, host=host)
         self._recovery = RecoveryWatch(self._store, journal, began=began)
         self._rules = HangRules(self._settings.stuck_after, self._settings.hang_cap)
@@ -158,6 +160,7 @@ class Watcher:
         wait_s = self._judge(ranks, now_ns)
         self._whole_look_ns = now_ns + int(wait_s * 1e9)
         soon_s = self._look_for_stop(ranks)
+        self._step_times.look(completed, time.monotonic())
         self._stragglers.look(completed, time.monotonic())
         wait_s = min(self._settings.monitor_interval, wait_s)
         return wait_s if soon_s is None else min(wait_s, soon_s)
@@ -222,6 +225,7 @@ class Watcher:
             announcement = self._announcement()
             self.nodes.begin(attempt, announcement)
             self._stop.begin(attempt, announcement)
+            self._step_times.begin()
             self._stragglers.begin(attempt, announcement)
             self._response.begin(attempt)
             self._quiet_said = False

@@ -6,13 +6,15 @@ Fields may be missing, of another version or of the wrong type; what cannot be u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
 from resilience_sdk._version import __version__
 from resilience_sdk.core.journal import Event
+from resilience_sdk.goodput.ledger import Ledger, RunPhase
+from resilience_sdk.goodput.summary import ettr
 from resilience_sdk.telemetry.metrics import (
     FAMILIES,
     NEWEST,
@@ -295,3 +297,31 @@ def _text(value: object) -> str | None:
 
 def _integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
+
+
+@attrs.define
+class GoodputMetrics:
+    """The account of one run on one node. Not thread-safe.
+
+    Of each node by itself: who restarts waits for all nodes, so they hardly differ, but what was lost is journalled by
+    the node of rank 0 alone.
+    """
+
+    ledger: Ledger = attrs.field(factory=Ledger)
+    _shown: dict[str, float] = attrs.field(factory=dict)
+
+    def samples(self, now: float | None) -> Iterator[Sample]:
+        """Return the values at `now`, as the ledger's `when` told it; None where the job is not running.
+
+        What is counted never becomes less, though an event may come later than the moment that it tells of.
+        """
+        reading = self.ledger.read(now)
+        for phase in RunPhase:
+            yield Sample(FAMILIES["run.time"], (phase.value,), self._at_least(phase.value, reading.phases[phase]))
+        yield Sample(FAMILIES["run.lost_time"], (), self._at_least("lost", reading.lost_s))
+        if (ratio := ettr(reading.buckets)) is not None:
+            yield Sample(FAMILIES["run.ettr"], (), ratio)
+
+    def _at_least(self, name: str, value: float) -> float:
+        self._shown[name] = max(value, self._shown.get(name, 0.0))
+        return self._shown[name]

@@ -18,10 +18,9 @@ import attrs
 
 from resilience_sdk.errors import MissingExtraError
 from resilience_sdk.system.hostinfo import boot_id
-from resilience_sdk.telemetry.goodput import GoodputMetrics
 from resilience_sdk.telemetry.metrics import NAMESPACE, NEWEST, Durations, Sample, clean_text, clean_time
 from resilience_sdk.telemetry.tail import Line, Live
-from resilience_sdk.telemetry.tally import Tally
+from resilience_sdk.telemetry.tally import GoodputMetrics, Tally
 
 
 def load(module: str, *, extra: str) -> Any:

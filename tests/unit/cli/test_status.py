@@ -32,7 +32,19 @@ def rank_row(**facts):
         "problems": [],
     }
     nothing = dict.fromkeys(
-        ("outcome", "in_use_by", "job", "last_event", "checkpoint", "stragglers", "stall", "supervised")
+        (
+            "outcome",
+            "in_use_by",
+            "job",
+            "last_event",
+            "checkpoint",
+            "stragglers",
+            "stall",
+            "supervised",
+            "step_time",
+            "why_slow",
+            "goodput",
+        )
     )
     (row,) = (line for line in render(status | nothing, 0.0) if line.startswith("rank 0"))
     return row.removeprefix("rank 0").strip()

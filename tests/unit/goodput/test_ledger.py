@@ -71,7 +71,7 @@ def test_a_crash_is_a_restart_and_the_steps_that_are_done_again() -> None:
         (1111.0, "incident", {"kind": "crash", "action": "restart", "id": "0001-crash"}),
         (1112.0, "attempt_end", {}), (1112.0, "decision", {"verdict": "restart", "exit_code": None}),
         attempt(1114.0, 1, rendezvous_s=1.5), (1115.0, "resume", {"attempt": 1, "step": 70}), *beats(1120.0, 1),
-        (1120.0, "recovered", {"attempt": 1, "lost_steps": 30, "resumed_at": 70, "id": "0001-crash", "recovery_s": 9.0}),
+        (1120.0, "recovered", {"attempt": 1, "lost_steps": 30, "resumed_at": 70, "id": "0001-crash", "recovery_s": 9}),
     )  # fmt: skip
     assert buckets(ledger, 1220.0) == {
         "startup": 7, "rendezvous": 4.5, "restart": 8.5, "replayed": 30, "productive": 170,

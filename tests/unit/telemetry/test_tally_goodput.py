@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from told_run import EVENTS
 
 from resilience_sdk.goodput.ledger import RunPhase
-from resilience_sdk.telemetry.goodput import GoodputMetrics
+from resilience_sdk.telemetry.tally import GoodputMetrics
 
 
 def account(*told: tuple[float, str, dict[str, Any]]) -> GoodputMetrics:

@@ -1,0 +1,183 @@
+"""Shares of a step, from what pages tell, and the one sentence that they carry."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resilience_sdk.goodput.slowness import slowness_of, standing_of
+from resilience_sdk.goodput.step_time import RankSteps, node_facts, step_time_of
+from resilience_sdk.recorder.page_reader import LanePasses
+
+MS = 1_000_000
+
+
+def a_rank(sections: Mapping[tuple[str, str], float], *, steps: int = 100, step_ms: float = 100.0) -> RankSteps:
+    """Return a rank whose steps of `step_ms` have these parts, in ms; it is looked at once per ten steps."""
+    rank = RankSteps()
+    rank.take([LanePasses(name, kind, 0, 0, [MS]) for name, kind in sections], 1, 0)
+    for at in range(0, steps, 10):
+        passes = [
+            LanePasses(name, kind, 0, 1 + at, [int(ms * MS)] * 10) for (name, kind), ms in sections.items()
+        ]  # fmt: skip
+        rank.take(passes, 1 + at + 10, int((at + 10) * step_ms * MS))
+    return rank
+
+
+def told(*ranks: RankSteps, host: str = "a", attempt: int = 0, first: int = 0, **more: Any) -> dict[str, Any]:
+    """Return the event of a node."""
+    facts = node_facts({first + rank: steps for rank, steps in enumerate(ranks)})
+    assert facts is not None
+    return {"event": "step_time", "t": 1000.0, "job": "j", "attempt": attempt, "host": host, **facts, **more}
+
+
+def why(*ranks: RankSteps, verdicts: list[dict[str, Any]] | None = None) -> str | None:
+    """Return the cause that is told of one node's ranks."""
+    slow = slowness_of(step_time_of([told(*ranks)]), verdicts or [])
+    return None if slow is None else slow.cause
+
+
+STEP = ("step", "heartbeat")
+DATA, SAVE, WAIT = ("data", "io"), ("checkpoint", "io"), ("comm_wait", "comm")
+FWD, BWD, OPTIM = ("fwd", "compute"), ("bwd", "compute"), ("optim", "compute")
+ON_GPU = ("bwd", "gpu")
+HEALTHY = {STEP: 95.0, DATA: 4.0, FWD: 30.0, BWD: 50.0, OPTIM: 8.0, WAIT: 5.0, SAVE: 1.0}
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 5), min_size=1, max_size=30))
+@settings(max_examples=40, deadline=None)
+def test_sums_are_those_of_all_passes(per_look: int, looks: list[int]) -> None:
+    """Also of those that the ring of the page has lost between two looks, which count as the ones that are there."""
+    rank, count = RankSteps(), 1
+    rank.take([], 1, 0)
+    for times in looks:
+        new = per_look * times
+        kept = min(new, 63)
+        rank.take([LanePasses("data", "io", 0, count + new - kept, [2 * MS] * kept)], 1 + count + new, count * 10 * MS)
+        count += new
+    assert rank.seconds["data", "io"] == pytest.approx((count - 1) * 0.002, rel=0.02, abs=0.0021)
+
+
+def test_what_comes_before_the_first_step_is_not_counted() -> None:
+    """A first batch takes what it takes."""
+    rank = RankSteps()
+    rank.take([LanePasses("data", "io", 0, 0, [9000 * MS])], 0, 0)
+    rank.take([LanePasses("step", "heartbeat", 0, 0, [5000 * MS])], 1, 14_000 * MS)
+    rank.take([LanePasses("data", "io", 0, 1, [20 * MS])], 2, 14_100 * MS)
+    assert (rank.steps, rank.wall_s, rank.seconds) == (1, pytest.approx(0.1), {("data", "io"): pytest.approx(0.02)})
+
+
+def test_other_threads_hold_no_step_up() -> None:
+    """The lane that beats counts."""
+    rank = a_rank(HEALTHY)
+    rank.take(
+        [LanePasses("step", "heartbeat", 0, 101, [90 * MS]), LanePasses("prefetch data", "io", 3, 0, [900 * MS])],
+        102, 10_100 * MS,
+    )  # fmt: skip
+    assert ("prefetch data", "io") not in rank.seconds
+
+
+def test_two_nodes_are_told_as_one() -> None:
+    """Shares are means over all ranks; a section that a node lacks took it nothing; a new attempt begins anew."""
+    few, many = a_rank({STEP: 90.0, DATA: 60.0}), a_rank({STEP: 90.0, DATA: 10.0, SAVE: 20.0})
+    old = told(a_rank({STEP: 99.0}, steps=50), attempt=0)
+    found = step_time_of([old, told(few, attempt=1), told(many, many, many, host="b", attempt=1, first=1)])
+    assert found is not None
+    assert (found.attempt, found.ranks, found.steps, found.step_s) == (1, 4, 100, pytest.approx(0.1))
+    shares = {section.name: (section.share, section.least, section.most, section.rank) for section in found.sections}
+    assert shares["data"] == (pytest.approx((0.6 + 3 * 0.1) / 4), pytest.approx(0.1), pytest.approx(0.6), 0)
+    assert shares["checkpoint"] == (pytest.approx(0.15), 0.0, pytest.approx(0.2), 1)
+    assert step_time_of([told(few), {"event": "run_start", "t": 1001.0}]) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "cause", "words"),
+    [
+        (HEALTHY, None, ""),
+        (
+            {STEP: 38.0, DATA: 61.0, FWD: 12.0},
+            "data",
+            "61% of the step waits for data on all ranks (section data)",
+        ),
+        (HEALTHY | {STEP: 80.0, SAVE: 18.0}, "checkpoint", "saves take 18% of the time (section checkpoint)"),
+        (HEALTHY | {WAIT: 60.0, BWD: 10.0, FWD: 8.0}, "communication", "60% of the step is communication on all ranks"),
+        (HEALTHY | {OPTIM: 55.0, BWD: 20.0, FWD: 10.0}, "small_batch", "55% of the step is the optimizer's"),
+        ({STEP: 40.0, FWD: 20.0}, "between", "60% of the time passes between two steps, outside of heartbeat()"),
+        ({STEP: 95.0, FWD: 40.0, BWD: 45.0, ON_GPU: 17.0}, "small_batch", "the GPU works 17%"),
+        ({STEP: 95.0, FWD: 40.0, BWD: 45.0, ON_GPU: 85.0}, None, ""),
+        ({("optimizer", "pulse"): 100.0}, None, ""),
+    ],
+)
+def test_the_sentence_names_what_was_measured(
+    parts: dict[tuple[str, str], float], cause: str | None, words: str
+) -> None:
+    """And a healthy step, or one of which nothing is known, has none."""
+    slow = slowness_of(step_time_of([told(a_rank(parts), a_rank(parts))]))
+    assert (None if slow is None else slow.cause) == cause
+    assert slow is None or slow.text.startswith(words)
+
+
+def test_one_rank_that_waits_for_its_data_is_named() -> None:
+    """The others wait for it in their collectives."""
+    late = a_rank({STEP: 60.0, DATA: 40.0})
+    slow = slowness_of(step_time_of([told(*[a_rank(HEALTHY | {WAIT: 40.0})] * 7, late)]))
+    assert slow is not None
+    assert (slow.cause, slow.evidence["rank"]) == ("data", 7)
+    assert slow.text.startswith("rank 7 waits for its data 40% of the step")
+
+
+def test_a_verdict_on_a_slow_rank_is_told_as_long_as_it_stands() -> None:
+    """Once persistent; not a transient one, nor one that costs little, nor one that is over or of an attempt before."""
+    verdict = {
+        "event": "straggler", "what": "found", "kind": "persistent", "section": "fwd", "role": "", "ranks": [1],
+        "nodes": ["b"], "ratio": 2.0, "share": 0.3, "text": "rank 1 (node b): section fwd takes 2.0 times as long",
+    }  # fmt: skip
+    stands = standing_of([verdict])
+    slow = slowness_of(step_time_of([told(*[a_rank(HEALTHY)] * 2)]), stands)
+    assert slow is not None
+    assert (slow.cause, slow.share) == ("slow_rank", 0.3)
+    assert slow.text.startswith("all ranks wait for rank 1 (node b): section fwd")
+    assert why(a_rank(HEALTHY), verdicts=[verdict | {"share": 0.02}]) is None
+    assert standing_of([verdict | {"kind": "transient"}]) == []
+    assert standing_of([verdict, verdict | {"what": "over"}]) == []
+    assert standing_of([verdict, {"event": "attempt_start"}]) == []
+
+
+@pytest.mark.parametrize(("steps", "step_ms"), [(10, 1000.0), (40, 10.0)])
+def test_too_little_is_no_evidence(steps: int, step_ms: float) -> None:
+    """Below 20 steps, or 5 seconds of them."""
+    parts = {STEP: 0.3 * step_ms, DATA: 0.7 * step_ms}
+    assert why(a_rank(parts, steps=steps, step_ms=step_ms)) is None
+
+
+@pytest.mark.parametrize(("fixed_ms", "cause"), [(80.0, "small_batch"), (10.0, None)])
+def test_time_that_does_not_grow_with_the_work_is_a_small_batch(fixed_ms: float, cause: str | None) -> None:
+    """Steps of 50 to 150 samples, 0.2 ms each, beside what every step takes; the throughput is told."""
+    draw, pace_ms = random.Random(0), fixed_ms + 22
+    rank = a_rank({STEP: 0.97 * pace_ms}, steps=10, step_ms=pace_ms)
+    for at in range(11, 400):
+        amount = draw.uniform(50, 150)
+        took = int((fixed_ms + 0.2 * amount + draw.gauss(0, 1)) * MS)
+        (word,) = struct.unpack("Q", struct.pack("d", amount))
+        rank.take([LanePasses("step", "heartbeat", 0, at, [took])], at + 1, int(at * pace_ms * MS))
+        rank.take([LanePasses("steps", "work", 0, at, [word])], at + 1, int(at * pace_ms * MS))
+    event = told(rank)
+    assert event["work_per_s"] == pytest.approx(100_000 / pace_ms, rel=0.1)
+    assert event["fixed_share"] == pytest.approx(fixed_ms / (fixed_ms + 20), abs=0.05)
+    slow = slowness_of(step_time_of([event]))
+    assert (None if slow is None else slow.cause) == cause
+
+
+@given(
+    st.dictionaries(st.sampled_from(["steps", "wall_s", "ranks", "sections", "work_per_s"]), st.none() | st.text("ab"))
+)
+def test_an_event_that_is_misshapen_is_left_out(changes: dict[str, Any]) -> None:
+    """Of another version, or of somebody else."""
+    found = step_time_of([told(a_rank(HEALTHY)) | changes])
+    assert found is None or not changes.keys() & {"steps", "wall_s", "ranks", "sections"}
