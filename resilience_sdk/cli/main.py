@@ -50,6 +50,8 @@ COMMANDS = {
     "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
     "goodput": Command("resilience_sdk.cli.goodput", "where the time of a run went, over all its jobs"),
     "plan": Command("resilience_sdk.cli.plan", "how often to save, and the expected share of useful time"),
+    "history": Command("resilience_sdk.cli.history", "what recurs over many runs; history index DIR... takes runs in"),
+    "nodes": Command("resilience_sdk.cli.nodes", "which nodes are suspect, and the list that keeps jobs off them"),
     "diagnose": Command("resilience_sdk.cli.diagnose", "cause, culprit and next action from a log alone"),
     "outcome": Command("resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory"),
     "doctor": Command(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -36,6 +37,10 @@ def count_words(steps: int) -> str:
 
 
 KINDS = ("crash", "hang", "slow", "preemption", "numerics")
+_MOST_SUMMARY = 300
+_MOST_SIGNATURE = 160
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_FOLDERS = re.compile(r"(?:/[\w.+@-]+)+/(?=[\w.+@-])")
 CURE = "cure"
 """The source of evidence that tells what to change."""
 STALL = "stall"
@@ -160,7 +165,22 @@ def event_fields(incident: Incident) -> dict[str, Any]:
         "cause": incident.cause,
         "category": incident.category,
         "action": incident.action,
+        "nodes": sorted({culprit.node for culprit in incident.culprits if culprit.node}),
+        "confidence": number_of(incident.confidence),
+        "signature": signature(incident),
+        "summary": headline(incident).replace("`", "")[:_MOST_SUMMARY],
     }
+
+
+def signature(incident: Incident) -> str:
+    """Return what is the same whenever the same thing goes wrong again: the cause, and what an exception said.
+
+    Of that without what differs from run to run: numbers, addresses and folders.
+    """
+    cause = incident.cause or "unknown"
+    raised = next((in_short(one.text) for one in incident.evidence if one.source == "exception"), "")
+    told = _NUMBERS.sub("N", _FOLDERS.sub("", raised))[:_MOST_SIGNATURE]
+    return f"{cause}: {told}" if told else cause
 
 
 def text_of(value: object) -> str | None:

@@ -20,7 +20,7 @@ import attrs
 from resilience_sdk.attribution.exits import NAME, PORT, STORAGE, Resource
 from resilience_sdk.checkpoint.manifest import newest_checkpoint
 from resilience_sdk.cluster.bus import NodeRelay
-from resilience_sdk.core import console
+from resilience_sdk.core import console, environ
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
@@ -133,6 +133,7 @@ def _bind(port: str | None) -> None:
             server.bind(("", int(port)))
 
 
+_SCHEDULER_NODE = "SLURMD_NODENAME"  # how Slurm calls this node, which may not be its host's name
 _WORD_S = 0.5  # for the word of a node that has come again
 _FAULTS = (EndedBy.RANKS, EndedBy.HANG, EndedBy.SERVER)
 _NO_FAULT = (JobVerdict.FINISHED, JobVerdict.PREEMPTED, JobVerdict.INTERRUPTED)
@@ -288,6 +289,8 @@ class Job:
             world_size=agent.world_size,
             node=agent.node,
             nodes=agent.nodes,
+            node_name=agent.node_name,
+            scheduler_node=environ.environment().get(_SCHEDULER_NODE),
             rendezvous_s=round(agent.rendezvous_s, 3),
         )
         self._told = AttemptJournal(self._run_dir.journal, self._key, number)

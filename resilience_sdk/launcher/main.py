@@ -31,7 +31,7 @@ from resilience_sdk.postmortem.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE, J
 from resilience_sdk.postmortem.outcome import Outcome, write_outcome
 from resilience_sdk.recorder.page_directory import job_page_directory
 from resilience_sdk.system.hostinfo import boot_id, host_name, process_is_gone, process_start_ticks
-from resilience_sdk.system.installation import refusal
+from resilience_sdk.system.installation import refusal, versions
 
 if TYPE_CHECKING:
     from resilience_sdk.launcher.attempt import AttemptFiles
@@ -325,6 +325,7 @@ class _Launch:
             run_named=self.named,
             pid=os.getpid(),
             python=sys.version.split()[0],
+            versions=versions(),
             settings=self.options.settings.to_json(),
         )
         say(f"run directory {self.run_dir.path}")

@@ -1,4 +1,4 @@
-"""The installed package: its place on disk, and where this process finds what else it imports."""
+"""The installed package: its place on disk, its versions, and where this process finds what else it imports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
+
+from resilience_sdk._version import __version__
 
 _NAME = "resilience_sdk"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -60,3 +62,21 @@ def refusal() -> str | None:
         f"{_NAME} was imported from the archive {place}, and starts processes from its files: "
         "install it with pip, or unpack it and put that directory on PYTHONPATH"
     )
+
+
+_DRIVER = "/proc/driver/nvidia/version"
+_VERSIONS_OF = ("torch", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "lightning", "transformers", "accelerate")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a job runs with, of what is installed here; nothing is imported."""
+    from importlib import metadata
+
+    found = {"resilience_sdk": __version__, "kernel": os.uname().release}
+    for name in _VERSIONS_OF:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    with contextlib.suppress(OSError), open(_DRIVER, encoding="utf-8", errors="replace") as file:
+        words = file.readline().split()
+        found["nvidia_driver"] = next((word for word in words if word[:1].isdigit()), "unknown")
+    return found

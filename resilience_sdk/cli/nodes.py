@@ -1,0 +1,91 @@
+"""`resilience nodes`: which nodes are suspect, by the failures of many runs, and the list that keeps jobs off them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from resilience_sdk.cli.common import CommandParser, duration, print_json, print_lines, when
+from resilience_sdk.cli.history import add_database, add_since, open_history
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.history.suspects import LEAST_FAILURES, NodeRecord, Omen, hostlist
+
+_SINCE = "28d"
+_MOST_NODES = 12
+_MOST_FAILURES = 6
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the nodes, or the list, and return 0; raises ConfigError and MissingExtraError."""
+    parser = CommandParser("nodes", "Print which nodes have failed, which are suspect, and why.")
+    add_database(parser)
+    add_since(parser, _SINCE)
+    parser.add_argument(
+        "--least", type=int, default=LEAST_FAILURES, metavar="N",
+        help=f"independent failures below which no node is suspect (default and least {LEAST_FAILURES})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--exclude-list", action="store_true", help="print the suspect nodes alone, in Slurm's form; nothing for none"
+    )
+    options = parser.parse_args(argv)
+    if options.least < LEAST_FAILURES:
+        raise ConfigError(f"--least {options.least}: from one failure no node can be told; {LEAST_FAILURES} or more")
+    history = open_history(options)
+    try:
+        records = history.nodes(least=options.least)
+        warnings = history.omens(records, time.time())
+    finally:
+        history.close()
+    suspects = [record.name for record in records if record.suspect]
+    if options.json:
+        print_json(
+            {
+                "suspects": suspects,
+                "exclude_list": hostlist(suspects),
+                "nodes": [_to_json(record) for record in records],
+                "warnings": [{**attrs.asdict(omen), "text": omen.text} for omen in warnings],
+            }
+        )
+    elif options.exclude_list:
+        if suspects:
+            print(hostlist(suspects))
+    else:
+        print_lines(render(records, warnings, options.since))
+    return 0
+
+
+def _to_json(record: NodeRecord) -> dict[str, Any]:
+    return {**attrs.asdict(record), "why": record.why}
+
+
+def render(records: Sequence[NodeRecord], warnings: Sequence[Omen], since: str) -> list[str]:
+    """Return the nodes as lines for a person: suspects with their evidence, then the others that failed."""
+    suspects = [record for record in records if record.suspect]
+    lines = [] if suspects else [f"no suspect among {len(records)} nodes in the last {since}"]
+    for record in suspects:
+        lines += [f"SUSPECT {record.name}: {record.why}", *_evidence(record), ""]
+    if suspects:
+        lines += [f"leave out: {hostlist(record.name for record in suspects)}", ""]
+    lines += [f"WARNING {omen.text}" for omen in warnings]
+    others = [record for record in records if record.failures and not record.suspect]
+    lines += [
+        f"{record.name}: {record.why}; of a healthy node {record.chance:.0%} likely" for record in others[:_MOST_NODES]
+    ]
+    if others[_MOST_NODES:]:
+        lines.append(f"and {len(others) - _MOST_NODES} more with a failure (--json has them all)")
+    users = [f"{record.name} {record.of_users}" for record in records if record.of_users]
+    if users:
+        lines.append(f"failures of programs, which say nothing about a node: {', '.join(users[:_MOST_NODES])}")
+    return lines
+
+
+def _evidence(record: NodeRecord) -> list[str]:
+    lines = [
+        f"    {when(failure.at)} {failure.run} {failure.incident}: {failure.summary or failure.cause}"
+        for failure in record.failures[-_MOST_FAILURES:]
+    ]
+    worked = f"{duration(record.worked_s)} of work in {record.runs} run{'' if record.runs == 1 else 's'}"
+    return [*lines, f"    {worked}; so many failures in it of a healthy node: {record.chance:.2g}"]
