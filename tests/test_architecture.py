@@ -17,7 +17,7 @@ FLOORS: dict[int, set[str]] = {
     1: {"core"},
     2: {"faults", "incidents", "recorder"},
     3: {"attribution", "checkpoint", "goodput", "hang", "heartbeats", "numerics", "preemption", "straggler"},
-    4: {"cluster", "postmortem"},
+    4: {"cluster", "history", "postmortem"},
     5: {"monitor", "rank"},
     6: {"health", "launcher", "telemetry"},
     7: {"__main__", "adapters", "auto", "cli", "demo"},

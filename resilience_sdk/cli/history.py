@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -10,17 +11,19 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.cli.common import CommandParser, ago, duration, print_json, print_lines, when
+from resilience_sdk.cli.common import CommandParser, ago, duration, one_line, print_json, print_lines, when
 from resilience_sdk.core import environ
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.settings.parse import duration_or_zero
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.history.exclusion import DATABASE, database_of
 from resilience_sdk.history.indexer import Index
 from resilience_sdk.history.questions import History, Rate, Recurring
 from resilience_sdk.history.schema import default_path
+from resilience_sdk.incidents import Incident
+from resilience_sdk.incidents.record import signature
 
 RUNS = "resilience-runs"
-DATABASE = "RESILIENCE_DB"
 _MOST_CAUSES = 12
 _MOST_SIZES = 12
 
@@ -77,13 +80,17 @@ def add_since(parser: CommandParser, default: str | None) -> None:
 def open_history(options: Any) -> History:
     """Return the index that the options, the environment or the working directory name; raises ConfigError."""
     named = options.db or environ.environment().get(DATABASE) or str(default_path(Path(RUNS)))
-    since = 0.0
-    if options.since is not None:
-        try:
-            since = time.time() - duration_or_zero(options.since)
-        except ValueError as error:
-            raise ConfigError(f"--since {options.since!r}: {error}") from None
-    return History(named, since=since)
+    return History(named, since=since_of(options))
+
+
+def since_of(options: Any) -> float:
+    """Return the Unix time that `--since` means; raises ConfigError."""
+    if options.since is None:
+        return 0.0
+    try:
+        return time.time() - duration_or_zero(options.since)
+    except ValueError as error:
+        raise ConfigError(f"--since {options.since!r}: {error}") from None
 
 
 def _show(words: Sequence[str]) -> int:
@@ -150,20 +157,31 @@ def _rate(rate: Rate) -> str:
     return f"{size:>12}: {mean} ({least}{duration(rate.low_s)}{high}; {rate.failures} failures in {worked})"
 
 
-def recurrence_of(run_dir: str | os.PathLike[str], signature: str, at: float) -> dict[str, Any] | None:
-    """Return what the index says of one failure, for `why`: None where there is no index, or nothing like it before.
+def recurrences(run_dir: Path, incidents: Sequence[Incident]) -> dict[str, dict[str, Any]]:
+    """Return by incident what the index says of the same thing before, for `why`; nothing where there is no index.
 
     Never raises: it is an addition to what the run itself tells.
     """
-    path = Path(run_dir).resolve()
-    named = environ.environment().get(DATABASE) or str(default_path(path.parent))
-    if "://" not in named and not os.path.exists(named):
-        return None
-    try:
+    path = run_dir.resolve()
+    named = database_of(path, environ.environment())
+    if named is None or ("://" not in named and not os.path.exists(named)):
+        return {}
+    found = {}
+    with contextlib.suppress(Exception):
         history = History(named)
         try:
-            return history.recurrence(signature, str(path), at)
+            for incident in incidents:
+                if incident.id and incident.detected_at is not None and incident.kind != "preemption":
+                    again = history.recurrence(signature(incident), str(path), incident.detected_at)
+                    found.update({incident.id: again} if again is not None else {})
         finally:
             history.close()
-    except Exception:  # noqa: BLE001 - see above
-        return None
+    return found
+
+
+def recurrence_words(again: dict[str, Any]) -> str:
+    """Return one such answer in words."""
+    number = again["times"]
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
+    first = f"first {when(again['first_at'])} in {Path(again['first_run']).name}"
+    return one_line(f"{number}{ending} time in {again['runs']} of {again['of_runs']} runs, {first}")

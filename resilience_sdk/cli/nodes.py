@@ -8,9 +8,12 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.cli.common import CommandParser, duration, print_json, print_lines, when
-from resilience_sdk.cli.history import add_database, add_since, open_history
+from resilience_sdk.cli.common import CommandParser, duration, open_run_dir, print_json, print_lines, when
+from resilience_sdk.cli.history import add_database, add_since, open_history, since_of
+from resilience_sdk.core import environ
+from resilience_sdk.core.console import say
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.history.exclusion import nodes_to_leave_out
 from resilience_sdk.history.suspects import LEAST_FAILURES, NodeRecord, Omen, hostlist
 
 _SINCE = "28d"
@@ -30,9 +33,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--exclude-list", action="store_true", help="print the suspect nodes alone, in Slurm's form; nothing for none"
     )
+    parser.add_argument(
+        "--after", metavar="RUN_DIR",
+        help="print what the next job of this run leaves out: suspect nodes, and those that its last verdict blames; "
+        "takes the run in first",
+    )  # fmt: skip
     options = parser.parse_args(argv)
     if options.least < LEAST_FAILURES:
         raise ConfigError(f"--least {options.least}: from one failure no node can be told; {LEAST_FAILURES} or more")
+    if options.after is not None:
+        return _leave_out(options)
     history = open_history(options)
     try:
         records = history.nodes(least=options.least)
@@ -54,6 +64,22 @@ def main(argv: Sequence[str]) -> int:
             print(hostlist(suspects))
     else:
         print_lines(render(records, warnings, options.since))
+    return 0
+
+
+def _leave_out(options: Any) -> int:
+    run_dir = open_run_dir(options.after).path
+    found = nodes_to_leave_out(run_dir, environ.environment(), since=since_of(options), named=options.db)
+    if found.problem is not None:
+        say(f"the history was not asked which nodes are suspect: {found.problem}")
+    if options.json:
+        print_json({"exclude_list": found.hostlist, "reasons": dict(found.reasons), "problem": found.problem})
+    elif options.exclude_list:
+        if found.reasons:
+            say(f"left out: {found.told}")
+            print(found.hostlist)
+    else:
+        print_lines([f"{node}: {why}" for node, why in found.reasons.items()] or ["no node is to be left out"])
     return 0
 
 

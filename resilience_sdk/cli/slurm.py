@@ -74,7 +74,7 @@ class BatchScript:
         run_dir = f'"{default}"' if self.run_dir is None else quote(self.run_dir)
         if self.run_dir is not None and self.array:
             run_dir += '/"$SLURM_ARRAY_TASK_ID"'  # tasks of an array are runs of their own
-        lines = [f"run_dir={run_dir}", f"retries={self.retries}"]
+        lines = [f"run_dir={run_dir}", f"retries={self.retries}", f"sdk=({quote(self.python)} -m resilience_sdk)"]
         if self.python_path is not None:
             lines.append(f"export PYTHONPATH={quote(self.python_path)}  # as it was when this was printed")
         if self.several_nodes:
@@ -82,7 +82,7 @@ class BatchScript:
         return lines
 
     def _loop(self) -> str:
-        launcher = f'{quote(self.python)} -m resilience_sdk run --run-dir "$run_dir"'
+        launcher = '"${sdk[@]}" run --run-dir "$run_dir"'
         if self.several_nodes:
             launcher += (
                 ' \\\n        --nnodes "$SLURM_JOB_NUM_NODES" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \\\n'
@@ -188,8 +188,8 @@ _REQUEUE = """\
 # How often in a row this job came back for nothing. A preemption after new checkpoints, or after a minute, is free.
 count="$run_dir/slurm-$SLURM_JOB_ID-$code"
 now=("$run_dir"/checkpoints/step-*/manifest.json)
-limit=$retries  # 76: Slurm may choose the same node again
-why="hardware again; exclude the node that 'resilience why $run_dir' names"
+limit=$retries  # 76
+why="hardware again; 'resilience why $run_dir' names the node, and 'resilience nodes' what the history suspects"
 if [ "$code" = 79 ]; then
     why="failed again when it was to leave; 'resilience why $run_dir' tells what stood still"
     if [ "${now[*]}" != "${saved[*]}" ]; then rm -f "$count"; fi
@@ -230,9 +230,21 @@ case $shown in
         exit "$code"
         ;;
 esac
-echo "resilience: exit code $code; requeue" >&2
+# What the verdict blames, and what the history suspects, is left out beside what is left out already. Slurm takes that
+# of a job that waits, and ends this shell some seconds after the job has gone back into the queue.
+leave_out=$("${sdk[@]}" nodes --exclude-list --after "$run_dir")
+already=$(sed -n 's/.* ExcNodeList=\\([^ ]*\\) .*/\1/p' <<< "$shown")
+if [ -n "$already" ] && [ "$already" != "(null)" ]; then leave_out=${leave_out:+$already,$leave_out}; fi
+trap '' TERM
+echo "resilience: exit code $code; requeue${leave_out:+ without $leave_out}" >&2
 if ! scontrol requeue "$job"; then
     echo "resilience: the job cannot be requeued; $by_hand" >&2
+elif [ -n "$leave_out" ]; then
+    for wait in 0.5 1 2 4 0; do
+        if scontrol update "JobId=$job" "ExcNodeList=$leave_out"; then exit "$code"; fi
+        sleep "$wait"
+    done
+    echo "resilience: Slurm was not told to leave out $leave_out; it may choose it again" >&2
 fi
 exit "$code"
 """

@@ -10,6 +10,7 @@ from typing import Any
 
 from resilience_sdk.cli import why_page
 from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser, when
+from resilience_sdk.cli.history import recurrence_words, recurrences
 from resilience_sdk.cli.outcome import read_outcome
 from resilience_sdk.cli.run_state import live_ranks, state_of
 from resilience_sdk.cli.why_page import JobEnding
@@ -104,17 +105,22 @@ def main(argv: Sequence[str]) -> int:
     notes = [] if is_part else find_notes(events)
     ending = _ending(run_dir, events)
     untold = None if is_part or ending.verdict is not None else untold_stall(run_dir, incidents, events)
+    again = recurrences(run_dir.path, incidents)
     if options.json:
         checkpoints = {"checkpoints": notes} if notes else {}
         signs = find_signs(incidents, events)
         health = {"health": signs} if signs else {}
         stall = {"stall": untold.to_json()} if untold is not None else {}
-        print_json({"incidents": [incident.to_json() for incident in incidents], **checkpoints, **health, **stall})
+        history = {"history": again} if again else {}
+        told = {"incidents": [incident.to_json() for incident in incidents]}
+        print_json({**told, **checkpoints, **health, **stall, **history})
         return 0
     if not incidents:
         print_lines([f"no incident in {run_dir.path}"])
     newest = known[-1].id if known else None
     health_lines = {incident.id: render_signs(incident, events) for incident in incidents}
+    for name, answer in again.items():
+        health_lines[name] = [f"  history     {recurrence_words(answer)}", *health_lines[name]]
     if options.verbose:
         for number, incident in enumerate(incidents):
             signs_of, its_end = health_lines[incident.id], ending if incident.id == newest else None

@@ -64,7 +64,11 @@ class Index:
         try:
             self._again = prepare(self.engine, self.tables)
         except DBAPIError as error:
+            self.close()
             raise ConfigError(f"the history cannot be opened: {str(error.orig).strip()}") from None
+        except ConfigError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let go of the database."""
@@ -73,7 +77,7 @@ class Index:
     def add(self, folders: Sequence[str | os.PathLike[str]], *, host_prefix: str = "") -> Indexed:
         """Take in what is new in these run directories; `host_prefix` of the names of files leaves out the others.
 
-        Raises ConfigError where the database does not answer; a directory that cannot be read is a problem that is told.
+        Raises ConfigError where the database does not answer; a directory that cannot be read is told as a problem.
         """
         from sqlalchemy.exc import DBAPIError
 
@@ -124,7 +128,7 @@ class Index:
 
     def _add_chunk(self, run: int, path: Path, head: str) -> Indexed | None:
         """Take in the next lines of a file; None where there are none."""
-        from sqlalchemy import case, delete, func, select, update
+        from sqlalchemy import case, delete, select, update
 
         tables, runs, files = self.tables, self.tables.runs, self.tables.files
         with self.engine.begin() as connection:
@@ -152,19 +156,12 @@ class Index:
             self._write(connection, run, rows)
             place = {"run": run, "name": path.name, "head": head, "read_to": read_to + len(data), "torn": torn + bad}
             self._upsert(connection, files, [place], ("run", "name"), {"head": None, "read_to": None, "torn": None})
-            earliest = case((runs.c.first_at < rows.first_at, runs.c.first_at), else_=rows.first_at)
-            latest = case((runs.c.last_at > rows.last_at, runs.c.last_at), else_=rows.last_at)
             if rows.first_at is not None:
-                connection.execute(
-                    update(runs)
-                    .where(runs.c.id == run)
-                    .values(
-                        first_at=func.coalesce(earliest, rows.first_at),
-                        last_at=func.coalesce(latest, rows.last_at),
-                        events=runs.c.events + rows.events,
-                        **({"launched": True} if rows.launched else {}),
-                    )
-                )
+                earliest = case((runs.c.first_at < rows.first_at, runs.c.first_at), else_=rows.first_at)
+                latest = case((runs.c.last_at > rows.last_at, runs.c.last_at), else_=rows.last_at)
+                values = {"first_at": earliest, "last_at": latest, "events": runs.c.events + rows.events}
+                told = {"launched": True} if rows.launched else {}
+                connection.execute(update(runs).where(runs.c.id == run).values(**values, **told))
             return Indexed(1, rows.events, bad)
 
     def _write(self, connection: Connection, run: int, rows: Rows) -> None:
@@ -177,12 +174,9 @@ class Index:
         def merged(new: Any) -> dict[str, Any]:
             began = case((attempts.c.began_at < new.began_at, attempts.c.began_at), else_=new.began_at)
             ended = case((attempts.c.ended_at > new.ended_at, attempts.c.ended_at), else_=new.ended_at)
-            return {
-                "began_at": func.coalesce(began, attempts.c.began_at), "ended_at": func.coalesce(ended, attempts.c.ended_at),
-                **{
-                    name: func.coalesce(new[name], attempts.c[name]) for name in ("world_size", "nodes", "node", "alias")
-                },
-            }  # fmt: skip
+            values = {name: new[name] for name in ("world_size", "nodes", "node", "alias")}
+            values |= {"began_at": began, "ended_at": ended}
+            return {name: func.coalesce(value, attempts.c[name]) for name, value in values.items()}
 
         self._upsert(connection, attempts, _of(run, rows.attempts), ("run", "file", "job", "attempt"), merged)
         last = {
@@ -234,7 +228,7 @@ def _head(path: Path) -> str | None:
 
 
 def _whole_lines(path: Path, offset: int) -> bytes:
-    """Return the next whole lines of a file, some megabytes of them; what stands behind the last one is being written."""
+    """Return the next whole lines of a file, some megabytes of them; what stands behind the last is being written."""
     length = _CHUNK_BYTES
     with open(path, "rb") as file:
         while True:

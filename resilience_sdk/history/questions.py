@@ -49,7 +49,7 @@ SELECT alias, SUM(worked_s), COUNT(DISTINCT run) FROM counted WHERE alias IS NOT
 """
 )
 _BY_SIZE = (
-    _SPANS
+    _SPANS  # noqa: S608 - constants
     + """
 , jobs AS (
   SELECT run, job, attempt, MAX(world_size) AS world_size, MAX(worked_s) AS worked_s

@@ -17,6 +17,8 @@ from resilience_sdk.goodput.poisson import at_least
 LEAST_FAILURES = 2
 """Independent failures below which no node is suspect."""
 FALSE_DISCOVERIES = 0.02
+SUSPECT_FOR_S = 28 * 86400.0
+"""How far back is looked: what was repaired has its chance again."""
 APART_S = 3600.0
 """Failures of one node in one run that are closer together are one: a restart that meets the same fault."""
 _PRIOR_FAILURES = 1.0

@@ -28,13 +28,15 @@ import attrs
 from resilience_sdk.checkpoint.manifest import newest_checkpoint
 from resilience_sdk.core import environ
 from resilience_sdk.core.atomic_write import Version, version_of
-from resilience_sdk.core.console import say
+from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.core.lease import STALE_AFTER_S, current_holder
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings.parse import signal_name
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
+from resilience_sdk.history.exclusion import LeftOut, nodes_to_leave_out
+from resilience_sdk.history.suspects import SUSPECT_FOR_S
 from resilience_sdk.incidents import count_words
 from resilience_sdk.launcher import ranks
 from resilience_sdk.launcher.requeue_policy import IDLE_BELOW_S, RunEnd, decide_next
@@ -192,11 +194,19 @@ class Supervision:
     signals: tuple[str, ...] = ()  # that mean: leave, beside the usual ones
     env: Mapping[str, str] = attrs.field(factory=environ.environment)
 
-    def child_environment(self) -> dict[str, str]:
-        """Return the environment of the command: the same run directory and finished flag for every run of it."""
+    def child_environment(self, left_out: str) -> dict[str, str]:
+        """Return the environment of the command: the same run directory and finished flag for every run of it.
+
+        `left_out` are the nodes that this run had better not be on; what the user has named there stays.
+        """
         env = {**self.env, environ.RUN_DIR: str(self.run_dir.path)}
         env.setdefault(environ.FINISHED_FLAG_FILE, str(self.run_dir.finished))
+        env.setdefault(environ.EXCLUDE_NODES, left_out)
         return env
+
+    def nodes_to_leave_out(self) -> LeftOut:
+        """Return the nodes that the history suspects, or that the last verdict blames; what fails leaves out none."""
+        return nodes_to_leave_out(self.run_dir.path, self.env, since=time.time() - SUSPECT_FOR_S)
 
     def is_finished(self) -> bool:
         """Tell whether one of the flags says that training is complete."""
@@ -257,9 +267,15 @@ class _Loop:
     def _run_once(self) -> RunEnd:
         job, number = self.job, len(self.history) + 1
         before, seen = version_of(job.run_dir.outcome), self._look()
+        left_out = job.nodes_to_leave_out()
+        if left_out.reasons:
+            say(f"supervise: to be left out ({environ.EXCLUDE_NODES}={left_out.hostlist}): {left_out.told}")
+        if left_out.problem is not None:
+            say_once("history", f"supervise: the history was not asked which nodes are suspect: {left_out.problem}")
         clock = time.monotonic()
+        env = job.child_environment(left_out.hostlist)
         try:
-            command = SupervisedCommand(job.command, job.child_environment(), self.inbox, patience_s=job.patience_s)
+            command = SupervisedCommand(job.command, env, self.inbox, patience_s=job.patience_s)
         except ConfigError as error:
             if number == 1:
                 raise
@@ -355,6 +371,8 @@ class _Loop:
             words = shlex.join(redact_argv(self.job.command))
             again = f"resilience supervise --run-dir {self.job.run_dir.path} -- {words}"
             say(f"supervise: {to_resume(step.verdict, again)}", wrap=False)
+        if step.verdict is JobVerdict.HARDWARE and (found := self.job.nodes_to_leave_out()).reasons:
+            say(f"supervise: leave out {found.hostlist}: {found.told}")
 
 
 def _kept(step: int | None) -> str:

@@ -98,6 +98,7 @@ SINK_FIELDS = (
     "tensorboard_dir",
     "wandb_project",
     "mlflow_uri",
+    "db",
 )
 # Neither may stand in a message, even where it is wrong: whoever knows them may read metrics or post events.
 SECRET_FIELDS = frozenset({"prometheus_token", "webhook_url"})
@@ -283,6 +284,13 @@ class Settings:
         parse.tracking_uri,
         "Where MLflow tracks (server, database or directory); a run per node is made there.",
         "URI",
+        "none",
+    )
+    db: str | None = _unset(
+        parse.database,
+        "Index of the history that this run is taken into while it runs: a file, or a URL such as "
+        "postgresql://user@host/database.",
+        "URL",
         "none",
     )
     event_log: str = _choice(

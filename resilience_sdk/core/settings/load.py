@@ -415,6 +415,7 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "tensorboard_dir": ("tensorboard", "tensorboard"),
     "wandb_project": ("wandb", "wandb"),
     "mlflow_uri": ("mlflow", "mlflow"),
+    "db": ("sqlalchemy", "history"),
 }
 """Setting that names a sink -> its library, and the extra that brings it."""
 

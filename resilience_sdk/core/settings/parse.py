@@ -240,6 +240,14 @@ def tracking_uri(value: Any) -> str | None:
     return text if text is None or "://" in text else f"file://{os.path.abspath(text)}"
 
 
+def database(value: Any) -> str | None:
+    """Return a database's URL, or the absolute path of its file; None for none."""
+    if is_nothing(value):
+        return None
+    text = path_text(value)
+    return text if text is None or "://" in text else os.path.abspath(text)
+
+
 def path_text(value: Any) -> str | None:
     """Return a path as text, or None; a home directory (`~/`) is expanded, an empty path is an error."""
     if value is None:

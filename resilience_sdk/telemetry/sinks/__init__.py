@@ -53,6 +53,12 @@ def _mlflow(settings: Settings, place: TelemetryOrigin) -> Sink | None:
     return MLflow(place, uri) if (uri := settings.mlflow_uri) is not None else None
 
 
+def _history(settings: Settings, place: TelemetryOrigin) -> Sink | None:
+    from resilience_sdk.telemetry.sinks.history import HistorySink
+
+    return HistorySink(place, database) if (database := settings.db) is not None else None
+
+
 def _console(settings: Settings, place: TelemetryOrigin) -> Sink | None:
     from resilience_sdk.telemetry.sinks.console import Console
 
@@ -60,7 +66,17 @@ def _console(settings: Settings, place: TelemetryOrigin) -> Sink | None:
 
 
 _Maker = Callable[[Settings, TelemetryOrigin], "Sink | None"]
-_MAKERS: tuple[_Maker, ...] = (_prometheus, _textfile, _otel, _webhook, _tensorboard, _wandb, _mlflow, _console)
+_MAKERS: tuple[_Maker, ...] = (
+    _prometheus,
+    _textfile,
+    _otel,
+    _webhook,
+    _tensorboard,
+    _wandb,
+    _mlflow,
+    _history,
+    _console,
+)
 
 
 def wanted_sinks(settings: Settings, place: TelemetryOrigin) -> list[Sink]:

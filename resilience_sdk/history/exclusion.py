@@ -1,0 +1,100 @@
+"""Nodes that a job had better not run on: what its own last verdict blames, and what the history suspects.
+
+For batch scripts and supervisors, between two jobs of a run. It is advice: whatever fails here leaves nothing out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.core.journal import Event, read_journal
+from resilience_sdk.errors import ResilienceError
+from resilience_sdk.history.indexer import Index
+from resilience_sdk.history.questions import History
+from resilience_sdk.history.schema import default_path
+from resilience_sdk.history.suspects import hostlist
+
+DATABASE = "RESILIENCE_DB"
+_HARDWARE = "hardware"
+_EXCLUDE = "exclude_node"
+
+
+@attrs.frozen
+class LeftOut:
+    """Nodes by their scheduler's names, with the reason of each; `problem`: why the history could not be asked."""
+
+    reasons: Mapping[str, str]
+    problem: str | None = None
+
+    @property
+    def hostlist(self) -> str:
+        """The list in Slurm's form; empty for none."""
+        return hostlist(self.reasons)
+
+    @property
+    def told(self) -> str:
+        """One line for people."""
+        return "; ".join(f"{node}: {why}" for node, why in self.reasons.items())
+
+
+def database_of(run_dir: Path, env: Mapping[str, str], named: str | None = None) -> str | None:
+    """Return the index that a run is in: the named one, that of the environment, else the file beside it; or None."""
+    if chosen := named or env.get(DATABASE):
+        return chosen
+    beside = default_path(run_dir.resolve().parent)
+    return str(beside) if beside.exists() else None
+
+
+def nodes_to_leave_out(run_dir: Path, env: Mapping[str, str], *, since: float, named: str | None = None) -> LeftOut:
+    """Return the nodes that the next job of a run leaves out; `since` (Unix seconds) for the history. Never raises."""
+    reasons: dict[str, str] = {}
+    try:
+        reasons |= blamed(read_journal(run_dir / "journal").events)
+        database = database_of(run_dir, env, named)
+        if database is None:
+            return LeftOut(reasons)
+        _take_in(database, run_dir)
+        history = History(database, since=since)
+        try:
+            suspects = [record for record in history.nodes() if record.suspect]
+        finally:
+            history.close()
+        return LeftOut({record.name: f"suspect: {record.why}" for record in suspects} | reasons)
+    except (OSError, ResilienceError) as error:
+        return LeftOut(reasons, str(error))
+    except Exception as error:  # noqa: BLE001 - a database's many kinds, and our own mistakes
+        return LeftOut(reasons, f"{type(error).__name__}: {error}")
+
+
+def _take_in(database: str, run_dir: Path) -> None:
+    if (run_dir / "journal").is_dir() and os.listdir(run_dir / "journal"):
+        index = Index(database)
+        try:
+            index.add([run_dir])
+        finally:
+            index.close()
+
+
+def blamed(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the nodes whose hardware the newest job was ended for, as the scheduler calls them."""
+    names: dict[Any, str] = {}
+    incident: Mapping[str, Any] | None = None
+    found: dict[str, str] = {}
+    for event in events:
+        name = event["event"]
+        if name == Event.RUN_START.value:
+            incident, found = None, {}
+        elif name == Event.ATTEMPT_START.value and isinstance(event.get("scheduler_node"), str):
+            names[event.get("node_name")] = event["scheduler_node"]
+        elif name == Event.INCIDENT.value and event.get("action") == _EXCLUDE:
+            incident = event
+        elif name == Event.DECISION.value and event.get("verdict") == _HARDWARE and incident is not None:
+            nodes = incident.get("nodes")
+            why = f"{incident.get('cause')} in this run ({incident.get('id')})"
+            found = {names.get(node, str(node)): why for node in nodes} if isinstance(nodes, list) else {}
+    return found

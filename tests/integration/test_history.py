@@ -1,0 +1,353 @@
+"""One memory for all runs: the same answers from SQLite and a real PostgreSQL, whoever is killed while indexing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from postgres_server import postgres, server_folder
+from told_fleet import ToldFleetRun
+
+from resilience_sdk.cli.main import main
+from resilience_sdk.core.journal import Event
+from resilience_sdk.history.indexer import Index
+from resilience_sdk.history.questions import History
+from resilience_sdk.history.schema import Tables, open_engine
+from resilience_sdk.incidents import Evidence
+
+pytestmark = pytest.mark.slow
+_names = itertools.count()
+HOUR = 3600.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """A PostgreSQL for all tests of this module."""
+    if server_folder() is None:
+        pytest.skip("no PostgreSQL server is installed (apt-get install postgresql)")
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The name of an empty database, as `--db` takes it."""
+    if request.param == "sqlite":
+        return str(tmp_path / "history.db")
+    url = request.getfixturevalue("server")
+    name = f"history_{os.getpid()}_{next(_names)}"
+    engine = open_engine(url)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return str(url.replace("/postgres?", f"/{name}?"))
+
+
+def index(database: str, *dirs: Path) -> int:
+    """Index once; return the number of new events."""
+    one = Index(database)
+    try:
+        return one.add(dirs).events
+    finally:
+        one.close()
+
+
+def content(database: str) -> dict[str, list[tuple[Any, ...]]]:
+    """Return every row of every table, but for the numbers that are given to runs."""
+    engine, tables = open_engine(database), Tables()
+    try:
+        with engine.connect() as connection:
+            paths = {row.id: (row.path, row.generation) for row in connection.execute(sqlalchemy.select(tables.runs))}
+            found: dict[str, list[tuple[Any, ...]]] = {"runs": sorted(paths.values())}
+            for table in tables.derived():
+                rows = connection.execute(sqlalchemy.select(table)).all()
+                found[table.name] = sorted(((paths[row[0]], *row[1:]) for row in rows), key=str)
+            return found
+    finally:
+        engine.dispose()
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """Return what a command prints with `--json`."""
+    assert main([*words, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def three_runs(folder: Path, at: float) -> list[ToldFleetRun]:
+    """Nodes A, B and C in three runs; B fails in two of them, a program of somebody's fails on A."""
+    first = ToldFleetRun.make(folder / "first", ["A", "B"], at=at)
+    first.start(python="3.11.7", settings={"max_restarts": 3})
+    first.at += HOUR
+    first.fail("B", "gpu_fell_off_bus", "hardware", action="exclude_node")
+    first.at += HOUR
+    first.end()
+    second = ToldFleetRun.make(folder / "second", ["A", "C"], at=at + 3 * HOUR)
+    second.start(python="3.11.7", settings={"max_restarts": 3})
+    second.at += HOUR
+    said = Evidence("exception", "ValueError: bad shape (3, 4) in /home/me/v17/model.py")
+    second.fail("A", "user_code_error", "user", action="stop", evidence=[said])
+    second.end()
+    third = ToldFleetRun.make(folder / "third", ["B", "C"], at=at + 6 * HOUR)
+    third.start(python="3.12.1", settings={"max_restarts": 5})
+    third.at += HOUR
+    third.fail("B", "rank_killed_sigkill", "process")
+    third.at += HOUR
+    third.end()
+    return [first, second, third]
+
+
+def test_a_node_that_fails_in_two_of_three_runs_is_suspect(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With both reasons; no victim and no node of a user's error is; the list is what Slurm takes."""
+    runs = three_runs(tmp_path / "runs", time.time() - 24 * HOUR)
+    assert main(["history", "index", str(tmp_path / "runs"), "--db", database]) == 0
+    capsys.readouterr()
+    told = asked(capsys, "nodes", "--db", database)
+    assert told["suspects"] == ["B"]
+    (suspect,) = (node for node in told["nodes"] if node["suspect"])
+    assert [failure["cause"] for failure in suspect["failures"]] == ["gpu_fell_off_bus", "rank_killed_sigkill"]
+    assert suspect["runs"] == 2
+    assert {node["name"]: len(node["failures"]) for node in told["nodes"]} == {"A": 0, "B": 2, "C": 0}
+    assert {node["name"]: node["of_users"] for node in told["nodes"]} == {"A": 1, "B": 0, "C": 0}
+    assert main(["nodes", "--db", database, "--exclude-list"]) == 0
+    assert capsys.readouterr().out == "B\n"
+    assert main(["nodes", "--db", database]) == 0
+    text = capsys.readouterr().out
+    assert "SUSPECT B: 2 independent failures in 2 runs: gpu_fell_off_bus, rank_killed_sigkill" in text
+    assert str(runs[2].path) in text
+    assert main(["nodes", "--db", database, "--since", "1h"]) == 0
+    assert "no suspect among 0 nodes in the last 1h" in capsys.readouterr().out
+
+
+def test_history_tells_what_recurs_and_what_changed_before(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By signature, in which numbers and folders do not count; users' errors apart."""
+    said = [Evidence("exception", f"KeyError: 'x{n}' in /data/run{n}/a.py") for n in (1, 2)]
+    for name, python, error in (("r1", "3.11", None), ("r2", "3.12", said[0]), ("r3", "3.12", said[1])):
+        run = ToldFleetRun.make(tmp_path / "runs" / name, ["A"], at=1_000_000.0 + 1000 * int(name[1]))
+        run.start(python=python, versions={"torch": "2.13.0"})
+        run.at += 100
+        if error is not None:
+            run.fail("A", "user_code_error", "user", action="stop", evidence=[error])
+        run.end()
+    index(database, tmp_path / "runs")
+    told = asked(capsys, "history", "--db", database)
+    (cause,) = told["causes"]
+    assert cause["signature"] == "user_code_error: KeyError: 'xN' in a.py"
+    assert (cause["count"], cause["runs"], cause["blame"]) == (2, 2, "user")
+    assert cause["changed"] == [{"what": "python", "before": "3.11", "after": "3.12"}]
+    everything = told["mttf"][-1]
+    assert (everything["failures"], everything["worked_s"]) == (2, pytest.approx(300))
+    assert everything["mttf_s"] == pytest.approx(150)
+    assert everything["low_s"] < everything["mttf_s"] < everything["high_s"]
+    history = History(database)
+    again = history.recurrence(cause["signature"], str(tmp_path / "runs" / "r3"), cause["last_at"])
+    history.close()
+    assert again is not None
+    assert (again["times"], again["runs"], again["of_runs"]) == (2, 2, 3)
+    assert again["first_run"].endswith("r2")
+
+
+def test_why_tells_that_it_is_not_the_first_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is an index beside the runs; a run alone has nothing to add."""
+    runs = tmp_path / "resilience-runs"
+    for number in (1, 2):
+        run = ToldFleetRun.make(runs / f"r{number}", ["A"], at=1_000_000.0 + 1000 * number)
+        run.start()
+        run.report("A", "gpu_fell_off_bus", "hardware")
+        run.end()
+    assert main(["why", str(runs / "r2")]) == 0
+    assert "time in" not in capsys.readouterr().out
+    index(str(runs / "history.db"), runs)
+    assert main(["why", str(runs / "r2")]) == 0
+    assert "2nd time in 2 of 2 runs, first " in capsys.readouterr().out
+    assert main(["why", str(runs / "r1")]) == 0
+    assert "time in" not in capsys.readouterr().out
+
+
+def test_indexing_is_incremental_and_may_be_repeated(database: str, tmp_path: Path) -> None:
+    """Lines that are torn are counted once, a line that is being written waits for its end."""
+    run = ToldFleetRun.make(tmp_path / "runs" / "one", ["A", "B"])
+    run.start()
+    assert index(database, tmp_path / "runs") == 4
+    assert index(database, tmp_path / "runs") == 0
+    run.fail("B", "gpu_fell_off_bus", "hardware")
+    before = content(database)
+    assert index(database, run.path) == 5
+    assert content(database) != before
+    journal = sorted((run.path / "journal").iterdir())[0]
+    with open(journal, "ab") as file:
+        file.write(b'{"torn": \n{"event": "health", "t": 1000')
+    assert index(database, run.path) == 0
+    with open(journal, "ab") as file:
+        file.write(b"001.0}\n")
+    assert index(database, run.path) == 1
+    assert [row[-1] for row in content(database)["files"]] == [1, 0]
+    fresh = str(tmp_path / "fresh.db")
+    index(fresh, tmp_path / "runs")
+    assert content(fresh) == content(database)
+
+
+def test_a_name_that_is_used_again_is_another_run(database: str, tmp_path: Path) -> None:
+    """What the first one has told stays; a file that was cut is read anew."""
+    for number in (1, 2):
+        run = ToldFleetRun.make(tmp_path / "runs" / "exp", ["A"], at=1_000_000.0 * number)
+        run.start()
+        run.fail("A", "gpu_fell_off_bus", "hardware")
+        run.end()
+        index(database, tmp_path / "runs")
+        shutil.rmtree(tmp_path / "runs")
+    found = content(database)
+    assert [generation for _, generation in found["runs"]] == [0, 1]
+    assert len(found["failures"]) == 2
+    run = ToldFleetRun.make(tmp_path / "runs" / "exp", ["A"], at=3_000_000.0)
+    run.start()
+    run.close()
+    index(database, tmp_path / "runs")
+    (file,) = (run.path / "journal").iterdir()
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0])
+    assert index(database, tmp_path / "runs") == 1
+    assert len(content(database)["attempts"]) == 4
+
+
+def test_clocks_that_jump_and_jobs_that_never_end_work_no_negative_time(database: str, tmp_path: Path) -> None:
+    """A job without an end counts up to the next one there, or to the last word of its run."""
+    run = ToldFleetRun.make(tmp_path / "runs" / "one", ["A"])
+    run.start()
+    run.at += 100
+    run.start()  # the launcher before was killed
+    run.at += 50
+    run.tell("A", Event.HEALTH, ok=True)
+    run.at -= 10_000  # somebody sets the clock
+    run.end()
+    index(database, tmp_path / "runs")
+    history = History(database)
+    (node,) = history.nodes()
+    history.close()
+    assert node.worked_s == pytest.approx(100)
+
+
+def test_an_index_of_another_version_is_made_again(database: str, tmp_path: Path) -> None:
+    """From the runs that it knows; a database of somebody else's is refused."""
+    three_runs(tmp_path / "runs", 1_000_000.0)
+    index(database, tmp_path / "runs")
+    before, engine = content(database), open_engine(database)
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text("UPDATE index_version SET version = 0"))
+        connection.execute(sqlalchemy.text("ALTER TABLE failures ADD COLUMN old INTEGER"))
+    engine.dispose()
+    other = ToldFleetRun.make(tmp_path / "other", ["D"])
+    other.start()
+    index(database, other.path)
+    after = content(database)
+    assert {path for path, _ in after["runs"]} == {path for path, _ in before["runs"]} | {str(other.path)}
+    assert after["failures"] == before["failures"]
+    engine = open_engine(database)
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text("DROP TABLE index_version"))
+    engine.dispose()
+    assert main(["history", "index", str(other.path), "--db", database]) == 2
+
+
+_INDEXER = """
+import sys
+from resilience_sdk.history import indexer
+indexer._CHUNK_BYTES = 2000
+one = indexer.Index(sys.argv[1])
+print("ready", flush=True)
+one.add(sys.argv[2:])
+"""
+
+
+@pytest.fixture
+def start_indexer() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start an indexer that takes small steps; all are gone afterwards."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(database: str, *dirs: Path) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", _INDEXER, database, *map(str, dirs)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def a_year(folder: Path, runs: int) -> None:
+    """Runs that fail now and then."""
+    draw = random.Random(0)
+    for number in range(runs):
+        run = ToldFleetRun.make(folder / f"run{number}", ["A", "B", "C"], at=1_000_000.0 + 1000 * number)
+        run.start()
+        for _ in range(30):
+            run.at += 10
+            run.fail(draw.choice("ABC"), "gpu_fell_off_bus", "hardware")
+        run.end()
+
+
+def test_an_indexer_that_is_killed_at_any_moment_goes_on(
+    database: str, tmp_path: Path, start_indexer: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """The next one takes what is left: every line once."""
+    a_year(tmp_path / "runs", 4)
+    draw = random.Random(1)
+    for _ in range(8):
+        process = start_indexer(database, tmp_path / "runs")
+        try:
+            process.wait(draw.uniform(0.0, 0.4))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    index(database, tmp_path / "runs")
+    fresh = str(tmp_path / "fresh.db")
+    index(fresh, tmp_path / "runs")
+    assert content(database) == content(fresh)
+
+
+def test_several_indexers_at_once_take_every_line_once(
+    database: str, tmp_path: Path, start_indexer: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """While the runs are still being written."""
+    a_year(tmp_path / "runs", 3)
+    processes = [start_indexer(database, tmp_path / "runs") for _ in range(3)]
+    a_year(tmp_path / "runs", 5)
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    index(database, tmp_path / "runs")
+    fresh = str(tmp_path / "fresh.db")
+    index(fresh, tmp_path / "runs")
+    assert content(database) == content(fresh)
+
+
+@pytest.mark.parametrize("db", ["nosuch://x", "postgresql://nobody@127.0.0.1:1/none", "/proc/no/such/place.db"])
+def test_a_database_that_is_none_is_refused_in_one_line(
+    db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names what does not work."""
+    ToldFleetRun.make(tmp_path / "run", ["A"]).start()
+    assert main(["history", "index", str(tmp_path / "run"), "--db", db]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("resilience: ")
+    assert main(["nodes", "--db", db]) == 2
