@@ -18,6 +18,7 @@ export RESILIENCE_JOB_ID="slurm-$SLURM_JOB_ID"
 
 run_dir="$PWD/resilience-runs/slurm-$SLURM_JOB_ID${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 retries=2
+sdk=(python -m resilience_sdk)
 
 # A launcher that was killed ends the step, since the others would wait for it for minutes; one that dies after Slurm
 # has asked it to leave has left. Else its exit code counts.
@@ -39,7 +40,7 @@ try=0
 while :; do
     # One launcher per node. A node that has finished early must not end the others.
     srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none bash -c "$launch" launch \
-        python -m resilience_sdk run --run-dir "$run_dir" \
+        "${sdk[@]}" run --run-dir "$run_dir" \
         examples/full_run.py
     code=$?
     case $code in
@@ -58,8 +59,8 @@ done
 # How often in a row this job came back for nothing. A preemption after new checkpoints, or after a minute, is free.
 count="$run_dir/slurm-$SLURM_JOB_ID-$code"
 now=("$run_dir"/checkpoints/step-*/manifest.json)
-limit=$retries  # 76: Slurm may choose the same node again
-why="hardware again; exclude the node that 'resilience why $run_dir' names"
+limit=$retries  # 76
+why="hardware again; 'resilience why $run_dir' names the node, and 'resilience nodes' what the history suspects"
 if [ "$code" = 79 ]; then
     why="failed again when it was to leave; 'resilience why $run_dir' tells what stood still"
     if [ "${now[*]}" != "${saved[*]}" ]; then rm -f "$count"; fi
@@ -100,9 +101,21 @@ case $shown in
         exit "$code"
         ;;
 esac
-echo "resilience: exit code $code; requeue" >&2
+# What the verdict blames, and what the history suspects, is left out beside what is left out already. Slurm takes that
+# of a job that waits, and ends this shell some seconds after the job has gone back into the queue.
+leave_out=$("${sdk[@]}" nodes --exclude-list --after "$run_dir")
+already=$(sed -n 's/.* ExcNodeList=\([^ ]*\) .*/\1/p' <<< "$shown")
+if [ -n "$already" ] && [ "$already" != "(null)" ]; then leave_out=${leave_out:+$already,$leave_out}; fi
+trap '' TERM
+echo "resilience: exit code $code; requeue${leave_out:+ without $leave_out}" >&2
 if ! scontrol requeue "$job"; then
     echo "resilience: the job cannot be requeued; $by_hand" >&2
+elif [ -n "$leave_out" ]; then
+    for wait in 0.5 1 2 4 0; do
+        if scontrol update "JobId=$job" "ExcNodeList=$leave_out"; then exit "$code"; fi
+        sleep "$wait"
+    done
+    echo "resilience: Slurm was not told to leave out $leave_out; it may choose it again" >&2
 fi
 exit "$code"
 

@@ -19,6 +19,7 @@ export RESILIENCE_JOB_ID="slurm-$SLURM_JOB_ID"
 
 run_dir=/shared/runs/plane
 retries=2
+sdk=(python -m resilience_sdk)
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 # A launcher that was killed ends the step, since the others would wait for it for minutes; one that dies after Slurm
@@ -44,7 +45,7 @@ while :; do
     port=$((20000 + (SLURM_JOB_ID + 97 * (${SLURM_RESTART_COUNT:-0} + try)) % 10000))
     # One launcher per node. A node that has finished early must not end the others.
     srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none bash -c "$launch" launch \
-        python -m resilience_sdk run --run-dir "$run_dir" \
+        "${sdk[@]}" run --run-dir "$run_dir" \
         --nnodes "$SLURM_JOB_NUM_NODES" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \
         --rdzv-id "$SLURM_JOB_ID-$start" \
         --nproc-per-node 8 examples/full_run.py
@@ -65,8 +66,8 @@ done
 # How often in a row this job came back for nothing. A preemption after new checkpoints, or after a minute, is free.
 count="$run_dir/slurm-$SLURM_JOB_ID-$code"
 now=("$run_dir"/checkpoints/step-*/manifest.json)
-limit=$retries  # 76: Slurm may choose the same node again
-why="hardware again; exclude the node that 'resilience why $run_dir' names"
+limit=$retries  # 76
+why="hardware again; 'resilience why $run_dir' names the node, and 'resilience nodes' what the history suspects"
 if [ "$code" = 79 ]; then
     why="failed again when it was to leave; 'resilience why $run_dir' tells what stood still"
     if [ "${now[*]}" != "${saved[*]}" ]; then rm -f "$count"; fi
@@ -107,9 +108,21 @@ case $shown in
         exit "$code"
         ;;
 esac
-echo "resilience: exit code $code; requeue" >&2
+# What the verdict blames, and what the history suspects, is left out beside what is left out already. Slurm takes that
+# of a job that waits, and ends this shell some seconds after the job has gone back into the queue.
+leave_out=$("${sdk[@]}" nodes --exclude-list --after "$run_dir")
+already=$(sed -n 's/.* ExcNodeList=\([^ ]*\) .*/\1/p' <<< "$shown")
+if [ -n "$already" ] && [ "$already" != "(null)" ]; then leave_out=${leave_out:+$already,$leave_out}; fi
+trap '' TERM
+echo "resilience: exit code $code; requeue${leave_out:+ without $leave_out}" >&2
 if ! scontrol requeue "$job"; then
     echo "resilience: the job cannot be requeued; $by_hand" >&2
+elif [ -n "$leave_out" ]; then
+    for wait in 0.5 1 2 4 0; do
+        if scontrol update "JobId=$job" "ExcNodeList=$leave_out"; then exit "$code"; fi
+        sleep "$wait"
+    done
+    echo "resilience: Slurm was not told to leave out $leave_out; it may choose it again" >&2
 fi
 exit "$code"
 

@@ -233,7 +233,7 @@ esac
 # What the verdict blames, and what the history suspects, is left out beside what is left out already. Slurm takes that
 # of a job that waits, and ends this shell some seconds after the job has gone back into the queue.
 leave_out=$("${sdk[@]}" nodes --exclude-list --after "$run_dir")
-already=$(sed -n 's/.* ExcNodeList=\\([^ ]*\\) .*/\1/p' <<< "$shown")
+already=$(sed -n 's/.* ExcNodeList=\\([^ ]*\\) .*/\\1/p' <<< "$shown")
 if [ -n "$already" ] && [ "$already" != "(null)" ]; then leave_out=${leave_out:+$already,$leave_out}; fi
 trap '' TERM
 echo "resilience: exit code $code; requeue${leave_out:+ without $leave_out}" >&2

@@ -6,15 +6,18 @@ import contextlib
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 import psutil
 import pytest
-from slurm_cluster import Cluster, cluster, why_not
+from slurm_cluster import NODES, Cluster, cluster, why_not
+from told_fleet import ToldFleetRun
 
 from resilience_sdk.core.journal import read_journal
+from resilience_sdk.history.indexer import Index
 from resilience_sdk.system.hostinfo import process_is_gone
 
 pytestmark = [
@@ -159,6 +162,36 @@ def test_two_nodes_meet_again_after_a_preemption(slurm: Cluster, tmp_path: Path)
     assert job.finish()["Restarts"] == "1"
     assert "exit code 75; requeue" in job.screen
     assert [job.lost_steps(rank) for rank in (0, 1)] == [0, 0]
+
+
+def test_a_job_that_comes_back_leaves_out_a_suspect_node(slurm: Cluster, tmp_path: Path) -> None:
+    """The node that it ran on has failed in two other runs, by the history: the requeued job lands on another one."""
+    runs = tmp_path / "resilience-runs"
+    job = submit(slurm, tmp_path)
+    job.wait_step(25)
+    (first,) = nodes_of(job)
+    for number in (1, 2):
+        run = ToldFleetRun.make(runs / f"earlier{number}", NODES, at=time.time() - 86400 * number)
+        run.start()
+        run.at += 3600
+        run.fail(first, "gpu_fell_off_bus", "hardware", action="exclude_node")
+        run.end()
+    index = Index(str(runs / "history.db"))
+    index.add([runs])
+    index.close()
+    slurm.run("scancel", "--signal=TERM", str(job.number))
+    end = job.finish()
+    assert f"exit code 75; requeue without {first}" in job.screen
+    assert f"left out: {first}: suspect: 2 independent failures in 2 runs" in job.screen
+    assert (end["Restarts"], end["ExcNodeList"]) == ("1", first)
+    assert nodes_of(job) == [first, next(node for node in NODES if node != first)]
+    assert job.lost_steps() == 0
+
+
+def nodes_of(job: Disturbed) -> list[str]:
+    """Return where the attempts of a job have run, as Slurm calls the nodes."""
+    events = read_journal(job.run_dir / "journal").events
+    return [event["scheduler_node"] for event in events if event["event"] == "attempt_start"]
 
 
 def test_a_cancelled_job_stays_cancelled(slurm: Cluster, tmp_path: Path) -> None:

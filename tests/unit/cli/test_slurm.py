@@ -226,13 +226,20 @@ def test_words_after_the_script_are_its_own() -> None:
 
 
 def after(
-    tmp_path: Path, *codes: int, state: str = "RUNNING", saves: str = "", away: int = 0, **more: str
+    tmp_path: Path,
+    *codes: int,
+    state: str = "RUNNING",
+    saves: str = "",
+    away: int = 0,
+    python: str = "/bin/python",
+    shown: str | None = None,
+    **more: str,
 ) -> tuple[int, list[str]]:
     """Run a script whose srun leaves with these codes in turn; return its own code and what was asked of Slurm.
 
     `saves` is a checkpoint that each run makes; the controller does not answer the first `away` questions.
     """
-    made = BatchScript({}, ("train.py",), "/bin/python", str(tmp_path / "run"), False, False, 2).text()
+    made = BatchScript({}, ("train.py",), python, str(tmp_path / "run"), False, False, 2).text()
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))
     tools = tmp_path / "bin"
@@ -244,7 +251,7 @@ def after(
     save = f"mkdir -p {saved}; touch {saved}/manifest.json; " if saves else ""
     code = f"code=$(head -n 1 {tmp_path}/codes); sed -i 1d {tmp_path}/codes"
     silent = f"if [ -s {tmp_path}/away ]; then sed -i 1d {tmp_path}/away; exit 1; fi"
-    answer = f"{silent}; echo JobId=7 JobState={state} Reason=None"
+    answer = f"{silent}; echo 'JobId=7 {shown or f'JobState={state} Reason=None'}'"
     for name, body in {
         "srun": f"{save}{code}; echo srun >> {asked}; exit $code",
         "scontrol": f'case $1 in show) {answer};; *) echo "$@" >> {asked};; esac',
@@ -299,6 +306,20 @@ def test_hardware_is_requeued_within_a_budget(tmp_path: Path) -> None:
         assert after(tmp_path, 76) == (76, ["srun", "requeue 7"])
     assert after(tmp_path, 76) == (76, ["srun"])
     assert after(tmp_path, 76) == (76, ["srun", "requeue 7"])  # a person has requeued it
+
+
+def test_suspect_nodes_are_left_out_when_the_job_comes_back(tmp_path: Path) -> None:
+    """Beside those that it leaves out already; a history that does not answer costs nothing."""
+    sdk = tmp_path / "python"
+    sdk.write_text(f'#!/bin/bash\nif [ "$3" = nodes ]; then echo "$@" >> {tmp_path}/questions; echo "n[3-4]"; fi\n')
+    sdk.chmod(0o755)
+    told = ["srun", "requeue 7", "update JobId=7 ExcNodeList=n[3-4]"]
+    assert after(tmp_path, 75, python=str(sdk), saves="step-00000001") == (75, told)
+    questions = (tmp_path / "questions").read_text()
+    assert questions == f"-m resilience_sdk nodes --exclude-list --after {tmp_path}/run\n"
+    shown = "JobState=RUNNING ExcNodeList=n1 Reason=None"
+    told[-1] = "update JobId=7 ExcNodeList=n1,n[3-4]"
+    assert after(tmp_path, 76, python=str(sdk), shown=shown) == (76, told)
 
 
 def test_other_failures_are_retried_in_the_allocation(tmp_path: Path) -> None:
