@@ -131,6 +131,7 @@ SMALL = {
     "health.probe_main": "the process of a probe, which must be cheap to start",
     "numerics.deferred_read": "loads torch, which the settings of the watch do not need",
     "telemetry.sinks.console": "a sink is one file",
+    "telemetry.sinks.history": "a sink is one file",
     "telemetry.sinks.mlflow": "a sink is one file",
     "telemetry.sinks.tensorboard": "a sink is one file",
     "telemetry.sinks.wandb": "a sink is one file",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from resilience_sdk._version import __version__
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.job_config import JobConfig, agree
@@ -325,7 +326,7 @@ class _Launch:
             run_named=self.named,
             pid=os.getpid(),
             python=sys.version.split()[0],
-            versions=versions(),
+            versions={"resilience_sdk": __version__, **versions()},
             settings=self.options.settings.to_json(),
         )
         say(f"run directory {self.run_dir.path}")

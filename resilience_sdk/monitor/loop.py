@@ -30,9 +30,8 @@ from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.nodes import Nodes
 from resilience_sdk.monitor.notices import Notices, watch_cloud
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank, exit_code, is_clean
-from resilience_sdk.monitor.step_times import StepTimeWatch
 from resilience_sdk.monitor.stop import StopCoordinator
-from resilience_sdk.monitor.stragglers import StragglerWatch
+from resilience_sdk.monitor.stragglers import StepTimeWatch, StragglerWatch
 from resilience_sdk.postmortem.recovery import RecoveryWatch
 from resilience_sdk.recorder.page_reader import LanePasses
 from resilience_sdk.system import hostinfo, procfs

@@ -1,4 +1,4 @@
-"""The monitor's part in finding slow ranks: the durations of this node, and those of all nodes.
+"""The monitor's part in finding slow ranks and slow steps: the durations of this node, and those of all nodes.
 
 Each node writes a file, `straggler.json`. Our launcher carries it into the store, and one node's launcher, that of the
 lowest number which is there, brings those of all nodes into `stragglers.json`. Its monitor judges.
@@ -18,8 +18,9 @@ import attrs
 from resilience_sdk.cluster.membership import DURATIONS, NodePlace, PeerFile
 from resilience_sdk.core import console
 from resilience_sdk.core.atomic_write import Version, version_of, write_whole
-from resilience_sdk.core.journal import Journal
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.settings import Settings
+from resilience_sdk.goodput.step_time import RankSteps, node_facts
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.monitor.machine_load import LoadReader, LoadWatch
 from resilience_sdk.monitor.notices import LeaveRequest, Notices
@@ -279,3 +280,46 @@ class StragglerWatch:
 def _first_step(living: Sequence[WatchedRank]) -> int:
     page = living[0].snapshot
     return first_step(page) if page.step_is_global else 0
+
+
+_FIRST_AFTER_S = 10.0
+_GROWS = 1.5
+"""Each pause between two events beside the one before: a short run tells soon, a long one seldom."""
+_MOST_S = 300.0
+
+
+class StepTimeWatch:
+    """Adds up, and tells the sums of the attempt so far. The monitor's only thread."""
+
+    def __init__(self, journal: Journal) -> None:
+        """Begin with nothing."""
+        self._journal = journal
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an attempt."""
+        self._ranks: dict[Path, tuple[int, RankSteps]] = {}
+        self._due_at: float | None = None
+        self._pause_s = _FIRST_AFTER_S
+        self._told_steps = 0
+
+    def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now: float) -> None:
+        """Take what each rank has completed since the last look; `now` is a steady clock's, in seconds."""
+        for watched, passes in completed:
+            if watched.stem not in self._ranks:
+                self._ranks[watched.stem] = watched.rank, RankSteps()
+            page = watched.snapshot
+            self._ranks[watched.stem][1].take(passes, page.beats, page.main_lane.beat_ns)
+        if self._due_at is None:
+            self._due_at = now + self._pause_s
+        is_over = bool(completed) and not any(watched.alive for watched, _ in completed)
+        if is_over or now >= self._due_at:
+            self._pause_s = min(_MOST_S, self._pause_s * _GROWS)
+            self._due_at = now + self._pause_s
+            self._tell()
+
+    def _tell(self) -> None:
+        facts = node_facts(dict(self._ranks.values()))
+        if facts is not None and facts["steps"] > self._told_steps:
+            self._told_steps = facts["steps"]
+            self._journal.emit(Event.STEP_TIME, **facts)

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
-from resilience_sdk._version import __version__
-
 _NAME = "resilience_sdk"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(PACKAGE)
@@ -72,7 +70,7 @@ def versions() -> dict[str, str]:
     """Return the versions that a job runs with, of what is installed here; nothing is imported."""
     from importlib import metadata
 
-    found = {"resilience_sdk": __version__, "kernel": os.uname().release}
+    found = {"kernel": os.uname().release}
     for name in _VERSIONS_OF:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)

@@ -24,6 +24,7 @@ GIVEN = {
     "tensorboard_dir": "tb",
     "wandb_project": "resilience",
     "mlflow_uri": "http://localhost:5000",
+    "db": "history.db",
     "event_log": "json",
 }
 
