@@ -9,7 +9,7 @@ from typing import Any
 from resilience_sdk.cli.common import duration, open_run_dir, print_json, print_lines, reading_parser, when
 from resilience_sdk.cli.run_state import live_ranks
 from resilience_sdk.core.journal import read_journal
-from resilience_sdk.core.lease import current_holder
+from resilience_sdk.core.lease import current_holder, unheld_for_s
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.summary import RATIOS, Summary, summarize
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     run_dir = open_run_dir(options.run_dir)
     contents = read_journal(run_dir.journal)
     is_running = current_holder(run_dir) is not None or bool(live_ranks(run_dir))
-    summary = goodput_of(contents.events, is_running=is_running)
+    summary = goodput_of(contents.events, alive_s_ago=0.0 if is_running else unheld_for_s(run_dir))
     problems = [f"journal file not read: {name}" for name in contents.unreadable_files]
     if contents.torn_lines:
         problems.append(f"torn journal lines skipped: {contents.torn_lines}")
@@ -38,13 +38,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def goodput_of(events: Iterable[Mapping[str, Any]], *, is_running: bool) -> Summary:
-    """Return the account of a journal: up to now where the job runs, else up to its last event."""
+def goodput_of(events: Iterable[Mapping[str, Any]], *, alive_s_ago: float | None) -> Summary:
+    """Return the account of a journal: up to the last sign of the job, so many seconds ago, or else its last event."""
     ledger = Ledger()
     for event in events:
         ledger.apply(event)
-    now = ledger.when(time.time(), time.monotonic_ns(), boot_id()) if is_running else None
-    return summarize(ledger, now)
+    if alive_s_ago is None:
+        return summarize(ledger)
+    now = ledger.when(time.time(), time.monotonic_ns(), boot_id())
+    return summarize(ledger, now - alive_s_ago)
 
 
 def render(run_dir: str, summary: Summary, *, is_running: bool) -> list[str]:

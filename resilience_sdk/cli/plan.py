@@ -134,7 +134,7 @@ def _measured(named: str) -> dict[str, float]:
     """Return what the journal of a run tells: seconds of a save's stall, a restart, and between faults."""
     run_dir = open_run_dir(named)
     events = read_journal(run_dir.journal).events
-    summary = goodput_of(events, is_running=False)
+    summary = goodput_of(events, alive_s_ago=None)
     commits = [event for event in events if event["event"] == Event.CKPT_COMMIT.value]
     saves = [(event.get("stall_s"), event.get("seconds")) for event in commits]
     known = [(stall, whole) for stall, whole in saves if isinstance(stall, float) and isinstance(whole, float)]

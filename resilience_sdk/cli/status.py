@@ -24,7 +24,7 @@ from resilience_sdk.cli.goodput import goodput_of
 from resilience_sdk.cli.outcome import read_outcome, supervised_end
 from resilience_sdk.cli.run_state import RunState, live_ranks, standing_now, state_of
 from resilience_sdk.core.journal import JournalContents, read_journal
-from resilience_sdk.core.lease import LeaseHolder, current_holder
+from resilience_sdk.core.lease import LeaseHolder, current_holder, unheld_for_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.slowness import slowness_of, standing_of
@@ -83,7 +83,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "stragglers": _stragglers(run_dir, problems, state, is_running=bool(holder or live)),
         "stall": state.stall if holder or live else None,
         **_steps(journal.events),
-        "goodput": _goodput(journal.events, is_running=bool(holder or live)),
+        "goodput": _goodput(journal.events, 0.0 if holder or live else unheld_for_s(run_dir)),
         "incidents": _incidents(run_dir, problems),
         "degraded": state.degraded,
         "supervised": supervised_end(journal.events),
@@ -100,8 +100,8 @@ def _steps(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"step_time": told, "why_slow": None if slow is None else attrs.asdict(slow)}
 
 
-def _goodput(events: Sequence[dict[str, Any]], *, is_running: bool) -> dict[str, Any] | None:
-    summary = goodput_of(events, is_running=is_running)
+def _goodput(events: Sequence[dict[str, Any]], alive_s_ago: float | None) -> dict[str, Any] | None:
+    summary = goodput_of(events, alive_s_ago=alive_s_ago)
     buckets = {bucket.value: seconds for bucket, seconds in summary.buckets.items()}
     told = {"wall_s": summary.wall_s, "goodput": summary.goodput, "ettr": summary.ettr, "buckets": buckets}
     return told if summary.attempts else None

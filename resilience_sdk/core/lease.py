@@ -71,6 +71,8 @@ class Lease:
         """Use `Lease.acquire`."""
         self.path = path
         self.holder = holder
+        self.unheld_s: float | None = None
+        """For how long nobody had renewed the lease that this one took the place of; None where there was none."""
 
     @classmethod
     def acquire(cls, run_dir: RunDirectory, job_key: str, *, alone: bool = False, kin: Collection[int] = ()) -> Lease:
@@ -166,10 +168,12 @@ class Lease:
             elif holder.job == self.holder.job:
                 if alone and holder.is_another_here(kin):
                     raise DirectoryInUseError(self._in_use(holder, age))
+                self.unheld_s = max(0.0, age)
                 self._replace()
                 return
             elif age < STALE_AFTER_S and not holder.is_gone():
                 raise DirectoryInUseError(self._in_use(holder, age))
+            self.unheld_s = max(0.0, age)
             self._set_stale_aside(found)
         raise RunDirectoryError(
             f"{self.path} cannot be read as a lease; if no job uses {self.path.parent}, remove that file"
@@ -264,6 +268,17 @@ def current_holder(run_dir: RunDirectory) -> LeaseHolder | None:
     Only reads, so the age is by this host's clock and a reader without write permission gets an answer.
     """
     return _living(run_dir.lease)
+
+
+def unheld_for_s(run_dir: RunDirectory) -> float | None:
+    """Return for how many seconds nobody has renewed the lease of `run_dir`, by this host's clock; None: no lease.
+
+    A job that ends by itself takes its lease with it: one that is old is the last sign of a killed one.
+    """
+    with contextlib.suppress(OSError):
+        if (found := _read(run_dir.lease)) is not None:
+            return max(0.0, time.time() - found.written_at)
+    return None
 
 
 def _writer_of(path: Path, holder: LeaseHolder) -> LeaseHolder:

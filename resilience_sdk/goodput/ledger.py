@@ -109,7 +109,8 @@ class Reading:
     phases: Mapping[RunPhase, float]
     lost_s: float
     """Of the training: what was hung, or had to be done again."""
-    attempts: tuple[tuple[AttemptAccount, Mapping[Bucket, float]], ...]
+    attempts: tuple[tuple[AttemptAccount, Mapping[Bucket, float], float], ...]
+    """Each with its seconds, which add up to the time from its begin to its end, and its end."""
 
 
 @attrs.define
@@ -133,8 +134,8 @@ class Ledger:
     _has_trained: bool = False
     _has_launcher: bool = False
     _job: str | None = None
-    _launched_on: set[str] = attrs.field(factory=set)
-    _joined: tuple[float, float] | None = None  # last event before, and time, of a launcher that came later
+    _launched_on: dict[str, str] = attrs.field(factory=dict)  # host to boot id
+    _joined: tuple[float, float] | None = None  # last sign of life before, and time, of a launcher that came later
     _announced: set[tuple[int, int]] = attrs.field(factory=set)  # attempt and node
     _awaited: set[int] = attrs.field(factory=set)  # ranks that have not beaten in this attempt
     _alive: set[int] = attrs.field(factory=set)  # under a foreign launcher
@@ -166,8 +167,8 @@ class Ledger:
         return self._timeline.at(wall_s, mono_ns, boot_id)
 
     def read(self, now: float | None = None) -> Reading:
-        """Return the account at `now`, as `when` told it; None where the job is not running: then at its last event."""
-        until = max(self._since, self._last if now is None else now)
+        """Return the account at `now`, as `when` told it; None, or what is older: at the last event."""
+        until = max(self._since, self._last, float("-inf") if now is None else now)
         passed = 0.0 if self._phase is None else until - self._since
         phases, idle_s = dict(self._phases), self._idle_s
         going_on: dict[Bucket, float] = {}
@@ -179,11 +180,12 @@ class Ledger:
                 going_on = {self._bucket: passed}
         lost_s, attempts = 0.0, []
         for account in self.accounts:
-            seconds = total([account.seconds, going_on if account is self.accounts[-1] else {}])
+            goes_on = bool(going_on) and account is self.accounts[-1]
+            seconds = total([account.seconds, going_on if goes_on else {}])
             training = account.training(seconds.pop(Bucket.PRODUCTIVE))
             lost_s += training[Bucket.HANG] + training[Bucket.REPLAYED]
-            attempts.append((account, total([seconds, training])))
-        buckets = total([*(buckets for _, buckets in attempts), {Bucket.IDLE: idle_s}])
+            attempts.append((account, total([seconds, training]), until if goes_on else account.ended_at))
+        buckets = total([*(seconds for _, seconds, _ in attempts), {Bucket.IDLE: idle_s}])
         wall_s = self._closed_s + (0.0 if self._phase is None else until - self._opened_at)
         return Reading(buckets, wall_s, phases, lost_s, tuple(attempts))
 
@@ -246,14 +248,18 @@ class Ledger:
 
     def _on_run_start(self, event: Mapping[str, Any], at: float) -> None:
         self._has_launcher = True
-        job, host = str(event.get("job")), str(event.get("host"))
-        if self._runs and job == self._job and self._launched_on and host not in self._launched_on:
-            # Another node of this job; or the same job elsewhere, after an end that nobody told.
-            self._launched_on.add(host)
-            self._joined = self._last, at
+        job, host, boot = (str(event.get(key)) for key in ("job", "host", "boot_id"))
+        unheld = event.get("unheld_s")
+        # Of a job that did not tell its end, the lease was renewed after its last event.
+        alive_at = self._last if unheld is None else max(self._last, at - _seconds_of(unheld))
+        may_join = host not in self._launched_on or (not self._announced and self._launched_on[host] == boot)
+        if self._runs and job == self._job and self._launched_on and may_join:
+            # Another node of this job; or the same job elsewhere, after an end that nobody told: its attempts tell.
+            self._launched_on[host] = boot
+            self._joined = self._joined or (alive_at, at)
             return
-        self._end_job()
-        self._launched_on = {host}
+        self._end_job(alive_at)
+        self._launched_on = {host: boot}
         self._begin_job(job, at)
 
     def _on_attempt_start(self, event: Mapping[str, Any], at: float) -> None:
@@ -265,6 +271,7 @@ class Ledger:
         if self._runs and attempt in known and (attempt, node) not in self._announced:
             self._announced.add((attempt, node))  # another node of it
             self._awaited |= told
+            self._joined = None
             return
         if (attempt, node) in self._announced and self._joined is not None:
             ended_at, began_at = self._joined

@@ -63,13 +63,14 @@ def summarize(ledger: Ledger, now: float | None = None) -> Summary:
             "job": account.job,
             "attempt": account.attempt,
             "began_at": account.began_at,
+            "ended_at": ended_at,
             "wall_s": sum(seconds.values()),
             "buckets": {bucket.value: value for bucket, value in seconds.items()},
             "first_step": account.first_step,
             "steps": account.end_step,
             "lost_steps": account.lost_steps if ledger.steps_are_global else None,
         }
-        for account, seconds in reading.attempts
+        for account, seconds, ended_at in reading.attempts
     )
     return Summary(
         buckets=reading.buckets,

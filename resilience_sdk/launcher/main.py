@@ -325,6 +325,7 @@ class _Launch:
             run_dir=str(self.run_dir.path),
             run_named=self.named,
             pid=os.getpid(),
+            unheld_s=self.lease.unheld_s,
             python=sys.version.split()[0],
             versions={"resilience_sdk": __version__, **versions()},
             settings=self.options.settings.to_json(),

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from accounts import account_of
 from harness import job
 
 pytestmark = pytest.mark.slow  # jobs of four ranks, started again and again
@@ -123,7 +124,7 @@ def test_a_data_loader_worker_that_does_not_end(tmp_path):
 
 
 def test_a_killed_launcher_leaves_nothing_behind(tmp_path):
-    """SIGKILL of the launcher: ranks, DataLoader workers, fork server, monitor and pages are gone."""
+    """SIGKILL of the launcher: ranks, DataLoader workers, fork server, monitor and pages are gone; time is counted."""
     options = (*TWO, "training.py", "--until", str(tmp_path / "end"), "--workers", "1", "--stubborn")
     with job(tmp_path, *options) as run:
         run.wait(lambda: len(run.told("step-0-*")) == 2, "the first step")
@@ -132,6 +133,7 @@ def test_a_killed_launcher_leaves_nothing_behind(tmp_path):
         run.process.kill()
         assert not run.left_behind()
         assert not run.incidents()
+        assert account_of(run.run_dir)["startup"] > 0
 
 
 def test_sigterm_to_every_process_ends_the_job_within_the_grace(tmp_path):

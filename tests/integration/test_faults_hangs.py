@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from accounts import account_of
 from harness import job
 
 KEYS = {
@@ -65,6 +66,17 @@ def test_every_hang_is_one_incident_and_the_job_recovers_from_each(hung):
     assert run.outcome()["verdict"] == "finished"
     assert sorted(run.out.splitlines()) == [f"rank {rank} finished attempt {len(WAYS)}" for rank in (0, 1)]
     assert "finished: all ranks exited with 0 (exit code 0)" in run.last_lines()
+
+
+def test_what_hung_is_accounted_for_and_so_is_every_other_second(hung):
+    """Each hang cost its deadline, but for what passed until the first step was seen; to begin again cost time as well."""
+    run, _, _ = hung
+    buckets = account_of(run.run_dir)
+    waited_s = sum(found["detection_latency_s"] for found in run.incidents())
+    beaten = [found for found in run.incidents() if found["attempt"] != WAYS.index("start")]
+    assert DEADLINE_S * len(beaten) * 0.5 < buckets["hang"] < waited_s
+    assert buckets["restart"] > 0
+    assert buckets["startup"] > 0
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import needed
 import pytest
-import sqlalchemy
-from postgres_server import postgres, server_folder
+from postgres_server import postgres
 from told_fleet import ToldFleetRun
 
 from resilience_sdk.cli.main import main
@@ -28,6 +28,7 @@ from resilience_sdk.history.schema import Tables, open_engine
 from resilience_sdk.incidents import Evidence
 
 pytestmark = pytest.mark.slow
+sqlalchemy = needed.library("sqlalchemy", "history")
 _names = itertools.count()
 HOUR = 3600.0
 
@@ -35,8 +36,6 @@ HOUR = 3600.0
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """A PostgreSQL for all tests of this module."""
-    if server_folder() is None:
-        pytest.skip("no PostgreSQL server is installed (apt-get install postgresql)")
     with postgres() as url:
         yield url
 

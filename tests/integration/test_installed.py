@@ -15,6 +15,7 @@ from pathlib import Path
 
 import installs
 import pytest
+from accounts import account_of
 from harness import SCRIPTS
 from installs import Installation
 from receiver import receiving
@@ -119,6 +120,10 @@ def test_the_demo_keeps_every_promise(tmp_path: Path, built: tuple[Path, Path, P
     assert [run["resumed_at_step"] for run in document["runs"][:3]] == [None, 25, 75]
     assert document["runs"][3]["resumed_at_step"] > 60
     assert document["runs"][3]["incidents"][0]["lost_steps"] == 0
+    accounts = {run.name: account_of(run) for run in (tmp_path / "runs").iterdir() if (run / "journal").is_dir()}
+    assert accounts.keys() >= {"undisturbed", "hung", "killed", "preempted"}, accounts
+    assert accounts["hung"]["hang"] > 0
+    assert accounts["killed"]["replayed"] > 0
 
 
 def test_what_the_distributions_hold(built: tuple[Path, Path, Path]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 import psutil
 import pytest
+from accounts import account_of
 from slurm_cluster import NODES, Cluster, cluster, why_not
 from told_fleet import ToldFleetRun
 
@@ -135,12 +136,20 @@ def test_a_killed_launcher_is_started_again_in_the_allocation(
 
 
 def test_a_requeued_job_resumes(slurm: Cluster, tmp_path: Path) -> None:
-    """`scontrol requeue` by an operator; arguments of the script survive shell and Slurm as they are."""
+    """`scontrol requeue` by an operator, twice; arguments of the script survive shell and Slurm as they are.
+
+    Three jobs make one account, in which the time between them is nobody's.
+    """
     job = submit(slurm, tmp_path, words=AWKWARD)
-    job.wait_step(25)
-    slurm.run("scontrol", "requeue", str(job.number))
-    assert job.finish()["Restarts"] == "1"
+    for step in (25, 75):
+        job.wait_step(step)
+        slurm.run("scontrol", "requeue", str(job.number))
+    assert job.finish()["Restarts"] == "2"
     assert job.lost_steps() == 0
+    buckets = account_of(job.run_dir)
+    assert buckets["idle"] > 0
+    assert buckets["preempted"] > 0
+    assert buckets["startup"] > 0
     assert json.loads((tmp_path / "argv-0").read_text()) == list(AWKWARD)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from accounts import account_of
 from harness import Job, is_running
 from two_launchers import two_launchers
 
@@ -72,6 +73,13 @@ def test_each_fault_is_one_incident(faulty):
     assert all(incident["recovered_at"] is not None for incident in found)
     assert len(faulty.first.events("attempt_start")) == 6
     assert not faulty.first.events("degraded")
+
+
+def test_every_second_of_two_nodes_is_counted_once(faulty):
+    """Of the run, whichever node was the first; what hung or was done again has its own bucket."""
+    buckets = account_of(faulty.first.run_dir)
+    assert DEADLINE_S * 0.9 < buckets["hang"] < DEADLINE_S + ON_TIME_S
+    assert buckets["restart"] > 0
 
 
 def test_a_hang_on_another_node_is_told_at_its_deadline(faulty):

@@ -155,6 +155,29 @@ def test_a_job_that_was_requeued_to_another_node_after_a_silent_end_is_another_j
     assert buckets(ledger, 1180.0) == {"startup": 7 + 10, "rendezvous": 3, "productive": 50 + 10, "idle": 100}
 
 
+def test_a_killed_job_ran_up_to_the_last_renewal_of_its_lease() -> None:
+    """Which the next job tells, whether it has the same key or another one; so does a reader where there is none."""
+    silent = [*START, *beats(1010.0), (1060.0, "health", {})]
+    for job in ("job", "next"):
+        later = {"unheld_s": 15.0, "job": job}
+        ledger = ledger_of(*silent, (1160.0, "run_start", later), attempt(1162.0, job=job), *beats(1170.0))
+        assert buckets(ledger, 1180.0) == {"startup": 7 + 10, "rendezvous": 3, "productive": 135 + 10, "idle": 15}
+    assert buckets(ledger_of(*silent), 1145.0)["productive"] == 135
+
+
+def test_two_launchers_of_one_host_are_two_nodes() -> None:
+    """Where a machine plays two nodes, or the scheduler puts them on one."""
+    other = {"node": 1, "ranks": [2, 3]}
+    both = [
+        (1000.0, "run_start", {}), (1001.0, "run_start", {"unheld_s": 1.0}),
+        attempt(1004.0), (1004.1, "attempt_start", other), *beats(1010.0),
+        (1012.0, "first_beat", {"rank": 2}), (1013.0, "first_beat", {"rank": 3}),
+    ]  # fmt: skip
+    ledger = ledger_of(*both)
+    assert buckets(ledger, 1100.0) == {"startup": 13, "productive": 87}
+    assert len(ledger.accounts) == 1
+
+
 @given(st.lists(EVENTS, max_size=25), st.floats(0, 4e9) | st.none())
 @settings(max_examples=60, deadline=None)
 def test_whatever_a_journal_holds_every_second_is_in_one_bucket(
