@@ -69,7 +69,7 @@ def test_every_hang_is_one_incident_and_the_job_recovers_from_each(hung):
 
 
 def test_what_hung_is_accounted_for_and_so_is_every_other_second(hung):
-    """Each hang cost its deadline, but for what passed until the first step was seen; to begin again cost time as well."""
+    """Each hang cost its deadline, but for the time until the first step was seen; to begin again cost time as well."""
     run, _, _ = hung
     buckets = account_of(run.run_dir)
     waited_s = sum(found["detection_latency_s"] for found in run.incidents())
