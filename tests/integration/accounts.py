@@ -17,7 +17,7 @@ def account_of(run_dir: Path) -> dict[str, float]:
     """Return the seconds of each bucket; fails if some second of the run is in none, or in two.
 
     The time from the first word of the run to its end, which is when a launcher says that it is finished, else its last
-    word, is taken from the journal's wall clocks. The account does not use them: it adds up pieces of the monotonic ones.
+    word, is by the journal's wall clocks. The account does not use them: it adds up pieces of the monotonic ones.
     """
     command = [sys.executable, "-m", "resilience_sdk", "goodput", str(run_dir), "--json"]
     printed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
