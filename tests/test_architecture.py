@@ -20,7 +20,8 @@ FLOORS: dict[int, set[str]] = {
     4: {"cluster", "history", "postmortem"},
     5: {"monitor", "rank"},
     6: {"health", "launcher", "telemetry"},
-    7: {"__main__", "adapters", "auto", "cli", "demo"},
+    7: {"report"},
+    8: {"__main__", "adapters", "auto", "cli", "demo"},
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 # Same floor, and meant: (importer, imported)

@@ -1,5 +1,5 @@
 """Command line: the `resilience` command, one module per subcommand, imported when it is asked for.
 
 `main` finds it and turns errors of ours into one line and exit code 2. The reading commands look at a run directory
-alone: `run_state` is what its journal says, `why_page` what a person reads of an incident.
+alone; `report` says what is in it.
 """

@@ -6,21 +6,18 @@ import argparse
 import json
 import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from resilience_sdk.core.console import printable
 from resilience_sdk.core.run_directory import RunDirectory, newest_run_dir
 from resilience_sdk.core.settings.fields import nearest
+from resilience_sdk.core.words import one_line
 from resilience_sdk.errors import ConfigError
 
 _RESUME_NAMES = {"stop": "after a repair", "hardware": "elsewhere"}  # by verdict: when or where that makes sense
 _RESUME = "resume with"
 _UNCUT = frozenset((_RESUME, *_RESUME_NAMES.values()))
-_MOST_CHARACTERS = 400
-# One JSON file of ours is a few kilobytes; a larger one is not ours.
-_MOST_BYTES = 1 << 22
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -77,12 +74,6 @@ def print_lines(lines: Sequence[str]) -> None:
         print(safe.encode(encoding, "replace").decode(encoding))
 
 
-def one_line(text: object) -> str:
-    """Return job text as one line of bounded length, without control characters."""
-    flat = " ".join(printable(str(text)).split())
-    return flat if len(flat) <= _MOST_CHARACTERS else flat[:_MOST_CHARACTERS] + " ... (cut)"
-
-
 def resume_row(outcome: Mapping[str, Any]) -> list[tuple[str, object]]:
     """Return the row with the command that goes on after an outcome, for `aligned`; none where there is none."""
     return [(_RESUME_NAMES.get(outcome["verdict"], _RESUME), outcome["resume"])] if outcome["resume"] else []
@@ -93,56 +84,6 @@ def aligned(rows: Sequence[tuple[str, object]]) -> list[str]:
     return [
         f"{name:<14} {printable(str(value)) if name in _UNCUT else one_line(value)}".rstrip() for name, value in rows
     ]
-
-
-def when(unix_s: float | None) -> str:
-    """Return Unix time as local date and time, or `at an unknown time`."""
-    try:
-        if unix_s is not None:
-            return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
-    except (OverflowError, ValueError, OSError):
-        pass
-    return "at an unknown time"
-
-
-def ago(unix_s: float | None, now: float) -> str:
-    """Return how long ago a Unix time was, in one unit."""
-    if unix_s is None:
-        return "never"
-    passed = max(0.0, now - unix_s)
-    for unit, seconds in (("days", 86400), ("h", 3600), ("min", 60)):
-        if passed >= 2 * seconds:
-            return f"{passed / seconds:.0f} {unit} ago"
-    return f"{passed:.0f} s ago"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as a person would say it, with three or four digits."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.1f} days"
-
-
-def read_json_object(path: Any) -> dict[str, Any] | None:
-    """Return the JSON object in `path`, None when there is no such file.
-
-    Raises:
-        ConfigError: It cannot be read or is no JSON object; the message names it.
-    """
-    try:
-        with open(path, "rb") as file:
-            data = json.loads(file.read(_MOST_BYTES))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{path} is torn or was changed: it holds no JSON") from None
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} was changed: it holds no JSON object")
-    return data
 
 
 def _finite(value: Any) -> Any:

@@ -18,8 +18,9 @@ from resilience_sdk.attribution.diagnosis import (
     logs_below,
 )
 from resilience_sdk.attribution.log_facts import Suspect, Verdict
-from resilience_sdk.cli.common import CommandParser, one_line, print_lines
+from resilience_sdk.cli.common import CommandParser, print_lines
 from resilience_sdk.core import console
+from resilience_sdk.core.words import one_line
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.incidents import compact_ranks
 

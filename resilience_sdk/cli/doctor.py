@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.cli.common import CommandParser, one_line, print_json, print_lines, read_json_object
+from resilience_sdk.cli.common import CommandParser, print_json, print_lines
 from resilience_sdk.core import environ
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.core.settings.fields import FIELDS
@@ -23,6 +23,7 @@ from resilience_sdk.core.settings.options import (
     settings_from_options,
 )
 from resilience_sdk.core.settings.parse import positive_duration
+from resilience_sdk.core.words import one_line
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.health.checkup import examine, job_context
 from resilience_sdk.health.compute import slow_devices
@@ -36,6 +37,7 @@ from resilience_sdk.health.findings import (
     told_faults,
 )
 from resilience_sdk.health.software import shown_values
+from resilience_sdk.report.outcome import read_json_object
 
 _WORDS = {Status.FAILED: "FAILED", Status.DEGRADED: "degraded", Status.UNAVAILABLE: "not seen", Status.OK: "ok"}
 _WIDTH = max(map(len, _WORDS.values()))

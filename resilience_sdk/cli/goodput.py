@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from resilience_sdk.cli.common import duration, open_run_dir, print_json, print_lines, reading_parser, when
-from resilience_sdk.cli.run_state import live_ranks
+from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
 from resilience_sdk.core.journal import read_journal
 from resilience_sdk.core.lease import current_holder, unheld_for_s
+from resilience_sdk.core.words import duration, when
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
-from resilience_sdk.goodput.ledger import Ledger
-from resilience_sdk.goodput.summary import RATIOS, Summary, summarize
-from resilience_sdk.system.hostinfo import boot_id
+from resilience_sdk.goodput.summary import RATIOS, Summary
+from resilience_sdk.report.run_state import goodput_of, live_ranks
 
 _MOST_ATTEMPTS = 12
 
@@ -36,17 +33,6 @@ def main(argv: Sequence[str]) -> int:
         lines = render(str(run_dir.path), summary, is_running=is_running)
         print_lines([*lines, *(f"note           {problem}" for problem in problems)])
     return 0
-
-
-def goodput_of(events: Iterable[Mapping[str, Any]], *, alive_s_ago: float | None) -> Summary:
-    """Return the account of a journal: up to the last sign of the job, so many seconds ago, or else its last event."""
-    ledger = Ledger()
-    for event in events:
-        ledger.apply(event)
-    if alive_s_ago is None:
-        return summarize(ledger)
-    now = ledger.when(time.time(), time.monotonic_ns(), boot_id())
-    return summarize(ledger, now - alive_s_ago)
 
 
 def render(run_dir: str, summary: Summary, *, is_running: bool) -> list[str]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.cli.common import CommandParser, ago, duration, one_line, print_json, print_lines, when
+from resilience_sdk.cli.common import CommandParser, print_json, print_lines
 from resilience_sdk.core import environ
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.settings.parse import duration_or_zero
+from resilience_sdk.core.words import ago, duration, one_line, when
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.exclusion import DATABASE, database_of
 from resilience_sdk.history.indexer import Index

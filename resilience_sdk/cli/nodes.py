@@ -8,10 +8,11 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.cli.common import CommandParser, duration, open_run_dir, print_json, print_lines, when
+from resilience_sdk.cli.common import CommandParser, open_run_dir, print_json, print_lines
 from resilience_sdk.cli.history import add_database, add_since, open_history, since_of
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say
+from resilience_sdk.core.words import duration, when
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.exclusion import nodes_to_leave_out
 from resilience_sdk.history.suspects import LEAST_FAILURES, NodeRecord, Omen, hostlist

@@ -5,29 +5,17 @@ A foreign launcher hides our exit code (torchrun leaves with 1 whatever happened
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from resilience_sdk.cli.common import (
-    aligned,
-    open_run_dir,
-    print_json,
-    print_lines,
-    read_json_object,
-    reading_parser,
-    resume_row,
-    when,
-)
-from resilience_sdk.core.journal import Event, read_journal
+from resilience_sdk.cli.common import aligned, open_run_dir, print_json, print_lines, reading_parser, resume_row
+from resilience_sdk.core.journal import read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.words import when
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.incidents import count_words
-
-_TEXTS = ("verdict", "reason", "what", "resume", "job", "node", "run_dir", "stood")
-_COUNTS = ("exit_code", "attempts", "checkpoint")
-_TIMES = ("started_at", "ended_at")
-KEYS = (*_TEXTS, *_COUNTS, *_TIMES, "incidents", "free")
+from resilience_sdk.report.outcome import read_outcome, supervised_end
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,33 +37,6 @@ def main(argv: Sequence[str]) -> int:
     if code is None:
         raise ConfigError(f"{run_dir.outcome} holds no exit code")
     return code & 0xFF  # type: ignore[no-any-return]
-
-
-def read_outcome(run_dir: RunDirectory) -> dict[str, Any] | None:
-    """Return the stable keys of `outcome.json` (null where a value is missing or misshapen).
-
-    Where only the finished flag is there, that is the outcome. None when the job has not ended.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
-    data = read_json_object(run_dir.outcome)
-    if data is None:
-        if not run_dir.is_finished():
-            return None
-        data = {"verdict": "finished", "exit_code": 0, "reason": "the finished flag is set"}
-    outcome: dict[str, Any] = {key: data.get(key) for key in KEYS}
-    for key in _TEXTS:
-        outcome[key] = outcome[key] if isinstance(outcome[key], str) else None
-    for key in _COUNTS:
-        outcome[key] = outcome[key] if type(outcome[key]) is int else None
-    for key in _TIMES:
-        outcome[key] = outcome[key] if type(outcome[key]) in (int, float) else None
-    outcome["free"] = outcome["free"] is True
-    incidents = outcome["incidents"] if isinstance(outcome["incidents"], list) else []
-    outcome["incidents"] = [name for name in incidents if isinstance(name, str)]
-    outcome["run_dir"] = outcome["run_dir"] or str(run_dir.path)
-    return outcome
 
 
 def render(outcome: dict[str, Any]) -> list[str]:
@@ -108,14 +69,3 @@ def _why_none(run_dir: RunDirectory) -> str:
         f"{path} has no outcome: its job was killed together with its launcher, or ran under one that does "
         f"not write it; resilience status {path} tells what is known"
     )
-
-
-def supervised_end(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return how the last command under `resilience supervise` ended, where that is the last thing that happened.
-
-    A command that uses nothing of the SDK leaves no outcome of its own.
-    """
-    last = events[-1] if events else {}
-    if last.get("event") != Event.DECISION.value or last.get("what") != "supervise" or last.get("exit_code") is None:
-        return None
-    return f"its command recorded nothing; resilience supervise ended with {last['exit_code']}: {last.get('reason')}"

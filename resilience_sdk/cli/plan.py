@@ -9,10 +9,10 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.cli.common import CommandParser, duration, open_run_dir, print_json, print_lines
-from resilience_sdk.cli.goodput import goodput_of
+from resilience_sdk.cli.common import CommandParser, open_run_dir, print_json, print_lines
 from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.settings.parse import duration_or_zero
+from resilience_sdk.core.words import duration
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.plan import (
     RATES,
@@ -24,6 +24,7 @@ from resilience_sdk.goodput.plan import (
     simulated_ettr,
     young_s,
 )
+from resilience_sdk.report.run_state import goodput_of
 from resilience_sdk.straggler.windowing import median
 
 _MOST_GPUS = 1 << 24

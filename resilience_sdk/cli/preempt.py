@@ -12,12 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser
+from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.words import one_line
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
 from resilience_sdk.system.hostinfo import host_name
 

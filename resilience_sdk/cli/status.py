@@ -9,29 +9,19 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.cli.common import (
-    ago,
-    aligned,
-    duration,
-    open_run_dir,
-    print_json,
-    print_lines,
-    reading_parser,
-    resume_row,
-    when,
-)
-from resilience_sdk.cli.goodput import goodput_of
-from resilience_sdk.cli.outcome import read_outcome, supervised_end
-from resilience_sdk.cli.run_state import RunState, live_ranks, standing_now, state_of
+from resilience_sdk.cli.common import aligned, open_run_dir, print_json, print_lines, reading_parser, resume_row
 from resilience_sdk.core.journal import JournalContents, read_journal
 from resilience_sdk.core.lease import LeaseHolder, current_holder, unheld_for_s
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.words import ago, duration, when
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.slowness import slowness_of, standing_of
 from resilience_sdk.goodput.step_time import step_time_of
 from resilience_sdk.incidents import IncidentStore, count_words, step_words
 from resilience_sdk.incidents.record import compact_ranks, headline
 from resilience_sdk.recorder.page_layout import BEAT_KINDS
+from resilience_sdk.report.outcome import read_outcome, supervised_end
+from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, standing_now, state_of
 
 _MOST_RANKS = 16
 _MOST_VERDICTS = 8

@@ -10,15 +10,16 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.cli.common import ago, open_run_dir, print_json, print_lines, reading_parser
-from resilience_sdk.cli.run_state import live_ranks, standing_now, state_of
+from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
 from resilience_sdk.core.journal import read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.core.settings.fields import FIELDS as SETTINGS
 from resilience_sdk.core.settings.options import add_switch, plain_switches
+from resilience_sdk.core.words import ago
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.report.run_state import live_ranks, standing_now, state_of
 from resilience_sdk.straggler import published
 from resilience_sdk.straggler.published import read_report, read_settings, remove_settings, write_settings
 

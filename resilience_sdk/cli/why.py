@@ -8,18 +8,19 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from resilience_sdk.cli import why_page
-from resilience_sdk.cli.common import one_line, open_run_dir, print_json, print_lines, reading_parser, when
+from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
 from resilience_sdk.cli.history import recurrence_words, recurrences
-from resilience_sdk.cli.outcome import read_outcome
-from resilience_sdk.cli.run_state import live_ranks, state_of
-from resilience_sdk.cli.why_page import JobEnding
 from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.words import one_line, when
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.health.findings import HealthSign, signs_near
 from resilience_sdk.incidents import Incident, IncidentStore, stall_at, standing_words
+from resilience_sdk.report import why_page
+from resilience_sdk.report.outcome import read_outcome
+from resilience_sdk.report.run_state import live_ranks, state_of
+from resilience_sdk.report.why_page import JobEnding
 
 _WORDS = {
     Event.CKPT_FAIL.value: "was not written",

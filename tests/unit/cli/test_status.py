@@ -2,10 +2,10 @@
 
 import pytest
 
-from resilience_sdk.cli.outcome import supervised_end
-from resilience_sdk.cli.run_state import state_of
 from resilience_sdk.cli.status import render
 from resilience_sdk.incidents import Culprit
+from resilience_sdk.report.outcome import supervised_end
+from resilience_sdk.report.run_state import state_of
 
 
 def rank_row(**facts):

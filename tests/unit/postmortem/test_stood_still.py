@@ -8,7 +8,6 @@ import attrs
 import pytest
 
 from resilience_sdk.attribution.exits import classification
-from resilience_sdk.cli.why_page import render
 from resilience_sdk.cluster.bus import NodeRelay
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
@@ -16,6 +15,7 @@ from resilience_sdk.incidents import Evidence, Incident, IncidentStore
 from resilience_sdk.launcher.restart_policy import decide
 from resilience_sdk.postmortem.facts import AttemptFacts, AttemptJournal, EndedBy, RankExit
 from resilience_sdk.postmortem.report import Reporter
+from resilience_sdk.report.why_page import render
 
 STOOD_S = 40.0
 WORDS = "rank 1 on here made no progress for 40 s at step 5 in section 'fwd'"

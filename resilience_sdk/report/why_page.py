@@ -22,8 +22,8 @@ import attrs
 
 from resilience_sdk.attribution.exceptions import is_our_frame, is_users_frame
 from resilience_sdk.attribution.taxonomy import UNKNOWN, lookup, meaning
-from resilience_sdk.cli.common import one_line, when
 from resilience_sdk.core.console import printable
+from resilience_sdk.core.words import one_line, when
 from resilience_sdk.incidents import STALL, Culprit, Evidence, Incident, count_words
 from resilience_sdk.incidents.record import compact_ranks, headline, in_short, next_words, went_on_words
 from resilience_sdk.incidents.stalls import ENDING

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import resilience_sdk
-from resilience_sdk.cli.why_page import users_first
+from resilience_sdk.report.why_page import users_first
 
 LIBRARIES = [f"{sysconfig.get_paths()['purelib']}/torch/nn/modules/module.py:{line} _call_impl" for line in range(30)]
 LOOP = ["/home/me/train.py:15 train_step", "/home/me/train.py:34 main", "/home/me/train.py:39 <module>"]

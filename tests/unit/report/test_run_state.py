@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.cli.run_state import state_of
 from resilience_sdk.core.journal import Event
+from resilience_sdk.report.run_state import state_of
 
 
 def _events(*items: dict[str, Any]) -> list[dict[str, Any]]:

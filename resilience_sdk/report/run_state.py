@@ -17,8 +17,10 @@ import attrs
 from resilience_sdk.core import environ
 from resilience_sdk.core.journal import Event
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.goodput.ledger import Ledger
+from resilience_sdk.goodput.summary import Summary, summarize
 from resilience_sdk.straggler.published import StandingVerdicts, read_standing
-from resilience_sdk.system.hostinfo import process_is_gone, process_state
+from resilience_sdk.system.hostinfo import boot_id, process_is_gone, process_state
 
 if TYPE_CHECKING:
     from resilience_sdk.recorder.page_reader import RankSnapshot
@@ -270,3 +272,14 @@ def standing_now(run_dir: RunDirectory, state: RunState, *, is_running: bool) ->
     if standing is None or standing.attempt != state.attempt or standing.job != state.job:
         return None
     return standing
+
+
+def goodput_of(events: Iterable[Mapping[str, Any]], *, alive_s_ago: float | None) -> Summary:
+    """Return the account of a journal: up to the last sign of the job, so many seconds ago, or else its last event."""
+    ledger = Ledger()
+    for event in events:
+        ledger.apply(event)
+    if alive_s_ago is None:
+        return summarize(ledger)
+    now = ledger.when(time.time(), time.monotonic_ns(), boot_id())
+    return summarize(ledger, now - alive_s_ago)

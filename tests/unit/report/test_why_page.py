@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.attribution.taxonomy import causes
-from resilience_sdk.cli.why_page import JobEnding, page, recovery_words
 from resilience_sdk.incidents import ACTIONS, KINDS, Culprit, Evidence, Incident
+from resilience_sdk.report.why_page import JobEnding, page, recovery_words
 
 LOOP = ("/home/me/train.py:15 train_step", "/home/me/train.py:34 main", "/home/me/train.py:39 <module>")
 TORCH = tuple(f"/v/lib/python3.11/site-packages/torch/nn/modules/module.py:{line} _call_impl" for line in range(30))
