@@ -15,7 +15,7 @@ import attrs
 
 @attrs.frozen
 class Headline:
-    """The first thing that is read: what happened, why, and what to do. Each a sentence; `commands` are to be copied."""
+    """The first thing that is read: what happened, why, what to do; sentences. `commands` are to be copied."""
 
     state: str
     """running, finished, ended, lost or empty, as `resilience status` has it."""
@@ -66,7 +66,7 @@ class Pin:
 
 @attrs.frozen
 class Curve:
-    """One line of a picture: points in the order of time, thinned to at most some hundreds. The arrays have one length."""
+    """One line of a picture: points in the order of time, thinned to some hundreds. The arrays have one length."""
 
     name: str
     unit: str
