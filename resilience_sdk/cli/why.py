@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
+from resilience_sdk.cli.common import aligned, open_run_dir, page_row, print_json, print_lines, reading_parser
 from resilience_sdk.cli.history import recurrence_words, recurrences
 from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import current_holder
@@ -136,6 +136,7 @@ def main(argv: Sequence[str]) -> int:
         print_lines(["", *_render_untold(untold)])
     if notes:
         print_lines(["", *render_notes(notes)])
+    print_lines(["", *aligned([page_row(run_dir)])])
     return 0
 
 

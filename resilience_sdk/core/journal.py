@@ -57,6 +57,7 @@ class Event(str, Enum):
     METRICS = "metrics"
     STEP_TIME = "step_time"
     HEALTH = "health"
+    REPORT = "report"
     MONITOR_START = "monitor_start"
     MONITOR_REPLACED = "monitor_replaced"
     DEGRADED = "degraded"
