@@ -56,6 +56,8 @@ class Event(str, Enum):
     NUMERICS = "numerics"
     METRICS = "metrics"
     STEP_TIME = "step_time"
+    PROGRESS = "progress"
+    LOSS = "loss"
     HEALTH = "health"
     REPORT = "report"
     MONITOR_START = "monitor_start"
