@@ -35,7 +35,7 @@ from resilience_sdk.report.facts import (
 )
 from resilience_sdk.report.heat import heat_map
 from resilience_sdk.report.run_state import RankHistory
-from resilience_sdk.report.run_view import STATES, RunView, look_at, untold_stall, untold_words
+from resilience_sdk.report.run_view import STATES, RunView, look_at, step_time_words, untold_stall, untold_words
 from resilience_sdk.report.series import loss_curves, step_time_curves
 from resilience_sdk.report.why_page import ending_words
 from resilience_sdk.straggler.published import read_report
@@ -228,16 +228,11 @@ def _running_words(view: RunView, account: Summary | None, steps: StepTime | Non
     if account is not None and account.goodput is not None:
         words.append(f"{account.goodput:.0%} of {duration(account.wall_s)} was productive")
     if steps is not None:
-        words.append(f"a step takes {duration_of_step(steps.step_s)}")
+        words.append(f"a step takes {step_time_words(steps.step_s)}")
     stall = view.state.stall
     if stall is None:
         return ", ".join(words) + ".", None
     return f"Nothing has progressed since {when(stall['since'])}.", text(stall["text"])
-
-
-def duration_of_step(seconds: float) -> str:
-    """Return the time of a step in its unit."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _stragglers(view: RunView) -> StragglerFacts | None:

@@ -185,3 +185,8 @@ def untold_stall(view: RunView, incidents: Sequence[Incident]) -> Incident | Non
 def untold_words(hang: Incident) -> str:
     """Return that in one sentence."""
     return f"The job was killed while {one_line(standing_words(hang))}; it has no incident of that."
+
+
+def step_time_words(seconds: float) -> str:
+    """Return the time of a step in its unit."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
