@@ -48,7 +48,8 @@ class ToldFleetRun:
                     self.path / "journal", writer="launcher", host=host, boot_id=f"boot-{host}", job=self.job
                 )
             self._journals[host] = journal
-        with mock.patch.object(time, "time", return_value=self.at):
+        steady = mock.patch.object(time, "monotonic_ns", return_value=int(self.at * 1e9))
+        with steady, mock.patch.object(time, "time", return_value=self.at):
             journal.emit(event, attempt=self._attempt, **fields)
 
     def start(self, **facts: Any) -> None:

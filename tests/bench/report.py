@@ -49,7 +49,8 @@ class ReportRun:
         nodes = self.ranks // per_node
         began, events = 1_700_000_000.0, 0
         now = [began]
-        with mock.patch.object(time, "time", side_effect=lambda: now[0]):
+        steady = mock.patch.object(time, "monotonic_ns", side_effect=lambda: int(now[0] * 1e9))
+        with steady, mock.patch.object(time, "time", side_effect=lambda: now[0]):
             for node in range(nodes):
                 events += self._node(node, nodes, per_node, began, now)
         return events
@@ -88,8 +89,8 @@ class ReportRun:
             )
             for rank in ranks:
                 launcher.emit(
-                    Event.RANK_EXIT, step=self.steps if attempt else half, rank=rank, exit_code=attempt ^ 1, signal=None,
-                    step_is_global=True, ended_by_launcher=not attempt and rank != 3,
+                    Event.RANK_EXIT, step=self.steps if attempt else half, rank=rank, exit_code=attempt ^ 1,
+                    signal=None, step_is_global=True, ended_by_launcher=not attempt and rank != 3,
                 )  # fmt: skip
             if node == 0 and not attempt:
                 self._fail(launcher, now[0])
