@@ -32,7 +32,8 @@ _FIELDS = (
     "values", "what", "ok", "why", "cure", "status", "text", "seconds", "stall_s", "bytes", "since", "for_s", "waiting",
     "sections", "steps", "script", "argv", "nodes", "world_size", "at", "by", "error", "suspects", "recovery_s",
     "signal", "exit_code", "found", "value", "verdict", "reason", "boot_id", "mono_ns", "unheld_s", "rendezvous_s",
-    "created_at", "checkpoint", "time_left_s", "step_is_global", "lost_steps", "resumed_at", "share", "action", "kind", "id",
+    "created_at", "checkpoint", "time_left_s", "step_is_global", "lost_steps", "resumed_at", "share", "action", "kind",
+    "id",
 )  # fmt: skip
 _HOSTILE = st.builds(
     lambda name, t, fields: {**fields, "event": name, "t": t},
