@@ -286,4 +286,3 @@ def _times(own: Any, count: int) -> Sequence[float]:
         if min(own) >= 0 and sum(own) < _MOST_NUMBER:  # as nearly always; no sum with a NaN is less
             return own
     return [NAN if (one := number(value)) is None or one < 0 else one for value in own]
-
