@@ -219,3 +219,30 @@ def test_lists_are_bounded_and_say_so(tmp_path: Path) -> None:
     assert (len(facts.checkpoints), facts.hidden_checkpoints) == (300, 100)
     assert [one.step for one in facts.checkpoints if one.outcome == "failed"] == [1]
     assert facts.checkpoints[-1].step == 399
+
+
+def test_the_headline_of_a_job_that_was_killed_tells_what_stood_still_and_how_to_go_on(tmp_path: Path) -> None:
+    """Nobody has told its end: the reason is what its monitor noticed, and it goes on from the newest checkpoint."""
+    told = ToldRun.make(tmp_path)
+    told.begin()
+    told.tell(Event.CKPT_COMMIT, step=80)
+    rank = {"rank": 1, "node": "n0", "step": 90, "step_is_global": True, "activity": "stopped", "section": "fwd"}
+    told.tell(Event.STALL, writer="monitor", since=1.0, ranks=[rank], waiting=[0], text="no progress")
+    facts = checked(read_run(told.run_dir))
+    assert facts.headline.state == "lost"
+    assert "rank 1 on n0 made no progress" in str(facts.headline.why)
+    assert facts.headline.next == "Start the same command again: it resumes after 80 steps."
+
+
+@pytest.mark.parametrize(("faults", "why"), [(0, None), (2, "2 incidents on the way, the last one: ")])
+def test_the_headline_of_a_finished_job_says_so(tmp_path: Path, faults: int, why: str | None) -> None:
+    """And what it went through."""
+    told = ToldRun.make(tmp_path)
+    told.begin()
+    for _ in range(faults):
+        IncidentStore(told.run_dir.path).create("crash", Incident(detected_at=5.0, recovered_at=6.0))
+    told.run_dir.mark_finished({})
+    headline = checked(read_run(told.run_dir)).headline
+    assert (headline.state, headline.next) == ("finished", None)
+    assert headline.what.startswith("The job finished")
+    assert headline.why == why if why is None else str(headline.why).startswith(why)
