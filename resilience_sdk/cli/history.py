@@ -103,8 +103,8 @@ def since_of(options: Any) -> float:
 def _show(words: Sequence[str]) -> int:
     parser = CommandParser(
         "history",
-        "Print what goes wrong again and again over many runs, and how long jobs last. `resilience history index DIR...` "
-        "takes runs in.",
+        "Print what goes wrong again and again over many runs, and how long jobs last. `resilience history index "
+        "DIR...` takes runs in.",
     )
     add_database(parser)
     add_since(parser, None)

@@ -42,7 +42,7 @@ class Indexed:
 def run_directories(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[str]]:
     """Return the run directories among `folders` and right below them, and what is none of either."""
     found: dict[str, None] = {}
-    problems = []
+    problems: list[str] = []
     for folder in map(Path, folders):
         below = [folder] if _has_journal(folder, problems) else []
         if not below and folder.is_dir():

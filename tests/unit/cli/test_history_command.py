@@ -40,7 +40,9 @@ def test_without_sqlalchemy_every_command_names_the_extra(words: list[str], caps
         assert "pip install 'resilience-sdk[history]'" in one_line(capsys)
         left_out = nodes_to_leave_out(Path("runs/exp1"), {"RESILIENCE_DB": "h.db"}, since=0.0)
     assert left_out.problem is not None
-    assert left_out.problem.startswith("the history was not asked which nodes are suspect: the history needs SQLAlchemy")
+    assert left_out.problem.startswith(
+        "the history was not asked which nodes are suspect: the history needs SQLAlchemy"
+    )
 
 
 def test_where_there_is_no_run_nothing_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
