@@ -5,33 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
-from resilience_sdk.core.journal import read_journal
-from resilience_sdk.core.lease import current_holder, unheld_for_s
+from resilience_sdk.core.lease import current_holder, renewed_after_s
 from resilience_sdk.core.words import duration, when
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
+from resilience_sdk.goodput.step_time import measures_data
 from resilience_sdk.goodput.summary import RATIOS, Summary
-from resilience_sdk.report.run_state import goodput_of, live_ranks
+from resilience_sdk.report.run_state import goodput_of, journal_of, live_ranks
 
 _MOST_ATTEMPTS = 12
+_UNMEASURED = (
+    "no section says when the loop waits for its data, so that is in productive: an adapter, straggler.iterate(loader) "
+    "or Run.steps() tells it apart"
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the account and return 0; raises RunDirectoryError for a directory that cannot be read."""
-    parser = reading_parser("goodput", "Print where the time of a run went, over all its jobs.")
+    parser = reading_parser(
+        "goodput", "Print where the time of a run went, over all its jobs.", schema="docs/goodput.md"
+    )
     options = parser.parse_args(argv)
     run_dir = open_run_dir(options.run_dir)
-    contents = read_journal(run_dir.journal)
+    problems: list[str] = []
+    contents = journal_of(run_dir, problems)
     is_running = current_holder(run_dir) is not None or bool(live_ranks(run_dir))
-    summary = goodput_of(contents.events, alive_s_ago=0.0 if is_running else unheld_for_s(run_dir))
-    problems = [f"journal file not read: {name}" for name in contents.unreadable_files]
-    if contents.torn_lines:
-        problems.append(f"torn journal lines skipped: {contents.torn_lines}")
+    summary = goodput_of(contents.events, is_running=is_running, renewed_after_s=renewed_after_s(run_dir))
+    measured = measures_data(contents.events)
     if options.json:
-        told = {"run_dir": str(run_dir.path), "running": is_running, **summary.to_json(), "problems": problems}
-        print_json(told)
+        told = {"run_dir": str(run_dir.path), "running": is_running, **summary.to_json(), "data_measured": measured}
+        print_json({**told, "problems": problems})
     else:
         lines = render(str(run_dir.path), summary, is_running=is_running)
-        print_lines([*lines, *(f"note           {problem}" for problem in problems)])
+        notes = [*([_UNMEASURED] if measured is False else []), *problems]
+        print_lines([*lines, *(f"note           {note}" for note in notes)])
     return 0
 
 
@@ -70,10 +76,12 @@ def _attempts(summary: Summary) -> list[str]:
     shown = summary.attempts[-_MOST_ATTEMPTS:]
     hidden = len(summary.attempts) - len(shown)
     lines = [f"the last {len(shown)} of {len(summary.attempts)} attempts (--json has them all):"] if hidden else []
+    jobs = list(dict.fromkeys(attempt["job"] for attempt in summary.attempts))
     for attempt in shown:
         parts = sorted(((seconds, name) for name, seconds in attempt["buckets"].items() if seconds > 0), reverse=True)
         told = ", ".join(f"{name} {duration(seconds)}" for seconds, name in parts)
-        lines.append(f"attempt {attempt['attempt']} from {when(attempt['began_at'])}: {told or 'no time'}")
+        job = f"job {jobs.index(attempt['job']) + 1}, " if len(jobs) > 1 else ""
+        lines.append(f"{job}attempt {attempt['attempt']} from {when(attempt['began_at'])}: {told or 'no time'}")
     return lines
 
 

@@ -67,7 +67,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--interval", type=_duration, metavar="T", help="this interval, instead of the best one")
     parser.add_argument("--like", metavar="RUN_DIR", help="what was measured in that run, where no option says else")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the simulation")
-    parser.add_argument("--json", action="store_true", help="print JSON; docs/commands.md has the schema")
+    parser.add_argument("--json", action="store_true", help="print JSON; docs/goodput.md has the schema")
     return parser
 
 
@@ -135,7 +135,7 @@ def _measured(named: str) -> dict[str, float]:
     """Return what the journal of a run tells: seconds of a save's stall, a restart, and between faults."""
     run_dir = open_run_dir(named)
     events = read_journal(run_dir.journal).events
-    summary = goodput_of(events, alive_s_ago=None)
+    summary = goodput_of(events)
     commits = [event for event in events if event["event"] == Event.CKPT_COMMIT.value]
     saves = [(event.get("stall_s"), event.get("seconds")) for event in commits]
     known = [(stall, whole) for stall, whole in saves if isinstance(stall, float) and isinstance(whole, float)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.cli.common import aligned, open_run_dir, print_json, print_lines, reading_parser, resume_row
-from resilience_sdk.core.journal import JournalContents, read_journal
-from resilience_sdk.core.lease import LeaseHolder, current_holder, unheld_for_s
+from resilience_sdk.core.lease import LeaseHolder, current_holder, renewed_after_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import ago, duration, when
 from resilience_sdk.errors import ConfigError
@@ -21,7 +20,7 @@ from resilience_sdk.incidents import IncidentStore, count_words, step_words
 from resilience_sdk.incidents.record import compact_ranks, headline
 from resilience_sdk.recorder.page_layout import BEAT_KINDS
 from resilience_sdk.report.outcome import read_outcome, supervised_end
-from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, standing_now, state_of
+from resilience_sdk.report.run_state import RunState, goodput_of, journal_of, live_ranks, standing_now, state_of
 
 _MOST_RANKS = 16
 _MOST_VERDICTS = 8
@@ -43,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 def collect(run_dir: RunDirectory) -> dict[str, Any]:
     """Return the status object that `--json` prints. Unreadable parts are named in `problems`, not fatal."""
     problems: list[str] = []
-    journal = _journal(run_dir, problems)
+    journal = journal_of(run_dir, problems)
     state = state_of(journal.events)
     holder = current_holder(run_dir)
     live = live_ranks(run_dir)
@@ -73,7 +72,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "stragglers": _stragglers(run_dir, problems, state, is_running=bool(holder or live)),
         "stall": state.stall if holder or live else None,
         **_steps(journal.events),
-        "goodput": _goodput(journal.events, 0.0 if holder or live else unheld_for_s(run_dir)),
+        "goodput": _goodput(journal.events, run_dir, is_running=bool(holder or live)),
         "incidents": _incidents(run_dir, problems),
         "degraded": state.degraded,
         "supervised": supervised_end(journal.events),
@@ -90,25 +89,11 @@ def _steps(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"step_time": told, "why_slow": None if slow is None else attrs.asdict(slow)}
 
 
-def _goodput(events: Sequence[dict[str, Any]], alive_s_ago: float | None) -> dict[str, Any] | None:
-    summary = goodput_of(events, alive_s_ago=alive_s_ago)
+def _goodput(events: Sequence[dict[str, Any]], run_dir: RunDirectory, *, is_running: bool) -> dict[str, Any] | None:
+    summary = goodput_of(events, is_running=is_running, renewed_after_s=renewed_after_s(run_dir))
     buckets = {bucket.value: seconds for bucket, seconds in summary.buckets.items()}
     told = {"wall_s": summary.wall_s, "goodput": summary.goodput, "ettr": summary.ettr, "buckets": buckets}
     return told if summary.attempts else None
-
-
-def _journal(run_dir: RunDirectory, problems: list[str]) -> JournalContents:
-    try:
-        os.listdir(run_dir.journal)  # a glob over an unreadable directory is silently empty
-        contents = read_journal(run_dir.journal)
-    except OSError as error:
-        problems.append(f"cannot read {run_dir.journal}: {error.strerror}; nothing is known about the ranks")
-        return JournalContents(events=(), torn_lines=0, unreadable_files=())
-    if contents.torn_lines:
-        lines = "line was" if contents.torn_lines == 1 else "lines were"
-        problems.append(f"{contents.torn_lines} torn journal {lines} skipped")
-    problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
-    return contents
 
 
 def _stragglers(
@@ -258,7 +243,7 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("why slow", slow["text"]))
     if goodput := status["goodput"]:
         wall_s, buckets = goodput["wall_s"], sorted(goodput["buckets"].items(), key=lambda item: -item[1])
-        told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds > 0)
+        told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds >= 0.005 * wall_s)
         rows += [("goodput", f"{goodput['goodput']:.0%} of {duration(wall_s)}: {told}")] if wall_s else []
     return rows
 
@@ -280,5 +265,5 @@ def _incident_rows(status: dict[str, Any], now: float) -> list[tuple[str, str]]:
     newest = f"newest {last['id']}, {ago(last['detected_at'], now)}: {last['summary']}"
     return [
         ("incidents", f"{incidents['count']}; {newest}"),
-        ("", f"resilience why {status['run_dir']} tells more"),
+        ("", f"resilience why {shlex.quote(status['run_dir'])} tells more"),
     ]

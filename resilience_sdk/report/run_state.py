@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from resilience_sdk.core import environ
-from resilience_sdk.core.journal import Event
+from resilience_sdk.core.journal import Event, JournalContents, read_journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.summary import Summary, summarize
@@ -274,12 +274,31 @@ def standing_now(run_dir: RunDirectory, state: RunState, *, is_running: bool) ->
     return standing
 
 
-def goodput_of(events: Iterable[Mapping[str, Any]], *, alive_s_ago: float | None) -> Summary:
-    """Return the account of a journal: up to the last sign of the job, so many seconds ago, or else its last event."""
+def journal_of(run_dir: RunDirectory, problems: list[str]) -> JournalContents:
+    """Return what the journal holds; adds to `problems` what could not be read of it."""
+    try:
+        os.listdir(run_dir.journal)  # a glob over an unreadable directory is silently empty
+        contents = read_journal(run_dir.journal)
+    except OSError as error:
+        problems.append(f"cannot read {run_dir.journal}: {error.strerror}; nothing is known about the ranks")
+        return JournalContents(events=(), torn_lines=0, unreadable_files=())
+    if contents.torn_lines:
+        lines = "line was" if contents.torn_lines == 1 else "lines were"
+        problems.append(f"{contents.torn_lines} torn journal {lines} skipped")
+    problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
+    return contents
+
+
+def goodput_of(
+    events: Iterable[Mapping[str, Any]], *, is_running: bool = False, renewed_after_s: float | None = None
+) -> Summary:
+    """Return the account of a journal: up to now while a job runs, else up to the last sign of it.
+
+    That is its last event, or what a lease that nobody gave up was renewed after it (`renewed_after_s`).
+    """
     ledger = Ledger()
     for event in events:
         ledger.apply(event)
-    if alive_s_ago is None:
-        return summarize(ledger)
-    now = ledger.when(time.time(), time.monotonic_ns(), boot_id())
-    return summarize(ledger, now - alive_s_ago)
+    if is_running:
+        return summarize(ledger, ledger.when(time.time(), time.monotonic_ns(), boot_id()))
+    return summarize(ledger, ledger.last_at + (renewed_after_s or 0.0))
