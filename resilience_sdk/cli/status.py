@@ -243,7 +243,7 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("why slow", slow["text"]))
     if goodput := status["goodput"]:
         wall_s, buckets = goodput["wall_s"], sorted(goodput["buckets"].items(), key=lambda item: -item[1])
-        told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds >= 0.005 * wall_s)
+        told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds > 0.005 * wall_s)
         rows += [("goodput", f"{goodput['goodput']:.0%} of {duration(wall_s)}: {told}")] if wall_s else []
     return rows
 
