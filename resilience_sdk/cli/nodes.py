@@ -99,7 +99,8 @@ def render(records: Sequence[NodeRecord], warnings: Sequence[Omen], since: str) 
     lines += [f"WARNING {omen.text}" for omen in warnings]
     others = [record for record in records if record.failures and not record.suspect]
     lines += [
-        f"{record.name}: {record.why}; of a healthy node {record.chance:.0%} likely" for record in others[:_MOST_NODES]
+        f"{record.name}: {record.why}; of a healthy node {record.chance:.2g} probable"
+        for record in others[:_MOST_NODES]
     ]
     if others[_MOST_NODES:]:
         lines.append(f"and {len(others) - _MOST_NODES} more with a failure (--json has them all)")

@@ -67,10 +67,18 @@ WHERE f.at >= :since ORDER BY f.at
 """
 _NODES_OF_FAILURES = """
 SELECT DISTINCT a.run, a.job, a.attempt, a.node, a.alias, a.nodes, a.world_size
-FROM attempts a JOIN failures f ON f.run = a.run AND f.job = a.job AND f.attempt = a.attempt
-WHERE f.at >= :since
+FROM attempts a JOIN runs r ON r.id = a.run
+JOIN failures f ON f.run = a.run AND f.job = a.job AND f.attempt = a.attempt
+WHERE f.at >= :since AND a.launched = r.launched AND a.alias IS NOT NULL
 """
-_FINDINGS = 'SELECT "check", host, at, evidence FROM findings WHERE at >= :since ORDER BY at'
+_FINDINGS = """
+SELECT f."check", COALESCE(n.alias, f.host) AS node, f.at, f.evidence
+FROM findings f LEFT JOIN (
+  SELECT a.run, a.host, MIN(a.alias) AS alias FROM attempts a JOIN runs r ON r.id = a.run
+  WHERE a.launched = r.launched GROUP BY a.run, a.host
+) n ON n.run = f.run AND n.host = f.host
+WHERE f.at >= :since ORDER BY f.at
+"""
 _START_OF = """
 SELECT s.run, s.job, s.at, s.script, s.facts FROM starts s JOIN runs r ON r.id = s.run
 WHERE r.path = :path AND s.at <= :at ORDER BY s.at DESC LIMIT 1
@@ -78,8 +86,11 @@ WHERE r.path = :path AND s.at <= :at ORDER BY s.at DESC LIMIT 1
 _START_BEFORE = """
 SELECT run, job, at, script, facts FROM starts WHERE script = :script AND at < :at ORDER BY at DESC LIMIT 1
 """
-_NODES_OF_JOB = "SELECT DISTINCT alias FROM attempts WHERE run = :run AND job = :job AND alias IS NOT NULL"
-_TOTALS = "SELECT COUNT(*), SUM(events), MIN(first_at), MAX(last_at) FROM runs"
+_NODES_OF_JOB = """
+SELECT DISTINCT a.alias FROM attempts a JOIN runs r ON r.id = a.run
+WHERE a.run = :run AND a.job = :job AND a.launched = r.launched AND a.alias IS NOT NULL
+"""
+_TOTALS = "SELECT COUNT(*), SUM(events), MIN(first_at), MAX(last_at) FROM runs WHERE events > 0"
 _MOST_CHANGES = 12
 _UNTOLD = ("settings.run_dir", "argv")  # which differ from run to run anyway
 
@@ -98,7 +109,9 @@ class Recurring:
     last_at: float
     first_run: str
     mttf_s: float | None
-    """Time at work of all jobs, over the count."""
+    """Time at work of all jobs, over the count; `low_s` and `high_s` are its 95 % limits."""
+    low_s: float
+    high_s: float | None
     changed: tuple[dict[str, Any], ...] = ()
     """What the job in which it came first was started with, and the job before was not: `{what, before, after}`."""
 
@@ -115,6 +128,20 @@ class Rate:
     high_s: float | None
 
 
+@attrs.frozen
+class CauseRate:
+    """Failures of one cause in all jobs, whatever was said; as `Rate`."""
+
+    cause: str
+    category: str
+    blame: str
+    failures: int
+    worked_s: float
+    mttf_s: float | None
+    low_s: float
+    high_s: float | None
+
+
 class History:
     """Answers about the failures since a time (Unix seconds). One thread at a time."""
 
@@ -122,6 +149,7 @@ class History:
         """Open the index that somebody has made; raises ConfigError and MissingExtraError."""
         self.engine: Engine = open_engine(named, must_exist=True)
         self._since = since
+        self._failures: list[Failure] | None = None
 
     def close(self) -> None:
         """Let go of the database."""
@@ -145,7 +173,12 @@ class History:
         return {"runs": runs, "events": int(events or 0), "first_at": first_at, "last_at": last_at}
 
     def failures(self) -> list[Failure]:
-        """Return all failures, by time; one that several nodes have told counts once."""
+        """Return all failures, by time; one that several nodes have told counts once. They are read once."""
+        if self._failures is None:
+            self._failures = self._read_failures()
+        return self._failures
+
+    def _read_failures(self) -> list[Failure]:
         places: dict[tuple[Any, ...], dict[str, str]] = {}
         sizes: dict[tuple[Any, ...], tuple[int | None, int | None]] = {}
         for run, job, attempt, node, alias, nodes, world_size in self._ask(_NODES_OF_FAILURES, since=self._since):
@@ -183,20 +216,34 @@ class History:
             if failure.blame != "nobody":
                 counts[failure.world_size] = counts.get(failure.world_size, 0) + 1
         worked = {size: float(seconds or 0.0) for size, seconds in self._ask(_BY_SIZE, since=self._since)}
-        rates = [_rate(size, counts.get(size, 0), worked[size]) for size in sorted(worked, key=lambda s: s or 0)]
-        return [*rates, _rate(None, sum(counts.values()), sum(worked.values()))] if rates else []
+        sizes = sorted(size for size in worked if size is not None)
+        rates = [_rate(size, counts.get(size, 0), worked[size]) for size in sizes]
+        return [*rates, _rate(None, sum(counts.values()), sum(worked.values()))] if worked else []
+
+    def causes(self) -> list[CauseRate]:
+        """Return the mean time to failure by cause, the most frequent first, preemptions left out."""
+        counts: dict[tuple[str, str, str], int] = {}
+        for one in self.failures():
+            if one.blame != "nobody":
+                key = one.cause, one.category, one.blame
+                counts[key] = counts.get(key, 0) + 1
+        worked_s = self._worked_s()
+        found = [CauseRate(*key, count, worked_s, *_mean(worked_s, count)) for key, count in counts.items()]
+        return sorted(found, key=lambda one: (-one.failures, one.cause, one.blame))
+
+    def _worked_s(self) -> float:
+        return sum(float(seconds or 0.0) for _, seconds in self._ask(_BY_SIZE, since=self._since))
 
     def recurring(self) -> list[Recurring]:
         """Return what goes wrong, by signature, the most frequent first."""
         groups: dict[str, list[Failure]] = {}
         for failure in self.failures():
             groups.setdefault(failure.signature, []).append(failure)
-        worked_s = sum(float(seconds or 0.0) for _, seconds in self._ask(_BY_SIZE, since=self._since))
+        worked_s = self._worked_s()
         found = [
             Recurring(
                 signature, told[0].cause, told[0].category, told[0].blame, len(told), len({one.run for one in told}),
-                told[0].at, told[-1].at, told[0].run, worked_s / len(told) if worked_s else None,
-                tuple(self._changed(told[0])),
+                told[0].at, told[-1].at, told[0].run, *_mean(worked_s, len(told)), tuple(self._changed(told[0])),
             )
             for signature, told in groups.items()
         ]  # fmt: skip
@@ -231,5 +278,9 @@ class History:
 
 
 def _rate(size: int | None, failures: int, worked_s: float) -> Rate:
-    low_s, high_s = mean_time_between_s(worked_s, failures)
-    return Rate(size, failures, worked_s, worked_s / failures if failures else None, low_s, high_s)
+    return Rate(size, failures, worked_s, *_mean(worked_s, failures))
+
+
+def _mean(worked_s: float, failures: int) -> tuple[float | None, float, float | None]:
+    """Return the mean time between failures, and its limits."""
+    return (worked_s / failures if failures and worked_s else None, *mean_time_between_s(worked_s, failures))

@@ -8,6 +8,7 @@ nodes. So of the nodes that are named about one in fifty is named by chance, how
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -21,12 +22,17 @@ SUSPECT_FOR_S = 28 * 86400.0
 """How far back is looked: what was repaired has its chance again."""
 APART_S = 3600.0
 """Failures of one node in one run that are closer together are one: a restart that meets the same fault."""
+TOGETHER_S = 600.0
+"""Failures of one node in several runs that are closer together are one: jobs that share a node die of one fault."""
 _PRIOR_FAILURES = 1.0
 _PRIOR_S = 86400.0 * 1000.0 / 6.5
 _MOST_BLAMED = 0.5  # of a job's nodes: more than that are no culprits, or the fault is not a node's
 _OF_USERS = frozenset({"user", "data", "checkpoint", "numerics"})
-_MOST_DIGITS = 9
 _OF_NOBODY = frozenset({"scheduler", "none"})
+_UNKNOWN = "unknown"
+_WAIT = "wait"  # the action where something outside of the nodes has to come back: storage, a service
+_MOST_DIGITS = 9
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @attrs.frozen
@@ -50,16 +56,22 @@ class Failure:
 
     @property
     def blame(self) -> str:
-        """Whose it is: `user` (the program, its data), `nobody` (a scheduler's word), else `infrastructure`."""
+        """Whose it is: `user` (the program, its data), `nobody` (a scheduler), `unknown`, else `infrastructure`."""
         if self.category in _OF_NOBODY:
             return "nobody"
+        if self.category == _UNKNOWN:
+            return _UNKNOWN
         return "user" if self.category in _OF_USERS or self.action == "stop" else "infrastructure"
 
     @property
     def blames_nodes(self) -> bool:
-        """Whether it says anything about a node: not where half of the job's nodes are named together."""
+        """Whether it says anything about a node.
+
+        Not where more than half of the job's nodes are named together, nor where the cause is not known (a program that
+        leaves with 1 and no word), or outside of all nodes.
+        """
         few = self.of_nodes is None or self.of_nodes <= 1 or len(self.nodes) <= _MOST_BLAMED * self.of_nodes
-        return self.blame == "infrastructure" and bool(self.nodes) and few
+        return self.blame == "infrastructure" and self.action != _WAIT and bool(self.nodes) and few
 
 
 @attrs.frozen
@@ -85,7 +97,9 @@ class NodeRecord:
         told = ", ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in causes.items())
         runs = len({failure.run for failure in self.failures})
         where = f"in {runs} runs" if runs > 1 else "in one run"
-        return f"{len(self.failures)} independent failures {where}: {told}" if self.failures else "no failure"
+        count = len(self.failures)
+        what = "1 failure" if count == 1 else f"{count} independent failures"
+        return f"{what} {where}: {told}" if count else "no failure"
 
 
 def judge_nodes(
@@ -136,11 +150,12 @@ def _named(records: Sequence[NodeRecord], least: int) -> set[str]:
 
 
 def independent(failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Return the failures of one node that do not follow from one another; `failures` by time."""
+    """Return the failures of one node that do not follow from one another, or from one fault; `failures` by time."""
     kept: list[Failure] = []
     last: dict[str, float] = {}
     for failure in failures:
-        if failure.at - last.get(failure.run, float("-inf")) >= APART_S:
+        alone = not kept or failure.at - kept[-1].at >= TOGETHER_S
+        if alone and failure.at - last.get(failure.run, float("-inf")) >= APART_S:
             kept.append(failure)
         last[failure.run] = failure.at
     return tuple(kept)
@@ -208,10 +223,13 @@ def omens(
 
 
 def hostlist(names: Iterable[str]) -> str:
-    """Return names in Slurm's form: `n[1,3-5],other`; numbers keep their leading zeros."""
+    """Return names in Slurm's form: `n[1,3-5],other`; numbers keep their leading zeros.
+
+    What no node can be called is left out: names come from journals and databases that others may write.
+    """
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
-    for name in sorted(set(names)):
+    for name in sorted({name for name in names if _NODE_NAME.fullmatch(name)}):
         head = name.rstrip("0123456789")
         if head == name or len(name) - len(head) > _MOST_DIGITS:
             plain.append(name)

@@ -154,12 +154,55 @@ def test_history_tells_what_recurs_and_what_changed_before(
     assert (everything["failures"], everything["worked_s"]) == (2, pytest.approx(300))
     assert everything["mttf_s"] == pytest.approx(150)
     assert everything["low_s"] < everything["mttf_s"] < everything["high_s"]
+    (of_cause,) = told["mttf_by_cause"]
+    assert (of_cause["cause"], of_cause["category"], of_cause["failures"]) == ("user_code_error", "user", 2)
+    for key in ("mttf_s", "low_s", "high_s"):
+        assert of_cause[key] == everything[key] == cause[key]
+    assert main(["history", "--db", database]) == 0
+    text = capsys.readouterr().out
+    assert "mean time to failure, by cause, over the work of all jobs:" in text
+    assert "user_code_error: 2.5 min (41.5 s to 20.6 min; 2 failures in 5.0 min)" in text
     history = History(database)
     again = history.recurrence(cause["signature"], str(tmp_path / "runs" / "r3"), cause["last_at"])
     history.close()
     assert again is not None
     assert (again["times"], again["runs"], again["of_runs"]) == (2, 2, 3)
     assert again["first_run"].endswith("r2")
+
+
+def test_nodes_have_the_names_of_their_scheduler(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the ranks have told of themselves by the names of their hosts, and so has the health watch."""
+    for number in (1, 2, 3):
+        run = ToldFleetRun.make(tmp_path / f"runs/r{number}", ["hostA", "hostB"], at=time.time() - 48 * HOUR * number)
+        run.aliases = {"hostA": "node1", "hostB": "node2"}
+        run.start()
+        for host in run.nodes:
+            run.tell(host, Event.RANK_START, rank=0, local_rank=0, world_size=16)
+        run.at += HOUR
+        run.tell("hostB", Event.HEALTH, ok=False, check="ecc", status="warning", what="GPU 0", evidence="3 errors")
+        run.at += HOUR
+        run.fail("hostB", "gpu_fell_off_bus", "hardware", action="exclude_node")
+        for host in run.nodes:
+            run.tell(host, Event.RANK_START, rank=0, local_rank=0, world_size=16)
+        run.at += HOUR
+        run.end()
+    run = ToldFleetRun.make(tmp_path / "runs/now", ["hostA"], at=time.time() - 480 * HOUR)
+    run.aliases = {"hostA": "node1"}
+    run.start()
+    run.at += 479 * HOUR
+    run.tell("hostA", Event.HEALTH, ok=False, check="ecc", status="warning", what="GPU 0", evidence="3 errors")
+    run.close()
+    index(database, tmp_path / "runs")
+    told = asked(capsys, "nodes", "--db", database)
+    assert told["suspects"] == ["node2"]
+    assert {node["name"]: round(node["worked_s"] / HOUR) for node in told["nodes"]} == {"node1": 488, "node2": 9}
+    (warning,) = told["warnings"]
+    assert (warning["node"], warning["right"], warning["seen"]) == ("node1", 3, 3)
+    history = History(database)
+    assert {failure.of_nodes for failure in history.failures()} == {2}
+    history.close()
 
 
 def test_why_tells_that_it_is_not_the_first_time(
