@@ -16,7 +16,7 @@ from resilience_sdk.core.settings.parse import duration_or_zero
 from resilience_sdk.core.words import ago, duration, when
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.exclusion import DATABASE
-from resilience_sdk.history.indexer import Index
+from resilience_sdk.history.indexer import Index, run_directories
 from resilience_sdk.history.questions import CauseRate, History, Rate, Recurring
 from resilience_sdk.history.schema import default_path
 
@@ -38,6 +38,9 @@ def _index(words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     dirs = options.dirs or [RUNS]
     began_s = time.monotonic()
+    found, problems = run_directories(dirs)
+    if not found:  # before a file is made in a folder that was spelt wrongly
+        raise ConfigError("; ".join(problems))
     named = options.db or environ.environment().get(DATABASE) or str(default_path(_folder(dirs[0])))
     index = Index(named)
     try:
@@ -45,8 +48,6 @@ def _index(words: Sequence[str]) -> int:
     finally:
         index.close()
     took_s = time.monotonic() - began_s
-    if not done.runs:
-        raise ConfigError("; ".join(done.problems))
     if options.json:
         print_json({"db": redact_text(named), "took_s": took_s, **attrs.asdict(done)})
     else:

@@ -10,7 +10,7 @@ import attrs
 
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.summary import mean_time_between_s
-from resilience_sdk.history.schema import open_engine
+from resilience_sdk.history.schema import VERSION, newer, open_engine
 from resilience_sdk.history.suspects import (
     LEAST_FAILURES,
     Failure,
@@ -91,6 +91,7 @@ SELECT DISTINCT a.alias FROM attempts a JOIN runs r ON r.id = a.run
 WHERE a.run = :run AND a.job = :job AND a.launched = r.launched AND a.alias IS NOT NULL
 """
 _TOTALS = "SELECT COUNT(*), SUM(events), MIN(first_at), MAX(last_at) FROM runs WHERE events > 0"
+_VERSION = "SELECT version FROM index_version"
 _MOST_CHANGES = 12
 _UNTOLD = ("settings.run_dir", "argv")  # which differ from run to run anyway
 
@@ -150,6 +151,7 @@ class History:
         self.engine: Engine = open_engine(named, must_exist=True)
         self._since = since
         self._failures: list[Failure] | None = None
+        self._is_ours = False
 
     def close(self) -> None:
         """Let go of the database."""
@@ -161,11 +163,20 @@ class History:
 
         try:
             with self.engine.connect() as connection:
+                if not self._is_ours:
+                    self._check(connection.execute(text(_VERSION)).scalar())
                 return connection.execute(text(question), values).all()
         except DBAPIError as error:
             raise ConfigError(
                 f"the history cannot be read: {str(error.orig).strip()}; `resilience history index DIR...` makes one"
             ) from None
+
+    def _check(self, version: int | None) -> None:
+        if version is not None and version > VERSION:
+            raise ConfigError(newer(version))
+        if version != VERSION:
+            raise ConfigError("the history is of an older version; `resilience history index DIR...` makes it anew")
+        self._is_ours = True
 
     def totals(self) -> dict[str, Any]:
         """Return how much is indexed."""

@@ -22,6 +22,8 @@ from told_fleet import ToldFleetRun
 
 from resilience_sdk.cli.main import main
 from resilience_sdk.core.journal import Event
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.history import schema
 from resilience_sdk.history.indexer import Index
 from resilience_sdk.history.questions import History
 from resilience_sdk.history.schema import Tables, open_engine
@@ -293,9 +295,10 @@ def test_an_index_of_another_version_is_made_again(database: str, tmp_path: Path
     index(database, tmp_path / "runs")
     before, engine = content(database), open_engine(database)
     with engine.begin() as connection:
-        connection.execute(sqlalchemy.text("UPDATE index_version SET version = 0"))
         connection.execute(sqlalchemy.text("ALTER TABLE failures ADD COLUMN old INTEGER"))
     engine.dispose()
+    set_version(database, 0)
+    assert main(["history", "--db", database]) == 2  # what it has is not understood
     other = ToldFleetRun.make(tmp_path / "other", ["D"])
     other.start()
     index(database, other.path)
@@ -307,6 +310,61 @@ def test_an_index_of_another_version_is_made_again(database: str, tmp_path: Path
         connection.execute(sqlalchemy.text("DROP TABLE index_version"))
     engine.dispose()
     assert main(["history", "index", str(other.path), "--db", database]) == 2
+
+
+def set_version(database: str, version: int) -> None:
+    """Have an index be of another version of its schema."""
+    engine = open_engine(database)
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text(f"UPDATE index_version SET version = {version}"))
+    engine.dispose()
+
+
+def test_an_index_that_is_made_again_loses_no_run(database: str, tmp_path: Path) -> None:
+    """Though whoever opens it first is killed, and the next one is the exporter of one node of another run."""
+    three_runs(tmp_path / "runs", 1_000_000.0)
+    index(database, tmp_path / "runs")
+    before = content(database)
+    set_version(database, 0)
+    Index(database).close()  # killed before it has read a line
+    other = ToldFleetRun.make(tmp_path / "other", ["A", "D"])
+    other.start()
+    of_node = Index(database)
+    of_node.add([other.path], host_prefix="D-")
+    of_node.close()
+    after = content(database)
+    assert after["failures"] == before["failures"]
+    assert [row for row in after["files"] if row[0][0] != str(other.path)] == before["files"]
+    assert [row[1][0] for row in after["files"] if row[0][0] == str(other.path)] == ["D"]
+
+
+def test_an_index_of_a_newer_version_is_left_alone(database: str, tmp_path: Path) -> None:
+    """It would be made again and again by the two."""
+    three_runs(tmp_path / "runs", 1_000_000.0)
+    index(database, tmp_path / "runs")
+    before = content(database)
+    set_version(database, 99)
+    for words in (["history", "index", str(tmp_path / "runs")], ["history"], ["nodes"]):
+        assert main([*words, "--db", database]) == 2
+    assert content(database) == before
+
+
+def test_an_index_that_somebody_holds_is_not_waited_for_without_an_end(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An indexer that was stopped in the middle of a step holds the run; the next one says so."""
+    run = ToldFleetRun.make(tmp_path / "run", ["A"])
+    run.start()
+    index(database, run.path)
+    run.end()
+    monkeypatch.setattr(schema, "_WAIT_S", 1.0)
+    engine = open_engine(database)
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text("UPDATE runs SET turn = turn"))
+        with pytest.raises(ConfigError, match="lock"):
+            index(database, run.path)
+    engine.dispose()
+    assert index(database, run.path) == 1
 
 
 _INDEXER = """
