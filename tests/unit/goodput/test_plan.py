@@ -101,6 +101,8 @@ def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
         (["--gpus", "0"], "'0': expected a whole number"),
         (["--gpus", "8", "--write", "soon"], "'soon': expected seconds"),
         (["--gpus", "8", "--write", "0"], "has no best interval"),
+        (["--gpus", "8", "--write", "0", "--interval", "0"], "--interval 0: a time above 0"),
+        (["--mttf", "0"], "--mttf 0: a time above 0"),
         (["--gpus", "8", "--failures", "rsc-3"], "rsc-1, rsc-2"),
     ],
 )
