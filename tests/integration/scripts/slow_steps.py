@@ -6,6 +6,7 @@ grows with its work, which varies.
 """
 
 import argparse
+import itertools
 import os
 import time
 
@@ -22,11 +23,10 @@ rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def batches():
-    """Yield sizes of batches, the same ones on all ranks."""
-    sizes = torch.Generator().manual_seed(0)
-    while True:
+    """Yield sizes of batches, small and large in turn, the same ones on all ranks."""
+    for number in itertools.count():
         time.sleep(0.06 if args.fault == "loader" else 0.001)
-        yield 10 + int(torch.randint(180, (1,), generator=sizes))
+        yield 180 if number % 2 else 20
 
 
 torch.set_num_threads(1)
@@ -35,7 +35,7 @@ end = time.monotonic() + args.seconds
 for step, size in enumerate(straggler.iterate(batches())):
     with heartbeat():
         straggler.work(size)
-        fixed_s, grows_s = (0.05, 0.00016) if args.fault == "batch" else (0.004, 0.00025)
+        fixed_s, grows_s = (0.09, 0.00025) if args.fault == "batch" else (0.004, 0.00025)
         with straggler.section("fwd"):
             time.sleep(fixed_s + grows_s * size)
             if args.fault == "rank" and rank == ranks - 1:
