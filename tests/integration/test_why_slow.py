@@ -48,7 +48,7 @@ def status_after(folder: Path, ranks: int, fault: str) -> tuple[dict[str, Any], 
     ],
 )
 def test_a_slow_job_is_told_why(tmp_path: Path, ranks: int, fault: str, cause: str, least: float, says: str) -> None:
-    """The planted reason and no other, with the share that it takes, without any incident."""
+    """The planted reason and no other, with the share that it takes; no fault is needed for it."""
     status, text = status_after(tmp_path, ranks, fault)
     slow = status["why_slow"]
     assert slow is not None, json.dumps(status["step_time"])
@@ -58,7 +58,7 @@ def test_a_slow_job_is_told_why(tmp_path: Path, ranks: int, fault: str, cause: s
     assert slow["evidence"]["steps"] > 50
     (line,) = (line for line in text.splitlines() if line.startswith("why slow "))
     assert line.split(maxsplit=2)[2] == slow["text"]
-    assert status["incidents"]["count"] == 0
+    assert status["incidents"]["count"] <= (fault == "rank")  # a rank that stays slow is one
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
