@@ -66,7 +66,7 @@ LEFT JOIN recoveries c ON c.run = f.run AND c.incident = f.incident
 WHERE f.at >= :since ORDER BY f.at
 """
 _NODES_OF_FAILURES = """
-SELECT DISTINCT a.run, a.job, a.attempt, a.node, a.alias, a.nodes, a.world_size
+SELECT DISTINCT a.run, a.job, a.attempt, a.node, a.alias, a.nodes, a.world_size, a.began_at
 FROM attempts a JOIN runs r ON r.id = a.run
 JOIN failures f ON f.run = a.run AND f.job = a.job AND f.attempt = a.attempt
 WHERE f.at >= :since AND a.launched = r.launched AND a.alias IS NOT NULL
@@ -191,19 +191,19 @@ class History:
 
     def _read_failures(self) -> list[Failure]:
         places: dict[tuple[Any, ...], dict[str, str]] = {}
-        sizes: dict[tuple[Any, ...], tuple[int | None, int | None]] = {}
-        for run, job, attempt, node, alias, nodes, world_size in self._ask(_NODES_OF_FAILURES, since=self._since):
+        facts: dict[tuple[Any, ...], tuple[int | None, int | None, float | None]] = {}
+        for run, job, attempt, node, alias, *told in self._ask(_NODES_OF_FAILURES, since=self._since):
             places.setdefault((run, job, attempt), {})[str(node)] = str(alias)
-            sizes[run, job, attempt] = nodes, world_size
+            facts[run, job, attempt] = told[0], told[1], told[2]
         found: dict[tuple[Any, ...], Failure] = {}
         for row in self._ask(_FAILURES, since=self._since):
             key = row.run, row.job, row.attempt
             known = places.get(key, {})
             nodes = tuple(sorted({known.get(node, node) for node in json.loads(row.nodes or "[]")}))
-            of_nodes, world_size = sizes.get(key, (None, None))
+            of_nodes, world_size, began_at = facts.get(key, (None, None, None))
             failure = Failure(
                 row.path, row.incident, row.at, row.category, row.cause, row.action or "", row.signature, nodes,
-                of_nodes, world_size, row.summary or "", row.recovery_s, row.lost_steps,
+                of_nodes, world_size, row.summary or "", row.recovery_s, row.lost_steps, began_at,
             )  # fmt: skip
             found.setdefault((*key, row.incident), failure)
         return list(found.values())

@@ -23,7 +23,7 @@ SUSPECT_FOR_S = 28 * 86400.0
 APART_S = 3600.0
 """Failures of one node in one run that are closer together are one: a restart that meets the same fault."""
 TOGETHER_S = 600.0
-"""Failures of one node in several runs that are closer together are one: jobs that share a node die of one fault."""
+"""Failures of one node in several runs that ran at that time are one if they are closer together: of one fault."""
 _PRIOR_FAILURES = 1.0
 _PRIOR_S = 86400.0 * 1000.0 / 6.5
 _MOST_BLAMED = 0.5  # of a job's nodes: more than that are no culprits, or the fault is not a node's
@@ -53,6 +53,8 @@ class Failure:
     summary: str = ""
     recovery_s: float | None = None
     lost_steps: int | None = None
+    began_at: float | None = None
+    """Of the attempt in which it was."""
 
     @property
     def blame(self) -> str:
@@ -154,11 +156,17 @@ def independent(failures: Sequence[Failure]) -> tuple[Failure, ...]:
     kept: list[Failure] = []
     last: dict[str, float] = {}
     for failure in failures:
-        alone = not kept or failure.at - kept[-1].at >= TOGETHER_S
-        if alone and failure.at - last.get(failure.run, float("-inf")) >= APART_S:
+        if not _is_same_fault(failure, kept) and failure.at - last.get(failure.run, float("-inf")) >= APART_S:
             kept.append(failure)
         last[failure.run] = failure.at
     return tuple(kept)
+
+
+def _is_same_fault(failure: Failure, kept: Sequence[Failure]) -> bool:
+    """Tell whether a node had just failed in another run, while this one was there as well."""
+    if not kept or failure.began_at is None:
+        return False
+    return failure.began_at <= kept[-1].at and failure.at - kept[-1].at < TOGETHER_S
 
 
 @attrs.frozen

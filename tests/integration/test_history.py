@@ -17,6 +17,7 @@ from typing import Any
 
 import needed
 import pytest
+from harness import job
 from postgres_server import postgres
 from told_fleet import ToldFleetRun
 
@@ -132,6 +133,23 @@ def test_a_node_that_fails_in_two_of_three_runs_is_suspect(
     assert str(runs[2].path) in text
     assert main(["nodes", "--db", database, "--since", "1h"]) == 0
     assert "no suspect among 0 nodes in the last 1h" in capsys.readouterr().out
+
+
+def test_real_jobs_that_fail_on_one_node_name_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One right after the other: B fails in two of three runs, and a program ends with an error on A."""
+    for name, node, way in (("one", "B", "segfault"), ("two", "A", "raise"), ("three", "B", "segfault")):
+        folder = tmp_path / name
+        folder.mkdir()
+        words = ("--max-restarts", "0", "--nproc-per-node", "2", "dying.py", way)
+        with job(folder, *words, env={"SLURMD_NODENAME": node}) as run:
+            assert run.finish() != 0
+            assert len(run.incidents()) == 1, run.screen
+    database = str(tmp_path / "history.db")
+    index(database, *(tmp_path / name / "run" for name in ("one", "two", "three")))
+    told = asked(capsys, "nodes", "--db", database)
+    assert told["suspects"] == ["B"]
+    counts = {node["name"]: (len(node["failures"]), node["of_users"], node["runs"]) for node in told["nodes"]}
+    assert counts == {"A": (0, 1, 1), "B": (2, 0, 2)}
 
 
 def test_history_tells_what_recurs_and_what_changed_before(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,11 +64,13 @@ def test_failures_that_follow_from_one_another_are_one() -> None:
     loop = [failure(at=minutes * 60.0) for minutes in range(0, 600, 30)]
     assert len(independent(loop)) == 1
     assert len(independent([failure(at=0), failure(at=HOUR)])) == 2
-    shared = [failure(at=0, run="a"), failure(at=5, run="b"), failure(at=20, run="c")]
+    shared = [attrs.evolve(failure(at=at, run=run), began_at=-100.0) for run, at in (("a", 0), ("b", 5), ("c", 20))]
     assert len(independent(shared)) == 1
     assert not suspects(judge_nodes({"n1": DAY, "n2": DAY}, {}, shared))
-    eats_jobs = [failure(at=240.0 * number, run=f"r{number}") for number in range(10)]
-    assert len(independent(eats_jobs)) == 4
+    eats_jobs = [
+        attrs.evolve(failure(at=60.0 * number, run=f"r{number}"), began_at=60.0 * number - 30) for number in range(10)
+    ]
+    assert len(independent(eats_jobs)) == 10
 
 
 def test_a_large_fleet_has_no_suspects_by_chance() -> None:
