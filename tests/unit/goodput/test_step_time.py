@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from resilience_sdk.goodput.slowness import slowness_of, standing_of
@@ -247,6 +247,7 @@ def test_no_points_are_too_odd(points: list[tuple[float, float]]) -> None:
     assert 0 <= (fit.fixed_share() or 0.0) <= 1
 
 
+@example({"sections": ""})
 @given(
     st.dictionaries(st.sampled_from(["steps", "wall_s", "ranks", "sections", "work_per_s"]), st.none() | st.text("ab"))
 )
