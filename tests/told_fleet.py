@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +29,8 @@ class ToldFleetRun:
     at: float = 1_000_000.0
     ranks_per_node: int = 8
     job: str = "job"
+    aliases: Mapping[str, str] = attrs.field(factory=dict)
+    """Of hosts that their scheduler calls otherwise."""
     _incidents: int = 0
     _attempt: int = 0
     _journals: dict[str, Journal] = attrs.field(factory=dict)
@@ -66,6 +68,7 @@ class ToldFleetRun:
             self.tell(
                 node, Event.ATTEMPT_START, ranks=list(range(first, first + self.ranks_per_node)), node=number,
                 nodes=len(self.nodes), node_name=node, world_size=len(self.nodes) * self.ranks_per_node,
+                scheduler_node=self.aliases.get(node),
             )  # fmt: skip
 
     def fail(

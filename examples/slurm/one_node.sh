@@ -87,6 +87,8 @@ if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
     job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 fi
 by_hand="submit it again with the run directory $run_dir"
+# What the verdict blames, and what the history suspects, as far as it can be told soon.
+suspects=$(timeout 30 "${sdk[@]}" nodes --exclude-list --after "$run_dir") || suspects=
 # The controller may be away for a moment, as when it restarts.
 for wait in 1 2 4 8 16 0; do
     if shown=$(scontrol show job --oneliner "$job"); then break; fi
@@ -101,11 +103,19 @@ case $shown in
         exit "$code"
         ;;
 esac
-# What the verdict blames, and what the history suspects, is left out beside what is left out already. Slurm takes that
-# of a job that waits, and ends this shell some seconds after the job has gone back into the queue.
-leave_out=$("${sdk[@]}" nodes --exclude-list --after "$run_dir")
+# They are left out beside what is left out already. Slurm refuses a list with a node that it does not have: the history
+# may be that of several clusters. It takes one of a job that waits, and ends this shell some seconds after the job has
+# gone back into the queue.
 already=$(sed -n 's/.* ExcNodeList=\([^ ]*\) .*/\1/p' <<< "$shown")
-if [ -n "$already" ] && [ "$already" != "(null)" ]; then leave_out=${leave_out:+$already,$leave_out}; fi
+if [ "$already" = "(null)" ]; then already=; fi
+leave_out=
+if [ -n "$suspects" ]; then
+    for node in $(scontrol show hostnames "$suspects"); do
+        case ",$already,$leave_out," in *",$node,"*) continue ;; esac
+        if scontrol show node "$node" > /dev/null 2>&1; then leave_out+=${leave_out:+,}$node; fi
+    done
+fi
+if [ -n "$already" ]; then leave_out=${leave_out:+$already,$leave_out}; fi
 trap '' TERM
 echo "resilience: exit code $code; requeue${leave_out:+ without $leave_out}" >&2
 if ! scontrol requeue "$job"; then

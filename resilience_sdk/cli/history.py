@@ -18,7 +18,7 @@ from resilience_sdk.core.words import ago, counted, duration, when
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.exclusion import DATABASE
 from resilience_sdk.history.indexer import Index, run_directories
-from resilience_sdk.history.questions import History, Rate, Recurring
+from resilience_sdk.history.questions import CauseRate, History, Rate, Recurring
 from resilience_sdk.history.schema import default_path
 
 RUNS = "resilience-runs"
@@ -107,7 +107,7 @@ def _show(words: Sequence[str]) -> int:
     options = parser.parse_args(words)
     history = open_history(options)
     try:
-        totals, causes, rates = history.totals(), history.recurring(), history.rates()
+        totals, causes, rates, by_cause = history.totals(), history.recurring(), history.rates(), history.causes()
     finally:
         history.close()
     if options.json:
@@ -116,15 +116,21 @@ def _show(words: Sequence[str]) -> int:
                 "totals": totals,
                 "causes": [attrs.asdict(one) for one in causes],
                 "mttf": [attrs.asdict(rate) for rate in rates],
+                "mttf_by_cause": [attrs.asdict(rate) for rate in by_cause],
             }
         )
     else:
-        print_lines(render(totals, causes, rates, time.time(), options.since))
+        print_lines(render(totals, causes, rates, by_cause, time.time(), options.since))
     return 0
 
 
 def render(
-    totals: dict[str, Any], causes: Sequence[Recurring], rates: Sequence[Rate], now: float, since: str | None = None
+    totals: dict[str, Any],
+    causes: Sequence[Recurring],
+    rates: Sequence[Rate],
+    by_cause: Sequence[CauseRate],
+    now: float,
+    since: str | None = None,
 ) -> list[str]:
     """Return the answers as lines for a person; `since` as it was given."""
     if not totals["runs"]:
@@ -132,7 +138,7 @@ def render(
     runs, events = counted(totals["runs"], "run"), counted(totals["events"], "event")
     lines = [f"{runs}, {events}, {when(totals['first_at'])} to {when(totals['last_at'])}"]
     lately = "" if since is None else f" in the last {since}"
-    for title, blames in (("", ("infrastructure", "nobody")), ("of the programs, not of nodes:", ("user",))):
+    for title, blames in (("", ("infrastructure", "unknown", "nobody")), ("of the programs, not of nodes:", ("user",))):
         found = [one for one in causes if one.blame in blames]
         if found:
             lines += ["", *([title] if title else [])]
@@ -141,7 +147,10 @@ def render(
         lines += ["", f"nothing has failed{lately}"]
     if rates:
         lines += ["", f"mean time to failure, by size of the job{lately}:"]
-        lines += [_rate(rate) for rate in [*rates[:-1][:_MOST_SIZES], rates[-1]]]
+        lines += [_rate(_size(rate), rate) for rate in [*rates[:-1][:_MOST_SIZES], rates[-1]]]
+    if by_cause:
+        lines += ["", f"mean time to failure, by cause, over the work of all jobs{lately}:"]
+        lines += [_rate(rate.cause, rate) for rate in by_cause[:_MOST_CAUSES]]
     return lines
 
 
@@ -157,10 +166,14 @@ def _cause(one: Recurring, now: float) -> list[str]:
     return lines
 
 
-def _rate(rate: Rate) -> str:
-    size = "all" if rate.world_size is None else counted(rate.world_size, "rank")
+def _size(rate: Rate) -> str:
+    return "all" if rate.world_size is None else counted(rate.world_size, "rank")
+
+
+def _rate(what: str, rate: Rate | CauseRate) -> str:
     high = "" if rate.high_s is None else f" to {duration(rate.high_s)}"
     mean = "no failure" if rate.mttf_s is None else duration(rate.mttf_s)
     least = "at least " if rate.high_s is None else ""
     worked = duration(rate.worked_s)
-    return f"{size:>12}: {mean} ({least}{duration(rate.low_s)}{high}; {counted(rate.failures, 'failure')} in {worked})"
+    failures = counted(rate.failures, "failure")
+    return f"{what:>12}: {mean} ({least}{duration(rate.low_s)}{high}; {failures} in {worked})"

@@ -73,8 +73,12 @@ def _leave_out(options: Any) -> int:
     found = nodes_to_leave_out(run_dir, environ.environment(), since=since_of(options), named=options.db)
     if found.problem is not None:
         say(found.problem)
+    if not options.json:
+        for warning in found.warnings:
+            say(f"warning: {warning}")
     if options.json:
-        print_json({"exclude_list": found.hostlist, "reasons": dict(found.reasons), "problem": found.problem})
+        answer = {"exclude_list": found.hostlist, "reasons": dict(found.reasons), "problem": found.problem}
+        print_json({**answer, "warnings": list(found.warnings)})
     elif options.exclude_list:
         if found.reasons:
             say(f"left out: {found.told}")

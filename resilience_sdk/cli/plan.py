@@ -95,6 +95,9 @@ def plan_of(options: argparse.Namespace) -> dict[str, Any]:
         if options.like:
             raise ConfigError(f"nothing has failed in {options.like}: how large is the job? give --gpus N, or --mttf T")
         raise ConfigError("how large is the job? give --gpus N, or --mttf T, or --like RUN_DIR of a run with faults")
+    for name, value in (("mttf", mean_s), ("interval", options.interval)):
+        if value == 0:
+            raise ConfigError(f"--{name} 0: a time above 0 is needed")
     job = PlannedJob(mean_s, values["write"], values["restart"], values["detect"], values["persist"])
     if job.write_s == 0 and options.interval is None:
         raise ConfigError("a save that costs nothing has no best interval: give --write T above 0, or --interval T")

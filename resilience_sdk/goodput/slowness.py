@@ -25,6 +25,7 @@ _GPU_BUSY = 0.4
 _FIXED = 0.7
 _OUTSIDE = 0.3
 _SLOW_RANK = 0.1
+_ON_HOST = ("compute", "comm", "io", "idle")
 _SAME = 0.5  # of the mean that the least rank has at least, for a thing to be that of all ranks
 
 
@@ -127,7 +128,7 @@ def _slow_rank(steps: StepTime, verdicts: Sequence[Mapping[str, Any]]) -> WhySlo
             return _told(
                 steps, "slow_rank", float(share),
                 f"all ranks wait for {verdict.get('text')}",
-                section=verdict.get("section"), ranks=list(ranks), nodes=verdict.get("nodes"),
+                section=verdict.get("section"), slow_ranks=list(ranks), nodes=verdict.get("nodes"),
                 ratio=verdict.get("ratio"),
             )  # fmt: skip
     return None
@@ -146,7 +147,9 @@ def _comm(steps: StepTime) -> WhySlow | None:
 
 
 def _optim(steps: StepTime) -> WhySlow | None:
-    optim = steps.section(("compute",), lambda name, _: name == "optim" or name.endswith(".optim"))
+    # With a GPU the host's time tells when it was let go on: at a synchronisation it waits for all that came before.
+    kind = "gpu" if any(section.kind == "gpu" for section in steps.sections) else "compute"
+    optim = steps.section((kind,), lambda name, _: name == "optim" or name.endswith(".optim"))
     if optim is None or optim.share < _OPTIM:
         return None
     return _told(
@@ -184,7 +187,10 @@ def _fixed(steps: StepTime) -> WhySlow | None:
 def _between(steps: StepTime) -> WhySlow | None:
     inside = sum(section.share for section in steps.sections if section.kind == BEAT_KINDS[0])
     data = [s.share for s in steps.sections if is_data(s.name, s.kind)]
-    outside = 1.0 - inside - sum(data) - sum(s.share for s in steps.sections if is_save(s.name, s.kind))
+    known = sum(data) + sum(s.share for s in steps.sections if is_save(s.name, s.kind))
+    # What all sections take beyond the time inside passes outside of it, and is known: an evaluation, say.
+    told = sum(section.share for section in steps.sections if section.kind in _ON_HOST)
+    outside = 1.0 - inside - max(known, told - inside)
     if not inside or outside < _OUTSIDE:
         return None
     where = (

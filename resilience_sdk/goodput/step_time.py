@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,62 +19,79 @@ from resilience_sdk.recorder.page_layout import BEAT_KINDS, WORK
 from resilience_sdk.recorder.page_reader import LanePasses
 
 _NANO = 1e9
-_DATA = re.compile(r"(^|[^a-z])(data|dataloader|loader|batch|fetch|input)([^a-z]|$)")
-_SAVES = re.compile(r"(^|[^a-z])(checkpoint|ckpt|save|saving)([^a-z]|$)")
+_WORDS = re.compile(r"[a-z]+")
+_DATA = frozenset({"data", "dataloader", "dataloading", "loader", "batch", "batches", "fetch", "input", "inputs"})
+_SAVES = frozenset({"checkpoint", "checkpoints", "ckpt", "save", "saving"})
+# A section of kind compute is the usual one, so that its whole name has to say so: `train_batch`, `data_parallel` and
+# `activation_checkpoint` compute.
+_WAITS = frozenset({"data", "dataloader", "dataloading", "loader", "load", "loading", "fetch", "get", "next", "wait"})
+_WRITES = _SAVES | {"write", "writing"}
+_OF_SAVES = frozenset({"model", "state", "dict", "weights", "async", "to", "disk"})
 _STEPS_ROW = "steps"  # amounts of work, of which one is told for each step
 _MOST_SECTIONS = 16
+_MOST_WORK = 1e18  # of one step
+_LEAST_POINTS, _MOST_POINTS = 64, 512
 _MOST_WAITING = 256  # durations that wait for the amount of their step, which is told with the next one
 _OWN = ("compute", "io")  # kinds of sections whose time is the rank's own; in others it waits for somebody
 
 
 def is_data(name: str, kind: str) -> bool:
     """Tell whether a section waits for data: by its kind and its name, as adapters and users call it."""
-    return kind in ("io", "compute", "idle") and _DATA.search(name.lower()) is not None
+    words = set(_WORDS.findall(name.lower()))
+    if kind == "compute":
+        return bool(words & _DATA) and bool(words & _WAITS) and words <= _DATA | _WAITS
+    return kind in ("io", "idle") and bool(words & _DATA)
 
 
 def is_save(name: str, kind: str) -> bool:
     """Tell whether a section saves a checkpoint."""
-    return kind in ("io", "compute") and _SAVES.search(name.lower()) is not None
+    words = set(_WORDS.findall(name.lower()))
+    if kind == "compute":
+        return bool(words & _SAVES) and words <= _WRITES | _OF_SAVES
+    return kind == "io" and bool(words & _SAVES)
 
 
 @attrs.define
 class WorkFit:
-    """Sums for a straight line of step times over amounts of work."""
+    """The newest steps as points: amounts of work, and what each took. A line through them tells what is fixed."""
 
-    count: int = 0
-    _x: float = 0.0
-    _y: float = 0.0
-    _xx: float = 0.0
-    _xy: float = 0.0
-    _yy: float = 0.0
+    _points: deque[tuple[float, float]] = attrs.field(factory=lambda: deque(maxlen=_MOST_POINTS))
 
     def add(self, amount: float, seconds: float) -> None:
         """Take one step."""
-        self.count += 1
-        self._x += amount
-        self._y += seconds
-        self._xx += amount * amount
-        self._xy += amount * seconds
-        self._yy += seconds * seconds
-
-    @property
-    def amount(self) -> float:
-        """All work that was told."""
-        return self._x
+        self._points.append((amount, seconds))
 
     def fixed_share(self) -> float | None:
         """Return the share of a usual step that does not grow with its work; None where that cannot be told.
 
-        It takes 64 steps, amounts that vary by 15 %, and a line that explains half of what the times vary by.
+        It takes 64 steps, amounts that vary by 15 %, and a line that explains half of what the times vary by. One step
+        in ten may be of another kind: one with a save in it, or in which somebody else had the processor.
         """
-        if self.count < 64 or self._x <= 0 or self._y <= 0:
+        if len(self._points) < _LEAST_POINTS:
             return None
-        n = self.count
-        vary_x, vary_y = self._xx - self._x**2 / n, self._yy - self._y**2 / n
-        both = self._xy - self._x * self._y / n
-        if vary_x <= (0.15 * self._x / n) ** 2 * n or vary_y <= 0 or both <= 0 or both**2 < 0.5 * vary_x * vary_y:
+        points = sorted(self._points)
+        low, high = (_middle(part) for part in (points[: len(points) // 3], points[-(len(points) // 3) :]))
+        if high[0] <= low[0]:
             return None
-        return min(1.0, max(0.0, 1.0 - both / vary_x * self._x / self._y))
+        slope = (high[1] - low[1]) / (high[0] - low[0])
+        points.sort(key=lambda point: abs(point[1] - low[1] - slope * (point[0] - low[0])))
+        return _fixed_share(points[: len(points) - len(points) // 10])
+
+
+def _middle(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return sorted(x for x, _ in points)[len(points) // 2], sorted(y for _, y in points)[len(points) // 2]
+
+
+def _fixed_share(points: Sequence[tuple[float, float]]) -> float | None:
+    count = len(points)
+    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
+    vary_x = sum((x - mean_x) ** 2 for x, _ in points)
+    vary_y = sum((y - mean_y) ** 2 for _, y in points)
+    both = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    varies = vary_x > (0.15 * mean_x) ** 2 * count and vary_y > 0
+    if not varies or both <= 0 or both**2 < 0.5 * vary_x * vary_y or mean_y <= 0:
+        return None
+    return min(1.0, max(0.0, 1.0 - both / vary_x * mean_x / mean_y))
 
 
 @attrs.define
@@ -84,12 +102,15 @@ class RankSteps:
     """By name and kind of a section."""
     steps: int = 0
     wall_s: float = 0.0
+    amount: float = 0.0
+    """All work of its steps, as `straggler.work` tells it."""
     fit: WorkFit = attrs.field(factory=WorkFit)
     longest_s: float = 0.0
     """The longest step that was seen since somebody set this back."""
     _joint: set[tuple[str, str]] = attrs.field(factory=set)  # sections that hold collectives, so waits for others
     _began: tuple[int, int] | None = None  # beats, and when the last of them was, from which on is counted
-    _counts: dict[tuple[str, str], int] = attrs.field(factory=dict)
+    _lanes: set[int] = attrs.field(factory=set)  # that beat
+    _counts: dict[tuple[int, str, str], int] = attrs.field(factory=dict)
     _took: dict[int, float] = attrs.field(factory=dict)  # by pass of the heartbeat
 
     def take(self, passes: Sequence[LanePasses], beats: int, beat_ns: int) -> None:
@@ -97,19 +118,16 @@ class RankSteps:
 
         More passes between two looks than a ring of the page holds count with the mean of those that are there.
         """
-        lanes = {new.lane for new in passes if new.kind in BEAT_KINDS}
+        self._lanes.update(new.lane for new in passes if new.kind in BEAT_KINDS)
         for new in passes:
-            key = new.name, new.kind
-            count = new.start + len(new.samples_ns)
-            before = self._counts.get(key, 0)
+            passed = self._passed(new)
             if new.is_joint:
-                self._joint.add(key)
-            if new.kind != WORK and (not lanes or new.lane in lanes):
-                self._counts[key] = max(before, count)
-                if new.samples_ns and count > before:
-                    passed = count - before
-                    mean_s = sum(new.samples_ns) / len(new.samples_ns) / _NANO
-                    self.seconds[key] = self.seconds.get(key, 0.0) + passed * mean_s
+                self._joint.add((new.name, new.kind))
+            if new.kind == WORK:
+                self._take_work(new, passed)
+            elif passed and (not self._lanes or new.lane in self._lanes):
+                mean_s = sum(new.samples_ns) / len(new.samples_ns) / _NANO
+                self.seconds[new.name, new.kind] = self.seconds.get((new.name, new.kind), 0.0) + passed * mean_s
             if new.kind in BEAT_KINDS and new.samples_ns:
                 self.longest_s = max(self.longest_s, max(new.samples_ns) / _NANO)
                 self._took.update(enumerate((ns / _NANO for ns in new.samples_ns), new.start))
@@ -118,6 +136,7 @@ class RankSteps:
             if beats > 0:
                 self._began = beats, beat_ns
                 self.seconds.clear()
+                self.amount = 0.0
             self.longest_s = 0.0
             return
         self.steps = max(self.steps, beats - self._began[0])
@@ -132,16 +151,33 @@ class RankSteps:
         own = [s for key, s in self.seconds.items() if key[1] in _OWN and key not in self._joint]
         return sum(own) if own else None
 
+    def _passed(self, new: LanePasses) -> int:
+        """Return how many passes of a row are new; 0 where none of them is there to be looked at."""
+        key = new.lane, new.name, new.kind
+        before, count = self._counts.get(key, 0), new.start + len(new.samples_ns)
+        self._counts[key] = max(before, count)
+        return count - before if new.samples_ns and count > before else 0
+
+    def _take_work(self, new: LanePasses, passed: int) -> None:
+        known = [amount for word in new.samples_ns if 0 < (amount := _amount(word)) < _MOST_WORK]
+        if new.name == _STEPS_ROW and known:
+            self.amount += passed * sum(known) / len(new.samples_ns)
+
     def _fit_work(self, passes: Sequence[LanePasses]) -> None:
         for new in passes:
             if new.kind == WORK and new.name == _STEPS_ROW:
                 for number, word in enumerate(new.samples_ns, new.start):
-                    (amount,) = struct.unpack("d", struct.pack("Q", word & (1 << 64) - 1))
-                    took_s = self._took.get(number)
-                    if took_s is not None and number > 0 and 0 < amount < 1e18:
+                    amount, took_s = _amount(word), self._took.get(number)
+                    if took_s is not None and number > 0 and 0 < amount < _MOST_WORK:
                         self.fit.add(amount, took_s)
         for number in sorted(self._took)[:-_MOST_WAITING]:
             del self._took[number]
+
+
+def _amount(word: int) -> float:
+    """Return the amount of work that a row holds in place of a duration."""
+    (amount,) = struct.unpack("d", struct.pack("Q", word & (1 << 64) - 1))
+    return float(amount)
 
 
 def node_facts(ranks: Mapping[int, RankSteps]) -> dict[str, Any] | None:
@@ -169,7 +205,7 @@ def node_facts(ranks: Mapping[int, RankSteps]) -> dict[str, Any] | None:
         "ranks": list(known),
         "data_s": round(max(_sum(steps, is_data) for steps in known.values()), 3),
         "saves_s": round(max(_sum(steps, is_save) for steps in known.values()), 3),
-        "work_per_s": sum(steps.fit.amount / steps.wall_s for steps in known.values()) or None,
+        "work_per_s": sum(steps.amount / steps.wall_s for steps in known.values()) or None,
         "fixed_share": round(sorted(fits)[len(fits) // 2], 4) if fits else None,
         "sections": sections[:_MOST_SECTIONS],
     }

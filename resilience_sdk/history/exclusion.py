@@ -6,6 +6,7 @@ For batch scripts and supervisors, between two jobs of a run. It is advice: what
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,14 @@ _EXCLUDE = "exclude_node"
 
 @attrs.frozen
 class LeftOut:
-    """Nodes by their scheduler's names, with the reason of each; `problem`: what could not be asked, in a sentence."""
+    """Nodes by their scheduler's names, with the reason of each; `problem`: what could not be asked, in words.
+
+    `warnings` are findings of now that precede failures by the history; their nodes are not left out for that.
+    """
 
     reasons: Mapping[str, str]
     problem: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def hostlist(self) -> str:
@@ -65,10 +70,12 @@ def nodes_to_leave_out(run_dir: Path, env: Mapping[str, str], *, since: float, n
             problem = f"the history was not told of this run: {error}"
         history = History(database, since=since)
         try:
-            suspects = [record for record in history.nodes() if record.suspect]
+            records = history.nodes()
+            warnings = tuple(omen.text for omen in history.omens(records, time.time()))
         finally:
             history.close()
-        return LeftOut({record.name: f"suspect: {record.why}" for record in suspects} | reasons, problem)
+        suspects = {record.name: f"suspect: {record.why}" for record in records if record.suspect}
+        return LeftOut(suspects | reasons, problem, warnings)
     except (OSError, ResilienceError) as error:
         why = str(error)
     except Exception as error:  # noqa: BLE001 - a database's many kinds, and our own mistakes

@@ -1,4 +1,4 @@
-"""The rows that events make in the index: a pure function of one journal file's lines."""
+"""The rows that events make in the index: a pure function of the lines of a run's journal."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from resilience_sdk.core.journal import Event
 
 Key = tuple[Any, ...]
 _MOST_TEXT = 400
+_MOST = 1e15
 _KINDS = ("crash", "hang", "slow", "numerics")  # a preemption is no failure
 _FLAT = 4  # levels of settings that are compared one by one
 _SELDOM = frozenset(
@@ -25,9 +26,10 @@ _SELDOM = frozenset(
 
 @attrs.define
 class Rows:
-    """The rows of one file, by the keys of their tables without the run's."""
+    """The rows of one run's files, by the keys of their tables without the run's."""
 
-    file: str
+    file: str = ""
+    """Of which the next events are."""
     events: int = 0
     first_at: float | None = None
     last_at: float | None = None
@@ -52,7 +54,7 @@ class Rows:
             self.launched = True
             facts = json.dumps(dict(start_facts(event)), sort_keys=True)
             start = {"file": self.file, "at": at, "job": job, "host": host, "script": script_of(event.get("argv"))}
-            self.starts[at,] = start | {"facts": facts}
+            self.starts[self.file, at] = start | {"facts": facts}
         elif name == Event.ATTEMPT_START.value:
             row = self._attempt(job, attempt, host, at, launched=True)
             node = _text(event.get("node_name")) or host
@@ -67,12 +69,11 @@ class Rows:
             self._attempt(job, attempt, host, None, launched=False)["ended_at"] = at
         elif name == Event.INCIDENT.value and event.get("kind") in _KINDS and event.get("action") != "none":
             self._failure(event, at, host, job, attempt)
-        elif name == Event.RECOVERED.value and isinstance(event.get("id"), str):
-            recovery_s, lost = event.get("recovery_s"), _whole(event.get("lost_steps"))
-            known_s = float(recovery_s) if isinstance(recovery_s, (int, float)) else None
-            self.recoveries[event["id"],] = {"incident": event["id"], "recovery_s": known_s, "lost_steps": lost}
+        elif name == Event.RECOVERED.value and (again := _text(event.get("id"))):
+            recovery_s, lost = _number(event.get("recovery_s")), _whole(event.get("lost_steps"))
+            self.recoveries[again,] = {"incident": again, "recovery_s": recovery_s, "lost_steps": lost}
         elif name == Event.HEALTH.value and event.get("ok") is False and isinstance(event.get("check"), str):
-            self.findings[offset,] = {
+            self.findings[self.file, offset] = {
                 "file": self.file, "offset": offset, "at": at, "host": host, "check": _text(event.get("check")),
                 "status": _text(event.get("status")), "what": _text(event.get("what")),
                 "evidence": _text(event.get("evidence")) or _text(event.get("why")),
@@ -93,26 +94,17 @@ class Rows:
         return row
 
     def _failure(self, event: Mapping[str, Any], at: float, host: str, job: str, attempt: int) -> None:
-        name, nodes = str(event.get("id")), event.get("nodes")
+        name, nodes = _text(event.get("id")), event.get("nodes")
         known = sorted({str(node) for node in nodes}) if isinstance(nodes, list) else []
-        confidence = event.get("confidence")
         cause = _text(event.get("cause")) or "unknown"
         self.failures[name, host] = {
             "incident": name, "host": host, "at": at, "job": job, "attempt": attempt,
             "kind": _text(event.get("kind")), "category": _text(event.get("category")) or "unknown", "cause": cause,
             "action": _text(event.get("action")),
-            "confidence": float(confidence) if isinstance(confidence, (int, float)) else None,
+            "confidence": _number(event.get("confidence")),
             "signature": _text(event.get("signature")) or cause, "world_size": _whole(event.get("world_size")),
             "nodes": json.dumps(known), "summary": _text(event.get("summary")) or None,
         }  # fmt: skip
-
-
-def rows_of(file: str, lines: Iterable[tuple[Mapping[str, Any], int]]) -> Rows:
-    """Return the rows of events, each with the offset behind its line."""
-    rows = Rows(file)
-    for event, offset in lines:
-        rows.add(event, offset)
-    return rows
 
 
 def start_facts(event: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
@@ -149,6 +141,11 @@ def _text(value: object) -> str:
     """Return a text that every database takes: without zeros and halves of characters."""
     text = value if isinstance(value, str) else ""
     return text.replace("\0", "").encode("utf-8", "replace").decode()[:_MOST_TEXT]
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < _MOST else None  # type: ignore[arg-type]
 
 
 def _whole(value: object) -> int | None:

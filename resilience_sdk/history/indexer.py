@@ -18,7 +18,7 @@ from resilience_sdk.core.journal import parse_lines
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.facts import Rows
-from resilience_sdk.history.schema import Tables, open_engine, prepare
+from resilience_sdk.history.schema import Tables, first_of, open_engine, prepare
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
@@ -37,6 +37,13 @@ class Indexed:
     events: int = 0
     torn: int = 0
     problems: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class _Step:
+    events: int
+    torn: int
+    rest: list[tuple[str, str]]
 
 
 def run_directories(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[str]]:
@@ -76,7 +83,7 @@ class Index:
         from sqlalchemy.exc import DBAPIError
 
         try:
-            self._again = prepare(self.engine, self.tables)
+            prepare(self.engine, self.tables)
         except DBAPIError as error:
             self.close()
             raise ConfigError(f"the history {self._called} cannot be opened: {str(error.orig).strip()}") from None
@@ -91,17 +98,20 @@ class Index:
     def add(self, folders: Sequence[str | os.PathLike[str]], *, host_prefix: str = "") -> Indexed:
         """Take in what is new in these run directories; `host_prefix` of the names of files leaves out the others.
 
+        And all that there is of runs that an index of another version had, until somebody has taken them in.
+
         Raises ConfigError where the database does not answer; a directory that cannot be read is told as a problem.
         """
         from sqlalchemy.exc import DBAPIError
 
-        directories, problems = run_directories([*folders, *(path for path in self._again if os.path.isdir(path))])
-        self._again = []
+        asked, problems = run_directories(folders)
         events = torn = 0
         try:
+            again, _ = run_directories(path for path in self._untaken() if os.path.isdir(path))
+            directories = [*asked, *(directory for directory in again if directory not in asked)]
             for directory in directories:
                 try:
-                    one = self._add_run(directory, host_prefix)
+                    one = self._add_run(directory, host_prefix if directory in asked else "")
                 except OSError as error:
                     problems.append(f"{directory}: {error.strerror}")
                     continue
@@ -110,19 +120,43 @@ class Index:
             raise ConfigError(f"the history {self._called} does not answer: {str(error.orig).strip()}") from None
         return Indexed(len(directories), events, torn, tuple(problems))
 
+    def _untaken(self) -> Sequence[str]:
+        """Return the runs of which an index of another version has left nothing but their paths."""
+        from sqlalchemy import select
+
+        with self.engine.begin() as connection:
+            return (
+                connection.execute(select(self.tables.runs.c.path).where(self.tables.runs.c.is_untaken)).scalars().all()
+            )
+
     def _add_run(self, directory: Path, host_prefix: str) -> Indexed:
         journal = directory / "journal"
         names = sorted(n for n in os.listdir(journal) if n.endswith(".jsonl") and n.startswith(host_prefix))
-        heads = {name: head for name in names if (head := _head(journal / name)) is not None}
+        heads = {name: head for name in names if _is_text(name) and (head := _head(journal / name)) is not None}
+        run, taken = self._run_of(str(directory), heads, host_prefix)
+        # What nobody has written to since costs no transaction.
+        todo = [one for one in heads.items() if taken.get(one[0]) != (one[1], (journal / one[0]).stat().st_size)]
         events = torn = 0
-        run = self._run_of(str(directory), heads, host_prefix)
-        for name, head in heads.items():
-            while (one := self._add_chunk(run, journal / name, head)) is not None:
-                events, torn = events + one.events, torn + one.torn
+        while todo:
+            step = self._step(run, journal, todo)
+            events, torn, todo = events + step.events, torn + step.torn, step.rest
+        if not host_prefix:
+            self._note_taken(run)
         return Indexed(1, events, torn)
 
-    def _run_of(self, path: str, heads: dict[str, str], host_prefix: str) -> int:
-        """Return the run's row: a new one where the name is used again, so that no file of then is there any more."""
+    def _note_taken(self, run: int) -> None:
+        from sqlalchemy import select, update
+
+        runs = self.tables.runs
+        with self.engine.begin() as connection:
+            if connection.execute(select(runs.c.is_untaken).where(runs.c.id == run)).scalar():
+                connection.execute(update(runs).where(runs.c.id == run).values(is_untaken=False))
+
+    def _run_of(self, path: str, heads: dict[str, str], host_prefix: str) -> tuple[int, dict[str, tuple[str, int]]]:
+        """Return the run's row, and of each file its head and how far it was taken.
+
+        A new row where the name is used again, so that no file of then is there any more.
+        """
         from sqlalchemy import select
 
         runs, files = self.tables.runs, self.tables.files
@@ -131,52 +165,61 @@ class Index:
             row = connection.execute(newest.limit(1)).first()
             generation = 0
             if row is not None:
-                known = connection.execute(select(files.c.name, files.c.head).where(files.c.run == row.id)).all()
-                ours = [(name, head) for name, head in known if name.startswith(host_prefix)]
-                if not heads or not ours or any(heads.get(name) == head for name, head in ours):
-                    return int(row.id)
+                columns = select(files.c.name, files.c.head, files.c.read_to).where(files.c.run == row.id)
+                known = connection.execute(columns).all()
+                ours = {name: (head, int(read_to)) for name, head, read_to in known if name.startswith(host_prefix)}
+                if not heads or not ours or any(heads.get(name) == head for name, (head, _) in ours.items()):
+                    return int(row.id), ours
                 generation = row.generation + 1
-            first = {"path": path, "generation": generation, "launched": False, "events": 0, "turn": 0}
-            self._upsert(connection, runs, [first], ("path", "generation"), {})
-            return int(connection.execute(newest.limit(1)).one().id)
+            self._upsert(connection, runs, [first_of(path, generation)], ("path", "generation"), {})
+            return int(connection.execute(newest.limit(1)).one().id), {}
 
-    def _add_chunk(self, run: int, path: Path, head: str) -> Indexed | None:
-        """Take in the next lines of a file; None where there are none."""
+    def _step(self, run: int, journal: Path, todo: Sequence[tuple[str, str]]) -> _Step:
+        """Take in the next lines of these files, by name and head, some megabytes of them; return what is left."""
         from sqlalchemy import case, delete, select, update
 
         tables, runs, files = self.tables, self.tables.runs, self.tables.files
+        rows, places, left, torn = Rows(), [], _CHUNK_BYTES, 0
+        rest: list[tuple[str, str]] = []
         with self.engine.begin() as connection:
             connection.execute(update(runs).where(runs.c.id == run).values(turn=1 - runs.c.turn))  # others wait here
-            this = (files.c.run == run) & (files.c.name == path.name)
-            known = connection.execute(select(files.c.head, files.c.read_to, files.c.torn).where(this)).first()
-            read_to, torn = (0, 0) if known is None else (int(known.read_to), int(known.torn))
-            size = path.stat().st_size
-            if known is not None and (known.head != head or size < read_to):
-                # Another file has the name, or it was cut: what it has told is told again.
-                for table in (tables.starts, tables.attempts, tables.findings):
-                    connection.execute(delete(table).where((table.c.run == run) & (table.c.file == path.name)))
-                read_to = torn = 0
-            if size <= read_to:
-                return None
-            data = _whole_lines(path, read_to)
-            if not data:
-                return None
-            rows, bad = Rows(path.name), 0
-            for event, offset in _events(data, read_to):
-                if event is None:
-                    bad += 1
-                else:
-                    rows.add(event, offset)
+            known = {row.name: row for row in connection.execute(select(files).where(files.c.run == run))}
+            for name, head in todo:
+                if left <= 0:
+                    rest.append((name, head))
+                    continue
+                row, size = known.get(name), (journal / name).stat().st_size
+                read_to, torn_before = (0, 0) if row is None else (int(row.read_to), int(row.torn))
+                if row is not None and (row.head != head or size < read_to):
+                    # Another file has the name, or it was cut: what it has told is told again.
+                    for table in (tables.starts, tables.attempts, tables.findings):
+                        connection.execute(delete(table).where((table.c.run == run) & (table.c.file == name)))
+                    read_to = torn_before = 0
+                data = _whole_lines(journal / name, read_to) if size > read_to else b""
+                if not data:
+                    continue
+                rows.file, bad = name, 0
+                for event, offset in _events(data, read_to):
+                    if event is None:
+                        bad += 1
+                    else:
+                        rows.add(event, offset)
+                place = {"name": name, "head": head, "read_to": read_to + len(data), "torn": torn_before + bad}
+                places.append({"run": run, **place})
+                torn, left = torn + bad, left - len(data)
+                if read_to + len(data) < size:
+                    rest.append((name, head))
+            if not places:
+                return _Step(0, 0, rest)
             self._write(connection, run, rows)
-            place = {"run": run, "name": path.name, "head": head, "read_to": read_to + len(data), "torn": torn + bad}
-            self._upsert(connection, files, [place], ("run", "name"), {"head": None, "read_to": None, "torn": None})
+            self._upsert(connection, files, places, ("run", "name"), {"head": None, "read_to": None, "torn": None})
             if rows.first_at is not None:
                 earliest = case((runs.c.first_at < rows.first_at, runs.c.first_at), else_=rows.first_at)
                 latest = case((runs.c.last_at > rows.last_at, runs.c.last_at), else_=rows.last_at)
                 values = {"first_at": earliest, "last_at": latest, "events": runs.c.events + rows.events}
                 told = {"launched": True} if rows.launched else {}
                 connection.execute(update(runs).where(runs.c.id == run).values(**values, **told))
-            return Indexed(1, rows.events, bad)
+        return _Step(rows.events, torn, rest)
 
     def _write(self, connection: Connection, run: int, rows: Rows) -> None:
         from sqlalchemy import case, func
@@ -229,6 +272,14 @@ def _events(data: bytes, offset: int) -> Iterator[tuple[dict[str, Any] | None, i
         offset += len(line)
         for event in parse_lines(line):
             yield event, offset
+
+
+def _is_text(name: str) -> bool:
+    """Tell whether a database takes a name: one of bytes that are no UTF-8 is nothing that we have written."""
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _head(path: Path) -> str | None:

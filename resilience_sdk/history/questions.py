@@ -11,7 +11,7 @@ import attrs
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.summary import mean_time_between_s
-from resilience_sdk.history.schema import open_engine
+from resilience_sdk.history.schema import VERSION, newer, open_engine
 from resilience_sdk.history.suspects import (
     LEAST_FAILURES,
     Failure,
@@ -67,11 +67,19 @@ LEFT JOIN recoveries c ON c.run = f.run AND c.incident = f.incident
 WHERE f.at >= :since ORDER BY f.at
 """
 _NODES_OF_FAILURES = """
-SELECT DISTINCT a.run, a.job, a.attempt, a.node, a.alias, a.nodes, a.world_size
-FROM attempts a JOIN failures f ON f.run = a.run AND f.job = a.job AND f.attempt = a.attempt
-WHERE f.at >= :since
+SELECT DISTINCT a.run, a.job, a.attempt, a.node, a.alias, a.nodes, a.world_size, a.began_at
+FROM attempts a JOIN runs r ON r.id = a.run
+JOIN failures f ON f.run = a.run AND f.job = a.job AND f.attempt = a.attempt
+WHERE f.at >= :since AND a.launched = r.launched AND a.alias IS NOT NULL
 """
-_FINDINGS = 'SELECT "check", host, at, evidence FROM findings WHERE at >= :since ORDER BY at'
+_FINDINGS = """
+SELECT f."check", COALESCE(n.alias, f.host) AS node, f.at, f.evidence
+FROM findings f LEFT JOIN (
+  SELECT a.run, a.host, MIN(a.alias) AS alias FROM attempts a JOIN runs r ON r.id = a.run
+  WHERE a.launched = r.launched GROUP BY a.run, a.host
+) n ON n.run = f.run AND n.host = f.host
+WHERE f.at >= :since ORDER BY f.at
+"""
 _START_OF = """
 SELECT s.run, s.job, s.at, s.script, s.facts FROM starts s JOIN runs r ON r.id = s.run
 WHERE r.path = :path AND s.at <= :at ORDER BY s.at DESC LIMIT 1
@@ -79,8 +87,12 @@ WHERE r.path = :path AND s.at <= :at ORDER BY s.at DESC LIMIT 1
 _START_BEFORE = """
 SELECT run, job, at, script, facts FROM starts WHERE script = :script AND at < :at ORDER BY at DESC LIMIT 1
 """
-_NODES_OF_JOB = "SELECT DISTINCT alias FROM attempts WHERE run = :run AND job = :job AND alias IS NOT NULL"
-_TOTALS = "SELECT COUNT(*), SUM(events), MIN(first_at), MAX(last_at) FROM runs"
+_NODES_OF_JOB = """
+SELECT DISTINCT a.alias FROM attempts a JOIN runs r ON r.id = a.run
+WHERE a.run = :run AND a.job = :job AND a.launched = r.launched AND a.alias IS NOT NULL
+"""
+_TOTALS = "SELECT COUNT(*), SUM(events), MIN(first_at), MAX(last_at) FROM runs WHERE events > 0"
+_VERSION = "SELECT version FROM index_version"
 _MOST_CHANGES = 12
 _UNTOLD = ("settings.run_dir", "argv")  # which differ from run to run anyway
 
@@ -99,7 +111,9 @@ class Recurring:
     last_at: float
     first_run: str
     mttf_s: float | None
-    """Time at work of all jobs, over the count."""
+    """Time at work of all jobs, over the count; `low_s` and `high_s` are its 95 % limits."""
+    low_s: float
+    high_s: float | None
     changed: tuple[dict[str, Any], ...] = ()
     """What the job in which it came first was started with, and the job before was not: `{what, before, after}`."""
 
@@ -116,6 +130,20 @@ class Rate:
     high_s: float | None
 
 
+@attrs.frozen
+class CauseRate:
+    """Failures of one cause in all jobs, whatever was said; as `Rate`."""
+
+    cause: str
+    category: str
+    blame: str
+    failures: int
+    worked_s: float
+    mttf_s: float | None
+    low_s: float
+    high_s: float | None
+
+
 class History:
     """Answers about the failures since a time (Unix seconds). One thread at a time."""
 
@@ -124,6 +152,8 @@ class History:
         self._called = redact_text(named)
         self.engine: Engine = open_engine(named, must_exist=True)
         self._since = since
+        self._failures: list[Failure] | None = None
+        self._is_ours = False
 
     def close(self) -> None:
         """Let go of the database."""
@@ -135,6 +165,8 @@ class History:
 
         try:
             with self.engine.connect() as connection:
+                if not self._is_ours:
+                    self._check(connection.execute(text(_VERSION)).scalar())
                 return connection.execute(text(question), values).all()
         except DBAPIError as error:
             raise ConfigError(
@@ -142,27 +174,39 @@ class History:
                 "DIR...` makes one, --db names another"
             ) from None
 
+    def _check(self, version: int | None) -> None:
+        if version is not None and version > VERSION:
+            raise ConfigError(newer(version))
+        if version != VERSION:
+            raise ConfigError("the history is of an older version; `resilience history index DIR...` makes it anew")
+        self._is_ours = True
+
     def totals(self) -> dict[str, Any]:
         """Return how much is indexed."""
         ((runs, events, first_at, last_at),) = self._ask(_TOTALS)
         return {"runs": runs, "events": int(events or 0), "first_at": first_at, "last_at": last_at}
 
     def failures(self) -> list[Failure]:
-        """Return all failures, by time; one that several nodes have told counts once."""
+        """Return all failures, by time; one that several nodes have told counts once. They are read once."""
+        if self._failures is None:
+            self._failures = self._read_failures()
+        return self._failures
+
+    def _read_failures(self) -> list[Failure]:
         places: dict[tuple[Any, ...], dict[str, str]] = {}
-        sizes: dict[tuple[Any, ...], tuple[int | None, int | None]] = {}
-        for run, job, attempt, node, alias, nodes, world_size in self._ask(_NODES_OF_FAILURES, since=self._since):
+        facts: dict[tuple[Any, ...], tuple[int | None, int | None, float | None]] = {}
+        for run, job, attempt, node, alias, *told in self._ask(_NODES_OF_FAILURES, since=self._since):
             places.setdefault((run, job, attempt), {})[str(node)] = str(alias)
-            sizes[run, job, attempt] = nodes, world_size
+            facts[run, job, attempt] = told[0], told[1], told[2]
         found: dict[tuple[Any, ...], Failure] = {}
         for row in self._ask(_FAILURES, since=self._since):
             key = row.run, row.job, row.attempt
             known = places.get(key, {})
             nodes = tuple(sorted({known.get(node, node) for node in json.loads(row.nodes or "[]")}))
-            of_nodes, world_size = sizes.get(key, (None, None))
+            of_nodes, world_size, began_at = facts.get(key, (None, None, None))
             failure = Failure(
                 row.path, row.incident, row.at, row.category, row.cause, row.action or "", row.signature, nodes,
-                of_nodes, world_size, row.summary or "", row.recovery_s, row.lost_steps,
+                of_nodes, world_size, row.summary or "", row.recovery_s, row.lost_steps, began_at,
             )  # fmt: skip
             found.setdefault((*key, row.incident), failure)
         return list(found.values())
@@ -186,20 +230,34 @@ class History:
             if failure.blame != "nobody":
                 counts[failure.world_size] = counts.get(failure.world_size, 0) + 1
         worked = {size: float(seconds or 0.0) for size, seconds in self._ask(_BY_SIZE, since=self._since)}
-        rates = [_rate(size, counts.get(size, 0), worked[size]) for size in sorted(worked, key=lambda s: s or 0)]
-        return [*rates, _rate(None, sum(counts.values()), sum(worked.values()))] if rates else []
+        sizes = sorted(size for size in worked if size is not None)
+        rates = [_rate(size, counts.get(size, 0), worked[size]) for size in sizes]
+        return [*rates, _rate(None, sum(counts.values()), sum(worked.values()))] if worked else []
+
+    def causes(self) -> list[CauseRate]:
+        """Return the mean time to failure by cause, the most frequent first, preemptions left out."""
+        counts: dict[tuple[str, str, str], int] = {}
+        for one in self.failures():
+            if one.blame != "nobody":
+                key = one.cause, one.category, one.blame
+                counts[key] = counts.get(key, 0) + 1
+        worked_s = self._worked_s()
+        found = [CauseRate(*key, count, worked_s, *_mean(worked_s, count)) for key, count in counts.items()]
+        return sorted(found, key=lambda one: (-one.failures, one.cause, one.blame))
+
+    def _worked_s(self) -> float:
+        return sum(float(seconds or 0.0) for _, seconds in self._ask(_BY_SIZE, since=self._since))
 
     def recurring(self) -> list[Recurring]:
         """Return what goes wrong, by signature, the most frequent first."""
         groups: dict[str, list[Failure]] = {}
         for failure in self.failures():
             groups.setdefault(failure.signature, []).append(failure)
-        worked_s = sum(float(seconds or 0.0) for _, seconds in self._ask(_BY_SIZE, since=self._since))
+        worked_s = self._worked_s()
         found = [
             Recurring(
                 signature, told[0].cause, told[0].category, told[0].blame, len(told), len({one.run for one in told}),
-                told[0].at, told[-1].at, told[0].run, worked_s / len(told) if worked_s else None,
-                tuple(self._changed(told[0])),
+                told[0].at, told[-1].at, told[0].run, *_mean(worked_s, len(told)), tuple(self._changed(told[0])),
             )
             for signature, told in groups.items()
         ]  # fmt: skip
@@ -234,5 +292,9 @@ class History:
 
 
 def _rate(size: int | None, failures: int, worked_s: float) -> Rate:
-    low_s, high_s = mean_time_between_s(worked_s, failures)
-    return Rate(size, failures, worked_s, worked_s / failures if failures else None, low_s, high_s)
+    return Rate(size, failures, worked_s, *_mean(worked_s, failures))
+
+
+def _mean(worked_s: float, failures: int) -> tuple[float | None, float, float | None]:
+    """Return the mean time between failures, and its limits."""
+    return (worked_s / failures if failures and worked_s else None, *mean_time_between_s(worked_s, failures))

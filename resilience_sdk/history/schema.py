@@ -12,10 +12,11 @@ from resilience_sdk.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, Table
 
-VERSION = 1
+VERSION = 2
 FILE_NAME = "history.db"
 _WAIT_S = 60.0  # for another indexer
 _NO_FILES = ("", ":memory:")
+_CONNECT_S = 10  # for each address of a server
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 
 
@@ -40,6 +41,7 @@ class Tables:
             Column("first_at", Float), Column("last_at", Float),
             Column("events", BigInteger, nullable=False, default=0),
             Column("turn", Integer, nullable=False, default=0),
+            Column("is_untaken", Boolean, nullable=False, default=False),  # known from an index of another version
             Index("one_generation", "path", "generation", unique=True),
         )  # fmt: skip
         self.files = Table(
@@ -121,6 +123,7 @@ def open_engine(named: str, *, must_exist: bool = False) -> Engine:
             engine = sqlalchemy.create_engine(url, connect_args={"timeout": _WAIT_S, "isolation_level": None})
         else:
             engine = sqlalchemy.create_engine(url, pool_pre_ping=True)
+            _have_patience(engine)
     except ImportError as error:
         raise MissingExtraError(
             f"the history in {redact_text(named)} needs a driver ({error}): pip install 'resilience-sdk[postgres]'"
@@ -135,6 +138,26 @@ def open_engine(named: str, *, must_exist: bool = False) -> Engine:
     return engine
 
 
+def _have_patience(engine: Engine) -> None:
+    """Have a server that does not answer, or an indexer that was stopped, be waited for with an end.
+
+    Commands ask in the seconds in which a job comes back, and before each run of a supervised one.
+    """
+    from sqlalchemy import event
+
+    def connect(_: Any, __: Any, ___: Any, values: dict[str, Any]) -> None:
+        values.setdefault("connect_timeout", _CONNECT_S)
+
+    def begin(connection: Any, _: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET lock_timeout = '{_WAIT_S:.0f}s'")
+        connection.commit()
+
+    if engine.dialect.name == "postgresql":
+        event.listen(engine, "do_connect", connect)
+        event.listen(engine, "connect", begin)
+
+
 def _write_to_file(engine: Engine, path: Path) -> None:
     """Have each transaction take SQLite's write lock at its beginning: two that read first could not both go on."""
     from sqlalchemy import event
@@ -146,24 +169,39 @@ def _write_to_file(engine: Engine, path: Path) -> None:
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
 
-def prepare(engine: Engine, tables: Tables) -> list[str]:
-    """Make the tables; return the paths of the runs to be indexed anew, where those of another version were there."""
+def first_of(path: str, generation: int = 0) -> dict[str, Any]:
+    """Return the row of a run of which nothing was taken yet."""
+    return {"path": path, "generation": generation, "launched": False, "events": 0, "turn": 0, "is_untaken": False}
+
+
+def prepare(engine: Engine, tables: Tables) -> None:
+    """Make the tables; of an older version's index only the paths of its runs stay, to be taken in again."""
     from sqlalchemy import inspect, select, text
 
     with engine.begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(7330481)"))
         found = set(inspect(connection).get_table_names())
-        again: list[str] = []
+        paths: list[str] = []
         if tables.index_version.name in found:
             version = connection.execute(select(tables.index_version.c.version)).scalar()
             if version == VERSION:
-                return []
+                return
+            if version is not None and version > VERSION:
+                raise ConfigError(newer(version))
             if tables.runs.name in found:
-                again = sorted(set(connection.execute(text("SELECT path FROM runs")).scalars()))
+                paths = sorted(set(connection.execute(text("SELECT path FROM runs")).scalars()))
         elif foreign := found & set(tables.all.tables):
             raise ConfigError(f"the database has a table {min(foreign)} that is not ours; name another one with --db")
         tables.all.drop_all(connection)
         tables.all.create_all(connection)
         connection.execute(tables.index_version.insert().values(version=VERSION))
-        return again
+        if paths:
+            connection.execute(tables.runs.insert(), [first_of(path) | {"is_untaken": True} for path in paths])
+
+
+def newer(version: int) -> str:
+    """Return what is said of an index that a newer version has made."""
+    return (
+        f"the history was made by a newer resilience_sdk (schema {version}, here {VERSION}): use that, or another --db"
+    )

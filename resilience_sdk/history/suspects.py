@@ -8,6 +8,7 @@ nodes. So of the nodes that are named about one in fifty is named by chance, how
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
@@ -21,12 +22,17 @@ SUSPECT_FOR_S = 28 * 86400.0
 """How far back is looked: what was repaired has its chance again."""
 APART_S = 3600.0
 """Failures of one node in one run that are closer together are one: a restart that meets the same fault."""
+TOGETHER_S = 600.0
+"""Failures of one node in several runs that ran at that time are one if they are closer together: of one fault."""
 _PRIOR_FAILURES = 1.0
 _PRIOR_S = 86400.0 * 1000.0 / 6.5
 _MOST_BLAMED = 0.5  # of a job's nodes: more than that are no culprits, or the fault is not a node's
 _OF_USERS = frozenset({"user", "data", "checkpoint", "numerics"})
-_MOST_DIGITS = 9
 _OF_NOBODY = frozenset({"scheduler", "none"})
+_UNKNOWN = "unknown"
+_WAIT = "wait"  # the action where something outside of the nodes has to come back: storage, a service
+_MOST_DIGITS = 9
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @attrs.frozen
@@ -47,19 +53,27 @@ class Failure:
     summary: str = ""
     recovery_s: float | None = None
     lost_steps: int | None = None
+    began_at: float | None = None
+    """Of the attempt in which it was."""
 
     @property
     def blame(self) -> str:
-        """Whose it is: `user` (the program, its data), `nobody` (a scheduler's word), else `infrastructure`."""
+        """Whose it is: `user` (the program, its data), `nobody` (a scheduler), `unknown`, else `infrastructure`."""
         if self.category in _OF_NOBODY:
             return "nobody"
+        if self.category == _UNKNOWN:
+            return _UNKNOWN
         return "user" if self.category in _OF_USERS or self.action == "stop" else "infrastructure"
 
     @property
     def blames_nodes(self) -> bool:
-        """Whether it says anything about a node: not where half of the job's nodes are named together."""
+        """Whether it says anything about a node.
+
+        Not where more than half of the job's nodes are named together, nor where the cause is not known (a program that
+        leaves with 1 and no word), or outside of all nodes.
+        """
         few = self.of_nodes is None or self.of_nodes <= 1 or len(self.nodes) <= _MOST_BLAMED * self.of_nodes
-        return self.blame == "infrastructure" and bool(self.nodes) and few
+        return self.blame == "infrastructure" and self.action != _WAIT and bool(self.nodes) and few
 
 
 @attrs.frozen
@@ -85,10 +99,9 @@ class NodeRecord:
         told = ", ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in causes.items())
         runs = len({failure.run for failure in self.failures})
         where = f"in {runs} runs" if runs > 1 else "in one run"
-        if not self.failures:
-            return "no failure"
-        number = "1 failure" if len(self.failures) == 1 else f"{len(self.failures)} independent failures"
-        return f"{number} {where}: {told}"
+        count = len(self.failures)
+        what = "1 failure" if count == 1 else f"{count} independent failures"
+        return f"{what} {where}: {told}" if count else "no failure"
 
 
 def judge_nodes(
@@ -139,14 +152,21 @@ def _named(records: Sequence[NodeRecord], least: int) -> set[str]:
 
 
 def independent(failures: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Return the failures of one node that do not follow from one another; `failures` by time."""
+    """Return the failures of one node that do not follow from one another, or from one fault; `failures` by time."""
     kept: list[Failure] = []
     last: dict[str, float] = {}
     for failure in failures:
-        if failure.at - last.get(failure.run, float("-inf")) >= APART_S:
+        if not _is_same_fault(failure, kept) and failure.at - last.get(failure.run, float("-inf")) >= APART_S:
             kept.append(failure)
         last[failure.run] = failure.at
     return tuple(kept)
+
+
+def _is_same_fault(failure: Failure, kept: Sequence[Failure]) -> bool:
+    """Tell whether a node had just failed in another run, while this one was there as well."""
+    if not kept or failure.began_at is None:
+        return False
+    return failure.began_at <= kept[-1].at and failure.at - kept[-1].at < TOGETHER_S
 
 
 @attrs.frozen
@@ -211,10 +231,13 @@ def omens(
 
 
 def hostlist(names: Iterable[str]) -> str:
-    """Return names in Slurm's form: `n[1,3-5],other`; numbers keep their leading zeros."""
+    """Return names in Slurm's form: `n[1,3-5],other`; numbers keep their leading zeros.
+
+    What no node can be called is left out: names come from journals and databases that others may write.
+    """
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
-    for name in sorted(set(names)):
+    for name in sorted({name for name in names if _NODE_NAME.fullmatch(name)}):
         head = name.rstrip("0123456789")
         if head == name or len(name) - len(head) > _MOST_DIGITS:
             plain.append(name)

@@ -270,6 +270,8 @@ class _Loop:
         left_out = job.nodes_to_leave_out()
         if left_out.reasons:
             say(f"supervise: to be left out ({environ.EXCLUDE_NODES}={left_out.hostlist}): {left_out.told}")
+        for warning in left_out.warnings:
+            say(f"supervise: warning: {warning}")
         if left_out.problem is not None:
             say_once("history", f"supervise: {left_out.problem}")
         clock = time.monotonic()

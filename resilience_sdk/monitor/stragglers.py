@@ -305,6 +305,7 @@ class StepTimeWatch:
     def __init__(self, journal: Journal) -> None:
         """Begin with nothing."""
         self._journal = journal
+        self._has_failed = False
         self.begin()
 
     def begin(self) -> None:
@@ -317,7 +318,20 @@ class StepTimeWatch:
         self._began_at = self._progress_at = 0.0
 
     def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now: float) -> None:
-        """Take what each rank has completed since the last look; `now` is a steady clock's, in seconds."""
+        """Take what each rank has completed since the last look; `now` is a steady clock's, in seconds.
+
+        Never raises, as `StragglerWatch.look`.
+        """
+        if self._has_failed:
+            return
+        try:
+            self._look(completed, now)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._has_failed = True
+            self._journal.emit(Event.DEGRADED, what="step time", why=repr(error))
+            console.say_once("step time", f"what steps take is not told any more: {error!r}")
+
+    def _look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now: float) -> None:
         for watched, passes in completed:
             if watched.stem not in self._ranks:
                 self._ranks[watched.stem] = watched.rank, RankSteps()

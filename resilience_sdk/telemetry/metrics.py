@@ -98,6 +98,10 @@ FAMILIES = _table(
     Family("run.finished", "gauge", "1 once training is complete."),
     Family("run.time", "counter", "Time since the run began, by what it went into.", ("state",), "s"),
     Family("run.lost_time", "counter", "Training time whose steps were lost, or in which a rank hung.", unit="s"),
+    Family(
+        "run.bucket", "gauge", "Time since the run began, by the buckets of `resilience goodput`.", ("bucket",), "s"
+    ),
+    Family("run.goodput", "gauge", "Time of steps that count, as a share of all time since the run began.", unit="1"),
     Family("run.ettr", "gauge", "Effective training time, as a share of all time since the run began.", unit="1"),
     Family("attempt.number", "gauge", "Number of the current attempt, from 0."),
     Family("attempts", "counter", "Attempts that began.", unit="{attempt}"),
@@ -169,7 +173,7 @@ NEWEST: Mapping[str, str] = {
 }
 """When a counter with labels last grew: whoever asks for what is new cannot tell it from counts, which a job that is
 started again in an old run directory brings along."""
-OF_TIME = frozenset({"run.time", "run.lost_time", "run.ettr"})
+OF_TIME = frozenset({"run.time", "run.lost_time", "run.bucket", "run.goodput", "run.ettr"})
 """What grows without an event, and is told by `goodput`."""
 
 

@@ -14,7 +14,7 @@ import attrs
 from resilience_sdk._version import __version__
 from resilience_sdk.core.journal import Event
 from resilience_sdk.goodput.ledger import Ledger, RunPhase
-from resilience_sdk.goodput.summary import ettr
+from resilience_sdk.goodput.summary import ettr, goodput
 from resilience_sdk.telemetry.metrics import (
     FAMILIES,
     NEWEST,
@@ -319,8 +319,11 @@ class GoodputMetrics:
         for phase in RunPhase:
             yield Sample(FAMILIES["run.time"], (phase.value,), self._at_least(phase.value, reading.phases[phase]))
         yield Sample(FAMILIES["run.lost_time"], (), self._at_least("lost", reading.lost_s))
-        if (ratio := ettr(reading.buckets)) is not None:
-            yield Sample(FAMILIES["run.ettr"], (), ratio)
+        for bucket, seconds in reading.buckets.items():
+            yield Sample(FAMILIES["run.bucket"], (bucket.value,), seconds)
+        for name, ratio in (("run.goodput", goodput(reading.buckets)), ("run.ettr", ettr(reading.buckets))):
+            if ratio is not None:
+                yield Sample(FAMILIES[name], (), ratio)
 
     def _at_least(self, name: str, value: float) -> float:
         self._shown[name] = max(value, self._shown.get(name, 0.0))

@@ -17,11 +17,14 @@ from typing import Any
 
 import needed
 import pytest
+from harness import job
 from postgres_server import postgres
 from told_fleet import ToldFleetRun
 
 from resilience_sdk.cli.main import main
 from resilience_sdk.core.journal import Event
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.history import schema
 from resilience_sdk.history.indexer import Index
 from resilience_sdk.history.questions import History
 from resilience_sdk.history.schema import Tables, open_engine
@@ -132,6 +135,23 @@ def test_a_node_that_fails_in_two_of_three_runs_is_suspect(
     assert "no suspect among 0 nodes in the last 1h" in capsys.readouterr().out
 
 
+def test_real_jobs_that_fail_on_one_node_name_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One right after the other: B fails in two of three runs, and a program ends with an error on A."""
+    for name, node, way in (("one", "B", "segfault"), ("two", "A", "raise"), ("three", "B", "segfault")):
+        folder = tmp_path / name
+        folder.mkdir()
+        words = ("--max-restarts", "0", "--nproc-per-node", "2", "dying.py", way)
+        with job(folder, *words, env={"SLURMD_NODENAME": node}) as run:
+            assert run.finish() != 0
+            assert len(run.incidents()) == 1, run.screen
+    database = str(tmp_path / "history.db")
+    index(database, *(tmp_path / name / "run" for name in ("one", "two", "three")))
+    told = asked(capsys, "nodes", "--db", database)
+    assert told["suspects"] == ["B"]
+    counts = {node["name"]: (len(node["failures"]), node["of_users"], node["runs"]) for node in told["nodes"]}
+    assert counts == {"A": (0, 1, 1), "B": (2, 0, 2)}
+
+
 def test_history_tells_what_recurs_and_what_changed_before(
     database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,12 +174,55 @@ def test_history_tells_what_recurs_and_what_changed_before(
     assert (everything["failures"], everything["worked_s"]) == (2, pytest.approx(300))
     assert everything["mttf_s"] == pytest.approx(150)
     assert everything["low_s"] < everything["mttf_s"] < everything["high_s"]
+    (of_cause,) = told["mttf_by_cause"]
+    assert (of_cause["cause"], of_cause["category"], of_cause["failures"]) == ("user_code_error", "user", 2)
+    for key in ("mttf_s", "low_s", "high_s"):
+        assert of_cause[key] == everything[key] == cause[key]
+    assert main(["history", "--db", database]) == 0
+    text = capsys.readouterr().out
+    assert "mean time to failure, by cause, over the work of all jobs:" in text
+    assert "user_code_error: 2.5 min (41.5 s to 20.6 min; 2 failures in 5.0 min)" in text
     history = History(database)
     again = history.recurrence(cause["signature"], str(tmp_path / "runs" / "r3"), cause["last_at"])
     history.close()
     assert again is not None
     assert (again["times"], again["runs"], again["of_runs"]) == (2, 2, 3)
     assert again["first_run"].endswith("r2")
+
+
+def test_nodes_have_the_names_of_their_scheduler(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the ranks have told of themselves by the names of their hosts, and so has the health watch."""
+    for number in (1, 2, 3):
+        run = ToldFleetRun.make(tmp_path / f"runs/r{number}", ["hostA", "hostB"], at=time.time() - 48 * HOUR * number)
+        run.aliases = {"hostA": "node1", "hostB": "node2"}
+        run.start()
+        for host in run.nodes:
+            run.tell(host, Event.RANK_START, rank=0, local_rank=0, world_size=16)
+        run.at += HOUR
+        run.tell("hostB", Event.HEALTH, ok=False, check="ecc", status="warning", what="GPU 0", evidence="3 errors")
+        run.at += HOUR
+        run.fail("hostB", "gpu_fell_off_bus", "hardware", action="exclude_node")
+        for host in run.nodes:
+            run.tell(host, Event.RANK_START, rank=0, local_rank=0, world_size=16)
+        run.at += HOUR
+        run.end()
+    run = ToldFleetRun.make(tmp_path / "runs/now", ["hostA"], at=time.time() - 480 * HOUR)
+    run.aliases = {"hostA": "node1"}
+    run.start()
+    run.at += 479 * HOUR
+    run.tell("hostA", Event.HEALTH, ok=False, check="ecc", status="warning", what="GPU 0", evidence="3 errors")
+    run.close()
+    index(database, tmp_path / "runs")
+    told = asked(capsys, "nodes", "--db", database)
+    assert told["suspects"] == ["node2"]
+    assert {node["name"]: round(node["worked_s"] / HOUR) for node in told["nodes"]} == {"node1": 488, "node2": 9}
+    (warning,) = told["warnings"]
+    assert (warning["node"], warning["right"], warning["seen"]) == ("node1", 3, 3)
+    history = History(database)
+    assert {failure.of_nodes for failure in history.failures()} == {2}
+    history.close()
 
 
 def test_why_tells_that_it_is_not_the_first_time(
@@ -250,9 +313,10 @@ def test_an_index_of_another_version_is_made_again(database: str, tmp_path: Path
     index(database, tmp_path / "runs")
     before, engine = content(database), open_engine(database)
     with engine.begin() as connection:
-        connection.execute(sqlalchemy.text("UPDATE index_version SET version = 0"))
         connection.execute(sqlalchemy.text("ALTER TABLE failures ADD COLUMN old INTEGER"))
     engine.dispose()
+    set_version(database, 0)
+    assert main(["history", "--db", database]) == 2  # what it has is not understood
     other = ToldFleetRun.make(tmp_path / "other", ["D"])
     other.start()
     index(database, other.path)
@@ -264,6 +328,61 @@ def test_an_index_of_another_version_is_made_again(database: str, tmp_path: Path
         connection.execute(sqlalchemy.text("DROP TABLE index_version"))
     engine.dispose()
     assert main(["history", "index", str(other.path), "--db", database]) == 2
+
+
+def set_version(database: str, version: int) -> None:
+    """Have an index be of another version of its schema."""
+    engine = open_engine(database)
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text(f"UPDATE index_version SET version = {version}"))
+    engine.dispose()
+
+
+def test_an_index_that_is_made_again_loses_no_run(database: str, tmp_path: Path) -> None:
+    """Though whoever opens it first is killed, and the next one is the exporter of one node of another run."""
+    three_runs(tmp_path / "runs", 1_000_000.0)
+    index(database, tmp_path / "runs")
+    before = content(database)
+    set_version(database, 0)
+    Index(database).close()  # killed before it has read a line
+    other = ToldFleetRun.make(tmp_path / "other", ["A", "D"])
+    other.start()
+    of_node = Index(database)
+    of_node.add([other.path], host_prefix="D-")
+    of_node.close()
+    after = content(database)
+    assert after["failures"] == before["failures"]
+    assert [row for row in after["files"] if row[0][0] != str(other.path)] == before["files"]
+    assert [row[1][0] for row in after["files"] if row[0][0] == str(other.path)] == ["D"]
+
+
+def test_an_index_of_a_newer_version_is_left_alone(database: str, tmp_path: Path) -> None:
+    """It would be made again and again by the two."""
+    three_runs(tmp_path / "runs", 1_000_000.0)
+    index(database, tmp_path / "runs")
+    before = content(database)
+    set_version(database, 99)
+    for words in (["history", "index", str(tmp_path / "runs")], ["history"], ["nodes"]):
+        assert main([*words, "--db", database]) == 2
+    assert content(database) == before
+
+
+def test_an_index_that_somebody_holds_is_not_waited_for_without_an_end(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An indexer that was stopped in the middle of a step holds the run; the next one says so."""
+    run = ToldFleetRun.make(tmp_path / "run", ["A"])
+    run.start()
+    index(database, run.path)
+    run.end()
+    monkeypatch.setattr(schema, "_WAIT_S", 1.0)
+    engine = open_engine(database)
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text("UPDATE runs SET turn = turn"))
+        with pytest.raises(ConfigError, match="lock"):
+            index(database, run.path)
+    engine.dispose()
+    assert index(database, run.path) == 1
 
 
 _INDEXER = """

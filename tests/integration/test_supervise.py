@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
+import needed
 import pytest
+from told_fleet import ToldFleetRun
 
 from resilience_sdk.core.journal import read_journal
 from resilience_sdk.core.lease import STALE_AFTER_S, Lease
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.history.indexer import Index
 from resilience_sdk.system.hostinfo import host_name, process_is_gone
 
 PROJECT = Path(__file__).parent.parent.parent
@@ -351,3 +354,25 @@ def test_a_signal_ends_the_wait_for_a_lease(tmp_path):
         job.process.terminate()
         assert job.finish() == 75
         assert job.runs() == 1
+
+
+def test_a_command_is_told_which_nodes_to_leave_out(tmp_path: Path) -> None:
+    """By the history beside its run; it is said, and what the user has named himself stays."""
+    needed.library("sqlalchemy", "history")
+    for number in (1, 2):
+        run = ToldFleetRun.make(tmp_path / f"old{number}", ["n1", "n2"], at=time.time() - 86400 * number)
+        run.start()
+        run.at += 3600
+        run.fail("n2", "gpu_fell_off_bus", "hardware", action="exclude_node")
+        run.end()
+    index = Index(str(tmp_path / "history.db"))
+    index.add([tmp_path])
+    index.close()
+    command = ("bash", "-c", 'echo "$RESILIENCE_EXCLUDE_NODES" > "$TOLD/left-out"')
+    for folder, env, told in (("run", {}, "n2"), ("again", {"RESILIENCE_EXCLUDE_NODES": "n7"}, "n7")):
+        place = tmp_path / folder
+        place.mkdir()
+        with supervised(place, *command, env={**env, "RESILIENCE_DB": str(tmp_path / "history.db")}) as job:
+            assert job.finish() == 0, job.screen
+            assert (job.told / "left-out").read_text() == f"{told}\n"
+            assert "n2: suspect: 2 independent failures in 2 runs" in " ".join(job.screen.split())

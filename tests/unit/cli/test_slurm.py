@@ -254,7 +254,8 @@ def after(
     answer = f"{silent}; echo 'JobId=7 {shown or f'JobState={state} Reason=None'}'"
     for name, body in {
         "srun": f"{save}{code}; echo srun >> {asked}; exit $code",
-        "scontrol": f'case $1 in show) {answer};; *) echo "$@" >> {asked};; esac',
+        "scontrol": 'case "$1 $2" in "show hostnames") tr , "\\n" <<< "$3";; "show node") [[ $3 = n* ]];; '
+        f'"show "*) {answer};; *) echo "$@" >> {asked};; esac',
         "sleep": f"echo sleep $1 >> {tmp_path}/slept",
     }.items():
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
@@ -309,17 +310,32 @@ def test_hardware_is_requeued_within_a_budget(tmp_path: Path) -> None:
 
 
 def test_suspect_nodes_are_left_out_when_the_job_comes_back(tmp_path: Path) -> None:
-    """Beside those that it leaves out already; a history that does not answer costs nothing."""
+    """Beside those that it leaves out already, each once; not those of another cluster, which Slurm does not know."""
     sdk = tmp_path / "python"
-    sdk.write_text(f'#!/bin/bash\nif [ "$3" = nodes ]; then echo "$@" >> {tmp_path}/questions; echo "n[3-4]"; fi\n')
+    answer = f'echo "$@" >> {tmp_path}/questions; echo n3,elsewhere,n4'
+    sdk.write_text(f'#!/bin/bash\nif [ "$3" = nodes ]; then {answer}; fi\n')
     sdk.chmod(0o755)
-    told = ["srun", "requeue 7", "update JobId=7 ExcNodeList=n[3-4]"]
+    told = ["srun", "requeue 7", "update JobId=7 ExcNodeList=n3,n4"]
     assert after(tmp_path, 75, python=str(sdk), saves="step-00000001") == (75, told)
     questions = (tmp_path / "questions").read_text()
     assert questions == f"-m resilience_sdk nodes --exclude-list --after {tmp_path}/run\n"
-    shown = "JobState=RUNNING ExcNodeList=n1 Reason=None"
-    told[-1] = "update JobId=7 ExcNodeList=n1,n[3-4]"
+    shown = "JobState=RUNNING ExcNodeList=n1,n3 Reason=None"
+    told[-1] = "update JobId=7 ExcNodeList=n1,n3,n4"
     assert after(tmp_path, 76, python=str(sdk), shown=shown) == (76, told)
+    shown = "JobState=RUNNING ExcNodeList=n3,n4 Reason=None"
+    assert after(tmp_path, 76, python=str(sdk), shown=shown) == (76, told[:2])
+
+
+def test_a_history_that_does_not_answer_costs_a_job_nothing(tmp_path: Path) -> None:
+    """It is asked before the job is looked at, so that one which is cancelled meanwhile is not requeued."""
+    sdk = tmp_path / "python"
+    sdk.write_text(f'#!/bin/bash\nif [ "$3" = nodes ]; then touch {tmp_path}/cancelled; echo n3; exit 124; fi\n')
+    sdk.chmod(0o755)
+    assert after(tmp_path, 75, python=str(sdk), saves="step-00000001") == (75, ["srun", "requeue 7"])
+    state = f"$([ -e {tmp_path}/cancelled ] && echo CANCELLED || echo RUNNING)"
+    (tmp_path / "cancelled").unlink()
+    shown = f"'\"JobState={state}\"' Reason=None"
+    assert after(tmp_path, 75, python=str(sdk), saves="step-00000002", shown=shown) == (75, ["srun"])
 
 
 def test_other_failures_are_retried_in_the_allocation(tmp_path: Path) -> None:

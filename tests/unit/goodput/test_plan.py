@@ -122,6 +122,8 @@ def test_like_a_run_takes_what_was_measured_there(tmp_path: Path, capsys: pytest
         (["--gpus", "0"], "'0': expected a whole number"),
         (["--gpus", "8", "--write", "soon"], "'soon': expected seconds"),
         (["--gpus", "8", "--write", "0"], "has no best interval"),
+        (["--gpus", "8", "--write", "0", "--interval", "0"], "--interval 0: a time above 0"),
+        (["--mttf", "0"], "--mttf 0: a time above 0"),
         (["--gpus", "8", "--failures", "rsc-3"], "rsc-1, rsc-2"),
     ],
 )

@@ -8,11 +8,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from resilience_sdk.goodput.slowness import slowness_of, standing_of
-from resilience_sdk.goodput.step_time import NodeProgress, RankSteps, measures_data, node_facts, step_time_of
+from resilience_sdk.goodput.step_time import (
+    NodeProgress,
+    RankSteps,
+    WorkFit,
+    is_data,
+    is_save,
+    measures_data,
+    node_facts,
+    step_time_of,
+)
 from resilience_sdk.recorder.page_reader import LanePasses
 
 MS = 1_000_000
@@ -83,6 +92,40 @@ def test_other_threads_hold_no_step_up() -> None:
     assert ("prefetch data", "io") not in rank.seconds
 
 
+def test_other_threads_hold_no_step_up_while_a_step_takes_longer_than_a_look() -> None:
+    """A look in which nothing has beaten knows the lane that beats all the same."""
+    rank = a_rank(HEALTHY)
+    rank.take([LanePasses("data", "io", 3, 0, [900 * MS]), LanePasses("fwd", "compute", 0, 101, [30 * MS])], 101, 0)
+    assert rank.seconds["data", "io"] == pytest.approx(0.4)
+    assert rank.seconds["fwd", "compute"] == pytest.approx(3.03)
+
+
+def test_sections_of_one_name_on_two_threads_are_counted_apart() -> None:
+    """Before anything has beaten, nobody knows which of them is the step's."""
+    rank = RankSteps()
+    rank.take([], 1, 0)
+    rank.take([LanePasses("data", "io", 1, 0, [MS] * 60)], 1, 0)
+    rank.take([LanePasses("step", "heartbeat", 0, 1, [MS]), LanePasses("data", "io", 0, 0, [MS] * 5)], 2, 10 * MS)
+    assert rank.seconds["data", "io"] == pytest.approx(0.065)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "data", "save"),
+    [
+        ("data", "io", True, False), ("data", "compute", True, False), ("val data", "io", True, False),
+        ("get_batch", "compute", True, False), ("load_data", "compute", True, False), ("fetch", "compute", True, False),
+        ("train_batch", "compute", False, False), ("data_parallel", "compute", False, False),
+        ("batch", "compute", False, False), ("batch_norm", "compute", False, False),
+        ("input_projection", "compute", False, False), ("data", "comm", False, False),
+        ("checkpoint", "io", False, True), ("save", "compute", False, True), ("save_model", "compute", False, True),
+        ("activation_checkpoint", "compute", False, False), ("checkpointed_layers", "compute", False, False),
+    ],
+)  # fmt: skip
+def test_what_computes_is_neither_data_nor_a_save(name: str, kind: str, data: bool, save: bool) -> None:
+    """Whatever words its name has: the sentence is never a guess."""
+    assert (is_data(name, kind), is_save(name, kind)) == (data, save)
+
+
 def test_two_nodes_are_told_as_one() -> None:
     """Shares are means over all ranks; a section that a node lacks took it nothing; a new attempt begins anew."""
     few, many = a_rank({STEP: 90.0, DATA: 60.0}), a_rank({STEP: 90.0, DATA: 10.0, SAVE: 20.0})
@@ -108,6 +151,8 @@ def test_two_nodes_are_told_as_one() -> None:
         (HEALTHY | {STEP: 80.0, SAVE: 18.0}, "checkpoint", "saves take 18% of the time (section checkpoint)"),
         (HEALTHY | {WAIT: 60.0, BWD: 10.0, FWD: 8.0}, "communication", "60% of the step is communication on all ranks"),
         (HEALTHY | {OPTIM: 55.0, BWD: 20.0, FWD: 10.0}, "small_batch", "55% of the step is the optimizer's"),
+        ({STEP: 40.0, FWD: 20.0, BWD: 18.0, ("eval", "compute"): 50.0}, None, ""),
+        ({STEP: 95.0, FWD: 20.0, OPTIM: 70.0, ON_GPU: 60.0}, None, ""),
         ({STEP: 40.0, FWD: 20.0}, "between", "60% of the time passes between two steps, outside of heartbeat()"),
         ({STEP: 95.0, FWD: 40.0, BWD: 45.0, ON_GPU: 17.0}, "small_batch", "the GPU works 17%"),
         ({STEP: 95.0, FWD: 40.0, BWD: 45.0, ON_GPU: 85.0}, None, ""),
@@ -190,6 +235,36 @@ def test_time_that_does_not_grow_with_the_work_is_a_small_batch(fixed_ms: float,
     assert (None if slow is None else slow.cause) == cause
 
 
+def test_work_that_the_ring_has_lost_counts_as_the_rest() -> None:
+    """Of 1,000 steps between two looks, the page has 64."""
+    rank = RankSteps()
+    rank.take([], 1, 0)
+    (word,) = struct.unpack("Q", struct.pack("d", 8.0))
+    rank.take([LanePasses("steps", "work", 0, 937, [word] * 64)], 1001, 1_000 * MS)
+    assert told(rank)["work_per_s"] == pytest.approx(8_000, rel=0.01)
+
+
+def test_a_step_in_ten_may_be_of_another_kind() -> None:
+    """One of ten seconds, say, in which something was saved; what is noise has no line."""
+    draw, fit, noise = random.Random(0), WorkFit(), WorkFit()
+    for number in range(100):
+        amount = draw.uniform(10, 190)
+        fit.add(amount, 10.0 if number % 12 == 0 else 0.07 + 0.0001 * amount + draw.gauss(0, 0.001))
+        noise.add(amount, draw.gauss(0.1, 0.02))
+    assert fit.fixed_share() == pytest.approx(0.875, abs=0.02)
+    assert noise.fixed_share() is None
+
+
+@given(st.lists(st.tuples(st.floats(1e-300, 1e18), st.floats(0, 1e10)), max_size=80))
+def test_no_points_are_too_odd(points: list[tuple[float, float]]) -> None:
+    """A page may hold anything; a share is one, or none."""
+    fit = WorkFit()
+    for point in points:
+        fit.add(*point)
+    assert 0 <= (fit.fixed_share() or 0.0) <= 1
+
+
+@example({"sections": ""})
 @given(
     st.dictionaries(st.sampled_from(["steps", "wall_s", "ranks", "sections", "work_per_s"]), st.none() | st.text("ab"))
 )

@@ -158,6 +158,16 @@ def test_a_verdict_becomes_an_event_then_an_incident_and_is_over(node, capsys):
     assert node.asked == [None]
 
 
+def test_a_mistake_in_telling_what_steps_take_costs_nothing_else(node, capsys):
+    """It is journalled and said once; the watch over hangs goes on, and no later round fails."""
+    watch = StepTimeWatch(node.journal)
+    for _ in range(3):
+        watch.look([(None, [])], 1.0)
+    (event,) = (e for e in read_journal(node.run_dir / "journal").events if e["event"] == "degraded")
+    assert event["what"] == "step time"
+    assert capsys.readouterr().err.count("what steps take is not told any more") == 1
+
+
 def test_a_monitor_that_takes_over_does_not_write_the_incident_again(node):
     """It finds the same rank slow, and the incident that stands; it closes it in the end."""
     node.train(80, slow=2, seconds=0.02)

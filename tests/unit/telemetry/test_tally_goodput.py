@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from told_run import EVENTS
 
+from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.ledger import RunPhase
+from resilience_sdk.goodput.summary import summarize
 from resilience_sdk.telemetry.tally import GoodputMetrics
 
 
@@ -26,7 +28,8 @@ def values(goodput: GoodputMetrics, now: float | None = None) -> dict[str, float
     found = {}
     for sample in goodput.samples(now):
         assert isinstance(sample.value, float)
-        found[sample.labels[0] if sample.labels else sample.family.name] = sample.value
+        if sample.family.name not in ("run.bucket", "run.goodput"):
+            found[sample.labels[0] if sample.labels else sample.family.name] = sample.value
     return found
 
 
@@ -102,6 +105,23 @@ def test_a_crash_costs_its_recovery_and_the_steps_since_the_checkpoint() -> None
     assert (found["training"], found["recovering"]) == (200, 10)
     assert found["run.lost_time"] == pytest.approx(30 * 0.98)  # a step took 0.98 s, beside what a save took
     assert found["run.ettr"] == pytest.approx((200 - 30 * 0.98 - 2) / 220)
+
+
+def test_the_buckets_are_those_of_the_command() -> None:
+    """By one computation, and so is the share of steps that count."""
+    goodput = account(
+        *START, *beats(1010.0), (1110.0, "rank_exit", {"rank": 1, "exit_code": 1}), (1112.0, "attempt_end", {}),
+        (1113.0, "attempt_start", {"attempt": 1, "ranks": [0, 1]}), (1115.0, "resume", {"attempt": 1, "step": 70}),
+        *beats(1120.0, 1), (1120.0, "recovered", {"attempt": 1, "lost_steps": 30, "resumed_at": 70}),
+    )  # fmt: skip
+    told = list(goodput.samples(1220.0))
+    summary = summarize(goodput.ledger, 1220.0)
+    assert summary.buckets[Bucket.REPLAYED] == pytest.approx(30)
+    assert {s.labels[0]: s.value for s in told if s.family.name == "run.bucket"} == {
+        bucket.value: seconds for bucket, seconds in summary.buckets.items()
+    }
+    assert [s.value for s in told if s.family.name == "run.goodput"] == [summary.goodput]
+    assert [s.value for s in told if s.family.name == "run.ettr"] == [summary.ettr]
 
 
 def test_a_hang_is_no_training() -> None:
