@@ -6,7 +6,6 @@ follows from it: checkpoints with a fault, signs of the nodes' health, and a sta
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,11 +170,8 @@ def untold_stall(view: RunView, incidents: Sequence[Incident]) -> Incident | Non
     told = [e for e in view.events if (e.get("job"), e.get("attempt")) == (state.job, state.attempt)]
     told = [e for e in told if e["t"] >= began_at]
     known = [i for i in incidents if i.attempt == state.attempt and (i.detected_at or 0.0) >= began_at]
-    exits: dict[int, float] = {}
-    for event in told:
-        if event["event"] == Event.RANK_EXIT.value:
-            with contextlib.suppress(TypeError):  # no rank is a list
-                exits[event["rank"]] = float(event["t"])
+    ended = [(e.get("rank"), float(e["t"])) for e in told if e["event"] == Event.RANK_EXIT.value]
+    exits = {rank: at for rank, at in ended if isinstance(rank, int)}
     stall = stall_at(told, state.last_event_at, ended=exits)
     if stall is None or any(i.kind == "hang" and i.recovered_at is None for i in known):
         return None
