@@ -13,7 +13,6 @@ from resilience_sdk.report.facts import AttemptFacts, CheckpointFacts, Curve, Pi
 from resilience_sdk.report.svg import (
     AXIS,
     PIN_LETTERS,
-    TIP_CHARACTERS,
     WIDTH,
     TimeSpan,
     digits,
@@ -23,6 +22,7 @@ from resilience_sdk.report.svg import (
     percent_at,
     pin_lines,
     plot,
+    shortened,
     stretched,
     tag,
     time_axis,
@@ -81,7 +81,7 @@ def time_strip(
                 segment.bucket,
                 scales.elapsed(segment.ended_at - segment.began_at),
                 segment.attempt is not None and f"attempt {segment.attempt}",
-                f"from {scales.utc(segment.began_at)} UTC",
+                f"from {scales.clock(segment.began_at)}",
             ),
             x=percent_at(span.share(segment.began_at)),
             width=percent_at(span.share(segment.ended_at) - span.share(segment.began_at)),
@@ -150,19 +150,21 @@ def _pin(group: Sequence[Pin], share: float, centre: float, bottom: float, cards
     told = [f"{pin.id}: {pin.label}" for pin in group[:_MOST_TOLD]]
     if len(group) > _MOST_TOLD:
         told.append(f"and {len(group) - _MOST_TOLD} more")
-    label = "; ".join(told)
+    count = f"{len(group)} at once: " if len(group) > 1 else ""
+    label = shortened(f"{count}{'; '.join(told)}, {scales.clock(group[0].at)}")
     letter = str(len(group)) if len(group) > 1 else PIN_LETTERS.get(worst.kind, "?")
+    at = percent_at(share)
+    # Not a title: it would count as text that is seen, beside the letter, which the name of a link has to contain.
     marks = (
-        tip(label, f"{scales.utc(group[0].at)} UTC"),
-        tag("line", x1=percent_at(share), x2=percent_at(share), y1=centre, y2=bottom, class_="stem"),
-        tag("circle", cx=percent_at(share), cy=centre, r=10),
-        tag("text", letter, x=percent_at(share), y=centre + 4),
+        tag("line", x1=at, x2=at, y1=centre, y2=bottom, class_="stem"),
+        tag("circle", cx=at, cy=centre, r=10),
+        tag("text", letter, x=at, y=centre + 4, aria_hidden="true"),
     )
     classes = f"pin {kind_class(worst.kind)}"
     target = next((pin.id for pin in group if pin.id in cards), None)
     if target is None:
-        return tag("g", *marks, class_=classes, tabindex=0, role="img", aria_label=label[:TIP_CHARACTERS])
-    return tag("a", *marks, class_=classes, href=f"#{name_of(target)}", aria_label=label[:TIP_CHARACTERS])
+        return tag("g", *marks, class_=classes, tabindex=0, role="img", aria_label=label, data_tip=label)
+    return tag("a", *marks, class_=classes, href=f"#{name_of(target)}", aria_label=label, data_tip=label)
 
 
 # Curves.
@@ -258,7 +260,7 @@ def _cut_marks(curve: Curve, span: TimeSpan, high: float) -> Markup:
 def _bad_marks(curve: Curve, span: TimeSpan) -> Markup:
     drawn = []
     for at, step, word in curve.not_finite:
-        told = tip(f"{curve.name} is {word}", step is not None and f"step {step}", scales.utc(at))
+        told = tip(f"{curve.name} is {word}", step is not None and f"step {step}", scales.clock(at))
         drawn.append(_glyph("✕", span.share(at), 22, "bad", told))
     return join(drawn)
 

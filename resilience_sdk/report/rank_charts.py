@@ -28,9 +28,9 @@ HEAT_STEPS = (0.9, 1.1, 1.25, 1.5, 2.0, 4.0)
 """Between the classes of a heat map: as the others from the first to the second, slower from there on."""
 
 
-def share_with_range(mean: float, least: float, most: float, longest: float) -> Markup:
-    """Return a bar with the range over the ranks as a whisker; `longest` fills the cell."""
-    mean, least, most = (scales.share_of(value, 0, longest) for value in (mean, least, most))
+def share_with_range(mean: float, least: float, most: float) -> Markup:
+    """Return a share of a step as a bar, with its range over the ranks as a whisker; a whole step fills the cell."""
+    mean, least, most = (scales.share_of(value, 0, 1) for value in (mean, least, most))
     return tag(
         "svg",
         tag("rect", y=2, width="100%", height=12, rx=2, class_="track"),
