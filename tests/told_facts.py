@@ -129,8 +129,8 @@ def told_run(ranks, *, nodes, faults, seconds, points=240, columns=96):
         if last is None
         else Headline(
             "ended",
-            f"The job stopped after {len(counted)} faults: {last.headline[:-1]}.",
-            "The data loader of rank 1 waits for a lock that a forked worker holds.",
+            f"The job stopped after {len(counted)} faults; the last: {last.headline}",
+            last.paragraph,
             "Find the cause before you run it again; the newest checkpoint is of step 19,800.",
             ("resilience run --run-dir /shared/runs/exp1 --nproc-per-node 2 --nnodes 2 --max-restarts 3 train.py",),
         )
@@ -185,7 +185,7 @@ def told_run(ranks, *, nodes, faults, seconds, points=240, columns=96):
 
 
 def _plan(faults, seconds):
-    kinds = ("hang", "crash", "preemption", "crash", "numerics", "slow")
+    kinds = ("preemption", "crash", "hang", "crash", "numerics", "slow")
     if not faults:
         return [("finished", seconds)]
     weights = [1 + (index * 7) % 5 for index in range(faults)]

@@ -32,6 +32,7 @@ from resilience_sdk.report.svg import (
 _PIN_APART = 0.026  # nearer than this, pins become one with a number
 _PIN_LEVEL = 0.055  # nearer than this, the second stands above the first
 _MOST_TOLD = 6
+_FLAT = 1e-3
 
 
 def name_of(identifier: str) -> str:
@@ -130,6 +131,18 @@ def _attempt_mark(attempt: AttemptFacts, span: TimeSpan, top: float, height: flo
     )
 
 
+def pin_keys(pins: Sequence[Pin]) -> Sequence[tuple[Markup, str]]:
+    """Return the pin of each kind that there is, with the kind."""
+    present = {pin.kind for pin in pins}
+    return [(_pin_key(kind, letter), kind) for kind, letter in PIN_LETTERS.items() if kind in present]
+
+
+def _pin_key(kind: str, letter: str) -> Markup:
+    marks = tag("circle", cx=9, cy=9, r=8), tag("text", letter, x=9, y=13)
+    picture = tag("g", *marks, class_=f"pin {kind_class(kind)}")
+    return tag("svg", picture, class_="swatch", width=18, height=18, aria_hidden="true")
+
+
 def _pins(pins: Sequence[Pin], span: TimeSpan, height: float, bar: float, cards: frozenset[str]) -> Iterable[Markup]:
     groups: list[list[Pin]] = []
     for pin in sorted(pins, key=lambda pin: (pin.at, pin.id)):
@@ -170,13 +183,21 @@ def _pin(group: Sequence[Pin], share: float, centre: float, bottom: float, cards
 # Curves.
 
 
+def curve_edges(curves: Sequence[Curve], *, from_zero: bool) -> tuple[float, ...]:
+    """Return the ticks of an axis of values; the axis ends with them."""
+    told = scales.finite(value for curve in curves for value in curve.values)
+    low, most = (0.0 if from_zero else min(told), scales.upper_end(told)) if told else (0.0, 1.0)
+    if abs(most - low) < _FLAT * abs(most):
+        low, most = sorted((0.0, 2 * most))  # what does not change is a line in the middle, not noise from edge to edge
+    return scales.ticks(low, most)
+
+
 def curve_chart(title: str, curves: Sequence[Curve], pins: Sequence[Pin], span: TimeSpan, *, from_zero: bool) -> Markup:
     """Return lines over time with their bands; single values that would press all others flat are cut and marked."""
     height = 190.0
     told = scales.finite(value for curve in curves for value in curve.values)
     unit = curves[0].unit if curves else ""
-    most = scales.upper_end(told) if told else 1.0
-    edges = scales.ticks(0.0 if from_zero else min(told, default=0.0), most)
+    edges = curve_edges(curves, from_zero=from_zero)
     low, high = edges[0], edges[-1]
 
     def across(value: float) -> float:

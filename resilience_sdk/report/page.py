@@ -282,7 +282,7 @@ def _pictures(facts: RunFacts, span: svg.TimeSpan) -> list[tuple[str, list[Curve
             title,
             curves,
             charts.curve_chart(title, curves, facts.pins, span, from_zero=from_zero),
-            sum(_beyond(curve, curves) for curve in curves),
+            _beyond(curves, charts.curve_edges(curves, from_zero=from_zero)[-1]),
             sum(len(curve.not_finite) for curve in curves),
         )
         for title, curves, from_zero in groups
@@ -290,9 +290,5 @@ def _pictures(facts: RunFacts, span: svg.TimeSpan) -> list[tuple[str, list[Curve
     ]
 
 
-def _beyond(curve: Curve, group: Sequence[Curve]) -> int:
-    told = scales.finite(value for one in group for value in one.values)
-    if not told:
-        return 0
-    high = scales.ticks(min(0.0, *told), scales.upper_end(told))[-1]
-    return sum(value > high for value in scales.finite(curve.values))
+def _beyond(curves: Sequence[Curve], high: float) -> int:
+    return sum(value > high for curve in curves for value in scales.finite(curve.values))

@@ -100,13 +100,13 @@ def test_the_keyboard_is_enough(browser, urls):
 
     tab_until(browser, "pin")
     words = browser.find("#tip").text
-    assert words.startswith("0001-hang: ")
+    assert words.startswith("0001-preemption: ")
     browser.press(ENTER)
-    assert browser.ask("return location.hash") == "#incident-0001-hang"
-    assert browser.ask("return document.getElementById('incident-0001-hang').open") is True
+    assert browser.ask("return location.hash") == "#incident-0001-preemption"
+    assert browser.ask("return document.getElementById('incident-0001-preemption').open") is True
     assert active(browser) == "summary"
     browser.press(SPACE)
-    assert browser.ask("return document.getElementById('incident-0001-hang').open") is False
+    assert browser.ask("return document.getElementById('incident-0001-preemption').open") is False
 
     tab_until(browser, "heat-row")
     first = browser.ask("return document.activeElement.getAttribute('aria-label')")

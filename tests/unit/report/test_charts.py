@@ -142,6 +142,14 @@ def test_a_spike_is_cut_and_marked():
     assert [mark.find("title").text for mark in marks] == ["1m, beyond the axis"]
 
 
+def test_what_does_not_change_is_a_line_in_the_middle():
+    """A constant has an axis from zero with different words at its ticks."""
+    curve = Curve("norm", "", (1000.0, 2000.0), (0, 1), (3.0, 3.0))
+    assert charts.curve_edges([curve], from_zero=False)[0] == 0.0
+    root = parsed(charts.curve_chart("norm", [curve], (), SPAN, from_zero=False))
+    assert next(root.iter("path")).get("d") == "M0 95L1000 95"
+
+
 def pin(identifier, at, kind="crash"):
     return Pin(identifier, at, kind, f"rank 1 of {identifier}")
 

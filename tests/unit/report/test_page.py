@@ -2,10 +2,12 @@
 
 import base64
 import hashlib
+import math
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import combinations
 
 import attrs
 import pytest
@@ -233,6 +235,43 @@ def test_facts_without_an_account_have_the_sums_of_their_segments():
     """Buckets are shown although the account could not be made."""
     facts = attrs.evolve(told_facts.four_ranks(), goodput={})
     assert "productive" in render_sections(facts)["time"]
+
+
+SOLID = ("productive", "startup", "rendezvous", "data", "checkpoint", "hang", "preempted")
+# What is seen without one kind of cones, in linear light (Machado et al. 2009, severity 1).
+EYES = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "no red": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "no green": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "no blue": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+
+
+def seen(colour, eye):
+    """Return a colour as an eye sees it, in CIE Lab, where distances are differences."""
+    light = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in light]
+    r, g, b = (min(1.0, max(0.0, sum(a * c for a, c in zip(row, light, strict=True)))) for row in eye)
+    x = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505
+    y = 0.2126 * r + 0.7152 * g + 0.0722 * b
+    z = (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089
+    x, y, z = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in (x, y, z))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("eye", EYES)
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_buckets_are_told_apart_by_all_eyes(eye, theme):
+    """No two buckets that have no hatching look the same to somebody who lacks a kind of cones."""
+    style = Reading(render_page(told_facts.empty())).styles[0]
+    told = dict(re.findall(r"--b-(\w+): (light-dark\(.*?\));", style))
+    colours = {name: seen(re.findall(r"#\w{6}", told[name])[theme], EYES[eye]) for name in SOLID}
+    near = {
+        (one, other): round(math.dist(colours[one], colours[other]))
+        for one, other in combinations(SOLID, 2)
+        if math.dist(colours[one], colours[other]) < 20
+    }
+    assert near == {}
 
 
 def test_without_jinja_the_cure_is_named(tmp_path):
