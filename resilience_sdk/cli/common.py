@@ -45,8 +45,8 @@ class CommandParser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def reading_parser(command: str, description: str) -> CommandParser:
-    """Return the parser of a command that reads one run directory."""
+def reading_parser(command: str, description: str, *, schema: str = "docs/commands.md") -> CommandParser:
+    """Return the parser of a command that reads one run directory; `schema`: where its JSON is described."""
     parser = CommandParser(command, description)
     parser.add_argument(
         "run_dir",
@@ -54,7 +54,7 @@ def reading_parser(command: str, description: str) -> CommandParser:
         metavar="RUN_DIR",
         help="run directory; without it RESILIENCE_RUN_DIR, else the newest under ./resilience-runs",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON; docs/commands.md has the schema")
+    parser.add_argument("--json", action="store_true", help=f"print JSON; {schema} has the schema")
     return parser
 
 

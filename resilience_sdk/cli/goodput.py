@@ -7,25 +7,34 @@ from collections.abc import Sequence
 from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
 from resilience_sdk.core.words import duration, when
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
+from resilience_sdk.goodput.step_time import measures_data
 from resilience_sdk.goodput.summary import RATIOS, Summary
 from resilience_sdk.report.run_view import look_at
 
 _MOST_ATTEMPTS = 12
+_UNMEASURED = (
+    "no section says when the loop waits for its data, so that is in productive: an adapter, straggler.iterate(loader) "
+    "or Run.steps() tells it apart"
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the account and return 0; raises RunDirectoryError for a directory that cannot be read."""
-    parser = reading_parser("goodput", "Print where the time of a run went, over all its jobs.")
+    parser = reading_parser(
+        "goodput", "Print where the time of a run went, over all its jobs.", schema="docs/goodput.md"
+    )
     options = parser.parse_args(argv)
     run_dir = open_run_dir(options.run_dir)
     view = look_at(run_dir)
     summary, is_running, problems = view.account(), view.is_running, view.problems
+    measured = measures_data(view.events)
     if options.json:
-        told = {"run_dir": str(run_dir.path), "running": is_running, **summary.to_json(), "problems": problems}
-        print_json(told)
+        told = {"run_dir": str(run_dir.path), "running": is_running, **summary.to_json(), "data_measured": measured}
+        print_json({**told, "problems": problems})
     else:
         lines = render(str(run_dir.path), summary, is_running=is_running)
-        print_lines([*lines, *(f"note           {problem}" for problem in problems)])
+        notes = [*([_UNMEASURED] if measured is False else []), *problems]
+        print_lines([*lines, *(f"note           {note}" for note in notes)])
     return 0
 
 
@@ -64,10 +73,12 @@ def _attempts(summary: Summary) -> list[str]:
     shown = summary.attempts[-_MOST_ATTEMPTS:]
     hidden = len(summary.attempts) - len(shown)
     lines = [f"the last {len(shown)} of {len(summary.attempts)} attempts (--json has them all):"] if hidden else []
+    jobs = list(dict.fromkeys(attempt["job"] for attempt in summary.attempts))
     for attempt in shown:
         parts = sorted(((seconds, name) for name, seconds in attempt["buckets"].items() if seconds > 0), reverse=True)
         told = ", ".join(f"{name} {duration(seconds)}" for seconds, name in parts)
-        lines.append(f"attempt {attempt['attempt']} from {when(attempt['began_at'])}: {told or 'no time'}")
+        job = f"job {jobs.index(attempt['job']) + 1}, " if len(jobs) > 1 else ""
+        lines.append(f"{job}attempt {attempt['attempt']} from {when(attempt['began_at'])}: {told or 'no time'}")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +14,10 @@ from resilience_sdk.cli.common import CommandParser, print_json, print_lines
 from resilience_sdk.core import environ
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.settings.parse import duration_or_zero
-from resilience_sdk.core.words import ago, duration, when
+from resilience_sdk.core.words import ago, counted, duration, when
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.exclusion import DATABASE
-from resilience_sdk.history.indexer import Index
+from resilience_sdk.history.indexer import Index, run_directories
 from resilience_sdk.history.questions import History, Rate, Recurring
 from resilience_sdk.history.schema import default_path
 
@@ -37,6 +38,9 @@ def _index(words: Sequence[str]) -> int:
     add_database(parser)
     options = parser.parse_args(words)
     dirs = options.dirs or [RUNS]
+    found, problems = run_directories(dirs)
+    if not found:  # before a database is made for nothing
+        raise ConfigError("; ".join(problems))
     began_s = time.monotonic()
     named = options.db or environ.environment().get(DATABASE) or str(default_path(_folder(dirs[0])))
     index = Index(named)
@@ -45,13 +49,14 @@ def _index(words: Sequence[str]) -> int:
     finally:
         index.close()
     took_s = time.monotonic() - began_s
-    if not done.runs:
-        raise ConfigError("; ".join(done.problems))
     if options.json:
         print_json({"db": redact_text(named), "took_s": took_s, **attrs.asdict(done)})
     else:
-        torn = f", {done.torn} torn lines skipped" if done.torn else ""
-        lines = [f"{done.events} new events of {done.runs} runs in {redact_text(named)}{torn}"]
+        torn = f", {counted(done.torn, 'torn line')} skipped" if done.torn else ""
+        new, runs = counted(done.events, "new event"), counted(done.runs, "run")
+        lines = [f"{new} of {runs} in {redact_text(named)}{torn}"]
+        if named not in (environ.environment().get(DATABASE), str(default_path(Path(RUNS)))):
+            lines.append(f"to read it: resilience history --db {shlex.quote(redact_text(named))}")
         print_lines([*lines, *(f"note: {problem}" for problem in done.problems)])
     return 0
 
@@ -64,7 +69,8 @@ def _folder(named: str) -> Path:
 
 def add_database(parser: CommandParser) -> None:
     """Add the options that `history` and `nodes` share."""
-    parser.add_argument("--db", metavar="URL", help=f"file or URL of the index; else {DATABASE}, else ./{RUNS}")
+    place = default_path(Path(RUNS))
+    parser.add_argument("--db", metavar="URL", help=f"file or URL of the index; else {DATABASE}, else ./{place}")
     parser.add_argument("--json", action="store_true", help="print JSON; docs/history.md has the schema")
 
 
@@ -91,7 +97,11 @@ def since_of(options: Any) -> float:
 
 
 def _show(words: Sequence[str]) -> int:
-    parser = CommandParser("history", "Print what goes wrong again and again over many runs, and how long jobs last.")
+    parser = CommandParser(
+        "history",
+        "Print what goes wrong again and again over many runs, and how long jobs last. `resilience history index "
+        "DIR...` takes runs in.",
+    )
     add_database(parser)
     add_since(parser, None)
     options = parser.parse_args(words)
@@ -109,33 +119,35 @@ def _show(words: Sequence[str]) -> int:
             }
         )
     else:
-        print_lines(render(totals, causes, rates, time.time()))
+        print_lines(render(totals, causes, rates, time.time(), options.since))
     return 0
 
 
-def render(totals: dict[str, Any], causes: Sequence[Recurring], rates: Sequence[Rate], now: float) -> list[str]:
-    """Return the answers as lines for a person."""
+def render(
+    totals: dict[str, Any], causes: Sequence[Recurring], rates: Sequence[Rate], now: float, since: str | None = None
+) -> list[str]:
+    """Return the answers as lines for a person; `since` as it was given."""
     if not totals["runs"]:
         return ["no run is indexed yet: resilience history index DIR..."]
-    lines = [
-        f"{totals['runs']} runs, {totals['events']} events, {when(totals['first_at'])} to {when(totals['last_at'])}"
-    ]
+    runs, events = counted(totals["runs"], "run"), counted(totals["events"], "event")
+    lines = [f"{runs}, {events}, {when(totals['first_at'])} to {when(totals['last_at'])}"]
+    lately = "" if since is None else f" in the last {since}"
     for title, blames in (("", ("infrastructure", "nobody")), ("of the programs, not of nodes:", ("user",))):
         found = [one for one in causes if one.blame in blames]
         if found:
             lines += ["", *([title] if title else [])]
             lines += [line for one in found[:_MOST_CAUSES] for line in _cause(one, now)]
     if not causes:
-        lines += ["", "nothing has failed"]
+        lines += ["", f"nothing has failed{lately}"]
     if rates:
-        lines += ["", "mean time to failure, by size of the job:"]
+        lines += ["", f"mean time to failure, by size of the job{lately}:"]
         lines += [_rate(rate) for rate in [*rates[:-1][:_MOST_SIZES], rates[-1]]]
     return lines
 
 
 def _cause(one: Recurring, now: float) -> list[str]:
     times = "once" if one.count == 1 else f"{one.count} times"
-    runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
+    runs = counted(one.runs, "run")
     first = "" if one.count == 1 else f", first {ago(one.first_at, now)}"
     between = "" if one.mttf_s is None or one.count < 2 else f", every {duration(one.mttf_s)} of work"
     lines = [f"{times:>9} in {runs}: {one.signature} ({one.category}){first}, last {ago(one.last_at, now)}{between}"]
@@ -146,9 +158,9 @@ def _cause(one: Recurring, now: float) -> list[str]:
 
 
 def _rate(rate: Rate) -> str:
-    size = "all" if rate.world_size is None else f"{rate.world_size} ranks"
+    size = "all" if rate.world_size is None else counted(rate.world_size, "rank")
     high = "" if rate.high_s is None else f" to {duration(rate.high_s)}"
     mean = "no failure" if rate.mttf_s is None else duration(rate.mttf_s)
     least = "at least " if rate.high_s is None else ""
     worked = duration(rate.worked_s)
-    return f"{size:>12}: {mean} ({least}{duration(rate.low_s)}{high}; {rate.failures} failures in {worked})"
+    return f"{size:>12}: {mean} ({least}{duration(rate.low_s)}{high}; {counted(rate.failures, 'failure')} in {worked})"

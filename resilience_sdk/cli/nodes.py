@@ -12,7 +12,7 @@ from resilience_sdk.cli.common import CommandParser, open_run_dir, print_json, p
 from resilience_sdk.cli.history import add_database, add_since, open_history, since_of
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say
-from resilience_sdk.core.words import duration, when
+from resilience_sdk.core.words import counted, duration, when
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.exclusion import nodes_to_leave_out
 from resilience_sdk.history.suspects import LEAST_FAILURES, NodeRecord, Omen, hostlist
@@ -72,7 +72,7 @@ def _leave_out(options: Any) -> int:
     run_dir = open_run_dir(options.after).path
     found = nodes_to_leave_out(run_dir, environ.environment(), since=since_of(options), named=options.db)
     if found.problem is not None:
-        say(f"the history was not asked which nodes are suspect: {found.problem}")
+        say(found.problem)
     if options.json:
         print_json({"exclude_list": found.hostlist, "reasons": dict(found.reasons), "problem": found.problem})
     elif options.exclude_list:
@@ -91,7 +91,7 @@ def _to_json(record: NodeRecord) -> dict[str, Any]:
 def render(records: Sequence[NodeRecord], warnings: Sequence[Omen], since: str) -> list[str]:
     """Return the nodes as lines for a person: suspects with their evidence, then the others that failed."""
     suspects = [record for record in records if record.suspect]
-    lines = [] if suspects else [f"no suspect among {len(records)} nodes in the last {since}"]
+    lines = [] if suspects else [f"no suspect among {counted(len(records), 'node')} in the last {since}"]
     for record in suspects:
         lines += [f"SUSPECT {record.name}: {record.why}", *_evidence(record), ""]
     if suspects:
@@ -99,7 +99,8 @@ def render(records: Sequence[NodeRecord], warnings: Sequence[Omen], since: str) 
     lines += [f"WARNING {omen.text}" for omen in warnings]
     others = [record for record in records if record.failures and not record.suspect]
     lines += [
-        f"{record.name}: {record.why}; of a healthy node {record.chance:.0%} likely" for record in others[:_MOST_NODES]
+        f"{record.name}: {record.why}; probability of so many on a healthy node: {record.chance:.2g}"
+        for record in others[:_MOST_NODES]
     ]
     if others[_MOST_NODES:]:
         lines.append(f"and {len(others) - _MOST_NODES} more with a failure (--json has them all)")
@@ -114,5 +115,5 @@ def _evidence(record: NodeRecord) -> list[str]:
         f"    {when(failure.at)} {failure.run} {failure.incident}: {failure.summary or failure.cause}"
         for failure in record.failures[-_MOST_FAILURES:]
     ]
-    worked = f"{duration(record.worked_s)} of work in {record.runs} run{'' if record.runs == 1 else 's'}"
-    return [*lines, f"    {worked}; so many failures in it of a healthy node: {record.chance:.2g}"]
+    worked = f"{duration(record.worked_s)} of work in {counted(record.runs, 'run')}"
+    return [*lines, f"    {worked}; probability of so many failures in it on a healthy node: {record.chance:.2g}"]

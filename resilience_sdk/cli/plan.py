@@ -12,7 +12,7 @@ import attrs
 from resilience_sdk.cli.common import CommandParser, open_run_dir, print_json, print_lines
 from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.settings.parse import duration_or_zero
-from resilience_sdk.core.words import duration
+from resilience_sdk.core.words import counted, duration
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.plan import (
     RATES,
@@ -24,6 +24,7 @@ from resilience_sdk.goodput.plan import (
     simulated_ettr,
     young_s,
 )
+from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.report.run_state import goodput_of
 from resilience_sdk.straggler.windowing import median
 
@@ -67,7 +68,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--interval", type=_duration, metavar="T", help="this interval, instead of the best one")
     parser.add_argument("--like", metavar="RUN_DIR", help="what was measured in that run, where no option says else")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the simulation")
-    parser.add_argument("--json", action="store_true", help="print JSON; docs/commands.md has the schema")
+    parser.add_argument("--json", action="store_true", help="print JSON; docs/goodput.md has the schema")
     return parser
 
 
@@ -91,6 +92,8 @@ def plan_of(options: argparse.Namespace) -> dict[str, Any]:
     elif "mttf" in measured:
         mean_s, sources["mttf"] = measured["mttf"], "measured"
     else:
+        if options.like:
+            raise ConfigError(f"nothing has failed in {options.like}: how large is the job? give --gpus N, or --mttf T")
         raise ConfigError("how large is the job? give --gpus N, or --mttf T, or --like RUN_DIR of a run with faults")
     job = PlannedJob(mean_s, values["write"], values["restart"], values["detect"], values["persist"])
     if job.write_s == 0 and options.interval is None:
@@ -132,10 +135,10 @@ def _others(job: PlannedJob, interval_s: float) -> list[tuple[str, PlannedJob, f
 
 
 def _measured(named: str) -> dict[str, float]:
-    """Return what the journal of a run tells: seconds of a save's stall, a restart, and between faults."""
+    """Return what a run tells: seconds of a save's stall, of noticing a fault, of a restart, and between faults."""
     run_dir = open_run_dir(named)
     events = read_journal(run_dir.journal).events
-    summary = goodput_of(events, alive_s_ago=None)
+    summary = goodput_of(events)
     commits = [event for event in events if event["event"] == Event.CKPT_COMMIT.value]
     saves = [(event.get("stall_s"), event.get("seconds")) for event in commits]
     known = [(stall, whole) for stall, whole in saves if isinstance(stall, float) and isinstance(whole, float)]
@@ -143,6 +146,13 @@ def _measured(named: str) -> dict[str, float]:
     found = {"write": median(stalls)} if stalls and median(stalls) > 0 else {}
     if lags:
         found["persist"] = median(lags)
+    late_s = [
+        incident.detection_latency_s
+        for incident in IncidentStore(run_dir.path).all()
+        if incident.kind in ("crash", "hang") and incident.detection_latency_s is not None
+    ]
+    if late_s:
+        found["detect"] = sum(late_s) / len(late_s)
     if summary.mttr_s is not None:
         found["restart"] = summary.mttr_s
     if summary.mttf_s is not None:
@@ -153,14 +163,14 @@ def _measured(named: str) -> dict[str, float]:
 def render(plan: dict[str, Any]) -> list[str]:
     """Return the plan as lines for a person."""
     sources = plan["sources"]
-    size = "" if plan["nodes"] is None else f"{plan['gpus']:,} GPUs on {plan['nodes']:,} nodes, "
+    size = "" if plan["nodes"] is None else f"{counted(plan['gpus'], 'GPU')} on {counted(plan['nodes'], 'node')}, "
     rate = plan["failures_per_1000_node_days"]
     told = "" if rate is None else f", {rate:g} failures per 1,000 node-days"
     low, high = plan["ettr_simulated_low"], plan["ettr_simulated_high"]
     return [
         f"job            {size}MTTF {duration(plan['mttf_s'])} ({sources['mttf']}{told})",
         *(
-            f"{name:<14} {duration(plan[name + '_s'])} ({sources[name]})"
+            f"{name:<14} {_seconds(plan[name + '_s'])} ({sources[name]})"
             for name in ("write", "persist", "restart", "detect")
         ),
         f"save every     {duration(plan['interval_s'])} (Young {duration(plan['interval_young_s'])}, "
@@ -170,6 +180,10 @@ def render(plan: dict[str, Any]) -> list[str]:
         "",
         *(f"{other['ettr']:>7.1%}  {other['what']}" for other in plan["others"]),
     ]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if 0 < seconds < 1 else duration(seconds)
 
 
 def _count(text: str) -> int:

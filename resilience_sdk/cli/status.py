@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -204,7 +205,7 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("why slow", slow["text"]))
     if goodput := status["goodput"]:
         wall_s, buckets = goodput["wall_s"], sorted(goodput["buckets"].items(), key=lambda item: -item[1])
-        told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds > 0)
+        told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds > 0.005 * wall_s)
         rows += [("goodput", f"{goodput['goodput']:.0%} of {duration(wall_s)}: {told}")] if wall_s else []
     return rows
 
@@ -222,5 +223,5 @@ def _incident_rows(status: dict[str, Any], now: float) -> list[tuple[str, str]]:
     newest = f"newest {last['id']}, {ago(last['detected_at'], now)}: {last['summary']}"
     return [
         ("incidents", f"{incidents['count']}; {newest}"),
-        ("", f"resilience why {status['run_dir']} tells more"),
+        ("", f"resilience why {shlex.quote(status['run_dir'])} tells more"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -98,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
         width = min(_WIDEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
         print_lines(why_page.page(incidents, ending, signs=health_lines, newest=newest, width=width))
         if incidents:
-            print_lines([f"More: resilience why --verbose {run_dir.path}"])
+            print_lines([f"More: resilience why --verbose {shlex.quote(str(run_dir.path))}"])
     if untold is not None:
         print_lines(["", *_render_untold(untold)])
     if notes:

@@ -270,14 +270,16 @@ def current_holder(run_dir: RunDirectory) -> LeaseHolder | None:
     return _living(run_dir.lease)
 
 
-def unheld_for_s(run_dir: RunDirectory) -> float | None:
-    """Return for how many seconds nobody has renewed the lease of `run_dir`, by this host's clock; None: no lease.
+def renewed_after_s(run_dir: RunDirectory) -> float | None:
+    """Return for how many seconds a lease of `run_dir` was renewed beyond the journal's newest word; None: no lease.
 
-    A job that ends by itself takes its lease with it: one that is old is the last sign of a killed one.
+    A job that ends by itself takes its lease with it: what is left is the last sign of a killed one. Both times are
+    of one file system, and a copy of the directory, which has new ones, tells no more than the journal.
     """
     with contextlib.suppress(OSError):
         if (found := _read(run_dir.lease)) is not None:
-            return max(0.0, time.time() - found.written_at)
+            told_at = [path.stat().st_mtime for path in run_dir.journal.glob("*.jsonl")]
+            return max(0.0, found.written_at - max(told_at)) if told_at else 0.0
     return None
 
 

@@ -25,6 +25,11 @@ def when(unix_s: float | None) -> str:
     return "at an unknown time"
 
 
+def counted(number: int, name: str) -> str:
+    """Return an amount of things: `1 run`, `41 runs`."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
+
+
 def ago(unix_s: float | None, now: float) -> str:
     """Return how long ago a Unix time was, in one unit."""
     if unix_s is None:

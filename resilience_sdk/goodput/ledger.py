@@ -203,6 +203,11 @@ class Ledger:
         """Unix time of the newest event, as it was written down."""
         return self._newest_at
 
+    @property
+    def last_at(self) -> float:
+        """Moment of the newest event, as `when` tells it."""
+        return self._last
+
     def when(self, wall_s: float, mono_ns: object, boot_id: object) -> float:
         """Return a moment of a node as `read` wants it, from the clocks there."""
         return self._timeline.at(wall_s, mono_ns, boot_id)
@@ -423,7 +428,11 @@ class Ledger:
             self._is_leaving = True
             self._enter(RunPhase.TRAINING, Bucket.PREEMPTED, at)
 
-    def _on_attempt_end(self, _: Mapping[str, Any], at: float) -> None:
+    def _on_attempt_end(self, event: Mapping[str, Any], at: float) -> None:
+        codes = event.get("exit_codes")
+        ended_well = isinstance(codes, Mapping) and bool(codes) and not any(codes.values())
+        if ended_well and event.get("ended_by") == "ranks":
+            return  # nothing is started again: what follows is the end, or a fault on another node
         if self._runs:
             self._enter(RunPhase.RECOVERING, Bucket.PREEMPTED if self._is_leaving else Bucket.RESTART, at)
 
@@ -457,7 +466,8 @@ class Ledger:
             account._saves_s[host] = max(_seconds_of(event.get("saves_s")), account._saves_s.get(host, 0.0))
 
     def _on_recovered(self, event: Mapping[str, Any], at: float) -> None:
-        if event.get("id") in self.failures and isinstance(event.get("recovery_s"), (int, float)):
+        is_known = isinstance(name := event.get("id"), str) and name in self.failures
+        if is_known and isinstance(event.get("recovery_s"), (int, float)):
             self.recoveries_s.append(_seconds_of(event.get("recovery_s")))
         if self._bucket is Bucket.HANG and self._runs:
             self._enter(RunPhase.TRAINING, Bucket.PRODUCTIVE, at)  # by itself: no attempt has ended

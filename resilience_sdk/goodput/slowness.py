@@ -183,13 +183,17 @@ def _fixed(steps: StepTime) -> WhySlow | None:
 
 def _between(steps: StepTime) -> WhySlow | None:
     inside = sum(section.share for section in steps.sections if section.kind == BEAT_KINDS[0])
-    known = sum(s.share for s in steps.sections if is_data(s.name, s.kind) or is_save(s.name, s.kind))
-    outside = 1.0 - inside - known
+    data = [s.share for s in steps.sections if is_data(s.name, s.kind)]
+    outside = 1.0 - inside - sum(data) - sum(s.share for s in steps.sections if is_save(s.name, s.kind))
     if not inside or outside < _OUTSIDE:
         return None
+    where = (
+        f"and is no wait for data ({sum(data):.0%}): a section around what happens there (a save, an evaluation, a log)"
+        if data
+        else "where a loop fetches its next batch: straggler.iterate(loader), or a section around what happens there,"
+    )
     return _told(
         steps, "between", outside,
-        f"{outside:.0%} of the time passes between two steps, outside of heartbeat(), where a loop fetches its next "
-        f"batch: straggler.iterate(loader), or a section around what happens there, tells what it is",
+        f"{outside:.0%} of the time passes between two steps, outside of heartbeat(), {where} tells what it is",
         inside=round(inside, 4),
     )  # fmt: skip

@@ -295,6 +295,15 @@ def step_time_of(events: Iterable[Mapping[str, Any]]) -> StepTime | None:
     )
 
 
+def measures_data(events: Iterable[Mapping[str, Any]]) -> bool | None:
+    """Tell whether some loop of the run says when it waits for its data; None before any step was measured."""
+    measured = None
+    for event in events:
+        if event.get("event") == Event.STEP_TIME.value and _is_sound(event):
+            measured = bool(measured) or any(is_data(str(s["name"]), str(s["kind"])) for s in event["sections"])
+    return measured
+
+
 def _merged(nodes: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> tuple[SectionShare, ...]:
     """Add up the nodes' sections, each by the number of its ranks; one that a node lacks took it no time."""
     found: dict[tuple[str, str], list[tuple[SectionShare, int]]] = {}
@@ -317,7 +326,9 @@ def _is_sound(event: Mapping[str, Any]) -> bool:
     try:
         shares = [float(told[key]) for told in event["sections"] for key in ("share", "least", "most")]
         numbers = [float(event["wall_s"]), *shares, *(int(told["rank"]) for told in event["sections"])]
-        is_whole = isinstance(event["ranks"], list) and bool(event["ranks"]) and isinstance(event["sections"], list)
-        return is_whole and event["steps"] > 0 and numbers[0] > 0 and all(0 <= n < 1e15 for n in numbers)
+        _ = [(told["name"], told["kind"]) for told in event["sections"]]
+        are_lists = isinstance(event["ranks"], list) and isinstance(event["sections"], list)
+        has_ranks = are_lists and bool(event["ranks"])
+        return has_ranks and event["steps"] > 0 and numbers[0] > 0 and all(0 <= n < 1e15 for n in numbers)
     except (KeyError, TypeError, ValueError, OverflowError):
         return False

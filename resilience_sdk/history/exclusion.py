@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.journal import Event, read_journal
-from resilience_sdk.errors import ResilienceError
+from resilience_sdk.errors import ConfigError, ResilienceError
 from resilience_sdk.history.indexer import Index
 from resilience_sdk.history.questions import History
 from resilience_sdk.history.schema import default_path
@@ -26,7 +26,7 @@ _EXCLUDE = "exclude_node"
 
 @attrs.frozen
 class LeftOut:
-    """Nodes by their scheduler's names, with the reason of each; `problem`: why the history could not be asked."""
+    """Nodes by their scheduler's names, with the reason of each; `problem`: what could not be asked, in a sentence."""
 
     reasons: Mapping[str, str]
     problem: str | None = None
@@ -53,22 +53,27 @@ def database_of(run_dir: Path, env: Mapping[str, str], named: str | None = None)
 def nodes_to_leave_out(run_dir: Path, env: Mapping[str, str], *, since: float, named: str | None = None) -> LeftOut:
     """Return the nodes that the next job of a run leaves out; `since` (Unix seconds) for the history. Never raises."""
     reasons: dict[str, str] = {}
+    problem = None
     try:
         reasons |= blamed(read_journal(run_dir / "journal").events)
         database = database_of(run_dir, env, named)
         if database is None:
             return LeftOut(reasons)
-        _take_in(database, run_dir)
+        try:
+            _take_in(database, run_dir)
+        except ConfigError as error:  # it may be one that we only read
+            problem = f"the history was not told of this run: {error}"
         history = History(database, since=since)
         try:
             suspects = [record for record in history.nodes() if record.suspect]
         finally:
             history.close()
-        return LeftOut({record.name: f"suspect: {record.why}" for record in suspects} | reasons)
+        return LeftOut({record.name: f"suspect: {record.why}" for record in suspects} | reasons, problem)
     except (OSError, ResilienceError) as error:
-        return LeftOut(reasons, str(error))
+        why = str(error)
     except Exception as error:  # noqa: BLE001 - a database's many kinds, and our own mistakes
-        return LeftOut(reasons, f"{type(error).__name__}: {error}")
+        why = f"{type(error).__name__}: {error}"
+    return LeftOut(reasons, f"the history was not asked which nodes are suspect: {why}")
 
 
 def _take_in(database: str, run_dir: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from resilience_sdk.core.journal import parse_lines
+from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.facts import Rows
 from resilience_sdk.history.schema import Tables, open_engine, prepare
@@ -41,15 +42,27 @@ class Indexed:
 def run_directories(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[str]]:
     """Return the run directories among `folders` and right below them, and what is none of either."""
     found: dict[str, None] = {}
-    problems = []
+    problems: list[str] = []
     for folder in map(Path, folders):
-        below = [folder] if (folder / "journal").is_dir() else []
+        below = [folder] if _has_journal(folder, problems) else []
         if not below and folder.is_dir():
-            below = sorted(one for one in folder.iterdir() if (one / "journal").is_dir())
+            try:
+                below = sorted(one for one in folder.iterdir() if _has_journal(one, problems))
+            except OSError as error:
+                problems.append(f"{folder}: {error.strerror}")
         if not below:
             problems.append(f"{folder} is no run directory and has none in it")
         found.update(dict.fromkeys(os.path.realpath(one) for one in below))
     return [Path(path) for path in found], problems
+
+
+def _has_journal(directory: Path, problems: list[str]) -> bool:
+    """Tell whether a directory is that of a run; one of somebody else, which cannot be looked into, is a problem."""
+    try:
+        return (directory / "journal").is_dir()
+    except OSError as error:
+        problems.append(f"{directory}: {error.strerror}")
+        return False
 
 
 class Index:
@@ -57,15 +70,16 @@ class Index:
 
     def __init__(self, named: str) -> None:
         """Open the database and make what it lacks; raises ConfigError and MissingExtraError."""
+        self._called = redact_text(named)
+        self.engine = open_engine(named)  # first: it says so where SQLAlchemy is missing
+        self.tables = Tables()
         from sqlalchemy.exc import DBAPIError
 
-        self.engine = open_engine(named)
-        self.tables = Tables()
         try:
             self._again = prepare(self.engine, self.tables)
         except DBAPIError as error:
             self.close()
-            raise ConfigError(f"the history cannot be opened: {str(error.orig).strip()}") from None
+            raise ConfigError(f"the history {self._called} cannot be opened: {str(error.orig).strip()}") from None
         except ConfigError:
             self.close()
             raise
@@ -93,7 +107,7 @@ class Index:
                     continue
                 events, torn = events + one.events, torn + one.torn
         except DBAPIError as error:
-            raise ConfigError(f"the history does not answer: {str(error.orig).strip()}") from None
+            raise ConfigError(f"the history {self._called} does not answer: {str(error.orig).strip()}") from None
         return Indexed(len(directories), events, torn, tuple(problems))
 
     def _add_run(self, directory: Path, host_prefix: str) -> Indexed:

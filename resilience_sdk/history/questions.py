@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.summary import mean_time_between_s
 from resilience_sdk.history.schema import open_engine
@@ -120,6 +121,7 @@ class History:
 
     def __init__(self, named: str, *, since: float = 0.0) -> None:
         """Open the index that somebody has made; raises ConfigError and MissingExtraError."""
+        self._called = redact_text(named)
         self.engine: Engine = open_engine(named, must_exist=True)
         self._since = since
 
@@ -136,7 +138,8 @@ class History:
                 return connection.execute(text(question), values).all()
         except DBAPIError as error:
             raise ConfigError(
-                f"the history cannot be read: {str(error.orig).strip()}; `resilience history index DIR...` makes one"
+                f"the history {self._called} cannot be read: {str(error.orig).strip()}; `resilience history index "
+                "DIR...` makes one, --db names another"
             ) from None
 
     def totals(self) -> dict[str, Any]:

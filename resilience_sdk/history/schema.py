@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 VERSION = 1
 FILE_NAME = "history.db"
 _WAIT_S = 60.0  # for another indexer
+_NO_FILES = ("", ":memory:")
 _DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 
 
@@ -105,8 +106,16 @@ def open_engine(named: str, *, must_exist: bool = False) -> Engine:
         ) from None
     url = url_of(named)
     is_file = url.startswith("sqlite")
-    if is_file and must_exist and not os.path.exists(path := url.partition(":///")[2]):
-        raise ConfigError(f"there is no history in {path} yet; make one: resilience history index DIR...")
+    path = url.partition(":///")[2].partition("?")[0]
+    if (is_file and path in _NO_FILES) or url.partition("://")[0].partition("+")[0] not in _DRIVERS:
+        raise ConfigError(
+            f"--db {redact_text(named)}: the history is in a file or in PostgreSQL; name a path, or a URL such as "
+            "postgresql://user@host/database"
+        )
+    if is_file and must_exist and not os.path.exists(path):
+        raise ConfigError(
+            f"there is no history in {path} yet; make one: resilience history index DIR..., or name another with --db"
+        )
     try:
         if is_file:
             engine = sqlalchemy.create_engine(url, connect_args={"timeout": _WAIT_S, "isolation_level": None})
@@ -122,7 +131,7 @@ def open_engine(named: str, *, must_exist: bool = False) -> Engine:
             "as postgresql://user@host/database"
         ) from None
     if is_file and not must_exist:
-        _write_to_file(engine, Path(url.partition(":///")[2]))
+        _write_to_file(engine, Path(path))
     return engine
 
 

@@ -85,7 +85,10 @@ class NodeRecord:
         told = ", ".join(f"{cause} ({count} times)" if count > 1 else cause for cause, count in causes.items())
         runs = len({failure.run for failure in self.failures})
         where = f"in {runs} runs" if runs > 1 else "in one run"
-        return f"{len(self.failures)} independent failures {where}: {told}" if self.failures else "no failure"
+        if not self.failures:
+            return "no failure"
+        number = "1 failure" if len(self.failures) == 1 else f"{len(self.failures)} independent failures"
+        return f"{number} {where}: {told}"
 
 
 def judge_nodes(

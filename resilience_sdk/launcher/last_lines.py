@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def closing_lines(outcome: Outcome) -> list[str]:
         hangs = [known for known in outcome.incidents if known.endswith("-hang")]
         shown = hangs[-1] if outcome.stood is not None and hangs else outcome.incidents[-1]
         report = os.path.join(outcome.run_dir, "incidents", shown, "report.md")
-        lines.append(f"report: {report} (all: resilience why {outcome.run_dir})")
+        lines.append(f"report: {report} (all: resilience why {shlex.quote(str(outcome.run_dir))})")
     told_lost = outcome.verdict in (JobVerdict.PREEMPTED, JobVerdict.INTERRUPTED)
     if outcome.checkpoint is not None or not told_lost:
         lines.append(state_line(outcome.checkpoint, outcome.run_dir, told_lost=told_lost))
@@ -68,7 +69,7 @@ def closing_lines(outcome: Outcome) -> list[str]:
 
 def leaving_lines(outcome: Outcome) -> list[str]:
     """Return what a person reads last of a node that leaves a job which goes on without it."""
-    report = [f"report: resilience why {outcome.run_dir}"] if outcome.incidents else []
+    report = [f"report: resilience why {shlex.quote(str(outcome.run_dir))}"] if outcome.incidents else []
     return [
         f"this node leaves the job: {outcome.reason} (exit code {outcome.exit_code})",
         *report,

@@ -271,7 +271,7 @@ class _Loop:
         if left_out.reasons:
             say(f"supervise: to be left out ({environ.EXCLUDE_NODES}={left_out.hostlist}): {left_out.told}")
         if left_out.problem is not None:
-            say_once("history", f"supervise: the history was not asked which nodes are suspect: {left_out.problem}")
+            say_once("history", f"supervise: {left_out.problem}")
         clock = time.monotonic()
         env = job.child_environment(left_out.hostlist)
         try:

@@ -274,12 +274,16 @@ def standing_now(run_dir: RunDirectory, state: RunState, *, is_running: bool) ->
     return standing
 
 
-def goodput_of(events: Iterable[Mapping[str, Any]], *, alive_s_ago: float | None) -> Summary:
-    """Return the account of a journal: up to the last sign of the job, so many seconds ago, or else its last event."""
+def goodput_of(
+    events: Iterable[Mapping[str, Any]], *, is_running: bool = False, renewed_after_s: float | None = None
+) -> Summary:
+    """Return the account of a journal: up to now while a job runs, else up to the last sign of it.
+
+    That is its last event, or what a lease that nobody gave up was renewed after it (`renewed_after_s`).
+    """
     ledger = Ledger()
     for event in events:
         ledger.apply(event)
-    if alive_s_ago is None:
-        return summarize(ledger)
-    now = ledger.when(time.time(), time.monotonic_ns(), boot_id())
-    return summarize(ledger, now - alive_s_ago)
+    if is_running:
+        return summarize(ledger, ledger.when(time.time(), time.monotonic_ns(), boot_id()))
+    return summarize(ledger, ledger.last_at + (renewed_after_s or 0.0))

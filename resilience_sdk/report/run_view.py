@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.journal import Event
-from resilience_sdk.core.lease import LeaseHolder, current_holder, unheld_for_s
+from resilience_sdk.core.lease import LeaseHolder, current_holder, renewed_after_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import one_line
 from resilience_sdk.errors import ConfigError
@@ -85,7 +85,7 @@ class RunView:
 
     def account(self) -> Summary:
         """Return what its time went into."""
-        return goodput_of(self.events, alive_s_ago=0.0 if self.is_running else unheld_for_s(self.run_dir))
+        return goodput_of(self.events, is_running=self.is_running, renewed_after_s=renewed_after_s(self.run_dir))
 
 
 def look_at(run_dir: RunDirectory) -> RunView:

@@ -432,7 +432,10 @@ def _deliver_rest(workers: list[Worker], *, alone: bool) -> list[Worker]:
     left = _unfinished(workers, began + _ATTENDED_S)
     if left and alone:
         names = ", ".join(worker.sink.name for worker in left)
-        say(f"telemetry: {names} could not take everything yet; tried for {_DELIVERY_S:.0f} s more. {_LATER}")
+        say(
+            f"telemetry: {names} could not take everything yet; it is tried for {_DELIVERY_S:.0f} s more in the "
+            f"background. {_LATER}"
+        )
         _let_go_of_the_screen()
     left = _unfinished(left, began + (_DELIVERY_S if alone else _BY_HAND_S))
     if left and not alone:

@@ -8,23 +8,12 @@ from resilience_sdk.report.outcome import supervised_end
 from resilience_sdk.report.run_state import state_of
 
 
-def rank_row(**facts):
-    """The line of a rank that lives."""
-    live = {
-        "rank": 0,
-        "pid": 7,
-        "sections": [],
-        "step": None,
-        "step_is_global": False,
-        "seconds_since_beat": 1.0,
-        "paused": None,
-        "done": False,
-        "progress_signal": True,
-    }
+def status_lines(**facts):
+    """What is printed of a status of which nothing else is known."""
     status = {
         "run_dir": "/r",
         "state": "running",
-        "live": [live | facts],
+        "live": [],
         "ranks": [],
         "passed_over": [],
         "incidents": {"count": 0},
@@ -46,7 +35,23 @@ def rank_row(**facts):
             "goodput",
         )
     )
-    (row,) = (line for line in render(status | nothing, 0.0) if line.startswith("rank 0"))
+    return render(nothing | status | facts, 0.0)
+
+
+def rank_row(**facts):
+    """The line of a rank that lives."""
+    live = {
+        "rank": 0,
+        "pid": 7,
+        "sections": [],
+        "step": None,
+        "step_is_global": False,
+        "seconds_since_beat": 1.0,
+        "paused": None,
+        "done": False,
+        "progress_signal": True,
+    }
+    (row,) = (line for line in status_lines(live=[live | facts]) if line.startswith("rank 0"))
     return row.removeprefix("rank 0").strip()
 
 
@@ -92,3 +97,13 @@ def test_a_command_under_supervise_that_records_nothing_has_an_end_all_the_same(
     assert supervised_end([end, {"event": "run_start"}]) is None
     assert supervised_end([{**end, "exit_code": None}]) is None  # it is to be run again
     assert supervised_end([]) is None
+
+
+def test_the_line_on_goodput_names_what_counts_and_how_to_read_on_from_any_directory():
+    """No bucket of half a per cent; a path with a space is one word of the command."""
+    buckets = {"productive": 90.0, "startup": 9.6, "rendezvous": 0.4, "idle": 0.0}
+    told = {"wall_s": 100.0, "goodput": 0.9, "ettr": 0.9, "buckets": buckets}
+    incident = {"id": "0001-crash", "detected_at": 0.0, "summary": "it died"}
+    lines = status_lines(run_dir="/my runs/a", goodput=told, incidents={"count": 1, "last": incident})
+    assert any(line.startswith("goodput") and line.endswith(": productive 90%, startup 10%") for line in lines)
+    assert any("resilience why '/my runs/a' tells more" in line for line in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
-from resilience_sdk.core.lease import STALE_AFTER_S, Lease, current_holder
+from resilience_sdk.core.lease import STALE_AFTER_S, Lease, current_holder, renewed_after_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import RunDirectoryError
 from resilience_sdk.system.hostinfo import process_start_ticks
@@ -213,3 +214,19 @@ def test_a_job_of_one_process_does_not_meet_itself(run: RunDirectory) -> None:
         _rewrite(run, pid=other.pid, start_ticks=process_start_ticks(other.pid))
         other.kill()
     assert Lease.acquire(run, "job", alone=True).holder.pid == os.getpid()
+
+
+def test_a_lease_that_is_left_tells_how_long_its_job_lived_on(run: RunDirectory, tmp_path: Path) -> None:
+    """Beyond the journal's last word; a copy of the directory, whose files are all new, makes no job live longer."""
+    assert renewed_after_s(run) is None
+    Lease.acquire(run, "job-a")
+    assert renewed_after_s(run) == 0.0
+    journal = run.journal / "a-launcher-1.jsonl"
+    journal.write_text("{}\n")
+    written_at = run.lease.stat().st_mtime
+    os.utime(journal, (written_at - 25.0, written_at - 25.0))
+    assert renewed_after_s(run) == pytest.approx(25.0)
+    copied = Path(shutil.copytree(run.path, tmp_path / "copy", copy_function=shutil.copyfile))
+    found = renewed_after_s(RunDirectory.open(copied))
+    assert found is not None
+    assert found < 5.0

@@ -199,6 +199,27 @@ def test_two_launchers_of_one_host_are_two_nodes() -> None:
     assert len(ledger.accounts) == 1
 
 
+def test_a_good_end_is_no_restart_and_a_bad_one_on_another_node_is() -> None:
+    """Between the end of the ranks and the launcher's word on it pass moments, which begin nothing."""
+    end = {"ended_by": "ranks", "exit_codes": {"0": 0, "1": 0}}
+    finish = [(1110.0, "attempt_end", end), (1110.5, "finished", {})]
+    told = buckets(ledger_of(*START, *beats(1010.0), *finish))
+    assert told == {"startup": 7, "rendezvous": 3, "productive": 100.5}
+    failed = [
+        (1112.0, "rank_exit", {"rank": 3, "exit_code": 1}), attempt(1113.0, 1), *beats(1115.0, 1),
+    ]  # fmt: skip
+    told = buckets(ledger_of(*START, *beats(1010.0), finish[0], *failed), 1115.0)
+    assert told == {"startup": 7, "rendezvous": 3, "productive": 102, "restart": 3}
+    other = {"ended_by": "hang", "exit_codes": {"0": 0, "1": 0}}  # ranks that leave well when they are told to
+    told = buckets(ledger_of(*START, *beats(1010.0), (1110.0, "attempt_end", other)), 1112.0)
+    assert told == {"startup": 7, "rendezvous": 3, "productive": 100, "restart": 2}
+
+
+def test_an_incident_whose_name_is_none_ends_nothing() -> None:
+    """Of another version, or of somebody else."""
+    assert buckets(ledger_of(*START, *beats(1010.0), (1020.0, "recovered", {"id": [], "recovery_s": 1.0})), 1030.0)
+
+
 @given(st.lists(EVENTS, max_size=25), st.floats(0, 4e9) | st.none())
 @settings(max_examples=60, deadline=None)
 def test_whatever_a_journal_holds_every_second_is_in_one_bucket(

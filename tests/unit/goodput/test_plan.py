@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from told_fleet import ToldFleetRun
 
 from resilience_sdk.cli.main import main
 from resilience_sdk.goodput.plan import (
@@ -19,6 +21,7 @@ from resilience_sdk.goodput.plan import (
     simulated_ettr,
     young_s,
 )
+from resilience_sdk.incidents import Incident, IncidentStore
 
 MIN = 60.0
 
@@ -92,6 +95,24 @@ def test_the_command_prints_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["sources"] == {
         "write": "given", "persist": "default", "restart": "default", "detect": "default", "mttf": "given",
     }  # fmt: skip
+
+
+def test_like_a_run_takes_what_was_measured_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How late its faults were noticed, too; one in which nothing has failed has no mean time between failures."""
+    run = ToldFleetRun.make(tmp_path / "run", ["A"])
+    run.start()
+    assert main(["plan", "--like", str(run.path)]) == 2
+    assert "nothing has failed in" in capsys.readouterr().err
+    run.at += 3600.0
+    run.fail("A", "rank_killed_sigkill", "process")
+    IncidentStore(run.path).create("crash", Incident(detected_at=run.at, detection_latency_s=0.25))
+    run.at += 3600.0
+    run.end()
+    assert main(["plan", "--like", str(run.path), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["sources"]["detect"], plan["detect_s"]) == ("measured", 0.25)
+    assert main(["plan", "--like", str(run.path)]) == 0
+    assert "detect         0.25 s (measured)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience_sdk.goodput.slowness import slowness_of, standing_of
-from resilience_sdk.goodput.step_time import NodeProgress, RankSteps, node_facts, step_time_of
+from resilience_sdk.goodput.step_time import NodeProgress, RankSteps, measures_data, node_facts, step_time_of
 from resilience_sdk.recorder.page_reader import LanePasses
 
 MS = 1_000_000
@@ -121,6 +121,22 @@ def test_the_sentence_names_what_was_measured(
     slow = slowness_of(step_time_of([told(a_rank(parts), a_rank(parts))]))
     assert (None if slow is None else slow.cause) == cause
     assert slow is None or slow.text.startswith(words)
+
+
+def test_a_save_between_two_steps_is_not_told_as_a_wait_for_data() -> None:
+    """Where the loop is known to wait little, and nothing measures its saves."""
+    slow = slowness_of(step_time_of([told(a_rank({STEP: 6.0, DATA: 4.0, FWD: 4.0}))]))
+    assert slow is not None
+    assert slow.cause == "between"
+    assert slow.text.startswith("90% of the time passes between two steps, outside of heartbeat(), and is no wait for ")
+    assert "iterate" not in slow.text
+
+
+def test_it_is_known_whether_waits_for_data_are_measured() -> None:
+    """In some attempt at least."""
+    assert measures_data([{"event": "run_start", "t": 1.0}]) is None
+    assert measures_data([told(a_rank({STEP: 90.0}))]) is False
+    assert measures_data([told(a_rank({STEP: 90.0, DATA: 3.0})), told(a_rank({STEP: 90.0}), attempt=1)]) is True
 
 
 def test_one_rank_that_waits_for_its_data_is_named() -> None:
