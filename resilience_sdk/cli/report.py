@@ -20,7 +20,8 @@ _NAME = "report.html"
 
 def main(argv: Sequence[str]) -> int:
     """Write the page, say where it is and return 0; raises RunDirectoryError for a directory that cannot be read."""
-    parser = reading_parser("report", "Write what a run tells as one page: what happened, why, where the time went.")
+    what = "Write what a run tells as one page: what happened, why, where the time went."
+    parser = reading_parser("report", what, schema="docs/report.md")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help=f"where to write it; without it {_NAME} in the run directory"
     )

@@ -191,7 +191,7 @@ def _view(facts: RunFacts) -> dict[str, Any]:
         "facts": facts,
         "has_run": bool(facts.segments or facts.attempts or facts.incidents),
         "headline": facts.headline,
-        "jobs": len({attempt.job for attempt in facts.attempts}),
+        "jobs": list(dict.fromkeys(attempt.job for attempt in facts.attempts)),
         "span": span,
         "tiles": _tiles(facts.goodput),
         "buckets": _bucket_rows(facts.goodput, facts.segments),
