@@ -47,6 +47,7 @@ COMMANDS = {
     "preempt": Command("resilience_sdk.cli.preempt", "ask a running job to save and stop"),
     "straggler": Command("resilience_sdk.cli.straggler", "who is slow in a run; change its thresholds while it runs"),
     "status": Command("resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents"),
+    "top": Command("resilience_sdk.cli.top", "a run while it runs: the worst ranks first, goodput, what happened last"),
     "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
     "goodput": Command("resilience_sdk.cli.goodput", "where the time of a run went, over all its jobs"),
     "plan": Command("resilience_sdk.cli.plan", "how often to save, and the expected share of useful time"),
