@@ -21,7 +21,7 @@ from resilience_sdk.cli import top_screen
 from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
 from resilience_sdk.cli.top_screen import Sheet
 from resilience_sdk.core import environ
-from resilience_sdk.core.console import say
+from resilience_sdk.core.console import hide_progress, say
 from resilience_sdk.report.live_view import MOST_ROWS, PAGE, SORTS, LiveView
 from resilience_sdk.report.run_watch import RunWatch
 
@@ -117,6 +117,7 @@ class _Top:
     def run(self) -> None:
         """Draw until somebody leaves or the run is over; what it came to stands on the terminal then."""
         view = self._look()
+        hide_progress()
         if view.is_running:
             with _Terminal() as terminal:
                 while view.is_running:

@@ -153,7 +153,8 @@ def _step_line(view: LiveView) -> Line:
 
 def _goodput_line(view: LiveView, sheet: Sheet) -> Line:
     assert view.goodput is not None
-    shares = {name: seconds / view.wall_s for name, seconds in view.buckets.items() if seconds > 0}
+    whole_s = max(view.wall_s, sum(view.buckets.values()))
+    shares = {name: seconds / whole_s for name, seconds in view.buckets.items() if seconds > 0}
     lost = sorted(((share, name) for name, share in shares.items() if name != Bucket.PRODUCTIVE.value), reverse=True)
     told = [f"{name} {share:.0%}" for share, name in lost[:_MOST_PARTS] if share >= 0.005]
     words = f"  {', '.join(told) or 'nothing else'} of {duration(view.wall_s)}"
@@ -183,7 +184,7 @@ def _labelled(label: str, text: str, style: str, sheet: Sheet, *, most: int) -> 
 
 
 @attrs.frozen
-class Column:
+class TableColumn:
     """A column: its head, its width, and what stands in it."""
 
     name: str
@@ -193,40 +194,46 @@ class Column:
     keep_end: bool = False
 
 
-def _columns(view: LiveView, sheet: Sheet) -> tuple[Line, list[Column]]:
+def _columns(view: LiveView, sheet: Sheet) -> tuple[Line, list[TableColumn]]:
     rows = view.rows
     several = (view.nodes or 1) > 1 or len({row.node for row in rows if row.node}) > 1
     all_read = all(row.seen == PAGE for row in rows)
     columns = [
-        Column("", 1, lambda row: _MARKS[row.trouble]),
-        Column("RANK", max(4, *(len(str(row.rank)) for row in rows), 0), lambda row: str(row.rank), is_number=True),
+        TableColumn("", 1, lambda row: _MARKS[row.trouble]),
+        TableColumn(
+            "RANK", max(4, *(len(str(row.rank)) for row in rows), 0), lambda row: str(row.rank), is_number=True
+        ),
     ]
     if several:
         longest = max((cells(row.node or "") for row in rows), default=0)
-        columns.append(Column("NODE", min(max(4, longest), 10 + max(0, sheet.width - 80) // 3), _node, keep_end=True))
+        columns.append(
+            TableColumn("NODE", min(max(4, longest), 10 + max(0, sheet.width - 80) // 3), _node, keep_end=True)
+        )
     steps = max([4, *(len(_step(row)) for row in rows)])
-    columns.append(Column("STEP", steps, _step, is_number=True))
+    columns.append(TableColumn("STEP", steps, _step, is_number=True))
     lags = max([3, *(len(_lag(row)) for row in rows)])
-    columns.append(Column("LAG", lags, _lag, is_number=True))
-    columns.append(Column(" BEAT / LIMIT", 13, _beat))
-    columns.append(Column("DOES", 8, lambda row: "slow" if row.trouble == 2 else row.activity))
+    columns.append(TableColumn("LAG", lags, _lag, is_number=True))
+    columns.append(TableColumn(" BEAT / LIMIT", 13, _beat))
+    columns.append(TableColumn("DOES", 8, lambda row: "slow" if row.trouble == 2 else row.activity))
     if any(row.score is not None for row in rows):
-        columns.append(Column("SCORE", 5, lambda row: "" if row.score is None else f"{row.score:.2f}", is_number=True))
+        columns.append(
+            TableColumn("SCORE", 5, lambda row: "" if row.score is None else f"{row.score:.2f}", is_number=True)
+        )
     if not all_read:
-        columns.append(Column("SEEN", 5, _seen))
+        columns.append(TableColumn("SEEN", 5, _seen))
     left = sheet.width - sum(column.width + 1 for column in columns)
     if left >= 4:
-        columns.append(Column("IN", left, lambda row: _where(row, left), keep_end=True))
+        columns.append(TableColumn("IN", left, lambda row: _where(row, left), keep_end=True))
     head = " ".join(_cell(column.name, column, sheet) for column in columns)
     return [(head + " " * (sheet.width - cells(head)), _HEAD)], columns
 
 
-def _row(row: RankRow, columns: Sequence[Column], sheet: Sheet) -> Line:
+def _row(row: RankRow, columns: Sequence[TableColumn], sheet: Sheet) -> Line:
     text = " ".join(_cell(column.text(row), column, sheet) for column in columns)
     return [(text, _BY_TROUBLE[row.trouble])]
 
 
-def _cell(text: str, column: Column, sheet: Sheet) -> str:
+def _cell(text: str, column: TableColumn, sheet: Sheet) -> str:
     shown = fit(text, column.width, sheet, keep_end=column.keep_end and column.name != text)
     gap = " " * (column.width - cells(shown))
     return gap + shown if column.is_number else shown + gap
@@ -270,8 +277,8 @@ def _rest(view: LiveView, shown: int) -> str:
     parts = []
     hidden = view.ranks - shown
     if hidden > 0:
-        does = ", ".join(f"{_number(count)} {word}" for word, count in list(view.activities.items())[:5])
-        parts.append(f"{shown} of {_number(view.ranks)} ranks; in all {does}")
+        does = ", ".join(f"{word} {_number(count)}" for word, count in list(view.activities.items())[:5])
+        parts.append(f"{shown} of {_number(view.ranks)} ranks ({does})")
     if view.unseen and view.is_running:
         parts.append(f"of {_number(view.unseen)} ranks nothing is known")
     if any(row.seen not in (PAGE, NODE) for row in view.rows) and view.is_running:
@@ -377,7 +384,8 @@ def _fitted(line: Line, sheet: Sheet) -> Line:
     """Return a line that is no wider than the sheet, whatever stands in it."""
     kept: Line = []
     room = sheet.width
-    for text, style in line:
+    for told, style in line:
+        text = safe(told, sheet)
         if cells(text) > room:
             kept.append((fit(text, room, sheet), style) if room > 0 else ("", style))
             break

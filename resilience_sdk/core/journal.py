@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import attrs
 
 from resilience_sdk.core.atomic_write import share_like_directory
-from resilience_sdk.core.console import say_once
+from resilience_sdk.core.console import doing, say_once
 from resilience_sdk.core.redaction import redact
 from resilience_sdk.system import linux
 
@@ -187,7 +187,9 @@ def read_journal(directory: Path, since: Mapping[str, int] | None = None) -> Jou
     torn = 0
     unreadable: list[str] = []
     read_to: dict[str, int] = {}
-    for path in sorted(directory.glob("*.jsonl")):
+    paths = sorted(directory.glob("*.jsonl"))
+    for number, path in enumerate(paths):
+        doing("reading the journal: file", number + 1, len(paths))
         try:
             offset = known.get(path.name, 0)
             with open(path, "rb") as file:

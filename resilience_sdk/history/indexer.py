@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from resilience_sdk.core.console import doing
 from resilience_sdk.core.journal import parse_lines
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.facts import Rows
@@ -85,7 +86,8 @@ class Index:
         self._again = []
         events = torn = 0
         try:
-            for directory in directories:
+            for number, directory in enumerate(directories):
+                doing("taking in runs:", number + 1, len(directories))
                 try:
                     one = self._add_run(directory, host_prefix)
                 except OSError as error:

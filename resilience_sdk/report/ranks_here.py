@@ -151,11 +151,11 @@ class RanksHere:
                 if told.rank not in by_rank and told.rank not in ages:
                     ages[told.rank] = age_s
                     states.append(_state_of(summary, told))
-        states = _who_waits(states, words)
+        states, is_open = _who_waits(states, words)
         rows = []
         for number, state in enumerate(states):
             seen = live_view.PAGE if number < here else live_view.NODE
-            rows.append(self._row(state, words, now_ns, seen, 0.0 if number < here else ages[state.rank]))
+            rows.append(self._row(state, words, now_ns, seen, 0.0 if number < here else ages[state.rank], is_open))
         return rows
 
     def _learn(self, ranks: Sequence[WatchedRank], attempt: int | None, now_ns: int) -> None:
@@ -211,9 +211,11 @@ class RanksHere:
             activity = None  # it is in time: nobody looks
         return attrs.evolve(state, process_state=process, activity=activity, place=self._watch.place_of(watched))
 
-    def _row(self, state: RankState, words: StallWords, now_ns: int, seen: str, seen_s: float) -> RankRow:
+    def _row(
+        self, state: RankState, words: StallWords, now_ns: int, seen: str, seen_s: float, is_open: bool
+    ) -> RankRow:
         age_s = _age_s(state, now_ns)
-        word, detail = _word(state, words, age_s)
+        word, detail = _word(state, words, age_s, is_open)
         due = verdict_due(watch(state, self._learner.book, now_ns), self._learner.book, self._rules)
         at = state.snapshot.main_lane.beat_ns if state.snapshot is not None else 0
         deadline_s, rule = None, None
@@ -276,15 +278,19 @@ def _age_s(state: RankState, now_ns: int) -> float | None:
     return max(0.0, ((state.now_ns or now_ns) - since_ns) / _NANO)
 
 
-def _who_waits(states: Sequence[RankState], words: StallWords) -> list[RankState]:
-    """Return the states with those that only wait marked so: by the monitor's notice, or because others are behind."""
+def _who_waits(states: Sequence[RankState], words: StallWords) -> tuple[list[RankState], bool]:
+    """Return the states with those that only wait marked so: by the monitor's notice, or because others are behind.
+
+    And whether it is open which of several that stand still is waited for: that is for a close look to tell.
+    """
     still = {s.rank for s in states if s.activity is not None and s.activity.kind in _STANDS}
     if not still:
-        return list(states)
+        return list(states), False
     waited_for = set(words.named) or set(ranks_waited_for([attrs.evolve(s, is_expected=True) for s in states]))
     proven = {s.rank for s in states if s.rank in waited_for and (s.stopped or s.died)}
     waiting = words.waiting | {rank for rank in still if rank not in (proven or waited_for)}
-    return [_waiting(state) if state.rank in waiting & still else state for state in states]
+    is_open = not words.named and not proven and len(still - waiting) > 1
+    return [_waiting(state) if state.rank in waiting & still else state for state in states], is_open
 
 
 def _waiting(state: RankState) -> RankState:
@@ -292,8 +298,8 @@ def _waiting(state: RankState) -> RankState:
     return attrs.evolve(state, activity=attrs.evolve(state.activity, kind=Kind.WAITING))
 
 
-def _word(state: RankState, words: StallWords, age_s: float | None) -> tuple[str, str]:
-    """Return the word for what a rank does, and the evidence."""
+def _word(state: RankState, words: StallWords, age_s: float | None, is_open: bool) -> tuple[str, str]:
+    """Return the word for what a rank does, and the evidence; `is_open` as `_who_waits` has it."""
     snapshot, activity = state.snapshot, state.activity
     if not state.running:
         return ("left", "") if state.left_cleanly else (live_view.GONE, "its process is gone")
@@ -316,7 +322,7 @@ def _word(state: RankState, words: StallWords, age_s: float | None) -> tuple[str
     assert activity is not None
     if activity.kind is Kind.WAITING:
         return live_view.WAITS, activity.detail
-    if activity.kind in (Kind.STUCK, Kind.POLLING) and not words.named:
+    if activity.kind in (Kind.STUCK, Kind.POLLING) and is_open:
         return live_view.STILL, activity.detail
     return activity.kind.value, activity.detail
 

@@ -43,12 +43,18 @@ _MOST_VERDICTS = 8
 class RunWatch:
     """One run directory. One thread."""
 
-    def __init__(self, run_dir: RunDirectory, env: Mapping[str, str] | None = None) -> None:
-        """Look at `run_dir`; the page directories of this host are found by `env`, else this process's environment."""
+    def __init__(
+        self, run_dir: RunDirectory, env: Mapping[str, str] | None = None, *, settling_s: float = _SETTLING_S
+    ) -> None:
+        """Look at `run_dir`; the page directories of this host are found by `env`, else this process's environment.
+
+        Events younger than `settling_s` wait for those that other processes tell of the moment before, while it runs.
+        """
         self._run_dir = run_dir
         self._path = os.path.realpath(run_dir.path)
         self._env = environ.environment() if env is None else env
         self._journal = _JournalSoFar(run_dir)
+        self._settling_s = settling_s
         self._here: dict[str, tuple[Version | None, RanksHere]] = {}
         self._looked_for_jobs_at = float("-inf")
         self._standing: _Kept[StandingVerdicts | None] = _Kept()
@@ -71,15 +77,18 @@ class RunWatch:
     def look(self, *, sort: str = live_view.SORTS[0], first: int = 0, most: int = live_view.MOST_ROWS) -> LiveView:
         """Return the run as it is now, with the rows from number `first` on in that order."""
         problems: list[str] = []
-        self._journal.read(problems, settle=bool(self._here))
-        state = self._journal.state
         self._find_jobs(problems)
+        self._journal.read(settling_s=self._settling_s if self._here else 0.0)
         readers = [here for _, here in self._here.values()]
         told = [row for here in readers for row in here.rows(self._journal.stall)]
         newest = max((here.attempt for here in readers if here.attempt is not None), default=None)
         alive = any(row.seen == live_view.PAGE and row.activity != live_view.GONE for row in told)
         holder = current_holder(self._run_dir)
         is_running = holder is not None or alive
+        if not is_running:
+            self._journal.read()
+        state = self._journal.state
+        problems += self._journal.problems
         rows = self._rows(told, state, newest, is_running=is_running)
         speed = self._speed(rows, state)
         rows = live_view.with_lags(rows, speed)
@@ -231,6 +240,8 @@ class _JournalSoFar:
         self._read_to: Mapping[str, int] = {}
         self._young: list[dict[str, Any]] = []
         self._torn = 0
+        self.problems: list[str] = []
+        """What could not be read at the last look."""
         self._newest_steps: dict[str, dict[str, Any]] = {}
         self._run_start: dict[str, Any] | None = None
         self.state = RunState()
@@ -239,24 +250,25 @@ class _JournalSoFar:
         self.incidents: dict[str, tuple[float, str, str]] = {}
         self.stall = StallWords()
 
-    def read(self, problems: list[str], *, settle: bool) -> None:
-        """Take what is new; with `settle` not what was told a moment ago, so that nothing comes before its cause."""
+    def read(self, *, settling_s: float = 0.0) -> None:
+        """Take what is new, but not what is younger than `settling_s`, so that nothing comes before its cause."""
+        self.problems = []
         try:
             os.stat(self._directory)
             contents = read_journal(self._directory, self._read_to)
         except OSError as error:
-            problems.append(f"cannot read {self._directory}: {error.strerror}")
+            self.problems.append(f"cannot read {self._directory}: {error.strerror}")
             return
         self._read_to = contents.read_to
         self._torn += contents.torn_lines
         events = sorted([*self._young, *contents.events], key=lambda event: float(event["t"]))
-        limit = time.time() - _SETTLING_S if settle else float("inf")
+        limit = time.time() - settling_s if settling_s > 0 else float("inf")
         old = [event for event in events if float(event["t"]) <= limit]
         self._young = events[len(old) :]
         self._take(old)
-        problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
+        self.problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
         if self._torn:
-            problems.append(f"torn journal lines skipped: {self._torn}")
+            self.problems.append(f"torn journal lines skipped: {self._torn}")
 
     def _take(self, events: list[dict[str, Any]]) -> None:
         for event in events:
