@@ -28,6 +28,7 @@ from resilience_sdk.report.run_watch import RunWatch
 _LEAST_INTERVAL_S, _MOST_INTERVAL_S = 0.2, 3600.0
 _SAMPLE_S = 1.0  # a rank that stands still is looked at so often, however seldom the screen is drawn
 _LOOKS = 4  # of a single snapshot in which somebody stands still: what it does shows in what changes meanwhile
+_SHARE = 0.02  # of a core: a look at thousands of ranks takes its time, and is taken less often
 _PAGE_ROWS = 10
 _ENDED = 128  # and the number of a signal: the exit code that a shell tells
 
@@ -113,6 +114,7 @@ class _Top:
         self._interval_s = interval_s
         self._sort = sort
         self._first = 0
+        self._took_s: float | None = None
 
     def run(self) -> None:
         """Draw until somebody leaves or the run is over; what it came to stands on the terminal then."""
@@ -128,7 +130,10 @@ class _Top:
         _print(view)
 
     def _look(self) -> LiveView:
+        began_s = time.process_time()
         view = self._watch.look(sort=self._sort, first=self._first, most=MOST_ROWS)
+        # The first one reads the whole journal, which happens once.
+        self._took_s = 0.0 if self._took_s is None else time.process_time() - began_s
         self._first = view.first
         return view
 
@@ -137,7 +142,7 @@ class _Top:
 
     def _wait(self, terminal: _Terminal) -> bool:
         """Wait for the next look, or a key that asks for one now; tell whether to go on."""
-        until = time.monotonic() + self._interval_s
+        until = time.monotonic() + max(self._interval_s, (self._took_s or 0.0) / _SHARE)
         while (left_s := until - time.monotonic()) > 0:
             key = terminal.key(min(left_s, _SAMPLE_S))
             if key in ("q", "Q", "end"):

@@ -26,7 +26,7 @@ LEAST_WIDTH = 40
 _MOST_EVENTS = 8
 _LEAST_EVENTS = 3
 _LEAST_ROWS = 4
-_BAR_CELLS = 24
+_BAR_CELLS = 20
 _MOST_PARTS = 3
 _FAULT, _DOUBT, _SLOW, _PALE, _STRONG, _HEAD = "bold red", "red", "magenta", "dim", "bold", "reverse"
 _BY_TROUBLE = (_FAULT, _DOUBT, _SLOW, "", "", _PALE)
@@ -157,9 +157,15 @@ def _goodput_line(view: LiveView, sheet: Sheet) -> Line:
     shares = {name: seconds / whole_s for name, seconds in view.buckets.items() if seconds > 0}
     lost = sorted(((share, name) for name, share in shares.items() if name != Bucket.PRODUCTIVE.value), reverse=True)
     told = [f"{name} {share:.0%}" for share, name in lost[:_MOST_PARTS] if share >= 0.005]
-    words = f"  {', '.join(told) or 'nothing else'} of {duration(view.wall_s)}"
+    words = f"  {', '.join(told)}"
     bar = [(_FILL[name][0 if sheet.is_unicode else 1] * count, _FILL[name][2]) for name, count in _parts(shares)]
-    return [("goodput ", ""), (f"{view.goodput:.1%}  ", _STRONG), *bar, (words, "")]
+    return [
+        ("goodput ", ""),
+        (f"{view.goodput:.1%}", _STRONG),
+        (f" of {duration(view.wall_s)}  ", ""),
+        *bar,
+        (words, ""),
+    ]
 
 
 def _parts(shares: Mapping[str, float]) -> list[tuple[str, int]]:
@@ -282,7 +288,7 @@ def _rest(view: LiveView, shown: int) -> str:
     if view.unseen and view.is_running:
         parts.append(f"of {_number(view.unseen)} ranks nothing is known")
     if any(row.seen not in (PAGE, NODE) for row in view.rows) and view.is_running:
-        parts.append("*: last told in the journal")
+        parts.append("* by the journal")
     return "; ".join(parts)
 
 

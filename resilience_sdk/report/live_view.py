@@ -9,6 +9,7 @@ else by lag and score. A view holds a bounded number of rows, whatever the size 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ RUNS, WAITS, STILL, STARTS, GONE, DONE = "runs", "waits", "still", "starts", "go
 _AT_FAULT = frozenset({"stopped", "stuck", "spinning", GONE})
 _DOUBTFUL = frozenset({"polling", "unknown", STILL})
 _OVER = frozenset({DONE, "left"})
+_WAITING = 3  # of `RankRow.trouble`
 _NEAR = 0.5  # of a deadline: from here on a rank is worth a look
 _LEAST_LAG = 2  # of two ranks that are read one after the other, the second may have just completed a step
 
@@ -73,7 +75,7 @@ class RankRow:
         if self.activity in _AT_FAULT:
             return 0
         if self.activity == WAITS:
-            return 3
+            return _WAITING
         if self.activity in _DOUBTFUL or (self.spent >= _NEAR and self.activity not in _OVER):
             return 1
         if self.is_slow:
@@ -157,7 +159,7 @@ def in_order(rows: Iterable[RankRow], sort: str) -> list[RankRow]:
             row.trouble,
             -round(row.spent, 2) if row.trouble <= 1 else 0.0,
             -(row.shown_lag or 0),
-            row.score if row.score is not None else 1.0,
+            row.score if row.score is not None and row.trouble != _WAITING else 1.0,
             row.rank,
         ),
         "rank": lambda row: row.rank,
@@ -188,7 +190,8 @@ def _lag(row: RankRow, furthest: int, steps_per_s: float | None) -> int:
     assert row.step is not None
     behind = furthest - row.step
     if row.seen == NODE and behind > 0:
-        behind -= 1 + int((row.seen_s or 0.0) * (steps_per_s or 0.0))
+        age_s = row.seen_s if row.seen_s is not None and math.isfinite(row.seen_s) else 0.0
+        behind -= 1 + int(age_s * (steps_per_s or 0.0))
     return max(0, behind)
 
 

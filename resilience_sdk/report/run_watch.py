@@ -35,6 +35,8 @@ from resilience_sdk.straggler.reports import Report
 
 _SETTLING_S = 0.5  # events younger than this wait for what another process tells of the moment before
 _LOOK_FOR_JOBS_S = 5.0  # of page directories that are made anew
+_SHARE = 0.02  # of the time, that goes into looking for new lines, where a journal has thousands of files
+_LONGEST_PAUSE_S = 10.0
 _SPEED_S = 30.0  # that steps per second are counted over
 _MOST_INCIDENTS = 3
 _MOST_VERDICTS = 8
@@ -55,6 +57,7 @@ class RunWatch:
         self._env = environ.environment() if env is None else env
         self._journal = _JournalSoFar(run_dir)
         self._settling_s = settling_s
+        self._is_running = False
         self._here: dict[str, tuple[Version | None, RanksHere]] = {}
         self._looked_for_jobs_at = float("-inf")
         self._standing: _Kept[StandingVerdicts | None] = _Kept()
@@ -78,15 +81,19 @@ class RunWatch:
         """Return the run as it is now, with the rows from number `first` on in that order."""
         problems: list[str] = []
         self._find_jobs(problems)
-        self._journal.read(settling_s=self._settling_s if self._here else 0.0)
+        if self._is_running:
+            self._journal.read_calmly(self._settling_s)
+        else:
+            self._journal.read()
         readers = [here for _, here in self._here.values()]
         told = [row for here in readers for row in here.rows(self._journal.stall)]
         newest = max((here.attempt for here in readers if here.attempt is not None), default=None)
         alive = any(row.seen == live_view.PAGE and row.activity != live_view.GONE for row in told)
         holder = current_holder(self._run_dir)
         is_running = holder is not None or alive
-        if not is_running:
-            self._journal.read()
+        if not is_running and self._is_running:
+            self._journal.read()  # what was told at its end
+        self._is_running = is_running
         state = self._journal.state
         problems += self._journal.problems
         rows = self._rows(told, state, newest, is_running=is_running)
@@ -237,7 +244,8 @@ class _JournalSoFar:
 
     def __init__(self, run_dir: RunDirectory) -> None:
         self._directory = run_dir.journal
-        self._read_to: Mapping[str, int] = {}
+        self._read_to: dict[str, int] = {}
+        self._again_at = float("-inf")
         self._young: list[dict[str, Any]] = []
         self._torn = 0
         self.problems: list[str] = []
@@ -250,16 +258,27 @@ class _JournalSoFar:
         self.incidents: dict[str, tuple[float, str, str]] = {}
         self.stall = StallWords()
 
-    def read(self, *, settling_s: float = 0.0) -> None:
-        """Take what is new, but not what is younger than `settling_s`, so that nothing comes before its cause."""
+    def read_calmly(self, settling_s: float) -> None:
+        """Take what is new, but not what is younger than `settling_s`, so that nothing comes before its cause.
+
+        No more often than may be: to look after thousands of files costs.
+        """
+        began_s = time.monotonic()
+        if began_s >= self._again_at:
+            self.read(settling_s)
+            now_s = time.monotonic()
+            self._again_at = now_s + min(_LONGEST_PAUSE_S, (now_s - began_s) / _SHARE)
+
+    def read(self, settling_s: float = 0.0) -> None:
+        """Take what is new."""
         self.problems = []
         try:
-            os.stat(self._directory)
-            contents = read_journal(self._directory, self._read_to)
+            grown = self._grown()
         except OSError as error:
             self.problems.append(f"cannot read {self._directory}: {error.strerror}")
             return
-        self._read_to = contents.read_to
+        contents = read_journal(self._directory, self._read_to, only=grown)
+        self._read_to |= contents.read_to
         self._torn += contents.torn_lines
         events = sorted([*self._young, *contents.events], key=lambda event: float(event["t"]))
         limit = time.time() - settling_s if settling_s > 0 else float("inf")
@@ -269,6 +288,16 @@ class _JournalSoFar:
         self.problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
         if self._torn:
             self.problems.append(f"torn journal lines skipped: {self._torn}")
+
+    def _grown(self) -> list[str]:
+        """Return the files that are new or longer than they were; thousands of ranks have a file each. Raises OSError.
+
+        Their lengths are looked up, and not asked for one by one: a network file system may know of a line some
+        seconds late, which is little for who looks on.
+        """
+        with os.scandir(self._directory) as found:
+            sizes = {one.name: one.stat().st_size for one in found if one.name.endswith(".jsonl")}
+        return sorted(name for name, size in sizes.items() if size > self._read_to.get(name, -1))
 
     def _take(self, events: list[dict[str, Any]]) -> None:
         for event in events:

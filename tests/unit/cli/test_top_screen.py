@@ -71,18 +71,18 @@ def test_each_place_of_knowledge_is_named() -> None:
     old = row(2, node="c", seen="journal", seen_s=90.0, age_s=None, deadline_s=None)
     shown = screen(view([row(0), told, old], nodes=3))
     assert [line.split()[-1] for line in shown if line[:6].strip().isdigit()] == ["now", "1.4s", "90s*"]
-    assert any("*: last told in the journal" in line for line in shown)
+    assert any("* by the journal" in line for line in shown)
 
 
 def test_the_bar_of_the_account_is_as_long_as_its_time() -> None:
     """Each bucket has its share of it; the rest of the line says the largest in words."""
     buckets = {"productive": 50.0, "startup": 25.0, "hang": 25.0}
     (line,) = (one for one in screen(view([row(0)], goodput=0.5, wall_s=100.0, buckets=buckets)) if "goodput" in one)
-    assert line == f"goodput 50.0%  {'█' * 12}{'▒' * 12}  startup 25%, hang 25% of 1.7 min"
+    assert line == f"goodput 50.0% of 1.7 min  {'█' * 10}{'▒' * 10}  startup 25%, hang 25%"
     (line,) = (
         one for one in screen(view([row(0)], goodput=1.0, wall_s=9.0, buckets={"productive": 9.0})) if "goo" in one
     )
-    assert line == f"goodput 100.0%  {'█' * 24}  nothing else of 9.0 s"
+    assert line == f"goodput 100.0% of 9.0 s  {'█' * 20}"
 
 
 def test_a_run_that_has_ended_says_how() -> None:

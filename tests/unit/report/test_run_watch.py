@@ -94,8 +94,9 @@ def test_what_grows_is_taken_in_as_if_it_were_read_at_once(run: Looked) -> None:
 def test_what_was_told_a_moment_ago_waits_for_its_cause(run: Looked) -> None:
     """Another process may have told what came before it, and its file was read first; once it is over all counts."""
     run.watch = RunWatch(run.told.run_dir, {"RESILIENCE_PAGE_DIR": str(run.pages.parents[1])}, settling_s=3600.0)
-    run.told.begin()
     lease = Lease.acquire(run.told.run_dir, "job-1")
+    assert run.watch.look().state == "running"
+    run.told.begin()
     assert (run.watch.look().attempt, run.watch.look().state) == (None, "running")
     lease.release()
     assert (run.watch.look().attempt, run.watch.look().state) == (0, "lost")
