@@ -26,6 +26,7 @@ LEAST_WIDTH = 40
 _MOST_EVENTS = 8
 _LEAST_EVENTS = 3
 _LEAST_ROWS = 4
+_FEW_RANKS = 8
 _BAR_CELLS = 20
 _MOST_PARTS = 3
 _FAULT, _DOUBT, _SLOW, _PALE, _STRONG, _HEAD = "bold red", "red", "magenta", "dim", "bold", "reverse"
@@ -108,16 +109,22 @@ def _head(view: LiveView, sheet: Sheet) -> list[Line]:
     if view.goodput is not None and view.wall_s > 0:
         found.append(_goodput_line(view, sheet))
     if view.stall is not None:
-        found += _labelled("! stall", str(view.stall.get("text")), _FAULT, sheet, most=2)
+        told = f" (told {ago(view.stall.get('at'), view.at)})"
+        found += _labelled("! stall", f"{view.stall.get('text')}{told}", _FAULT, sheet, most=2)
     for text in view.stragglers[: 2 if sheet.height is not None else None]:
         found += _labelled("~ slow", text, _SLOW, sheet, most=2 if len(view.stragglers) == 1 else 1)
     if hidden := len(view.stragglers) - 2 if sheet.height is not None else 0:
         found += _labelled("~ slow", f"and {hidden} more", _SLOW, sheet, most=1) if hidden > 0 else []
     shown = view.last_incidents[-1:] if sheet.height is not None else view.last_incidents
     for at, name, text in shown:
-        found += _labelled("incident", f"{name}, {ago(at, view.at)}: {text}", "", sheet, most=1)
+        found += _labelled("incident", f"{name}, {ago(at, view.at)}: {text}", "", sheet, most=_lines_of_few(view))
     found += [line for text in view.problems[:2] for line in _labelled("note", text, _PALE, sheet, most=1)]
     return [*(line for line in found if line), []]
+
+
+def _lines_of_few(view: LiveView) -> int:
+    """Return how many lines a text of the head may take: a table of few ranks leaves room for two."""
+    return 2 if view.ranks <= _FEW_RANKS else 1
 
 
 def _state_line(view: LiveView) -> Line:

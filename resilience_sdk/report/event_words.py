@@ -23,12 +23,12 @@ def sentence(event: Mapping[str, Any]) -> str | None:
     """Return what happened in plain words; None for what is of no interest to whoever only looks on."""
     tell = _SENTENCES.get(str(event.get("event")))
     words = tell(event) if tell is not None else None
-    return None if words is None else one_line(words)
+    return one_line(words or "") or None
 
 
 @attrs.define
 class NewestEvents:
-    """The newest sentences, each told once within a minute, however many nodes tell it."""
+    """The newest sentences: each once within a minute, however many nodes tell it; of a stall the last notice."""
 
     most: int = 32
     _kept: deque[tuple[float, str, str]] = attrs.field(factory=deque)
@@ -40,6 +40,8 @@ class NewestEvents:
             if words is None:
                 continue
             at, name = float(event["t"]), str(event["event"])
+            if name == Event.STALL.value and self._kept and self._kept[-1][1] == name:
+                self._kept.pop()
             if not any(words == told and at - before < _SAME_S for before, _, told in self._kept):
                 self._kept.append((at, name, words))
                 while len(self._kept) > self.most:
@@ -112,7 +114,8 @@ def _attempt_end(event: _Told) -> str | None:
 
 def _decision(event: _Told) -> str | None:
     verdict, reason = _text(event, "verdict"), _text(event, "reason")
-    return f"{verdict.replace('_', ' ')}: {reason}" if verdict and reason else verdict or None
+    verdict = verdict.replace("_", " ")
+    return f"{verdict}: {reason}" if verdict and not reason.startswith(verdict) and reason else reason or verdict
 
 
 def _recovered(event: _Told) -> str:

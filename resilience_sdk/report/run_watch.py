@@ -158,7 +158,8 @@ class RunWatch:
             told, attempt = [], None
         if attempt is not None and state.attempt is not None and state.attempt > attempt:
             told = []  # pages of ranks that are going
-        rows = {row.rank: row for row in told}
+        # Several nodes of a job on one host tell of one another's ranks, too.
+        rows = {row.rank: row for row in sorted(told, key=lambda row: row.seen == live_view.PAGE)}
         history = state.ranks if attempt is None or state.attempt == attempt else {}
         for rank, known in history.items():
             row = rows.get(rank)

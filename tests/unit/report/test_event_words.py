@@ -32,6 +32,7 @@ from resilience_sdk.report.event_words import NewestEvents, sentence
         ({"event": "ckpt_commit", "step": 40, "seconds": 2.0}, "checkpoint after 40 steps is whole, in 2.0 s"),
         ({"event": "ckpt_fail", "step": 1, "error": "disk full"}, "checkpoint after 1 step failed: disk full"),
         ({"event": "decision", "verdict": "restart", "reason": "1 of 3"}, "restart: 1 of 3"),
+        ({"event": "decision", "verdict": "restart", "reason": "restart, not counted"}, "restart, not counted"),
         ({"event": "straggler", "what": "report", "scores": []}, None),
         ({"event": "straggler", "what": "found", "text": "rank 3 is slow"}, "slow: rank 3 is slow"),
         ({"event": "health", "ok": True, "what": "gpu"}, None),
@@ -51,6 +52,9 @@ def test_each_thing_is_told_once() -> None:
     begin = {"event": "attempt_start", "attempt": 0, "world_size": 2}
     newest.add([{**begin, "t": 1.0, "host": "a"}, {**begin, "t": 1.2, "host": "b"}])
     assert [text for _, _, text in newest.all()] == ["attempt 0 begins with 2 ranks"]
+    stalls = [{"event": "stall", "text": f"no progress for {n} s: rank 1 stuck", "t": 2.0 + n} for n in (10, 20)]
+    newest.add(stalls)
+    assert [text for _, _, text in newest.all()][1:] == ["no progress for 20 s: rank 1 stuck"]
     newest.add([{**begin, "t": 99.0}, *({"event": "resume", "step": n, "t": 100.0 + n} for n in range(5))])
     assert [text for _, _, text in newest.all()] == [f"resumed after {n} steps" for n in (2, 3, 4)]
 
