@@ -164,15 +164,12 @@ def _goodput_line(view: LiveView, sheet: Sheet) -> Line:
     shares = {name: seconds / whole_s for name, seconds in view.buckets.items() if seconds > 0}
     lost = sorted(((share, name) for name, share in shares.items() if name != Bucket.PRODUCTIVE.value), reverse=True)
     told = [f"{name} {share:.0%}" for share, name in lost[:_MOST_PARTS] if share >= 0.005]
-    words = f"  {', '.join(told)}"
     bar = [(_FILL[name][0 if sheet.is_unicode else 1] * count, _FILL[name][2]) for name, count in _parts(shares)]
-    return [
-        ("goodput ", ""),
-        (f"{view.goodput:.1%}", _STRONG),
-        (f" of {duration(view.wall_s)}  ", ""),
-        *bar,
-        (words, ""),
-    ]
+    line = [("goodput ", ""), (f"{view.goodput:.1%}", _STRONG), (f" of {duration(view.wall_s)}  ", ""), *bar]
+    room = sheet.width - sum(cells(text) for text, _ in line) - 2
+    while told and len(", ".join(told)) > room:
+        told.pop()
+    return [*line, (f"  {', '.join(told)}" if told else "", "")]
 
 
 def _parts(shares: Mapping[str, float]) -> list[tuple[str, int]]:

@@ -55,6 +55,8 @@ class StallWords:
     named: Mapping[int, tuple[str, str]] = attrs.field(factory=dict)
     """By rank: the word for what it does, and the evidence."""
     waiting: frozenset[int] = frozenset()
+    at: float = 0.0
+    """When it was told."""
     verdict_at: float | None = None
     """When the monitor may call it a hang, in Unix seconds, if nobody moves."""
 
@@ -71,7 +73,8 @@ class StallWords:
         waits = frozenset(filter(_is_rank, waiting)) if isinstance(waiting, list) else frozenset()
         in_s = event.get("verdict_in_s")
         is_due = isinstance(in_s, (int, float)) and not isinstance(in_s, bool)
-        return cls(named, waits, float(event["t"]) + float(in_s) if is_due else None)  # type: ignore[arg-type]
+        at = float(event["t"])
+        return cls(named, waits, at, at + float(in_s) if is_due else None)  # type: ignore[arg-type]
 
 
 def _is_rank(value: object) -> bool:

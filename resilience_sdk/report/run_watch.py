@@ -22,7 +22,7 @@ from resilience_sdk.core.lease import current_holder, unheld_for_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.ledger import Ledger
-from resilience_sdk.goodput.step_time import step_time_of
+from resilience_sdk.goodput.step_time import StepTime, step_time_of
 from resilience_sdk.recorder.page_directory import page_directories
 from resilience_sdk.report import live_view
 from resilience_sdk.report.event_words import NewestEvents
@@ -104,7 +104,7 @@ class RunWatch:
         outcome = self._outcome_now(problems)
         name = state_name(self._run_dir, state, outcome, is_running=is_running)
         summary = goodput_now(self._journal.ledger, alive_s_ago=0.0 if is_running else unheld_for_s(self._run_dir))
-        furthest = max((row for row in rows if row.step is not None), key=lambda row: row.step or 0, default=None)
+        step, is_global = self._step(rows, state)
         view = LiveView(
             run_dir=str(self._run_dir.path),
             at=time.time(),
@@ -117,8 +117,8 @@ class RunWatch:
             nodes=max([len({row.node for row in rows if row.node}), *(here.nodes for here in readers)], default=0)
             or None,
             started_at=state.started_at,
-            step=None if furthest is None else furthest.step,
-            step_is_global=None if furthest is None else furthest.step_is_global,
+            step=step,
+            step_is_global=is_global,
             steps_per_s=speed if is_running else None,
             wall_s=summary.wall_s,
             goodput=summary.goodput,
@@ -184,9 +184,26 @@ class RunWatch:
             (since, first), (until, last) = self._steps[0], self._steps[-1]
             if until - since >= 1.0:
                 return max(0.0, (last - first) / (until - since))
+        known = self._measured(state)
+        return 1.0 / known.step_s if known is not None and known.step_s > 0 else None
+
+    def _measured(self, state: RunState) -> StepTime | None:
+        """Return what the monitors have measured of the steps of the newest attempt."""
         known = step_time_of(self._journal.step_times())
         is_now = known is not None and known.attempt == state.attempt and known.job == str(state.job)
-        return 1.0 / known.step_s if known is not None and is_now and known.step_s > 0 else None
+        return known if is_now else None
+
+    def _step(self, rows: list[RankRow], state: RunState) -> tuple[int | None, bool | None]:
+        """Return the furthest step, and whether it is global; where nobody is seen, as the journal's events tell it."""
+        with_steps = [row for row in rows if row.step is not None]
+        seen = [row for row in with_steps if row.seen != live_view.JOURNAL] or with_steps
+        furthest = max(seen, key=lambda row: row.step or 0, default=None)
+        if furthest is None:
+            return None, None
+        measured = self._measured(state) if furthest.seen == live_view.JOURNAL else None
+        if measured is not None and furthest.step_is_global is False:
+            return max(furthest.step or 0, measured.steps), False
+        return furthest.step, furthest.step_is_global
 
     # -- what is published
 
@@ -338,6 +355,9 @@ def _row_of(known: RankHistory, words: StallWords, state: RunState, *, is_runnin
     else:
         activity = live_view.RUNS if known.state == "stepping" else live_view.STARTS
         detail = f"last event {known.last_event}" if known.last_event else None
+    told_at = known.last_event_at
+    if known.rank in words.waiting or known.rank in words.named:
+        told_at = max(told_at or 0.0, words.at)
     return RankRow(
         rank=known.rank,
         node=known.host,
@@ -346,7 +366,7 @@ def _row_of(known: RankHistory, words: StallWords, state: RunState, *, is_runnin
         activity=activity,
         detail=detail,
         seen=live_view.JOURNAL,
-        seen_s=None if known.last_event_at is None else round(max(0.0, time.time() - known.last_event_at), 3),
+        seen_s=None if told_at is None else round(max(0.0, time.time() - told_at), 3),
     )
 
 
