@@ -17,6 +17,7 @@ from resilience_sdk.core.words import ago, duration
 from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.incidents.record import count_words
 from resilience_sdk.report.live_view import GONE, NODE, PAGE, LiveView, RankRow
+from resilience_sdk.report.run_view import STATES
 
 Piece = tuple[str, str]
 """Text and the style that it is drawn in (`bold red`, or empty)."""
@@ -44,11 +45,6 @@ _FILL: Mapping[str, tuple[str, str, str]] = {
     Bucket.RESTART.value: ("▒", "x", "red"),
     Bucket.PREEMPTED.value: ("░", ".", "dim"),
     Bucket.IDLE.value: ("░", ".", "dim"),
-}
-_STATES = {
-    "finished": "finished: training is complete",
-    "lost": "no job holds it, and none told how it ended",
-    "empty": "nothing has run in it yet",
 }
 
 
@@ -128,7 +124,7 @@ def _lines_of_few(view: LiveView) -> int:
 
 
 def _state_line(view: LiveView) -> Line:
-    state = _STATES.get(view.state, view.outcome or view.state)
+    state = STATES.get(view.state, view.state).partition(":")[0]
     if not view.is_running and view.outcome and view.state != "finished":
         state = f"ended: {view.outcome}"
     parts = [state]

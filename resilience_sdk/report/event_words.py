@@ -86,7 +86,9 @@ def _run_start(event: _Told) -> str:
 def _attempt_start(event: _Told) -> str:
     attempt, size = _count(event, "attempt"), _count(event, "world_size")
     name = "an attempt" if attempt is None else f"attempt {attempt}"
-    return f"{name} begins" + ("" if size is None else f" with {size} rank{'' if size == 1 else 's'}")
+    nodes = _count(event, "nodes") or 1
+    ranks = "" if size is None else f" with {size} rank{'' if size == 1 else 's'}"
+    return f"{name} begins{ranks}" + (f" on {nodes} nodes" if nodes > 1 else "")
 
 
 def _rank_exit(event: _Told) -> str | None:
@@ -132,7 +134,7 @@ def _stall_end(event: _Told) -> str | None:
 
 def _straggler(event: _Told) -> str | None:
     what, text = _text(event, "what"), _text(event, "text")
-    told = {"found": "slow", "still": "still slow", "over": "no longer slow", "settings": "changed"}
+    told = {"found": "slow", "still": "still slow", "over": "no longer slow", "settings": "changed", "load": "load"}
     return f"{told[what]}: {text}" if what in told and text else None
 
 
@@ -153,18 +155,27 @@ def _health(event: _Told) -> str | None:
 
 
 def _numerics(event: _Told) -> str | None:
-    what, found = _text(event, "what"), _text(event, "found")
-    if not what or found in ("", "good"):
-        return None
-    step = _count(event, "step")
-    return f"{what} is {found}" + ("" if step is None else f" at step {step}")
+    what, found, rank, step = _text(event, "what"), _text(event, "found"), _count(event, "rank"), _count(event, "step")
+    at = "" if step is None else f" at step {step}"
+    if found == "good":
+        return f"the numbers are good again{at}"
+    on = "" if rank is None else f" on rank {rank}"
+    return f"{what} is {_text(event, 'value') or found}{at}{on}" if what and found else None
+
+
+def _ranks(event: _Told) -> str:
+    ranks = event.get("ranks")
+    known = [rank for rank in ranks if type(rank) is int] if isinstance(ranks, list) else []
+    return f"ranks {compact_ranks(known)}" if known else ""
+
+
+def _signal_sent(event: _Told) -> str | None:
+    return f"{_text(event, 'signal')} to {ranks}{_because(event, 'why')}" if (ranks := _ranks(event)) else None
 
 
 def _degraded(event: _Told) -> str:
-    ranks = event.get("ranks")
-    known = [rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) else []
     words = f"{_text(event, 'what') or 'the SDK'}{_because(event, 'why', 'message')}".partition("\n")[0]
-    return words + (f" (ranks {compact_ranks(known[:64])})" if known else "")
+    return words + (f" ({ranks})" if (ranks := _ranks(event)) else "")
 
 
 _SENTENCES: Mapping[str, Callable[[_Told], str | None]] = {
@@ -174,6 +185,7 @@ _SENTENCES: Mapping[str, Callable[[_Told], str | None]] = {
     Event.RANK_EXIT.value: _rank_exit,
     Event.STALL.value: lambda event: _text(event, "text") or None,
     Event.STALL_END.value: _stall_end,
+    Event.SIGNAL_SENT.value: _signal_sent,
     Event.INCIDENT.value: lambda event: f"incident {_text(event, 'id')}{_because(event, 'summary', 'cause')}",
     Event.RECOVERED.value: _recovered,
     Event.DECISION.value: _decision,

@@ -265,7 +265,9 @@ class _JournalSoFar:
         self._read_to: dict[str, int] = {}
         self._again_at = float("-inf")
         self._young: list[dict[str, Any]] = []
+        self._sizes: dict[str, int] = {}
         self._torn = 0
+        self._unended: set[str] = set()
         self.problems: list[str] = []
         """What could not be read at the last look."""
         self._newest_steps: dict[str, dict[str, Any]] = {}
@@ -297,15 +299,18 @@ class _JournalSoFar:
             return
         contents = read_journal(self._directory, self._read_to, only=grown)
         self._read_to |= contents.read_to
-        self._torn += contents.torn_lines
+        # A line that is being written counts once it is there; one that never comes to its end is torn.
+        ends_within = {name for name, to in contents.read_to.items() if to < self._sizes.get(name, 0)}
+        self._torn += contents.torn_lines - len(ends_within)
+        self._unended = (self._unended - contents.read_to.keys()) | ends_within
         events = sorted([*self._young, *contents.events], key=lambda event: float(event["t"]))
         limit = time.time() - settling_s if settling_s > 0 else float("inf")
         old = [event for event in events if float(event["t"]) <= limit]
         self._young = events[len(old) :]
         self._take(old)
         self.problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
-        if self._torn:
-            self.problems.append(f"torn journal lines skipped: {self._torn}")
+        if torn := max(0, self._torn) + len(self._unended):
+            self.problems.append(f"torn journal lines skipped: {torn}")
 
     def _grown(self) -> list[str]:
         """Return the files that are new or longer than they were; thousands of ranks have a file each. Raises OSError.
@@ -315,7 +320,9 @@ class _JournalSoFar:
         """
         with os.scandir(self._directory) as found:
             sizes = {one.name: one.stat().st_size for one in found if one.name.endswith(".jsonl")}
-        return sorted(name for name, size in sizes.items() if size > self._read_to.get(name, -1))
+        grown = sorted(name for name, size in sizes.items() if size != self._sizes.get(name))
+        self._sizes = sizes
+        return grown
 
     def _take(self, events: list[dict[str, Any]]) -> None:
         for event in events:

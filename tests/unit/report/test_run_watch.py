@@ -205,6 +205,14 @@ def test_what_cannot_be_read_is_told(run: Looked) -> None:
     run.told.begin()
     run.told.run_dir.outcome.write_text("torn {")
     (run.told.run_dir.journal / "x-y-1.jsonl").write_text("torn\n")
-    view = run.watch.look()
-    assert view.state == "lost"
-    assert len(view.problems) == 2
+    with (run.told.run_dir.journal / "x-z-1.jsonl").open("w") as file:
+        file.write('{"t": 1.0, "event": "resu')
+        file.flush()
+        for _ in range(3):
+            view = run.watch.look()
+            assert view.state == "lost"
+            assert view.problems[0] == "torn journal lines skipped: 2"
+            assert len(view.problems) == 2
+        file.write('me", "step": 3}\n')
+    assert run.watch.look().problems[0] == "torn journal lines skipped: 1"
+    assert "resumed after 3 steps" in [text for _, _, text in run.watch.look().events]
