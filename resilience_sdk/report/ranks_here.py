@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,12 @@ from resilience_sdk.system import hostinfo
 # As the monitor's: a rank is looked at from outside once it has not moved for that part of `stuck_after`, or so many
 # usual steps, and then so often.
 _SAMPLE_FROM, _SAMPLE_FROM_STEPS, _SAMPLE_EVERY = 1 / 30, 1.5, 1 / 60
-_ASLEEP = 0.02  # of the time: what was told of other nodes is read no more often than this costs
+_AWAKE = 0.02  # of the time, that is spent on reading what other nodes told
+_DECODING_S = 0.02  # at each look
+# What a text says of itself, as far as that is needed to decide when it is decoded (`node_summary.encode`).
+_NODE = re.compile(r'"node":\s?(\d{1,9})\b')
+_NODE_WITHIN = 64
+_WANTS = '"wants":true'
 _MOVED_S = 2.0  # a rank that came on within that time runs, whatever its process does at this very moment
 _STANDS = (Kind.STUCK, Kind.POLLING, Kind.UNKNOWN, Kind.WAITING)
 _NANO = 1e9
@@ -99,7 +105,8 @@ class RanksHere:
         self._place = NodePlace(0, 1, hostinfo.host_name())
         self._peers = PeerFile(pages / HANGS.peers)
         self._peers_at = float("-inf")
-        self._told: dict[int, tuple[NodeSummary, int]] = {}
+        self._told: dict[int, NodeSummary] = {}
+        self._untold: dict[int, str] = {}
         self._due: dict[int, tuple[object, float]] = {}
         self.attempt: int | None = None
         self.nodes = 1
@@ -148,8 +155,8 @@ class RanksHere:
         states = [self._with_activity(state, by_rank[state.rank]) for state in states]
         here = len(states)
         ages: dict[int, float] = {}
-        for summary, heard_ns in self._told.values():
-            age_s = min(age_bound_s(summary, self._place.me, now_ns), (now_ns - heard_ns) / _NANO + 60.0)
+        for summary in self._told.values():
+            age_s = age_bound_s(summary, self._place.me, now_ns)
             for told in summary.ranks:
                 if told.rank not in by_rank and told.rank not in ages:
                     ages[told.rank] = age_s
@@ -179,7 +186,7 @@ class RanksHere:
 
     def _begin(self, attempt: int) -> None:
         self.attempt = attempt
-        self._told, self._due = {}, {}
+        self._told, self._untold, self._due = {}, {}, {}
         self._peers = PeerFile(self._pages / HANGS.peers)
         announcement: Any = None
         with contextlib.suppress(OSError, ValueError):  # under another launcher nobody announces anything
@@ -189,19 +196,27 @@ class RanksHere:
         self.nodes = self._place.count
 
     def _hear(self) -> None:
-        """Take what the other nodes have told; decoding that of hundreds takes its time, and is done less often."""
-        began = time.monotonic()
-        if self._place.count <= 1 or self.attempt is None or began < self._peers_at:
+        """Take what the other nodes have told.
+
+        To decode what hundreds of them tell takes a second: those of which a rank is late come first, the others in
+        turns, as many at each look as may be.
+        """
+        if self._place.count <= 1 or self.attempt is None:
             return
-        heard = self._peers.news(self.attempt)
-        for text in heard.texts if heard is not None else ():
-            summary = decode(text)
-            if summary is None or summary.attempt != self.attempt or summary.node == self._place.me:
-                continue
-            known = self._told.get(summary.node)
-            if known is None or known[0].now_ns != summary.now_ns:
-                self._told[summary.node] = summary, time.monotonic_ns()
-        self._peers_at = time.monotonic() + (time.monotonic() - began) / _ASLEEP
+        began = time.monotonic()
+        if began >= self._peers_at and (heard := self._peers.news(self.attempt)) is not None:
+            for text in heard.texts:
+                if (beginning := _NODE.search(text[:_NODE_WITHIN])) is not None:
+                    self._untold[int(beginning[1])] = (
+                        text  # in the place of an older one, where that waits for its turn
+                    )
+            self._peers_at = time.monotonic() + (time.monotonic() - began) / _AWAKE
+        for number in sorted(self._untold, key=lambda number: _WANTS not in self._untold[number]):
+            summary = decode(self._untold.pop(number))
+            if summary is not None and summary.attempt == self.attempt and summary.node != self._place.me:
+                self._told[summary.node] = summary
+            if time.monotonic() - began > _DECODING_S:
+                break
 
     def _with_activity(self, state: RankState, watched: WatchedRank) -> RankState:
         if not watched.alive:

@@ -25,6 +25,7 @@ from resilience_sdk.recorder.page_directory import job_page_directory, page_stem
 from resilience_sdk.recorder.page_reader import PageReader
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
+from resilience_sdk.report import ranks_here
 from resilience_sdk.report.live_view import LiveView
 from resilience_sdk.report.run_state import goodput_of, state_of
 from resilience_sdk.report.run_watch import RunWatch
@@ -130,7 +131,7 @@ def test_a_rank_that_died_says_how(run: Looked) -> None:
     assert (row.activity, row.detail, row.trouble) == ("gone", "ended by SIGKILL", 0)
 
 
-def test_ranks_elsewhere_are_what_their_node_told(run: Looked) -> None:
+def test_ranks_elsewhere_are_what_their_node_told(run: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own deadline and activity, and how old that is; the journal tells of those that nobody told of."""
     run.told.tell(Event.RUN_START)
     run.told.tell(Event.ATTEMPT_START, ranks=[0], world_size=3)
@@ -162,6 +163,17 @@ def test_ranks_elsewhere_are_what_their_node_told(run: Looked) -> None:
     assert row.seen_s == pytest.approx(1.0, abs=0.9)
     assert row.age_s == pytest.approx(20.0, abs=1.0)
     assert row.deadline_s == pytest.approx(60.0, abs=1.0)
+    late = [
+        attrs.evolve(summary, node=n, name=f"n{n}", wants=n == 9, ranks=(attrs.evolve(told, rank=n),))
+        for n in range(3, 10)
+    ]
+    texts = {str(one.node): encode(one) for one in late}
+    (run.pages / HANGS.peers).write_text(json.dumps({"attempt": 0, "nodes": texts}))
+    monkeypatch.setattr(ranks_here, "_DECODING_S", 0.0)
+    monkeypatch.setattr(ranks_here, "_AWAKE", 1e9)
+    seen = [{row.rank for row in run.watch.look().rows if row.seen == "node"} for _ in range(8)]
+    assert seen[0] == {1, 9}  # who waits for somebody comes first
+    assert seen[-1] == {1, *range(3, 10)}
     assert run.row(2, view).seen == "journal"
     assert view.nodes == 3
 
