@@ -9,9 +9,9 @@ import attrs
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
 from resilience_sdk.goodput.summary import RATIOS
 from resilience_sdk.report.facts import (
-    AttemptFacts,
+    AttemptTimes,
     CheckpointFacts,
-    Curve,
+    CurveFacts,
     FindingFacts,
     Headline,
     HeatMap,
@@ -21,7 +21,7 @@ from resilience_sdk.report.facts import (
     RunFacts,
     ScoreFacts,
     Segment,
-    Stack,
+    StackFacts,
     StragglerFacts,
 )
 
@@ -77,7 +77,7 @@ def full():
     """As many of everything as a reader of a run directory would hand on, and more."""
     facts = told_run(4096, nodes=512, faults=60, seconds=14 * 86400.0, points=600, columns=160)
     long = "words that a job wrote, some of them about its trouble, others not; " * 40
-    stacks = tuple(Stack(rank, "node17", LOOP * 8, (False, False, True, True, True) * 8) for rank in range(8))
+    stacks = tuple(StackFacts(rank, "node17", LOOP * 8, (False, False, True, True, True) * 8) for rank in range(8))
     evidence = tuple(("log", long) for _ in range(30))
     incidents = tuple(attrs.evolve(one, stacks=stacks, evidence=evidence, paragraph=long) for one in facts.incidents)
     return attrs.evolve(facts, incidents=incidents, events=tuple((BEGAN + i, "degraded", long) for i in range(200)))
@@ -105,7 +105,7 @@ def told_run(ranks, *, nodes, faults, seconds, points=240, columns=96):
             held = (one.id,)
         buckets = {bucket.value: sum(part for name, part in parts if name == bucket.value) for bucket in Bucket}
         lost = 0 if kind in ("finished", "preemption") else 37
-        attempts.append(AttemptFacts("job-1", number, began, now, buckets, first, step, lost, held))
+        attempts.append(AttemptTimes("job-1", number, began, now, buckets, first, step, lost, held))
         step -= lost
     totals = {bucket.value: sum(one.buckets[bucket.value] for one in attempts) for bucket in Bucket}
     wall = now - BEGAN
@@ -244,7 +244,7 @@ def _incident(number, kind, attempt, at, rank, ranks, nodes, step):
         recovered_at=at + 84,
         recovery_s=84.0,
         lost_steps=None if kind == "preemption" else 37,
-        stacks=() if kind == "preemption" else (Stack(rank, node, LOOP, (False, False, True, True, True)),),
+        stacks=() if kind == "preemption" else (StackFacts(rank, node, LOOP, (False, False, True, True, True)),),
         evidence=(
             ("flight record", "rank 1 has entered 45 collectives of default_pg, the others 46"),
             ("activity", "no CPU time, no I/O and no wake-up for 60 s"),
@@ -279,7 +279,7 @@ def _step_time(segments, points, dice):
         values.append(value if trains else None)
         low.append(value * 0.9 if trains else None)
         high.append(value * (1.15 + dice.random() * 0.3) if trains else None)
-    return Curve("median of the ranks", "s", tuple(at), tuple(steps), tuple(values), tuple(low), tuple(high))
+    return CurveFacts("median of the ranks", "s", tuple(at), tuple(steps), tuple(values), tuple(low), tuple(high))
 
 
 def _loss(segments, points, dice):
@@ -291,8 +291,8 @@ def _loss(segments, points, dice):
         norm.append(0.8 + dice.random() * 0.4 if trains else None)
     bad = ((at[points // 2], steps[points // 2], "nan"),)
     return (
-        Curve("loss", "", tuple(at), tuple(steps), tuple(loss), not_finite=bad),
-        Curve("gradient norm", "", tuple(at), tuple(steps), tuple(norm)),
+        CurveFacts("loss", "", tuple(at), tuple(steps), tuple(loss), not_finite=bad),
+        CurveFacts("gradient norm", "", tuple(at), tuple(steps), tuple(norm)),
     )
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from resilience_sdk.core.console import printable
+from resilience_sdk.core.console import hide_progress, printable
 from resilience_sdk.core.run_directory import RunDirectory, newest_run_dir
 from resilience_sdk.core.settings.fields import nearest
 from resilience_sdk.core.words import one_line
@@ -65,12 +65,14 @@ def open_run_dir(named: str | None) -> RunDirectory:
 
 def print_json(value: dict[str, Any]) -> None:
     """Print one JSON object; numbers that JSON does not know become null."""
+    hide_progress()
     print(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
 
 
 def print_lines(lines: Sequence[str]) -> None:
     """Print lines; whatever in them could steer a terminal, or that it cannot encode, is replaced."""
     encoding = sys.stdout.encoding or "utf-8"
+    hide_progress()
     for line in lines:
         safe = printable(line).replace("\n", " ")
         print(safe.encode(encoding, "replace").decode(encoding))

@@ -43,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.json:
         found = [_as_json(name, verdict) for name, verdict in _verdicts(options.logs)]
+        console.hide_progress()
         print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
         return 0
     for number, (name, verdict) in enumerate(_verdicts(options.logs)):

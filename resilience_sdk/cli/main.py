@@ -5,6 +5,7 @@ A subcommand is a module imported only when it is asked for, so `resilience stat
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import sys
@@ -31,7 +32,10 @@ class Command:
     module: str
     summary: str
     reads_only: bool = True  # its OSErrors are about the files it was asked to read
+    work: str | None = None  # what is done before it prints anything, where that may take long
 
+
+_READS = "reading the journal"
 
 COMMANDS = {
     "run": Command(
@@ -45,20 +49,45 @@ COMMANDS = {
         reads_only=False,
     ),
     "preempt": Command("resilience_sdk.cli.preempt", "ask a running job to save and stop"),
-    "straggler": Command("resilience_sdk.cli.straggler", "who is slow in a run; change its thresholds while it runs"),
-    "status": Command("resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents"),
-    "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
-    "report": Command(
-        "resilience_sdk.cli.report", "one page of a run in one file: what happened, why, where time went"
+    "straggler": Command(
+        "resilience_sdk.cli.straggler", "who is slow in a run; change its thresholds while it runs", work=_READS
     ),
-    "goodput": Command("resilience_sdk.cli.goodput", "where the time of a run went, over all its jobs"),
-    "plan": Command("resilience_sdk.cli.plan", "how often to save, and the expected share of useful time"),
-    "history": Command("resilience_sdk.cli.history", "what recurs over many runs; history index DIR... takes runs in"),
-    "nodes": Command("resilience_sdk.cli.nodes", "which nodes are suspect, and the list that keeps jobs off them"),
-    "diagnose": Command("resilience_sdk.cli.diagnose", "cause, culprit and next action from a log alone"),
-    "outcome": Command("resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory"),
+    "status": Command(
+        "resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents", work=_READS
+    ),
+    "top": Command(
+        "resilience_sdk.cli.top", "a run while it runs: the worst ranks first, goodput, what happened last", work=_READS
+    ),
+    "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do", work=_READS),
+    "report": Command(
+        "resilience_sdk.cli.report", "one page of a run in one file: what happened, why, where time went", work=_READS
+    ),
+    "goodput": Command("resilience_sdk.cli.goodput", "where the time of a run went, over all its jobs", work=_READS),
+    "plan": Command(
+        "resilience_sdk.cli.plan",
+        "how often to save, and the expected share of useful time",
+        work="simulating failures",
+    ),
+    "history": Command(
+        "resilience_sdk.cli.history",
+        "what recurs over many runs; history index DIR... takes runs in",
+        work="asking the history",
+    ),
+    "nodes": Command(
+        "resilience_sdk.cli.nodes",
+        "which nodes are suspect, and the list that keeps jobs off them",
+        work="asking the history",
+    ),
+    "diagnose": Command(
+        "resilience_sdk.cli.diagnose", "cause, culprit and next action from a log alone", work="reading the logs"
+    ),
+    "outcome": Command(
+        "resilience_sdk.cli.outcome", "verdict and exit code of the last job of a run directory", work=_READS
+    ),
     "doctor": Command(
-        "resilience_sdk.cli.doctor", "what will work on this machine and what will not, each with its cure"
+        "resilience_sdk.cli.doctor",
+        "what will work on this machine and what will not, each with its cure",
+        work="looking at this machine",
     ),
     "slurm": Command("resilience_sdk.cli.slurm", "print a batch script for Slurm, with signal, requeue and resume"),
     "demo": Command(
@@ -98,12 +127,13 @@ def _refuse(error: Exception) -> int:
     return EXIT_USAGE
 
 
-def _reading(command: Callable[[list[str]], int], words: list[str]) -> int:
+def _reading(command: Callable[[list[str]], int], words: list[str], work: str | None = None) -> int:
     """Run a command that only reads and prints."""
     console.stay_light()
     try:
         try:
-            return command(words)
+            with contextlib.nullcontext() if work is None else console.progress(work):
+                return command(words)
         finally:
             sys.stdout.flush()  # what cannot be written is noticed here, not at exit
     except BrokenPipeError:
@@ -124,7 +154,7 @@ def _dispatch(words: list[str]) -> int:
     if name not in COMMANDS:
         raise ConfigError(_unknown(name))
     command = _load(name)
-    return _reading(command, rest) if COMMANDS[name].reads_only else command(rest)
+    return _reading(command, rest, COMMANDS[name].work) if COMMANDS[name].reads_only else command(rest)
 
 
 def _help(words: list[str]) -> int:

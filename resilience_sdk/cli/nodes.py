@@ -11,7 +11,7 @@ import attrs
 from resilience_sdk.cli.common import CommandParser, open_run_dir, print_json, print_lines
 from resilience_sdk.cli.history import add_database, add_since, open_history, since_of
 from resilience_sdk.core import environ
-from resilience_sdk.core.console import say
+from resilience_sdk.core.console import hide_progress, say
 from resilience_sdk.core.words import counted, duration, when
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.exclusion import nodes_to_leave_out
@@ -62,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
         )
     elif options.exclude_list:
         if suspects:
+            hide_progress()
             print(hostlist(suspects))
     else:
         print_lines(render(records, warnings, options.since))
@@ -82,6 +83,7 @@ def _leave_out(options: Any) -> int:
     elif options.exclude_list:
         if found.reasons:
             say(f"left out: {found.told}")
+            hide_progress()
             print(found.hostlist)
     else:
         print_lines([f"{node}: {why}" for node, why in found.reasons.items()] or ["no node is to be left out"])

@@ -13,8 +13,11 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from resilience_sdk.core import environ
 
 _PREFIX = "resilience: "
 _LEAST_WIDTH = 40
@@ -135,6 +138,7 @@ def _as_line(_logger: object, _method: str, text: str) -> str:
 
 
 def _write(text: str) -> None:
+    _progress.clear()
     with contextlib.suppress(OSError, ValueError, AttributeError):
         # A daemon thread that holds the stream's lock while the interpreter shuts down aborts the process.
         if threading.current_thread() is threading.main_thread():
@@ -160,6 +164,96 @@ def _wrapped(line: str, width: int) -> list[str]:
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     parts = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return parts or [line]
+
+
+_PROGRESS_AFTER_S = 2.0
+_PROGRESS_EVERY_S = 0.25
+
+
+class ProgressLine:
+    """One line on standard error that tells what a command is at, while somebody waits for it for more than 2 seconds.
+
+    Only on a terminal; it is gone before anything else is written, and at the end. Whoever does the work tells how far
+    it is with `doing`, wherever that is; where nobody shows it, that costs next to nothing.
+    """
+
+    def __init__(self, after_s: float = _PROGRESS_AFTER_S) -> None:
+        """Show nothing yet."""
+        self._after_s = after_s
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_shown = False
+        self._told: tuple[str, int | None, int | None] = ("", None, None)
+
+    def start(self, what: str) -> None:
+        """Begin to wait, on a terminal: `what` is done until somebody tells more. Once for each `stop`."""
+        self._told = (what, None, None)
+        is_dumb = environ.environment().get("TERM", "dumb") in ("dumb", "unknown", "")
+        if is_dumb or _terminal_width() is None or self._thread is not None:
+            return
+        self._over.clear()
+        self._thread = threading.Thread(target=self._show, name="resilience-progress", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Show nothing any more; the line is as it was before."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._over.set()
+            thread.join()
+            self.clear()
+
+    def tell(self, what: str, done: int | None, of: int | None) -> None:
+        """Note how far the work is."""
+        self._told = (what, done, of)
+
+    def clear(self) -> None:
+        """Take the line away, for something else that is to be written."""
+        if self._is_shown:
+            with self._lock:
+                self._is_shown = False
+                self._put("\r\x1b[K")
+
+    def _show(self) -> None:
+        began_s = time.monotonic()
+        wait_s = self._after_s
+        while not self._over.wait(wait_s):
+            wait_s = _PROGRESS_EVERY_S
+            what, done, of = self._told
+            share = "" if done is None else f" {done:,}" if of is None else f" {done:,} of {of:,}"
+            text = f"{_PREFIX}{printable(what)}{share}, {time.monotonic() - began_s:.0f} s"
+            with self._lock:
+                if not self._over.is_set():
+                    self._is_shown = True
+                    self._put(f"\r\x1b[K{text[: (_terminal_width() or _LEAST_WIDTH) - 1]}")
+
+    def _put(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))
+
+
+_progress = ProgressLine()
+
+
+def doing(what: str, done: int | None = None, of: int | None = None) -> None:
+    """Tell what this process is at and how far it is, for whoever waits for a command; costs next to nothing."""
+    _progress.tell(what, done, of)
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Show what is done in here, once it takes longer than 2 seconds, until the command prints something."""
+    _progress.start(what)
+    try:
+        yield
+    finally:
+        _progress.stop()
+
+
+def hide_progress() -> None:
+    """Show no progress any more: what is asked for comes now."""
+    _progress.stop()
 
 
 def say_once(key: str, message: str) -> bool:

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import attrs
 
 from resilience_sdk.core.atomic_write import share_like_directory
-from resilience_sdk.core.console import say_once
+from resilience_sdk.core.console import doing, say_once
 from resilience_sdk.core.redaction import redact
 from resilience_sdk.system import linux
 
@@ -177,17 +177,21 @@ def journal_sizes(directory: Path) -> dict[str, int]:
     return sizes
 
 
-def read_journal(directory: Path, since: Mapping[str, int] | None = None) -> JournalContents:
+def read_journal(
+    directory: Path, since: Mapping[str, int] | None = None, *, only: Collection[str] | None = None
+) -> JournalContents:
     """Read every file of a journal directory; torn lines and unreadable files are counted, never fatal.
 
-    With `since` (see `journal_sizes`) only what was written after that.
+    With `since` (see `journal_sizes`) only what was written after that; with `only` the files of these names alone.
     """
     known = since or {}
     events: list[dict[str, Any]] = []
     torn = 0
     unreadable: list[str] = []
     read_to: dict[str, int] = {}
-    for path in sorted(directory.glob("*.jsonl")):
+    paths = sorted(directory.glob("*.jsonl") if only is None else (directory / name for name in only))
+    for number, path in enumerate(paths):
+        doing("reading the journal: file", number + 1, len(paths))
         try:
             offset = known.get(path.name, 0)
             with open(path, "rb") as file:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 
 import attrs
 
+from resilience_sdk.core.console import doing
+
 DAY_S = 86400.0
 RATES: Mapping[str, float] = {"rsc-1": 6.50, "rsc-2": 2.34}
 """Failures per 1,000 node-days of the two clusters in Kokolis et al."""
@@ -76,7 +78,8 @@ def simulated_ettr(job: PlannedJob, interval_s: float, *, seed: int = 0) -> tupl
     """
     draw = random.Random(seed)  # noqa: S311 - a simulation
     shares = []
-    for _ in range(_BATCHES):
+    for batch in range(_BATCHES):
+        doing("simulating failures: batch", batch + 1, _BATCHES)
         useful_s = wall_s = 0.0
         for trained_s, passed_s in _lives(job, interval_s, draw, _DRAWS // _BATCHES):
             useful_s += trained_s

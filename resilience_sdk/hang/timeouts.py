@@ -241,15 +241,21 @@ class Entry:
         return {
             **self.samples.to_json(),
             "firsts": [*self.firsts, *first_now],
+            "first_now": bool(first_now),
             "value": self.nvrx_value(factor),
             "doublings": self.doublings,
             "survived": self.survived_s,
         }
 
-    def restore(self, data: Mapping[str, Any]) -> None:
-        """Take what `to_json` described into an empty entry; anything misshapen is skipped."""
+    def restore(self, data: Mapping[str, Any], *, is_same_attempt: bool = False) -> None:
+        """Take what `to_json` described into an empty entry; anything misshapen is skipped.
+
+        `is_same_attempt`: it was told in the attempt that goes on, whose first occurrences do not count yet.
+        """
         self.samples.restore(data)
         self.firsts.extend(numbers(data.get("firsts")))
+        if is_same_attempt and self.firsts and data.get("first_now") is True:
+            self.add_first(self.firsts.pop())
         self._old_value = next(iter(numbers([data.get("value")])), None)
         for survived_s in numbers([data.get("survived")]):
             if survived_s:
@@ -304,11 +310,13 @@ class LearnedTimeouts:
         script: str = "",
         world_size: int = 1,
         pool: int = 1,
+        is_same_attempt: bool = False,
     ) -> None:
         """Begin with what `prior`, the content of `timeouts.json`, says of this script and world size.
 
         `pool` is the number of ranks whose durations will be added. A prior of other conditions counts
-        doubled, and only until there are durations of this run; garbage in it is ignored.
+        doubled, and only until there are durations of this run; garbage in it is ignored. `is_same_attempt`: it was
+        written in the attempt that goes on.
         """
         self._settings = settings
         self._script = script
@@ -317,15 +325,23 @@ class LearnedTimeouts:
         self._entries: dict[str, Entry] = {}
         self._other_jobs: list[Mapping[str, Any]] = []
         if prior is not None:
-            self._load(prior)
+            self._load(prior, is_same_attempt)
 
     @classmethod
     def from_json(
-        cls, data: object, settings: Settings, *, script: str = "", world_size: int = 1, pool: int = 1
+        cls,
+        data: object,
+        settings: Settings,
+        *,
+        script: str = "",
+        world_size: int = 1,
+        pool: int = 1,
+        is_same_attempt: bool = False,
     ) -> LearnedTimeouts:
         """Return a book that begins with `data`, whatever was read from `timeouts.json`."""
         prior = data if isinstance(data, Mapping) else None
-        return cls(settings, prior, script=script, world_size=world_size, pool=pool)
+        facts: dict[str, Any] = {"script": script, "world_size": world_size, "pool": pool}
+        return cls(settings, prior, **facts, is_same_attempt=is_same_attempt)
 
     # -- learning
 
@@ -455,20 +471,20 @@ class LearnedTimeouts:
         job = {"script": self._script, "world_size": self._world_size, "entries": entries}
         return {"version": 1, "jobs": [job, *self._other_jobs][:_MAX_JOBS]}
 
-    def _load(self, prior: Mapping[str, Any]) -> None:
+    def _load(self, prior: Mapping[str, Any], is_same_attempt: bool) -> None:
         jobs = prior.get("jobs")
         jobs = [job for job in jobs if isinstance(job, Mapping)] if isinstance(jobs, list) else []
         same = [job for job in jobs if self._is_this(job)]
         self._other_jobs = [job for job in jobs if not self._is_this(job)][: _MAX_JOBS - 1]
         if same:
-            self._restore(same[0], scale=None)
+            self._restore(same[0], scale=None, is_same_attempt=is_same_attempt)
         for job in sorted(self._other_jobs, key=lambda job: job.get("script") != self._script):
             self._restore(job, scale=_PRIOR_SCALE)
 
     def _is_this(self, job: Mapping[str, Any]) -> bool:
         return job.get("script") == self._script and job.get("world_size") == self._world_size
 
-    def _restore(self, job: Mapping[str, Any], scale: float | None) -> None:
+    def _restore(self, job: Mapping[str, Any], scale: float | None, is_same_attempt: bool = False) -> None:
         """Take the entries of one job that are not known yet; `scale` makes a mere prior of them."""
         entries = job.get("entries")
         if not isinstance(entries, Mapping):
@@ -477,7 +493,7 @@ class LearnedTimeouts:
             if not isinstance(key, str) or not isinstance(data, Mapping) or key in self._entries:
                 continue
             entry = Entry(self._pool)
-            entry.restore(data)
+            entry.restore(data, is_same_attempt=is_same_attempt)
             if scale is not None:
                 entry.demote(scale, self._learned(entry, key == OUT_OF_SECTION))
             self._entries[key] = entry

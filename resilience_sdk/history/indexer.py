@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from resilience_sdk.core.console import doing
 from resilience_sdk.core.journal import parse_lines
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.errors import ConfigError
@@ -109,7 +110,8 @@ class Index:
         try:
             again, _ = run_directories(path for path in self._untaken() if os.path.isdir(path))
             directories = [*asked, *(directory for directory in again if directory not in asked)]
-            for directory in directories:
+            for number, directory in enumerate(directories):
+                doing("taking in runs:", number + 1, len(directories))
                 try:
                     one = self._add_run(directory, host_prefix if directory in asked else "")
                 except OSError as error:

@@ -119,8 +119,11 @@ class Learner:
         """The deadlines; before the first rank is known, the ones of a world of one."""
         return self._book if self._book is not None else LearnedTimeouts(self._settings)
 
-    def begin_attempt(self, world_size: int, local_ranks: int) -> None:
-        """Start an attempt; the first one decides for which world the deadlines are learned."""
+    def begin_attempt(self, world_size: int, local_ranks: int, *, is_same: bool = False) -> None:
+        """Start an attempt; the first one decides for which world the deadlines are learned.
+
+        `is_same`: the file was written in this very attempt, which is for who only looks.
+        """
         if self._book is None:
             known = self._read()
             self.places = Places.from_json(known.get("places") if isinstance(known, dict) else None, self.places.job)
@@ -130,6 +133,7 @@ class Learner:
                 script=self._script,
                 world_size=world_size,
                 pool=max(1, local_ranks),
+                is_same_attempt=is_same,
             )
         else:
             self._book.begin_attempt()

@@ -15,7 +15,7 @@ from resilience_sdk.history.recurrence import recurrence_words, recurrences
 from resilience_sdk.incidents import CURE, Culprit, Incident
 from resilience_sdk.incidents.record import compact_ranks
 from resilience_sdk.report.digest import number, step_of
-from resilience_sdk.report.facts import CheckpointFacts, FindingFacts, IncidentFacts, Stack
+from resilience_sdk.report.facts import CheckpointFacts, FindingFacts, IncidentFacts, StackFacts
 from resilience_sdk.report.run_view import RunView, sign_words, signs_of
 from resilience_sdk.report.why_page import JobEnding, words_of
 
@@ -94,9 +94,9 @@ def _card(
     )
 
 
-def _stack(culprit: Culprit) -> Stack:
+def _stack(culprit: Culprit) -> StackFacts:
     frames = culprit.stack[:_MOST_FRAMES]
-    return Stack(
+    return StackFacts(
         rank=culprit.rank,
         node=_line(culprit.node),
         frames=tuple(one_line(frame) for frame in frames),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from markupsafe import Markup
 
 from resilience_sdk.report import scales
-from resilience_sdk.report.facts import AttemptFacts, CheckpointFacts, Curve, Pin, Segment
+from resilience_sdk.report.facts import AttemptTimes, CheckpointFacts, CurveFacts, Pin, Segment
 from resilience_sdk.report.svg import (
     AXIS,
     PIN_LETTERS,
@@ -67,7 +67,7 @@ def bucket_class(bucket: str) -> str:
 
 def time_strip(
     segments: Sequence[Segment],
-    attempts: Sequence[AttemptFacts],
+    attempts: Sequence[AttemptTimes],
     pins: Sequence[Pin],
     span: TimeSpan,
     cards: frozenset[str],
@@ -104,7 +104,7 @@ def time_strip(
     )
 
 
-def _attempt_mark(attempt: AttemptFacts, span: TimeSpan, top: float, height: float) -> Markup:
+def _attempt_mark(attempt: AttemptTimes, span: TimeSpan, top: float, height: float) -> Markup:
     left, right = span.share(attempt.began_at), span.share(attempt.ended_at)
     words = [
         tag("text", f"attempt {attempt.attempt}" if right - left > 0.2 else attempt.attempt, x=5, y=height - 4)
@@ -183,7 +183,7 @@ def _pin(group: Sequence[Pin], share: float, centre: float, bottom: float, cards
 # Curves.
 
 
-def curve_edges(curves: Sequence[Curve], *, from_zero: bool) -> tuple[float, ...]:
+def curve_edges(curves: Sequence[CurveFacts], *, from_zero: bool) -> tuple[float, ...]:
     """Return the ticks of an axis of values; the axis ends with them."""
     told = scales.finite(value for curve in curves for value in curve.values)
     low, most = (0.0 if from_zero else min(told), scales.upper_end(told)) if told else (0.0, 1.0)
@@ -192,7 +192,9 @@ def curve_edges(curves: Sequence[Curve], *, from_zero: bool) -> tuple[float, ...
     return scales.ticks(low, most)
 
 
-def curve_chart(title: str, curves: Sequence[Curve], pins: Sequence[Pin], span: TimeSpan, *, from_zero: bool) -> Markup:
+def curve_chart(
+    title: str, curves: Sequence[CurveFacts], pins: Sequence[Pin], span: TimeSpan, *, from_zero: bool
+) -> Markup:
     """Return lines over time with their bands; single values that would press all others flat are cut and marked."""
     height = 190.0
     told = scales.finite(value for curve in curves for value in curve.values)
@@ -220,7 +222,7 @@ def curve_chart(title: str, curves: Sequence[Curve], pins: Sequence[Pin], span: 
     )
 
 
-def _points(curve: Curve) -> Markup:
+def _points(curve: CurveFacts) -> Markup:
     """Return what the script shows beside the pointer, as text in attributes."""
     first = curve.at[0] if curve.at else 0.0
     return tag(
@@ -238,7 +240,7 @@ def _points(curve: Curve) -> Markup:
     )
 
 
-def _line(curve: Curve, index: int, span: TimeSpan, place: Callable[[float], float]) -> Markup:
+def _line(curve: CurveFacts, index: int, span: TimeSpan, place: Callable[[float], float]) -> Markup:
     drawn = []
     if curve.low and curve.high:
         for run in _runs(curve, curve.low, curve.high):
@@ -253,7 +255,7 @@ def _line(curve: Curve, index: int, span: TimeSpan, place: Callable[[float], flo
 
 
 def _runs(
-    curve: Curve, lows: Sequence[float | None], highs: Sequence[float | None]
+    curve: CurveFacts, lows: Sequence[float | None], highs: Sequence[float | None]
 ) -> Iterable[list[tuple[float, float, float, float]]]:
     """Return the stretches of a curve between its gaps: time, value, least and most of each point."""
     run: list[tuple[float, float, float, float]] = []
@@ -268,7 +270,7 @@ def _runs(
         yield run
 
 
-def _cut_marks(curve: Curve, span: TimeSpan, high: float) -> Markup:
+def _cut_marks(curve: CurveFacts, span: TimeSpan, high: float) -> Markup:
     """Return an arrow at the upper edge for each point beyond it."""
     drawn = []
     for at, value, step in zip(curve.at, curve.values, curve.steps, strict=False):
@@ -278,7 +280,7 @@ def _cut_marks(curve: Curve, span: TimeSpan, high: float) -> Markup:
     return join(drawn)
 
 
-def _bad_marks(curve: Curve, span: TimeSpan) -> Markup:
+def _bad_marks(curve: CurveFacts, span: TimeSpan) -> Markup:
     drawn = []
     for at, step, word in curve.not_finite:
         told = tip(f"{curve.name} is {word}", step is not None and f"step {step}", scales.clock(at))

@@ -19,6 +19,7 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.core.console import doing
 from resilience_sdk.core.journal import Event, parse_lines
 
 NAN = math.nan
@@ -165,7 +166,8 @@ def read_digest(directory: Path) -> JournalDigest:
     reading = _DigestReading()
     unreadable: list[str] = []
     names = sorted(name for name in os.listdir(directory) if name.endswith(".jsonl"))
-    for name in names:
+    for place, name in enumerate(names):
+        doing("reading the journal: file", place + 1, len(names))
         try:
             for block in _blocks(directory / name):
                 reading.take(block)

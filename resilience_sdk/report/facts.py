@@ -36,7 +36,7 @@ class Segment:
 
 
 @attrs.frozen
-class AttemptFacts:
+class AttemptTimes:
     """One attempt: the seconds of each bucket and what it did."""
 
     job: str
@@ -65,7 +65,7 @@ class Pin:
 
 
 @attrs.frozen
-class Curve:
+class CurveFacts:
     """One line of a picture: points in the order of time, thinned to some hundreds. The arrays have one length."""
 
     name: str
@@ -162,7 +162,7 @@ class FindingFacts:
 
 
 @attrs.frozen
-class Stack:
+class StackFacts:
     """The stack of one rank in an incident, innermost frame first; `is_users` by frame."""
 
     rank: int
@@ -197,7 +197,7 @@ class IncidentFacts:
     recovered_at: float | None
     recovery_s: float | None
     lost_steps: int | None
-    stacks: tuple[Stack, ...]
+    stacks: tuple[StackFacts, ...]
     evidence: tuple[tuple[str, str], ...]
     """Source and text."""
     rerun: str | None
@@ -239,11 +239,11 @@ class RunFacts:
     goodput: Mapping[str, Any] = attrs.field(factory=dict)
     """As `resilience goodput --json` prints it, without its attempts."""
     segments: tuple[Segment, ...] = ()
-    attempts: tuple[AttemptFacts, ...] = ()
+    attempts: tuple[AttemptTimes, ...] = ()
     hidden_attempts: int = 0
     pins: tuple[Pin, ...] = ()
-    step_time: tuple[Curve, ...] = ()
-    loss: tuple[Curve, ...] = ()
+    step_time: tuple[CurveFacts, ...] = ()
+    loss: tuple[CurveFacts, ...] = ()
     shares: tuple[tuple[str, str, float, float, float], ...] = ()
     """Of the newest attempt: section, kind, and its share of a step: mean, least and most over the ranks."""
     why_slow: str | None = None

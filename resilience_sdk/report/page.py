@@ -23,7 +23,7 @@ from resilience_sdk.core.console import printable
 from resilience_sdk.errors import MissingExtraError
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
 from resilience_sdk.report import scales
-from resilience_sdk.report.facts import AttemptFacts, Curve, IncidentFacts, RunFacts, Segment
+from resilience_sdk.report.facts import AttemptTimes, CurveFacts, IncidentFacts, RunFacts, Segment
 
 try:
     import jinja2
@@ -211,7 +211,7 @@ def _view(facts: RunFacts) -> dict[str, Any]:
 
 def span_of(facts: RunFacts) -> svg.TimeSpan:
     """Return what the time axes show: the run, and whatever was told outside of it."""
-    parts: Sequence[Segment | AttemptFacts] = (*facts.segments, *facts.attempts)
+    parts: Sequence[Segment | AttemptTimes] = (*facts.segments, *facts.attempts)
     ends = [end for part in parts for end in (part.began_at, part.ended_at)]
     told = scales.finite([facts.started_at, facts.ended_at, *ends])
     if not told:
@@ -264,12 +264,12 @@ def _bucket_rows(goodput: Mapping[str, Any], segments: Sequence[Segment]) -> lis
     ]
 
 
-def _pictures(facts: RunFacts, span: svg.TimeSpan) -> list[tuple[str, list[Curve], Markup, int, int]]:
+def _pictures(facts: RunFacts, span: svg.TimeSpan) -> list[tuple[str, list[CurveFacts], Markup, int, int]]:
     """Return the curves: title, lines, picture, and how many points are beyond the axis or no finite number.
 
     Step times share an axis where they share a unit. What a job told of its loss has no common measure: each its own.
     """
-    groups: list[tuple[str, list[Curve], bool]] = []
+    groups: list[tuple[str, list[CurveFacts], bool]] = []
     for curve in facts.step_time:
         same = next((group for group in groups if group[1][0].unit == curve.unit and len(group[1]) < 4), None)
         if same:
@@ -290,5 +290,5 @@ def _pictures(facts: RunFacts, span: svg.TimeSpan) -> list[tuple[str, list[Curve
     ]
 
 
-def _beyond(curves: Sequence[Curve], high: float) -> int:
+def _beyond(curves: Sequence[CurveFacts], high: float) -> int:
     return sum(value > high for curve in curves for value in scales.finite(curve.values))

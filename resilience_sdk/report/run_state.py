@@ -57,6 +57,8 @@ class RunState:
     attempts: int = 0
     world_size: int | None = None
     started_at: float | None = None
+    attempt_at: float | None = None
+    """When the newest attempt was first told of."""
     last_event: str | None = None
     last_event_at: float | None = None
     attempt_ended: bool = False
@@ -73,12 +75,13 @@ class RunState:
     launched_on: set[str] = attrs.field(factory=set)  # hosts whose launcher has announced this job
 
 
-def state_of(events: Iterable[Mapping[str, Any]]) -> RunState:
+def state_of(events: Iterable[Mapping[str, Any]], before: RunState | None = None) -> RunState:
     """Return the state after `events`, which are in the order of their times.
 
-    A new job (a requeue, a resume) starts a new count of attempts and ranks; its checkpoints go on.
+    A new job (a requeue, a resume) starts a new count of attempts and ranks; its checkpoints go on. `before` is the
+    state that earlier events have led to, which is used up.
     """
-    state = RunState()
+    state = RunState() if before is None else before
     for event in events:
         if _is_new_job(state, event):
             state = RunState(
@@ -118,6 +121,7 @@ def _apply(state: RunState, event: Mapping[str, Any], name: str) -> None:
     if is_newer and name != Event.RUN_START.value:
         state.attempt, state.attempt_ended, state.ranks, state.stall = attempt, False, {}, None
         state.attempts += 1
+        state.attempt_at = at
         _forget_blind(state, set(state.blind))
     if (size := _integer(event.get("world_size"))) is not None:
         state.world_size = size
@@ -263,6 +267,18 @@ def _describe(snapshot: RankSnapshot) -> dict[str, Any]:
     }
 
 
+def state_name(run_dir: RunDirectory, state: RunState, outcome: Mapping[str, Any] | None, *, is_running: bool) -> str:
+    """Return running, finished, ended, lost (nothing tells that it runs or how it ended) or empty."""
+    if is_running:
+        return "running"
+    if run_dir.is_finished():
+        return "finished"
+    ended_at = outcome["ended_at"] if outcome else None
+    if outcome and (ended_at is None or state.started_at is None or ended_at >= state.started_at):
+        return "ended"
+    return "lost" if state.last_event else "empty"
+
+
 def standing_now(run_dir: RunDirectory, state: RunState, *, is_running: bool) -> StandingVerdicts | None:
     """Return what is published of the attempt that runs; None where nothing runs, or nothing of it is known.
 
@@ -277,13 +293,18 @@ def standing_now(run_dir: RunDirectory, state: RunState, *, is_running: bool) ->
 def goodput_of(
     events: Iterable[Mapping[str, Any]], *, is_running: bool = False, renewed_after_s: float | None = None
 ) -> Summary:
-    """Return the account of a journal: up to now while a job runs, else up to the last sign of it.
-
-    That is its last event, or what a lease that nobody gave up was renewed after it (`renewed_after_s`).
-    """
+    """Return the account of a journal; see `goodput_now`."""
     ledger = Ledger()
     for event in events:
         ledger.apply(event)
+    return goodput_now(ledger, is_running=is_running, renewed_after_s=renewed_after_s)
+
+
+def goodput_now(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None) -> Summary:
+    """Return the account of a ledger: up to now while a job runs, else up to the last sign of it.
+
+    That is its last event, or what a lease that nobody gave up was renewed after it (`renewed_after_s`).
+    """
     if is_running:
         return summarize(ledger, ledger.when(time.time(), time.monotonic_ns(), boot_id()))
     return summarize(ledger, ledger.last_at + (renewed_after_s or 0.0))

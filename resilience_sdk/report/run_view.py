@@ -22,7 +22,7 @@ from resilience_sdk.health.findings import HealthSign, signs_near
 from resilience_sdk.incidents import Incident, stall_at, standing_words
 from resilience_sdk.report.digest import JournalDigest, LossRows, ProgressRows, read_digest
 from resilience_sdk.report.outcome import read_outcome
-from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, state_of
+from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, state_name, state_of
 from resilience_sdk.report.why_page import JobEnding
 
 STATES = {
@@ -62,13 +62,7 @@ class RunView:
     @property
     def standing(self) -> str:
         """One of `STATES`."""
-        if self.is_running:
-            return "running"
-        if self.run_dir.is_finished():
-            return "finished"
-        if self.own_outcome is not None:
-            return "ended"
-        return "lost" if self.state.last_event else "empty"
+        return state_name(self.run_dir, self.state, self.outcome, is_running=self.is_running)
 
     @property
     def own_outcome(self) -> dict[str, Any] | None:

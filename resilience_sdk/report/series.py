@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import attrs
 
 from resilience_sdk.report.digest import NO_STEP, LossRows, ProgressRows
-from resilience_sdk.report.facts import Curve
+from resilience_sdk.report.facts import CurveFacts
 
 MOST_POINTS = 400
 
@@ -104,7 +104,7 @@ def curve_of(
     points: Sequence[CurvePoint],
     *,
     not_finite: Sequence[tuple[float, int | None, str]] = (),
-) -> Curve | None:
+) -> CurveFacts | None:
     """Return a curve with its gaps; None where there is no point."""
     if not points and not not_finite:
         return None
@@ -122,7 +122,7 @@ def curve_of(
         rows.append((one.value, one.low, one.high))
         before = one
     has_band = any(row is not None and row[1] < row[2] for row in rows)
-    return Curve(
+    return CurveFacts(
         name=name,
         unit=unit,
         at=tuple(at),
@@ -134,7 +134,7 @@ def curve_of(
     )
 
 
-def step_time_curves(rows: ProgressRows, beginnings: Sequence[float]) -> tuple[Curve, ...]:
+def step_time_curves(rows: ProgressRows, beginnings: Sequence[float]) -> tuple[CurveFacts, ...]:
     """Return what a step took on average, and the longest one, over time; seconds.
 
     The band of the mean goes from the node with the least to the one with the most at that time.
@@ -183,7 +183,7 @@ def _at_one_time(rows: ProgressRows, places: Sequence[int]) -> list[list[int]]:
     return [group for group in groups if group]
 
 
-def loss_curves(losses: LossRows, logged: LossRows, beginnings: Sequence[float]) -> tuple[Curve, ...]:
+def loss_curves(losses: LossRows, logged: LossRows, beginnings: Sequence[float]) -> tuple[CurveFacts, ...]:
     """Return the loss and the norm of the gradients over time, as the ranks checked them and as they were logged."""
     told = []
     for rows, suffix in ((losses, ""), (logged, ", logged")):

@@ -6,8 +6,7 @@ too much the newest is shown.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -16,16 +15,15 @@ from resilience_sdk.core.journal import Event
 from resilience_sdk.core.words import one_line
 from resilience_sdk.goodput.ledger import Stretch, shortened
 from resilience_sdk.goodput.summary import Summary
-from resilience_sdk.incidents import compact_ranks, count_words
-from resilience_sdk.report.digest import LossRows, number, step_of
-from resilience_sdk.report.facts import AttemptFacts, IncidentFacts, Pin, Segment
+from resilience_sdk.report.digest import LossRows, step_of
+from resilience_sdk.report.event_words import NewestEvents
+from resilience_sdk.report.facts import AttemptTimes, IncidentFacts, Pin, Segment
 from resilience_sdk.report.series import attempt_at
 
 MOST_ATTEMPTS = 200
 MOST_SEGMENTS = 600
 MOST_PINS = 200
 MOST_EVENTS = 100
-_MOST_ALIKE = 32  # events, among which one that says the same is left out: each node tells of what concerns all
 _SAME_STOP_S = 600.0
 
 
@@ -34,7 +32,7 @@ def beginnings_of(account: Summary) -> list[float]:
     return [float(one["began_at"]) for one in account.attempts]
 
 
-def attempts_of(account: Summary, incidents: Iterable[IncidentFacts]) -> tuple[tuple[AttemptFacts, ...], int]:
+def attempts_of(account: Summary, incidents: Iterable[IncidentFacts]) -> tuple[tuple[AttemptTimes, ...], int]:
     """Return the newest attempts, oldest first, and how many are left out. An incident belongs to the one before it."""
     beginnings = beginnings_of(account)
     ids: dict[int, list[str]] = {}
@@ -43,7 +41,7 @@ def attempts_of(account: Summary, incidents: Iterable[IncidentFacts]) -> tuple[t
             ids.setdefault(attempt_at(beginnings, incident.at), []).append(incident.id)
     shown = list(enumerate(account.attempts))[-MOST_ATTEMPTS:]
     found = tuple(
-        AttemptFacts(
+        AttemptTimes(
             job=one_line(one["job"]),
             attempt=one["attempt"],
             began_at=one["began_at"],
@@ -107,121 +105,6 @@ def note_bad_numbers(losses: LossRows, events: Iterable[Mapping[str, Any]]) -> N
 
 def events_of(events: Iterable[Mapping[str, Any]]) -> tuple[tuple[float, str, str], ...]:
     """Return the newest events that a person cares about, each with a sentence, in the order of time."""
-    told: deque[tuple[float, str, str]] = deque(maxlen=MOST_EVENTS)
-    alike: deque[tuple[str, str]] = deque(maxlen=_MOST_ALIKE)
-    for event in events:
-        say = _SENTENCES.get(event["event"])
-        sentence = say(event) if say is not None else None
-        if sentence:
-            key = event["event"], one_line(sentence)
-            if key not in alike:
-                alike.append(key)
-                told.append((float(event["t"]), *key))
-    return tuple(told)
-
-
-def _words(event: Mapping[str, Any], *keys: str) -> str | None:
-    """Return the texts of an event under these keys, joined; None where there is none."""
-    return ": ".join(value for key in keys if isinstance(value := event.get(key), str) and value) or None
-
-
-def _run_start(event: Mapping[str, Any]) -> str:
-    return f"job {event.get('job')} starts"
-
-
-def _attempt_start(event: Mapping[str, Any]) -> str:
-    size, nodes = event.get("world_size"), event.get("nodes")
-    ranks = f" with {size} rank{'' if size == 1 else 's'}" if type(size) is int else ""
-    spread = f" on {nodes} nodes" if type(nodes) is int and nodes > 1 else ""
-    return f"attempt {event.get('attempt')} starts{ranks}{spread}"
-
-
-def _resume(event: Mapping[str, Any]) -> str:
-    step = step_of(event)
-    return "training goes on" + (f" after {count_words(step)}" if step >= 0 else "")
-
-
-def _recovered(event: Mapping[str, Any]) -> str:
-    took, lost = number(event.get("recovery_s")), event.get("lost_steps")
-    after = "" if took is None else f" {took:.1f} s later"
-    again = f", {count_words(lost)} to be repeated" if type(lost) is int and lost > 0 else ""
-    return f"{event.get('id')}: all ranks step again{after}{again}"
-
-
-def _incident(event: Mapping[str, Any]) -> str:
-    return f"{event.get('id')}: {_words(event, 'summary') or _words(event, 'cause') or 'no details'}"
-
-
-def _rank_exit(event: Mapping[str, Any]) -> str | None:
-    code, signal = event.get("exit_code"), event.get("signal")
-    if event.get("ended_by_launcher") is True or (code == 0 and not signal):
-        return None
-    how = f"is ended by {signal}" if signal else f"exits with {code}"
-    return f"rank {event.get('rank')} {how}"
-
-
-def _stop_agreed(event: Mapping[str, Any]) -> str:
-    step = step_of(event)
-    return "all ranks agreed to stop" + (f" at step {step}" if step >= 0 else "")
-
-
-def _saved_badly(event: Mapping[str, Any]) -> str:
-    step = step_of(event)
-    why = event.get("why") or event.get("error") or "no reason given"
-    which = f"the checkpoint after {count_words(step)}" if step >= 0 else "a checkpoint"
-    return f"{which}: {why}"
-
-
-def _numerics(event: Mapping[str, Any]) -> str | None:
-    found, step = event.get("found"), step_of(event)
-    at = f" at step {step}" if step >= 0 else ""
-    if found == "good":
-        return f"the numbers are good again{at}"
-    return f"{event.get('what')} is {event.get('value')}{at} on rank {event.get('rank')}"
-
-
-def _health(event: Mapping[str, Any]) -> str | None:
-    if event.get("ok") is not False:
-        return None
-    return f"{event.get('host')}: {_words(event, 'what', 'why') or 'something is wrong'}"
-
-
-def _straggler(event: Mapping[str, Any]) -> str | None:
-    said = _words(event, "text")
-    if said is None or event.get("what") not in ("found", "over", "load", "settings"):
-        return None
-    return f"over: {said}" if event.get("what") == "over" else said
-
-
-def _decision(event: Mapping[str, Any]) -> str | None:
-    return _words(event, "verdict", "reason")
-
-
-def _signal_sent(event: Mapping[str, Any]) -> str | None:
-    ranks = event.get("ranks")
-    told = [rank for rank in ranks if type(rank) is int] if isinstance(ranks, list) else []
-    return f"{event.get('signal')} to ranks {compact_ranks(told)}: {event.get('why')}" if told else None
-
-
-_SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str | None]] = {
-    Event.RUN_START.value: _run_start,
-    Event.ATTEMPT_START.value: _attempt_start,
-    Event.RANK_EXIT.value: _rank_exit,
-    Event.INCIDENT.value: _incident,
-    Event.RECOVERED.value: _recovered,
-    Event.DECISION.value: _decision,
-    Event.RESUME.value: _resume,
-    Event.STALL.value: lambda event: _words(event, "text"),
-    Event.SIGNAL_SENT.value: _signal_sent,
-    Event.STOP_AGREED.value: _stop_agreed,
-    Event.PREEMPT_NOTICE.value: lambda event: _words(event, "source", "reason"),
-    Event.CKPT_FAIL.value: _saved_badly,
-    Event.CKPT_SKIP.value: _saved_badly,
-    Event.CKPT_QUARANTINE.value: _saved_badly,
-    Event.NUMERICS.value: _numerics,
-    Event.STRAGGLER.value: _straggler,
-    Event.HEALTH.value: _health,
-    Event.DEGRADED.value: lambda event: _words(event, "what", "why", "message"),
-    Event.MONITOR_REPLACED.value: lambda event: f"the monitor of {event.get('host')} was replaced",
-    Event.FINISHED.value: lambda event: "training is complete" if event.get("rank") is None else None,
-}
+    newest = NewestEvents(MOST_EVENTS)
+    newest.add(events)
+    return newest.all()

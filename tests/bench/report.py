@@ -49,8 +49,8 @@ class ReportRun:
         nodes = self.ranks // per_node
         began, events = 1_700_000_000.0, 0
         now = [began]
-        steady = mock.patch.object(time, "monotonic_ns", lambda: int(now[0] * 1e9))
-        with steady, mock.patch.object(time, "time", lambda: now[0]):
+        steady = mock.patch.object(time, "monotonic_ns", side_effect=lambda: int(now[0] * 1e9))
+        with steady, mock.patch.object(time, "time", side_effect=lambda: now[0]):
             for node in range(nodes):
                 events += self._node(node, nodes, per_node, began, now)
         return events

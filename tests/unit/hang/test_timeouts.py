@@ -369,3 +369,21 @@ def _open(name: str, occurrences: int = 10):
     from resilience_sdk.recorder.page_reader import OpenSection
 
     return OpenSection(name, "compute", 0, None, occurrences)
+
+
+def test_who_only_looks_has_the_deadlines_of_the_attempt_that_goes_on(make):
+    """Its first occurrences stand in the file and do not count before the next attempt, as for who learns them."""
+    learns = make.book()
+    learns.add("eval", "compute", [200.0], first=True)
+    learns.begin_attempt()
+    learns.add("eval", "compute", [900.0], first=True)
+    learns.add("save", "io", [7.0], first=True)
+    learns.add("fwd", "compute", [1.0, 40.0, 40.0], first=True)
+    looks = LearnedTimeouts.from_json(learns.to_json(), Settings(), is_same_attempt=True)
+    later = LearnedTimeouts.from_json(learns.to_json(), Settings())
+    for name in ("eval", "save", "fwd", "new"):
+        for occurrences in (0, 5):
+            section = make.section(name, occurrences=occurrences)
+            assert looks.limit(section) == learns.limit(section)
+    assert looks.limit(make.section("eval", occurrences=0)).seconds == 1000.0
+    assert later.limit(make.section("eval", occurrences=0)).seconds == 4500.0

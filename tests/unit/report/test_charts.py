@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.report import charts, rank_charts, svg
-from resilience_sdk.report.facts import AttemptFacts, CheckpointFacts, Curve, HeatMap, Pin, ScoreFacts, Segment
+from resilience_sdk.report.facts import AttemptTimes, CheckpointFacts, CurveFacts, HeatMap, Pin, ScoreFacts, Segment
 
 SPAN = svg.TimeSpan(1000.0, 2000.0)
 ANY = st.floats()
@@ -31,7 +31,7 @@ def curves(draw):
     bad = tuple(draw(st.lists(st.tuples(MOMENTS, st.none() | st.integers(), WORDS), max_size=3)))
     at = tuple(sorted(column(st.floats(1000, 2000))))
     unit, steps = draw(st.sampled_from(["s", "", "GB"])), column(st.none() | st.integers())
-    return Curve(draw(WORDS), unit, at, steps, column(MAYBE), *band, bad)
+    return CurveFacts(draw(WORDS), unit, at, steps, column(MAYBE), *band, bad)
 
 
 PINS = st.lists(st.builds(Pin, WORDS, MOMENTS, st.sampled_from(["crash", "hang", "nobody knows"]), WORDS), max_size=8)
@@ -70,7 +70,7 @@ def test_curves_stay_inside(some, pins, from_zero):
 @given(SEGMENTS, PINS)
 def test_the_strip_stays_inside(segments, pins):
     """Segments and pins beyond the run stand at its ends."""
-    attempts = [AttemptFacts("job", 0, 900.0, 2100.0, {"productive": 1.0}, None, None, None, ())]
+    attempts = [AttemptTimes("job", 0, 900.0, 2100.0, {"productive": 1.0}, None, None, None, ())]
     parsed(charts.time_strip(segments, attempts, pins, SPAN, frozenset()))
 
 
@@ -117,7 +117,7 @@ def test_an_element_holds_text(inside_it, attribute):
 def test_gaps_stay_gaps():
     """A line is not drawn over the time between two attempts, and a single point can be seen."""
     at = (1000.0, 1100.0, 1200.0, 1300.0, 1400.0)
-    curve = Curve("loss", "", at, (0, 1, 2, 3, 4), (1.0, 2.0, None, 1.0, math.nan))
+    curve = CurveFacts("loss", "", at, (0, 1, 2, 3, 4), (1.0, 2.0, None, 1.0, math.nan))
     root = parsed(charts.curve_chart("loss", [curve], (), SPAN, from_zero=True))
     lines = [path.get("d") for path in root.iter("path")]
     assert len(lines) == 2
@@ -126,7 +126,7 @@ def test_gaps_stay_gaps():
 
 def test_what_is_no_number_is_marked():
     """Points that cannot be drawn have a mark with their word and step."""
-    curve = Curve("loss", "", (1000.0,), (0,), (1.0,), not_finite=((1500.0, 7, "nan"),))
+    curve = CurveFacts("loss", "", (1000.0,), (0,), (1.0,), not_finite=((1500.0, 7, "nan"),))
     root = parsed(charts.curve_chart("loss", [curve], (), SPAN, from_zero=True))
     mark = next(text for text in root.iter("text") if "bad" in text.get("class", ""))
     assert mark.get("x") == "50%"
@@ -136,7 +136,7 @@ def test_what_is_no_number_is_marked():
 def test_a_spike_is_cut_and_marked():
     """One value that would press the others flat is told by an arrow with its value."""
     values = (*(0.2 for _ in range(49)), 60.0)
-    curve = Curve("step", "s", tuple(1000.0 + 20 * i for i in range(50)), (None,) * 50, values)
+    curve = CurveFacts("step", "s", tuple(1000.0 + 20 * i for i in range(50)), (None,) * 50, values)
     root = parsed(charts.curve_chart("Step time", [curve], (), SPAN, from_zero=True))
     marks = [text for text in root.iter("text") if "cut" in text.get("class", "")]
     assert [mark.find("title").text for mark in marks] == ["1m, beyond the axis"]
@@ -144,7 +144,7 @@ def test_a_spike_is_cut_and_marked():
 
 def test_what_does_not_change_is_a_line_in_the_middle():
     """A constant has an axis from zero with different words at its ticks."""
-    curve = Curve("norm", "", (1000.0, 2000.0), (0, 1), (3.0, 3.0))
+    curve = CurveFacts("norm", "", (1000.0, 2000.0), (0, 1), (3.0, 3.0))
     assert charts.curve_edges([curve], from_zero=False)[0] == 0.0
     root = parsed(charts.curve_chart("norm", [curve], (), SPAN, from_zero=False))
     assert next(root.iter("path")).get("d") == "M0 95L1000 95"

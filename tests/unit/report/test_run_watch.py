@@ -1,0 +1,230 @@
+"""A run that is looked at again and again: what it publishes is taken in as it grows."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+from told_run import ToldRun
+
+from resilience_sdk.cluster.membership import HANGS
+from resilience_sdk.core import job_config
+from resilience_sdk.core.job_config import JobConfig
+from resilience_sdk.core.journal import Event, read_journal
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.settings import Settings
+from resilience_sdk.hang.activity import Activity, Kind
+from resilience_sdk.hang.timers import Due
+from resilience_sdk.monitor.node_summary import NodeSummary, RankSummary, encode
+from resilience_sdk.recorder.page_directory import job_page_directory, page_stem
+from resilience_sdk.recorder.page_reader import PageReader
+from resilience_sdk.recorder.page_writer import RankPage
+from resilience_sdk.recorder.recorder import Recorder
+from resilience_sdk.report import ranks_here
+from resilience_sdk.report.live_view import LiveView
+from resilience_sdk.report.run_state import goodput_of, state_of
+from resilience_sdk.report.run_watch import RunWatch
+from resilience_sdk.straggler.published import StandingVerdicts, write_report, write_standing
+from resilience_sdk.straggler.reports import Report
+from resilience_sdk.straggler.verdicts import SlowVerdict
+from resilience_sdk.system.hostinfo import process_start_ticks
+
+GONE = 2**22 + 1  # beyond the largest process id
+
+
+@attrs.define
+class Looked:
+    """A run with pages of this host; rank 0 is this process."""
+
+    told: ToldRun
+    pages: Path
+    watch: RunWatch
+    recorders: list[Recorder] = attrs.field(factory=list)
+
+    def page(self, rank: int = 0, *, pid: int = 0, **facts: object) -> RankPage:
+        """Make the page of a rank."""
+        pid = pid or os.getpid()
+        identity = {"rank": rank, "local_rank": rank, "world_size": 2, "attempt": 0, "created_ns": time.monotonic_ns()}
+        ticks = process_start_ticks(pid) or 1
+        path = self.pages / f"{page_stem(0, rank, pid)}.page"
+        return RankPage.create(path, pid=pid, start_ticks=ticks, facts={"host": "here"}, **(identity | facts))
+
+    def row(self, rank: int, view: LiveView):
+        """The row of a rank."""
+        return next(row for row in view.rows if row.rank == rank)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Looked]:
+    """A run that its launcher has begun, with a page directory."""
+    told = ToldRun.make(tmp_path)
+    base = tmp_path / "pages"
+    base.mkdir(mode=0o700)
+    env = {"RESILIENCE_PAGE_DIR": str(base)}
+    pages = job_page_directory("job-1", env)
+    settings = Settings(heartbeat_timeout=45.0).to_json() | {"of_a_newer_version": 1}
+    config = JobConfig("job-1", str(told.run_dir.path), True, settings, "report", "t.py", os.getpid(), 1, 1, 1, 1, 1)
+    job_config.write(pages, config)
+    watch = RunWatch(told.run_dir, env, settling_s=0.0)
+    yield Looked(told, pages, watch)
+    watch.close()
+
+
+def test_what_grows_is_taken_in_as_if_it_were_read_at_once(run: Looked) -> None:
+    """State and account after many looks are those of one reading of the whole journal."""
+    told = run.told
+    for step in (told.begin, told.fail_and_recover, lambda: told.fail_and_recover(2, 1)):
+        step()
+        run.watch.look()
+    told.tell(Event.CKPT_COMMIT, step=7, attempt=2)
+    view = run.watch.look()
+    events = read_journal(told.run_dir.journal).events
+    state, account = state_of(events), goodput_of(events)
+    assert (view.attempt, view.attempts, view.checkpoint_step) == (state.attempt, state.attempts, 7) == (2, 3, 7)
+    assert view.wall_s == pytest.approx(account.wall_s)
+    assert view.incidents == 2
+    assert [name for _, name, _ in view.last_incidents] == ["0001-hang", "0002-hang"]
+    assert view.events[-1][2] == "checkpoint after 7 steps is whole"
+
+
+def test_what_was_told_a_moment_ago_waits_for_its_cause(run: Looked) -> None:
+    """Another process may have told what came before it, and its file was read first; once it is over all counts."""
+    run.watch = RunWatch(run.told.run_dir, {"RESILIENCE_PAGE_DIR": str(run.pages.parents[1])}, settling_s=3600.0)
+    lease = Lease.acquire(run.told.run_dir, "job-1")
+    assert run.watch.look().state == "running"
+    run.told.begin()
+    assert (run.watch.look().attempt, run.watch.look().state) == (None, "running")
+    lease.release()
+    assert (run.watch.look().attempt, run.watch.look().state) == (0, "lost")
+    run.watch.close()
+
+
+def test_a_rank_here_is_read_from_its_page(run: Looked) -> None:
+    """Its step, what it has open, and the deadline that its monitor uses: here one that somebody set."""
+    run.told.begin()
+    recorder = Recorder(run.page())
+    for _ in range(3):
+        with recorder.block("step", "heartbeat", None), recorder.block("fwd", "compute", None):
+            pass
+    with recorder.block("step", "heartbeat", None), recorder.block("fwd", "compute", None):
+        view = run.watch.look()
+        row = run.row(0, view)
+        assert (view.state, row.seen, row.activity, row.step, row.sections) == ("running", "page", "runs", 3, ("fwd",))
+        assert row.deadline_s == pytest.approx(45.0, abs=1.0)
+        assert row.rule == "heartbeat_timeout 45"
+    assert view.unseen == 1
+
+
+def test_a_rank_that_died_says_how(run: Looked) -> None:
+    """Its page is still there; its launcher has told."""
+    run.told.begin()
+    run.page()
+    run.page(1, pid=GONE)
+    run.told.tell(Event.RANK_START, rank=1, writer="rank1")
+    run.told.tell(Event.RANK_EXIT, rank=1, signal="SIGKILL", exit_code=None)
+    row = run.row(1, run.watch.look())
+    assert (row.activity, row.detail, row.trouble) == ("gone", "ended by SIGKILL", 0)
+
+
+def test_ranks_elsewhere_are_what_their_node_told(run: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its own deadline and activity, and how old that is; the journal tells of those that nobody told of."""
+    run.told.tell(Event.RUN_START)
+    run.told.tell(Event.ATTEMPT_START, ranks=[0], world_size=3)
+    run.told.tell(Event.RANK_START, rank=2, writer="rank2")
+    announced = {"attempt": 0, "ranks": [0], "world_size": 3, "node": 0, "nodes": 3, "node_name": "a"}
+    (run.pages / "attempt-0.json").write_text(json.dumps(announced))
+    mine = Recorder(run.page(world_size=3))
+    for _ in range(2):
+        with mine.block("step", "heartbeat", None):
+            pass
+    other = run.page(1, pid=GONE, world_size=3)
+    recorder = Recorder(other)
+    with recorder.block("step", "heartbeat", None):
+        pass
+    reader = PageReader(other.path)
+    snapshot = reader.snapshot()
+    reader.close()
+    other.path.unlink()
+    assert snapshot is not None
+    now_ns = time.monotonic_ns()
+    stuck = Activity(Kind.STUCK, 20.0, detail="nothing moves")
+    told = RankSummary(1, process_state="S", snapshot=snapshot, activity=stuck, due=Due(40.0, "stuck_after 60 s"))
+    heard = {0: now_ns - 1_000_000_000}
+    summary = NodeSummary(0, 1, "b", now_ns + 20_000_000_000, (told,), heard=heard)
+    (run.pages / HANGS.peers).write_text(json.dumps({"attempt": 0, "nodes": {"1": encode(summary)}}))
+    view = run.watch.look()
+    row = run.row(1, view)
+    assert (row.seen, row.node, row.activity, row.rule) == ("node", "b", "stuck", "stuck_after 60 s")
+    assert row.seen_s == pytest.approx(1.0, abs=0.9)
+    assert row.age_s == pytest.approx(20.0, abs=1.0)
+    assert row.deadline_s == pytest.approx(60.0, abs=1.0)
+    late = [
+        attrs.evolve(summary, node=n, name=f"n{n}", wants=n == 9, ranks=(attrs.evolve(told, rank=n),))
+        for n in range(3, 10)
+    ]
+    texts = {str(one.node): encode(one) for one in late}
+    (run.pages / HANGS.peers).write_text(json.dumps({"attempt": 0, "nodes": texts}))
+    monkeypatch.setattr(ranks_here, "_DECODING_S", 0.0)
+    monkeypatch.setattr(ranks_here, "_AWAKE", 1e9)
+    seen = [{row.rank for row in run.watch.look().rows if row.seen == "node"} for _ in range(8)]
+    assert seen[0] == {1, 9}  # who waits for somebody comes first
+    assert seen[-1] == {1, *range(3, 10)}
+    assert run.row(2, view).seen == "journal"
+    assert view.nodes == 3
+
+
+def test_the_monitors_notice_says_who_is_waited_for(run: Looked) -> None:
+    """And when it is called a hang: the monitor has watched for longer than who looks on."""
+    run.told.begin()
+    run.told.tell(Event.RANK_START, rank=1, writer="rank1")
+    named = [{"rank": 1, "activity": "stuck", "detail": "nothing moves"}, {"rank": "x"}, 3]
+    run.told.tell(Event.STALL, since=1.0, ranks=named, waiting=[0], verdict_in_s=50.0, text="no progress for 10 s")
+    view = run.watch.look()
+    assert view.stall is None  # nobody runs
+    run.page()
+    view = run.watch.look()
+    row = run.row(1, view)
+    assert (row.activity, row.detail, row.trouble) == ("stuck", "nothing moves", 0)
+    assert view.stall is not None
+
+
+def test_scores_and_verdicts_are_of_this_attempt(run: Looked) -> None:
+    """A report from before it says nothing of it."""
+    run.page()
+    run.told.run_dir.path.chmod(0o700)
+    write_report(run.told.run_dir.path, Report(nodes={0: "a"}, overall_relative={0: 0.8}))
+    report = run.told.run_dir.path / "stragglers" / "report.json"
+    os.utime(report, (1.0, 1.0))
+    run.told.begin()
+    assert run.row(0, run.watch.look()).score is None
+    write_report(run.told.run_dir.path, Report(nodes={0: "a"}, overall_relative={0: 0.7}))
+    verdict = SlowVerdict("persistent", "fwd", "compute", "", (0,), ("a",), False, 1, 9)
+    write_standing(run.told.run_dir.path, StandingVerdicts(0, 1.0, verdicts=(verdict,), job="job-1"))
+    view = run.watch.look()
+    row = run.row(0, view)
+    assert (row.score, row.is_slow, row.trouble) == (0.7, True, 2)
+    assert view.stragglers[0].startswith("rank 0 (node a): section fwd")
+
+
+def test_what_cannot_be_read_is_told(run: Looked) -> None:
+    """And a run that nobody has begun is empty, not an error."""
+    assert run.watch.look().state == "empty"
+    run.told.begin()
+    run.told.run_dir.outcome.write_text("torn {")
+    (run.told.run_dir.journal / "x-y-1.jsonl").write_text("torn\n")
+    with (run.told.run_dir.journal / "x-z-1.jsonl").open("w") as file:
+        file.write('{"t": 1.0, "event": "resu')
+        file.flush()
+        for _ in range(3):
+            view = run.watch.look()
+            assert view.state == "lost"
+            assert view.problems[0] == "torn journal lines skipped: 2"
+            assert len(view.problems) == 2
+        file.write('me", "step": 3}\n')
+    assert run.watch.look().problems[0] == "torn journal lines skipped: 1"
+    assert "resumed after 3 steps" in [text for _, _, text in run.watch.look().events]
