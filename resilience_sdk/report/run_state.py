@@ -16,6 +16,7 @@ import attrs
 
 from resilience_sdk.core import environ
 from resilience_sdk.core.journal import Event
+from resilience_sdk.core.lease import LeaseHolder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.summary import Summary, summarize
@@ -267,14 +268,31 @@ def _describe(snapshot: RankSnapshot) -> dict[str, Any]:
     }
 
 
+def own_outcome(state: RunState, outcome: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the outcome, unless it is that of a job before the newest one."""
+    ended_at = outcome["ended_at"] if outcome else None
+    is_older = ended_at is not None and state.started_at is not None and ended_at < state.started_at
+    return None if is_older else outcome
+
+
+def is_held(holder: LeaseHolder | None, state: RunState, outcome: Mapping[str, Any] | None) -> bool:
+    """Tell whether a job goes on in a run directory: somebody holds it who has not told how the job ended.
+
+    A launcher that has done so is about to leave: its report is written meanwhile.
+    """
+    if holder is None or (told := own_outcome(state, outcome)) is None:
+        return holder is not None
+    ended_at = told["ended_at"]
+    return told["job"] != holder.job or ended_at is None or ended_at < (holder.started_at or 0.0)
+
+
 def state_name(run_dir: RunDirectory, state: RunState, outcome: Mapping[str, Any] | None, *, is_running: bool) -> str:
     """Return running, finished, ended, lost (nothing tells that it runs or how it ended) or empty."""
     if is_running:
         return "running"
     if run_dir.is_finished():
         return "finished"
-    ended_at = outcome["ended_at"] if outcome else None
-    if outcome and (ended_at is None or state.started_at is None or ended_at >= state.started_at):
+    if own_outcome(state, outcome):
         return "ended"
     return "lost" if state.last_event else "empty"
 

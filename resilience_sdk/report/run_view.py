@@ -22,7 +22,7 @@ from resilience_sdk.health.findings import HealthSign, signs_near
 from resilience_sdk.incidents import Incident, stall_at, standing_words
 from resilience_sdk.report.digest import JournalDigest, LossRows, ProgressRows, read_digest
 from resilience_sdk.report.outcome import read_outcome
-from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, state_name, state_of
+from resilience_sdk.report.run_state import RunState, goodput_of, is_held, live_ranks, own_outcome, state_name, state_of
 from resilience_sdk.report.why_page import JobEnding
 
 STATES = {
@@ -57,7 +57,7 @@ class RunView:
     @property
     def is_running(self) -> bool:
         """Whether somebody uses the directory now."""
-        return self.holder is not None or bool(self.live)
+        return bool(self.live) or is_held(self.holder, self.state, self.outcome)
 
     @property
     def standing(self) -> str:
@@ -65,16 +65,9 @@ class RunView:
         return state_name(self.run_dir, self.state, self.outcome, is_running=self.is_running)
 
     @property
-    def own_outcome(self) -> dict[str, Any] | None:
-        """The outcome, unless it is that of a job before the newest one."""
-        ended_at = self.outcome["ended_at"] if self.outcome else None
-        is_older = ended_at is not None and self.state.started_at is not None and ended_at < self.state.started_at
-        return None if is_older else self.outcome
-
-    @property
     def ending(self) -> JobEnding:
         """What became of the newest job, as far as it has told."""
-        return JobEnding.of(self.own_outcome, running=self.is_running)
+        return JobEnding.of(own_outcome(self.state, self.outcome), running=self.is_running)
 
     def account(self) -> Summary:
         """Return what its time went into."""

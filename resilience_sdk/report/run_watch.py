@@ -29,7 +29,15 @@ from resilience_sdk.report.event_words import NewestEvents
 from resilience_sdk.report.live_view import LiveView, RankRow
 from resilience_sdk.report.outcome import read_outcome
 from resilience_sdk.report.ranks_here import RanksHere, StallWords, open_pages
-from resilience_sdk.report.run_state import RankHistory, RunState, goodput_now, standing_now, state_name, state_of
+from resilience_sdk.report.run_state import (
+    RankHistory,
+    RunState,
+    goodput_now,
+    is_held,
+    standing_now,
+    state_name,
+    state_of,
+)
 from resilience_sdk.straggler.published import DIRECTORY, REPORT, VERDICTS, StandingVerdicts, read_report
 from resilience_sdk.straggler.reports import Report
 
@@ -90,7 +98,8 @@ class RunWatch:
         newest = max((here.attempt for here in readers if here.attempt is not None), default=None)
         alive = any(row.seen == live_view.PAGE and row.activity != live_view.GONE for row in told)
         holder = current_holder(self._run_dir)
-        is_running = holder is not None or alive
+        outcome = self._outcome_now(problems)
+        is_running = alive or is_held(holder, self._journal.state, outcome)
         if not is_running and self._is_running:
             self._journal.read()  # what was told at its end
         self._is_running = is_running
@@ -101,7 +110,6 @@ class RunWatch:
         rows = live_view.with_lags(rows, speed)
         standing = self._verdicts(state, problems, is_running=is_running)
         rows = self._with_scores(rows, standing, state)
-        outcome = self._outcome_now(problems)
         name = state_name(self._run_dir, state, outcome, is_running=is_running)
         summary = goodput_now(
             self._journal.ledger, is_running=is_running, renewed_after_s=renewed_after_s(self._run_dir)
