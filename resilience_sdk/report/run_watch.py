@@ -111,9 +111,8 @@ class RunWatch:
         standing = self._verdicts(state, problems, is_running=is_running)
         rows = self._with_scores(rows, standing, state)
         name = state_name(self._run_dir, state, outcome, is_running=is_running)
-        summary = goodput_now(
-            self._journal.ledger, is_running=is_running, renewed_after_s=renewed_after_s(self._run_dir)
-        )
+        after_s = None if is_running else renewed_after_s(self._run_dir)  # it asks for every file of the journal
+        summary = goodput_now(self._journal.ledger, is_running=is_running, renewed_after_s=after_s)
         step, is_global = self._step(rows, state)
         view = LiveView(
             run_dir=str(self._run_dir.path),

@@ -133,6 +133,7 @@ def test_a_rank_that_died_says_how(run: Looked) -> None:
 
 def test_ranks_elsewhere_are_what_their_node_told(run: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own deadline and activity, and how old that is; the journal tells of those that nobody told of."""
+    monkeypatch.setattr(ranks_here, "_AWAKE", 1e9)
     run.told.tell(Event.RUN_START)
     run.told.tell(Event.ATTEMPT_START, ranks=[0], world_size=3)
     run.told.tell(Event.RANK_START, rank=2, writer="rank2")
@@ -170,7 +171,6 @@ def test_ranks_elsewhere_are_what_their_node_told(run: Looked, monkeypatch: pyte
     texts = {str(one.node): encode(one) for one in late}
     (run.pages / HANGS.peers).write_text(json.dumps({"attempt": 0, "nodes": texts}))
     monkeypatch.setattr(ranks_here, "_DECODING_S", 0.0)
-    monkeypatch.setattr(ranks_here, "_AWAKE", 1e9)
     seen = [{row.rank for row in run.watch.look().rows if row.seen == "node"} for _ in range(8)]
     assert seen[0] == {1, 9}  # who waits for somebody comes first
     assert seen[-1] == {1, *range(3, 10)}
