@@ -223,8 +223,8 @@ def test_what_cannot_be_read_is_told(run: Looked) -> None:
         for _ in range(3):
             view = run.watch.look()
             assert view.state == "lost"
-            assert view.problems[0] == "torn journal lines skipped: 2"
+            assert "torn journal lines skipped: 2" in view.problems
             assert len(view.problems) == 2
         file.write('me", "step": 3}\n')
-    assert run.watch.look().problems[0] == "torn journal lines skipped: 1"
+    assert "torn journal lines skipped: 1" in run.watch.look().problems
     assert "resumed after 3 steps" in [text for _, _, text in run.watch.look().events]
