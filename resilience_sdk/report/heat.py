@@ -73,7 +73,8 @@ def _means(
     for at, wall_s, group, offset, mean_s in zip(rows.at, rows.wall_s, rows.groups, rows.offsets, means, strict=True):
         count = len(bases_of[group])
         values = told[offset : offset + count] if own else [mean_s] * count
-        is_whole = sum(values) == sum(values)
+        total = sum(values)
+        is_whole = total == total
         begin, end = (at - wall_s - began) / width, (at - began) / width
         for column in range(max(0, int(begin)), min(columns - 1, int(end)) + 1):
             weight = min(end, column + 1) - max(begin, column)

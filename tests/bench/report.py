@@ -172,8 +172,7 @@ told = {"read_s": time.perf_counter() - began, "rows": len(facts.heat.rows) if f
 if sys.argv[2] == "draw":
     from resilience_sdk.report import page
     began = time.perf_counter()
-    text = (getattr(page, "render", None) or page.page)(facts)
-    text = text if isinstance(text, str) else "\\n".join(text)
+    text = page.render_page(facts)
     told |= {"draw_s": time.perf_counter() - began, "html_bytes": len(text.encode())}
 # Not ru_maxrss, which a process has from the one that started it.
 told["peak_bytes"] = 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
