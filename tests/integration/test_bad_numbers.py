@@ -8,6 +8,9 @@ from harness import job
 from launcher_runs import launch
 from two_launchers import two_launchers
 
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.report.read import read_run
+
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2")
 TWO = ("--nproc-per-node", "2")
 
@@ -28,6 +31,18 @@ def test_a_rollback_goes_back_before_the_bad_step_and_leaves_its_batch_out(tmp_p
         assert trained == list(range(21, 40))
     assert "skipped checkpoint step-00000013: it was saved after step 12" in run.err
     assert "the batch of step 12 is left out" in run.err
+    assert_report_has(run.run_dir)
+
+
+def assert_report_has(run_dir):
+    """The page of it has three attempts, steps and a loss over time, and where the loss was none; nothing is unread."""
+    facts = read_run(RunDirectory.open(run_dir))
+    assert (facts.problems, len(facts.attempts), facts.headline.state) == ((), 3, "finished")
+    assert [pin.kind for pin in facts.pins] == ["numerics", "numerics"]
+    (mean, _), (loss, _) = facts.step_time, facts.loss
+    assert mean.steps[-1] == 39
+    assert loss.steps[-1] == 39
+    assert [step for _, step, text in loss.not_finite if text == "nan"] == [12, 20]
 
 
 @pytest.mark.slow
