@@ -47,7 +47,10 @@ def render(run_dir: str, summary: Summary, *, is_running: bool) -> list[str]:
     for bucket in Bucket:
         seconds = summary.buckets[bucket]
         share = seconds / summary.wall_s if summary.wall_s else 0.0
-        lines.append(f"{bucket.value:<11} {duration(seconds):>11} {share:>7.1%}  {DEFINITIONS[bucket]}")
+        told, part = duration(seconds), f"{share:.1%}"
+        if bucket is Bucket.REPLAYED and summary.lost_steps is None and summary.faults:
+            told, part = "unknown", ""  # in productive
+        lines.append(f"{bucket.value:<11} {told:>11} {part:>7}  {DEFINITIONS[bucket]}")
     lines.append("")
     lines += [f"{name:<11} {value:>11} {'':>7}  {about}" for name, value, about in _ratios(summary)]
     if len(summary.attempts) > 1:

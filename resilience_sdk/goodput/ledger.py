@@ -14,6 +14,7 @@ import attrs
 
 from resilience_sdk.core.journal import Event
 from resilience_sdk.goodput.buckets import Bucket, Trained, no_seconds, split_training, total
+from resilience_sdk.goodput.step_time import is_data, is_save
 
 _NANO = 1e9
 _MOST_NS = 1 << 63
@@ -21,6 +22,8 @@ _MOST_S = 1e15
 _NO_ACTION = "none"
 _FINISHED = "finished"
 _FAULTS = ("crash", "hang")
+_WENT_ON = "went on"
+_STOPPED, _STUCK = "stopped", "stuck"
 
 
 @attrs.define
@@ -105,6 +108,8 @@ class AttemptAccount:
     kept_steps: int | None = None
     """Up to which of them nothing was lost; None: all."""
     _hung_s: float = 0.0
+    _hung_in_data_s: float = 0.0  # of that: it stands in the time of section `data`, too
+    _hung_in_saves_s: float = 0.0
     _stall_s: float = 0.0
     _data_s: dict[str, float] = attrs.field(factory=dict)  # by host
     _saves_s: dict[str, float] = attrs.field(factory=dict)
@@ -120,8 +125,8 @@ class AttemptAccount:
         steps = (self.end_step or 0) - (self.first_step or 0)
         known = Trained(
             hung_s=self._hung_s,
-            checkpoint_s=max([self._stall_s, *self._saves_s.values()]),
-            data_s=max(self._data_s.values(), default=0.0),
+            checkpoint_s=max([self._stall_s, *(saves_s - self._hung_in_saves_s for saves_s in self._saves_s.values())]),
+            data_s=max(self._data_s.values(), default=0.0) - self._hung_in_data_s,
             lost_share=self.lost_steps / steps if steps > 0 else 0.0,
         )
         return split_training(seconds, known)
@@ -182,6 +187,7 @@ class Ledger:
     _has_finished: bool = False
     _is_leaving: bool = False
     _stands_since: float | None = None
+    _stalled: Sequence[tuple[str, str]] = ()  # activity and section of the ranks that stand
     _timeline: Timeline = attrs.field(factory=Timeline)
     _newest_at: float = 0.0
     _stretches: list[Stretch] = attrs.field(factory=list)
@@ -395,9 +401,27 @@ class Ledger:
 
     def _on_stall(self, event: Mapping[str, Any], at: float) -> None:
         self._stands_since = at - _seconds_of(event.get("for_s"))
+        ranks = event.get("ranks")
+        stalled = [one for one in ranks if isinstance(one, Mapping)] if isinstance(ranks, list) else []
+        self._stalled = [(str(one.get("activity")), str(one.get("section"))) for one in stalled]
 
-    def _on_stall_end(self, _: Mapping[str, Any], __: float) -> None:
-        self._stands_since = None
+    def _on_stall_end(self, event: Mapping[str, Any], at: float) -> None:
+        """Count what went on by itself: a process that was stopped, or a rank that was stuck, but in no long wait.
+
+        One that loads or saves for long stands still as well, and has a bucket of its own.
+        """
+        since, self._stands_since = self._stands_since, None
+        if event.get("why") != _WENT_ON or since is None or self._phase is not RunPhase.TRAINING or self._is_leaving:
+            return
+        stood_s = max(0.0, at - max(since, self._since))
+        account = self.accounts[-1]
+        for activity, section in self._stalled:
+            in_data, in_saves = is_data(section, "io"), is_save(section, "io")
+            if activity == _STOPPED or (activity == _STUCK and not in_data and not in_saves):
+                account._hung_s += stood_s
+                account._hung_in_data_s += stood_s if in_data else 0.0
+                account._hung_in_saves_s += stood_s if in_saves else 0.0
+                break  # it is the time of the run, however many ranks stood
 
     def _on_incident(self, event: Mapping[str, Any], at: float) -> None:
         kind = event.get("kind")

@@ -128,6 +128,27 @@ def test_a_hang_counts_from_where_the_rank_stood() -> None:
     assert buckets(ledger_of(*START, *beats(1010.0), stall, *told), 1190.0)["hang"] == 65
 
 
+def test_a_stall_that_ended_by_itself_is_hung_time_unless_it_was_a_long_wait() -> None:
+    """A stopped process hangs wherever it stands, a stuck one not where it loads or saves: that has its own bucket."""
+
+    def stalled(activity: str, section: str, why: str = "went on") -> dict[str, float]:
+        ranks = [{"rank": 0, "activity": activity, "section": section}]
+        events = [
+            *START, *beats(1010.0), (1060.0, "stall", {"for_s": 10.0, "ranks": ranks}),
+            (1080.0, "stall_end", {"after_s": 30.0, "why": why}),
+            (1090.0, "step_time", {"data_s": 40.0, "saves_s": 5.0}),
+        ]  # fmt: skip
+        found = buckets(ledger_of(*events), 1110.0)
+        return {name: found.get(name, 0.0) for name in ("hang", "data", "checkpoint", "productive")}
+
+    assert stalled("stopped", "step") == {"hang": 30, "data": 40, "checkpoint": 5, "productive": 25}
+    assert stalled("stuck", "fwd") == stalled("stopped", "step")
+    assert stalled("stopped", "data") == {"hang": 30, "data": 10, "checkpoint": 5, "productive": 55}
+    assert stalled("stopped", "checkpoint") == {"hang": 30, "data": 40, "checkpoint": 0, "productive": 30}
+    for nothing in (stalled("stuck", "data"), stalled("busy", "step"), stalled("stopped", "step", why="verdict")):
+        assert nothing == {"hang": 0, "data": 40, "checkpoint": 5, "productive": 55}
+
+
 def test_a_slow_rank_or_a_warning_is_no_restart() -> None:
     """Though the action of its incident be to leave out a node."""
     for kind in ("slow", "numerics", "preemption"):
