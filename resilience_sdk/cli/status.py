@@ -11,7 +11,7 @@ import attrs
 
 from resilience_sdk.cli.common import aligned, open_run_dir, print_json, print_lines, reading_parser, resume_row
 from resilience_sdk.core.journal import JournalContents, read_journal
-from resilience_sdk.core.lease import LeaseHolder, current_holder, unheld_for_s
+from resilience_sdk.core.lease import current_holder, unheld_for_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import ago, duration, when
 from resilience_sdk.errors import ConfigError
@@ -21,7 +21,7 @@ from resilience_sdk.incidents import IncidentStore, count_words, step_words
 from resilience_sdk.incidents.record import compact_ranks, headline
 from resilience_sdk.recorder.page_layout import BEAT_KINDS
 from resilience_sdk.report.outcome import read_outcome, supervised_end
-from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, standing_now, state_of
+from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, standing_now, state_of, state_word
 
 _MOST_RANKS = 16
 _MOST_VERDICTS = 8
@@ -54,7 +54,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         problems.append(str(error))
     return {
         "run_dir": str(run_dir.path),
-        "state": _state(run_dir, state, outcome, holder, live),
+        "state": state_word(run_dir, state, outcome, is_running=bool(holder or live)),
         "outcome": outcome,
         "in_use_by": None if holder is None else {"job": holder.job, "host": holder.host, "pid": holder.pid},
         "job": state.job,
@@ -138,24 +138,6 @@ def _incidents(run_dir: RunDirectory, problems: list[str]) -> dict[str, Any]:
         if last is None
         else {"id": last.id, "detected_at": last.detected_at, "summary": headline(last).replace("`", "")},
     }
-
-
-def _state(
-    run_dir: RunDirectory,
-    state: RunState,
-    outcome: dict[str, Any] | None,
-    holder: LeaseHolder | None,
-    live: list[dict[str, Any]],
-) -> str:
-    """Return running, finished, ended, lost (nothing tells that it runs or how it ended) or empty."""
-    if holder is not None or live:
-        return "running"
-    if run_dir.is_finished():
-        return "finished"
-    ended_at = outcome["ended_at"] if outcome else None
-    if outcome and (ended_at is None or state.started_at is None or ended_at >= state.started_at):
-        return "ended"
-    return "lost" if state.last_event else "empty"
 
 
 _STATES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,11 @@ def state_of(events: Iterable[Mapping[str, Any]]) -> RunState:
 
     A new job (a requeue, a resume) starts a new count of attempts and ranks; its checkpoints go on.
     """
-    state = RunState()
+    return state_after(RunState(), events)
+
+
+def state_after(state: RunState, events: Iterable[Mapping[str, Any]]) -> RunState:
+    """Return what `state`, which may be changed, becomes with further events."""
     for event in events:
         if _is_new_job(state, event):
             state = RunState(
@@ -208,18 +212,25 @@ def live_ranks(run_dir: RunDirectory, env: Mapping[str, str] | None = None) -> l
 
     Never raises and never makes anything: a job elsewhere, of another user or version is simply not seen.
     """
+    wanted = os.path.realpath(run_dir.path)
+    return live_ranks_of([wanted], env).get(wanted, [])
+
+
+def live_ranks_of(run_dirs: Collection[str], env: Mapping[str, str] | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Return the same of many run directories, by their real paths, in one look; none for one without a live rank."""
     if not hasattr(os, "getuid"):
-        return []
+        return {}
     from resilience_sdk.recorder.page_directory import page_directories
 
-    found: dict[int, dict[str, Any]] = {}
-    wanted = os.path.realpath(run_dir.path)
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     for pages in page_directories(environ.environment() if env is None else env):
-        if _run_dir_of(pages) == wanted:
-            for rank in _ranks_in(pages):
-                if rank["attempt"] >= found.get(rank["rank"], rank)["attempt"]:
-                    found[rank["rank"]] = rank
-    return [found[rank] for rank in sorted(found)]
+        if (run_dir := _run_dir_of(pages)) not in run_dirs or run_dir is None:
+            continue
+        for rank in _ranks_in(pages):
+            known = found.setdefault(run_dir, {})
+            if rank["attempt"] >= known.get(rank["rank"], rank)["attempt"]:
+                known[rank["rank"]] = rank
+    return {run_dir: [ranks[rank] for rank in sorted(ranks)] for run_dir, ranks in found.items()}
 
 
 def _run_dir_of(pages: Path) -> str | None:
@@ -261,6 +272,20 @@ def _describe(snapshot: RankSnapshot) -> dict[str, Any]:
         "done": snapshot.done,
         "progress_signal": snapshot.declared or snapshot.beat_source != "none",
     }
+
+
+def state_word(
+    run_dir: RunDirectory, state: RunState, outcome: Mapping[str, Any] | None, *, is_running: bool
+) -> str:
+    """Return running, finished, ended, lost (nothing tells that it runs or how it ended) or empty."""
+    if is_running:
+        return "running"
+    if run_dir.is_finished():
+        return "finished"
+    ended_at = outcome["ended_at"] if outcome else None
+    if outcome and (ended_at is None or state.started_at is None or ended_at >= state.started_at):
+        return "ended"
+    return "lost" if state.last_event else "empty"
 
 
 def standing_now(run_dir: RunDirectory, state: RunState, *, is_running: bool) -> StandingVerdicts | None:
