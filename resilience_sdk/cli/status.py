@@ -21,7 +21,7 @@ from resilience_sdk.incidents import IncidentStore, count_words, step_words
 from resilience_sdk.incidents.record import compact_ranks, headline
 from resilience_sdk.recorder.page_layout import BEAT_KINDS
 from resilience_sdk.report.outcome import read_outcome, supervised_end
-from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, standing_now, state_of, state_word
+from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, standing_now, state_name, state_of
 
 _MOST_RANKS = 16
 _MOST_VERDICTS = 8
@@ -54,7 +54,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         problems.append(str(error))
     return {
         "run_dir": str(run_dir.path),
-        "state": state_word(run_dir, state, outcome, is_running=bool(holder or live)),
+        "state": state_name(run_dir, state, outcome, is_running=bool(holder or live)),
         "outcome": outcome,
         "in_use_by": None if holder is None else {"job": holder.job, "host": holder.host, "pid": holder.pid},
         "job": state.job,

@@ -73,16 +73,13 @@ class RunState:
     launched_on: set[str] = attrs.field(factory=set)  # hosts whose launcher has announced this job
 
 
-def state_of(events: Iterable[Mapping[str, Any]]) -> RunState:
+def state_of(events: Iterable[Mapping[str, Any]], before: RunState | None = None) -> RunState:
     """Return the state after `events`, which are in the order of their times.
 
-    A new job (a requeue, a resume) starts a new count of attempts and ranks; its checkpoints go on.
+    A new job (a requeue, a resume) starts a new count of attempts and ranks; its checkpoints go on. `before` is the
+    state that earlier events have led to, which is used up.
     """
-    return state_after(RunState(), events)
-
-
-def state_after(state: RunState, events: Iterable[Mapping[str, Any]]) -> RunState:
-    """Return what `state`, which may be changed, becomes with further events."""
+    state = RunState() if before is None else before
     for event in events:
         if _is_new_job(state, event):
             state = RunState(
@@ -274,9 +271,7 @@ def _describe(snapshot: RankSnapshot) -> dict[str, Any]:
     }
 
 
-def state_word(
-    run_dir: RunDirectory, state: RunState, outcome: Mapping[str, Any] | None, *, is_running: bool
-) -> str:
+def state_name(run_dir: RunDirectory, state: RunState, outcome: Mapping[str, Any] | None, *, is_running: bool) -> str:
     """Return running, finished, ended, lost (nothing tells that it runs or how it ended) or empty."""
     if is_running:
         return "running"
@@ -304,6 +299,11 @@ def goodput_of(events: Iterable[Mapping[str, Any]], *, alive_s_ago: float | None
     ledger = Ledger()
     for event in events:
         ledger.apply(event)
+    return goodput_now(ledger, alive_s_ago=alive_s_ago)
+
+
+def goodput_now(ledger: Ledger, *, alive_s_ago: float | None) -> Summary:
+    """Return the account of a ledger up to the last sign of the job, so many seconds ago, or else its last event."""
     if alive_s_ago is None:
         return summarize(ledger)
     now = ledger.when(time.time(), time.monotonic_ns(), boot_id())

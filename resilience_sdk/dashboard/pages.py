@@ -1,0 +1,160 @@
+"""The pages of the dashboard: the list of runs, the report of one, and the few words where there is neither.
+
+Each page is made of parts, which feeds send again when they change. Texts of jobs meet HTML in templates that escape
+everything, and in `report`, which does so too. Any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jinja2
+
+from resilience_sdk._version import __version__
+from resilience_sdk.core.words import when
+from resilience_sdk.dashboard.feeds import digest
+from resilience_sdk.incidents.record import KINDS
+from resilience_sdk.dashboard.runs import RunBook, RunSummary, RunTable, shown
+
+_HERE = Path(__file__).parent
+_LIST_WITHIN_S = 0.15
+_FEED_WITHIN_S = 0.5
+_LONGEST_NUMBER = 1e15
+
+# Order, sign and words of each state: a sign beside the colour, which not everybody sees.
+STATES: Mapping[str, tuple[int, str, str]] = {
+    "stalled": (0, "!", "stands still"),
+    "running": (1, "▶", "running"),
+    "lost": (2, "?", "lost"),
+    "ended": (3, "■", "ended"),
+    "finished": (4, "✓", "finished"),
+    "empty": (5, "○", "empty"),
+    "gone": (6, "–", "not here"),
+    "unreadable": (7, "×", "unreadable"),
+    "unread": (8, "…", "not read yet"),
+}
+_EXPLAINED = {
+    "stalled": "a job runs in it, and nothing has progressed for a while",
+    "lost": "no job holds it and none told how it ended: killed with its launcher, or under a foreign one",
+    "empty": "nothing has run in it yet",
+    "unread": "comes in a moment",
+}
+
+
+def environment() -> jinja2.Environment:
+    """Return the templates: everything that is put into them is escaped, and a name that is not there is an error."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"iso": iso, "when": when, "number": number, "percent": percent, "value": value}
+    made.globals |= {"version": __version__, "kinds": KINDS}
+    return made
+
+
+def iso(unix_s: float | None) -> str:
+    """Return a Unix time as `datetime` attributes have it; nothing where it is none."""
+    try:
+        return "" if unix_s is None else datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def number(value: float | None) -> str:
+    """Return a whole number with its thousands apart; a dash for none, and for what is too large to be one."""
+    return "–" if value is None or abs(value) > _LONGEST_NUMBER else f"{value:,}".replace(",", "\u202f")
+
+
+def value(number: float | None) -> str:
+    """Return what a column is sorted by; nothing for what is not known."""
+    return "" if number is None or abs(number) > _LONGEST_NUMBER else str(number)
+
+
+def percent(share: float | None) -> str:
+    """Return a share as a person reads it; not all of it only where nothing is missing."""
+    if share is None:
+        return "–"
+    return f"{min(99, round(100 * share)) if share < 1 else 100} %"
+
+
+@attrs.frozen
+class Page:
+    """A page, and the parts that it is made of."""
+
+    html: str
+    parts: Mapping[str, str]
+
+
+class ListPage:
+    """The list of runs."""
+
+    def __init__(self, book: RunBook, templates: jinja2.Environment) -> None:
+        """Show the runs of `book`."""
+        self._book = book
+        self._templates = templates
+        self._row = templates.get_template("row.html")
+        self._rows: dict[str, tuple[RunSummary, str]] = {}
+
+    def page(self) -> Page:
+        """Return the whole page."""
+        table = self._book.table(_LIST_WITHIN_S)
+        parts = self._parts(table)
+        rows = [parts[f"run-{row.id}"] for row in table.rows]
+        html = self._templates.get_template("list.html").render(
+            parts=parts, rows=rows, seen=seen(parts), is_empty=not rows, source=shown(self._book.source.told)
+        )
+        return Page(html, parts)
+
+    def parts(self) -> Mapping[str, str]:
+        """Return the parts of now, for a feed."""
+        return self._parts(self._book.table(_FEED_WITHIN_S))
+
+    def _parts(self, table: RunTable) -> dict[str, str]:
+        parts = {f"run-{row.id}": self._html_of(row) for row in table.rows}
+        counts = {word: sum(row.state == word for row in table.rows) for word in STATES}
+        return {
+            **parts,
+            "order": " ".join(parts),
+            "counts": self._templates.get_template("counts.html").render(
+                counts=counts, states=STATES, all=len(table.rows), hidden=table.hidden
+            ),
+            "problems": self._templates.get_template("problems.html").render(problems=table.problems),
+        }
+
+    def _html_of(self, row: RunSummary) -> str:
+        known = self._rows.get(row.id)
+        # What changes all the time and is not shown must not make a new row.
+        key = attrs.evolve(row, goodput=None if row.goodput is None else round(row.goodput, 2))
+        if known is not None and known[0] == key:
+            return known[1]
+        place, sign, words = STATES[row.state]
+        html = self._row.render(run=row, place=place, sign=sign, words=words, meaning=_EXPLAINED.get(row.state))
+        self._rows[row.id] = (key, html)
+        return html
+
+
+def seen(parts: Mapping[str, str]) -> str:
+    """Return what a page shows, so that it need not show it again when a feed begins."""
+    return " ".join(f"{name}:{digest(text)}" for name, text in parts.items())
+
+
+class RunPages:
+    """The live reports of the runs: each is read once for all who look at it."""
+
+    def __init__(self, book: RunBook, templates: jinja2.Environment) -> None:
+        """Show the runs of `book`."""
+        self._book = book
+
+    def is_known(self, identity: str) -> bool:
+        """Tell whether there is such a run."""
+        return self._book.path_of(identity) is not None
