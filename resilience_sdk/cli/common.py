@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -17,7 +18,8 @@ from resilience_sdk.errors import ConfigError
 
 _RESUME_NAMES = {"stop": "after a repair", "hardware": "elsewhere"}  # by verdict: when or where that makes sense
 _RESUME = "resume with"
-_UNCUT = frozenset((_RESUME, *_RESUME_NAMES.values()))
+_PAGE = "page"
+_UNCUT = frozenset((_PAGE, _RESUME, *_RESUME_NAMES.values()))
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -77,6 +79,13 @@ def print_lines(lines: Sequence[str]) -> None:
 def resume_row(outcome: Mapping[str, Any]) -> list[tuple[str, object]]:
     """Return the row with the command that goes on after an outcome, for `aligned`; none where there is none."""
     return [(_RESUME_NAMES.get(outcome["verdict"], _RESUME), outcome["resume"])] if outcome["resume"] else []
+
+
+def page_row(run_dir: RunDirectory) -> tuple[str, object]:
+    """Return the row with the place of the run's report, or with the command that draws it, for `aligned`."""
+    if run_dir.report.is_file():
+        return _PAGE, str(run_dir.report)
+    return _PAGE, shlex.join(["resilience", "report", str(run_dir.path)])
 
 
 def aligned(rows: Sequence[tuple[str, object]]) -> list[str]:

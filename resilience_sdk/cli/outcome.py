@@ -6,9 +6,18 @@ A foreign launcher hides our exit code (torchrun leaves with 1 whatever happened
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from resilience_sdk.cli.common import aligned, open_run_dir, print_json, print_lines, reading_parser, resume_row
+from resilience_sdk.cli.common import (
+    aligned,
+    open_run_dir,
+    page_row,
+    print_json,
+    print_lines,
+    reading_parser,
+    resume_row,
+)
 from resilience_sdk.core.journal import read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.run_directory import RunDirectory
@@ -56,7 +65,7 @@ def render(outcome: dict[str, Any]) -> list[str]:
     rows += resume_row(outcome)
     if outcome["incidents"]:
         rows.append(("incidents", ", ".join(outcome["incidents"])))
-    return aligned(rows)
+    return aligned([*rows, page_row(RunDirectory(Path(outcome["run_dir"])))])
 
 
 def _why_none(run_dir: RunDirectory) -> str:

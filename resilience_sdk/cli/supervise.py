@@ -30,6 +30,7 @@ FLAGS = frozenset(
         *("-h", "--help", "--help-all", "-m", "--module", "--fresh", "--no-python", "--preflight", "--run-path"),
         "--standalone",
         *("--checkpoint-async", "--no-checkpoint-async", "--group-readable", "--no-group-readable"),
+        *("--report", "--no-report"),
         *("--stop-if-detected", "--no-stop-if-detected", "--virtual-local-rank"),
         *("--straggler-detection", "--no-straggler-detection"),
     )

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
-from resilience_sdk.cli.history import recurrence_words, recurrences
+from resilience_sdk.cli.common import aligned, open_run_dir, page_row, print_json, print_lines, reading_parser
 from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import one_line, when
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.health.findings import HealthSign, signs_near
+from resilience_sdk.history.recurrence import recurrence_words, recurrences
 from resilience_sdk.incidents import Incident, IncidentStore, stall_at, standing_words
 from resilience_sdk.report import why_page
 from resilience_sdk.report.outcome import read_outcome
@@ -136,6 +136,7 @@ def main(argv: Sequence[str]) -> int:
         print_lines(["", *_render_untold(untold)])
     if notes:
         print_lines(["", *render_notes(notes)])
+    print_lines(["", *aligned([page_row(run_dir)])])
     return 0
 
 

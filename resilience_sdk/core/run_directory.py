@@ -55,6 +55,8 @@ class RunDirectory:
     """The flag file that says: training is complete."""
     outcome: Path = attrs.field(default=_inside("outcome.json"), init=False, eq=False, repr=False)
     """File with the verdict and exit code of the last job."""
+    report: Path = attrs.field(default=_inside("report.html"), init=False, eq=False, repr=False)
+    """The page that `resilience report` makes of it all."""
     lease: Path = attrs.field(default=_inside("lease.json"), init=False, eq=False, repr=False)
     """File that says which job uses the directory."""
     writer: Path = attrs.field(default=_inside("writer.json"), init=False, eq=False, repr=False)

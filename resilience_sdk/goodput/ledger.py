@@ -6,7 +6,7 @@ of the nodes' monotonic clocks; between two boots, and between hosts, there are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -49,6 +49,44 @@ class RunPhase(str, Enum):
     TRAINING = "training"
     RECOVERING = "recovering"  # from the end of an attempt, or a fault, until all ranks step again
     WAITING = "waiting"  # between two jobs: preempted and requeued, or given up until somebody starts it again
+
+
+@attrs.frozen
+class Stretch:
+    """A time that the run spent in one bucket. Of training it is `productive`, but for a hang whose time is known."""
+
+    bucket: Bucket
+    began_at: float
+    ended_at: float
+    account: int | None
+    """The place of its attempt among `Ledger.accounts`; None while no job ran."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted."""
+        return self.ended_at - self.began_at
+
+
+_MOST_STRETCHES = 2000
+_KEPT_STRETCHES = 1000  # once there are too many
+
+
+def shortened(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
+    """Return so many stretches of the same time at most: the shortest have become a part of those before them."""
+    too_many = len(stretches) - most
+    if too_many <= 0:
+        return list(stretches)
+    limit_s = sorted(one.seconds for one in stretches)[too_many]
+    kept = [stretches[0]]
+    for one in stretches[1:]:
+        before = kept[-1]
+        if too_many > 0 and min(one.seconds, before.seconds) <= limit_s:
+            too_many -= 1
+            longer = before if before.seconds >= one.seconds else one
+            kept[-1] = attrs.evolve(longer, began_at=before.began_at, ended_at=one.ended_at)
+        else:
+            kept.append(one)
+    return kept
 
 
 @attrs.define
@@ -111,6 +149,8 @@ class Reading:
     """Of the training: what was hung, or had to be done again."""
     attempts: tuple[tuple[AttemptAccount, Mapping[Bucket, float], float], ...]
     """Each with its seconds, which add up to the time from its begin to its end, and its end."""
+    stretches: tuple[Stretch, ...] = ()
+    """The run's time in its order, without a hole while it lasts; of thousands the shortest are parts of others."""
 
 
 @attrs.define
@@ -144,6 +184,7 @@ class Ledger:
     _stands_since: float | None = None
     _timeline: Timeline = attrs.field(factory=Timeline)
     _newest_at: float = 0.0
+    _stretches: list[Stretch] = attrs.field(factory=list)
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Take one event; what cannot be understood is left out."""
@@ -187,7 +228,10 @@ class Ledger:
             attempts.append((account, total([seconds, training]), until if goes_on else account.ended_at))
         buckets = total([*(seconds for _, seconds, _ in attempts), {Bucket.IDLE: idle_s}])
         wall_s = self._closed_s + (0.0 if self._phase is None else until - self._opened_at)
-        return Reading(buckets, wall_s, phases, lost_s, tuple(attempts))
+        stretches = list(self._stretches)
+        if passed > 0:
+            stretches.append(Stretch(self._bucket, self._since, until, self._account()))
+        return Reading(buckets, wall_s, phases, lost_s, tuple(attempts), tuple(stretches))
 
     # -- the moment at which one thing ends and another begins
 
@@ -202,6 +246,10 @@ class Ledger:
             else:
                 self.accounts[-1].seconds[self._bucket] += spent
                 self.accounts[-1].ended_at = at
+            if spent > 0:
+                self._stretches.append(Stretch(self._bucket, self._since, at, self._account()))
+            if len(self._stretches) > _MOST_STRETCHES:
+                self._stretches = shortened(self._stretches, _KEPT_STRETCHES)
         if self._phase is None and phase is not None:
             self._opened_at = at
         if self._phase is not None and phase is None:
@@ -209,6 +257,20 @@ class Ledger:
         self._phase, self._bucket, self._since = phase, bucket, at
         self._stands_since = None
         return spent
+
+    def _account(self) -> int | None:
+        """Return the place of the account that pays for what happens now."""
+        return None if self._bucket is Bucket.IDLE else len(self.accounts) - 1
+
+    def _was(self, bucket: Bucket, seconds: float) -> None:
+        """Note that the last part of the newest stretch was something else."""
+        if seconds <= 0 or not self._stretches:
+            return
+        last = self._stretches.pop()
+        began_at = max(last.began_at, last.ended_at - seconds)
+        if began_at > last.began_at:
+            self._stretches.append(attrs.evolve(last, ended_at=began_at))
+        self._stretches.append(attrs.evolve(last, bucket=bucket, began_at=began_at))
 
     @property
     def _runs(self) -> bool:
@@ -283,6 +345,7 @@ class Ledger:
             waited_s = min(_seconds_of(event.get("rendezvous_s")), spent_s)
             payer.seconds[bucket] -= waited_s
             payer.seconds[Bucket.RENDEZVOUS] += waited_s
+            self._was(Bucket.RENDEZVOUS, waited_s)
         self._announced.add((attempt, node))
         self._awaited = told
 
@@ -344,6 +407,7 @@ class Ledger:
             stood_s = 0.0 if self._stands_since is None else at - max(self._stands_since, self._since)
             self._enter(RunPhase.RECOVERING if ends else RunPhase.TRAINING, Bucket.HANG, at)
             self.accounts[-1]._hung_s += max(0.0, stood_s)
+            self._was(Bucket.HANG, stood_s)
         elif ends:
             self._enter(RunPhase.RECOVERING, Bucket.RESTART, at)
 

@@ -23,6 +23,7 @@ _SAVES = re.compile(r"(^|[^a-z])(checkpoint|ckpt|save|saving)([^a-z]|$)")
 _STEPS_ROW = "steps"  # amounts of work, of which one is told for each step
 _MOST_SECTIONS = 16
 _MOST_WAITING = 256  # durations that wait for the amount of their step, which is told with the next one
+_OWN = ("compute", "io")  # kinds of sections whose time is the rank's own; in others it waits for somebody
 
 
 def is_data(name: str, kind: str) -> bool:
@@ -84,6 +85,9 @@ class RankSteps:
     steps: int = 0
     wall_s: float = 0.0
     fit: WorkFit = attrs.field(factory=WorkFit)
+    longest_s: float = 0.0
+    """The longest step that was seen since somebody set this back."""
+    _joint: set[tuple[str, str]] = attrs.field(factory=set)  # sections that hold collectives, so waits for others
     _began: tuple[int, int] | None = None  # beats, and when the last of them was, from which on is counted
     _counts: dict[tuple[str, str], int] = attrs.field(factory=dict)
     _took: dict[int, float] = attrs.field(factory=dict)  # by pass of the heartbeat
@@ -98,22 +102,35 @@ class RankSteps:
             key = new.name, new.kind
             count = new.start + len(new.samples_ns)
             before = self._counts.get(key, 0)
+            if new.is_joint:
+                self._joint.add(key)
             if new.kind != WORK and (not lanes or new.lane in lanes):
                 self._counts[key] = max(before, count)
                 if new.samples_ns and count > before:
                     passed = count - before
                     mean_s = sum(new.samples_ns) / len(new.samples_ns) / _NANO
                     self.seconds[key] = self.seconds.get(key, 0.0) + passed * mean_s
-            if new.kind in BEAT_KINDS:
+            if new.kind in BEAT_KINDS and new.samples_ns:
+                self.longest_s = max(self.longest_s, max(new.samples_ns) / _NANO)
                 self._took.update(enumerate((ns / _NANO for ns in new.samples_ns), new.start))
         self._fit_work(passes)
         if self._began is None:
             if beats > 0:
                 self._began = beats, beat_ns
                 self.seconds.clear()
+            self.longest_s = 0.0
             return
         self.steps = max(self.steps, beats - self._began[0])
         self.wall_s = max(self.wall_s, (beat_ns - self._began[1]) / _NANO)
+
+    @property
+    def own_s(self) -> float | None:
+        """Seconds in sections in which the rank itself works; None where it has told of none.
+
+        A section inside another one counts twice, on every rank alike: what is compared are ranks of one program.
+        """
+        own = [s for key, s in self.seconds.items() if key[1] in _OWN and key not in self._joint]
+        return sum(own) if own else None
 
     def _fit_work(self, passes: Sequence[LanePasses]) -> None:
         for new in passes:
@@ -156,6 +173,49 @@ def node_facts(ranks: Mapping[int, RankSteps]) -> dict[str, Any] | None:
         "fixed_share": round(sorted(fits)[len(fits) // 2], 4) if fits else None,
         "sections": sections[:_MOST_SECTIONS],
     }
+
+
+@attrs.define
+class NodeProgress:
+    """What the ranks of a node have done since it was told last. The monitor's only thread."""
+
+    _told: dict[int, tuple[int, float, float]] = attrs.field(factory=dict)
+    """Rank -> its steps, seconds and own seconds at that time."""
+
+    def take(self, ranks: Mapping[int, RankSteps]) -> dict[str, Any] | None:
+        """Return what the `progress` event of a node tells, and begin anew; None, and nothing begins, without a step.
+
+        `own_ms` is what each of `ranks` took of a step by itself, None where it has told no section of its own or has
+        made no step; the means are those of the rank that has made most steps.
+        """
+        done, made = [], (0, 0.0)
+        for rank, now in sorted(ranks.items()):
+            steps, wall_s, own_s = self._told.get(rank, (0, 0.0, 0.0))
+            own = now.own_s
+            new = now.steps - steps
+            done.append((rank, None if own is None or new <= 0 else (own - own_s) / new))
+            made = max(made, (new, now.wall_s - wall_s))
+        steps, wall_s = made
+        if steps <= 0:
+            return None
+        longest_s = max(now.longest_s for now in ranks.values())
+        for rank, now in ranks.items():
+            # Before its first step is over, what a rank has in its sections is set back again.
+            self._told[rank] = now.steps, now.wall_s, (now.own_s or 0.0) if now.steps else 0.0
+            now.longest_s = 0.0
+        return {
+            "steps": steps,
+            "wall_s": round(wall_s, 3),
+            "mean_ms": _short(wall_s / steps),
+            "longest_ms": _short(max(longest_s, wall_s / steps)),
+            "ranks": [rank for rank, _ in done],
+            "own_ms": [None if own_s is None else _short(own_s) for _, own_s in done],
+        }
+
+
+def _short(seconds: float) -> float:
+    """Return milliseconds with as many digits as a picture shows: there is a number for each rank."""
+    return float(f"{1000 * max(0.0, seconds):.4g}")
 
 
 def _sum(steps: RankSteps, belongs: Any) -> float:

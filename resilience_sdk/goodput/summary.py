@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
-from resilience_sdk.goodput.ledger import Ledger
+from resilience_sdk.goodput.ledger import Ledger, Stretch
 from resilience_sdk.goodput.poisson import limits
 
 RATIOS: Mapping[str, str] = {
@@ -33,6 +33,8 @@ class Summary:
     mttr_s: float | None
     lost_steps: int | None
     attempts: tuple[dict[str, Any], ...]
+    stretches: tuple[Stretch, ...] = ()
+    """The run's time in its order; `account` is the place among `attempts`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what `resilience goodput --json` prints, but for the run directory."""
@@ -83,6 +85,7 @@ def summarize(ledger: Ledger, now: float | None = None) -> Summary:
         mttr_s=sum(ledger.recoveries_s) / len(ledger.recoveries_s) if ledger.recoveries_s else None,
         lost_steps=sum(account.lost_steps for account in ledger.accounts) if ledger.steps_are_global else None,
         attempts=attempts,
+        stretches=reading.stretches,
     )
 
 

@@ -197,9 +197,10 @@ def _has_moved(stall: Stall, at: float, moved: Mapping[int, float]) -> bool:
 def _left(stall: Stall, told: Sequence[Mapping[str, Any]], ended: Mapping[int, float]) -> tuple[StalledRank, ...]:
     """Return the ranks of a stall without those that were gone before it, and that came to the agreed stop after it."""
     went_on = {
-        event.get("rank")
+        rank
         for event in told
-        if event["event"] == Event.STOP_AGREED.value and event["t"] > stall.since and event.get("rank") is not None
+        if event["event"] == Event.STOP_AGREED.value and event["t"] > stall.since
+        if (rank := whole_of(event.get("rank"))) is not None
     }
     return tuple(
         one for one in stall.ranks if one.rank not in went_on and ended.get(one.rank, stall.told_at) >= stall.told_at

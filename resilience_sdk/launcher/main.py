@@ -25,7 +25,7 @@ from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir, tell
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
 from resilience_sdk.launcher.last_lines import JobOutcome, closing_lines, leaving_lines, may_wrap
 from resilience_sdk.launcher.restart_policy import Decision
-from resilience_sdk.launcher.sidecars import Beside, Housekeeping
+from resilience_sdk.launcher.sidecars import Beside, Housekeeping, write_report
 from resilience_sdk.launcher.signals import below_init, leave, leaving_at_once
 from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.postmortem.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE, JobVerdict
@@ -181,6 +181,8 @@ class _Launch:
     lease: Lease
     journal: Journal
     started_at: float = attrs.field(factory=time.time)
+    _told: Outcome | None = None
+    """The end of the job, where this node is the one that wrote it."""
 
     def run(self) -> int:
         from resilience_sdk.launcher.attempt import AttemptFiles, PageKeeper
@@ -198,8 +200,12 @@ class _Launch:
             starter.close()
             keeper.close()
             _take_down(files)
+            has_report = self._told is not None and options.settings.report and self._write_report(self._told)
             beside.close()  # last: now everything is in the journal
-        return self._finish(job_end)
+        code = self._finish(job_end)
+        if has_report:
+            say(f"page: {self.run_dir.report}", wrap=False)
+        return code
 
     def _run_job(self, starter: object, files: AttemptFiles, beside: Beside, config_of_job: JobConfig) -> JobEnd:
         from resilience_sdk.launcher import env
@@ -343,7 +349,12 @@ class _Launch:
         if finished:
             self.run_dir.mark_finished()
             self.journal.emit(Event.FINISHED, attempts=end.attempts)
-        write_outcome(self.run_dir.outcome, self._outcome(end))
+        self._told = self._outcome(end)
+        write_outcome(self.run_dir.outcome, self._told)
+
+    def _write_report(self, outcome: Outcome) -> bool:
+        is_hurried = outcome.verdict is JobVerdict.PREEMPTED
+        return write_report(self.run_dir.path, self.run_dir.report, self.journal, is_hurried=is_hurried)
 
     def _finish(self, end: JobEnd) -> int:
         lines = leaving_lines if end.decision.others_go_on else closing_lines

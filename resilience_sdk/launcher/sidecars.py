@@ -176,6 +176,38 @@ class Beside:
         self._exporter.close(DELIVERY_S)
 
 
+_REPORT_S, _HURRIED_REPORT_S = 60.0, 5.0
+
+
+def write_report(run_dir: Path, page: Path, journal: Journal, *, is_hurried: bool) -> bool:
+    """Write the report of a job that has ended, and tell whether it is there; never raises.
+
+    It may take a minute, some seconds where a scheduler waits (`is_hurried`).
+    """
+    began = time.monotonic()
+    patience_s = _HURRIED_REPORT_S if is_hurried else _REPORT_S
+    try:
+        process = programs.start(
+            programs.COMMAND, "report", str(run_dir), "-o", str(page),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            _, said = process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            programs.kill(process, 1.0)
+            why = f"it took more than {patience_s:.0f} s"
+        else:
+            if process.returncode == 0:
+                journal.emit(Event.REPORT, path=str(page), seconds=round(time.monotonic() - began, 3))
+                return True
+            why = said.decode(errors="replace").strip() or f"it ended with status {process.returncode}"
+    except OSError as error:
+        why = str(error)
+    if say_once("report", f"no report was written: {why}; `resilience report {run_dir}` does so later"):
+        journal.emit(Event.DEGRADED, what="report", why=why)
+    return False
+
+
 def _line(task: Mapping[str, Any]) -> bytes:
     pid = os.getpid()
     return json.dumps({**task, "parent_pid": pid, "parent_ticks": process_start_ticks(pid)}).encode()

@@ -20,7 +20,7 @@ from resilience_sdk.core import console
 from resilience_sdk.core.atomic_write import Version, version_of, write_whole
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.settings import Settings
-from resilience_sdk.goodput.step_time import RankSteps, node_facts
+from resilience_sdk.goodput.step_time import NodeProgress, RankSteps, node_facts
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.monitor.machine_load import LoadReader, LoadWatch
 from resilience_sdk.monitor.notices import LeaveRequest, Notices
@@ -286,10 +286,21 @@ _FIRST_AFTER_S = 10.0
 _GROWS = 1.5
 """Each pause between two events beside the one before: a short run tells soon, a long one seldom."""
 _MOST_S = 300.0
+_POINTS = 60
+"""A point of the curve of progress comes after this part of the attempt's age: a short run has some, a long one
+hundreds."""
+
+
+def progress_pause_s(age_s: float) -> float:
+    """Return how long after one `progress` event the next one comes, in an attempt of this age."""
+    return min(_MOST_S, max(1.0, age_s / _POINTS))
 
 
 class StepTimeWatch:
-    """Adds up, and tells the sums of the attempt so far. The monitor's only thread."""
+    """Adds up, and tells: the sums of the attempt so far, and what was done since it was told last.
+
+    The monitor's only thread.
+    """
 
     def __init__(self, journal: Journal) -> None:
         """Begin with nothing."""
@@ -302,6 +313,8 @@ class StepTimeWatch:
         self._due_at: float | None = None
         self._pause_s = _FIRST_AFTER_S
         self._told_steps = 0
+        self._progress = NodeProgress()
+        self._began_at = self._progress_at = 0.0
 
     def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now: float) -> None:
         """Take what each rank has completed since the last look; `now` is a steady clock's, in seconds."""
@@ -312,11 +325,24 @@ class StepTimeWatch:
             self._ranks[watched.stem][1].take(passes, page.beats, page.main_lane.beat_ns)
         if self._due_at is None:
             self._due_at = now + self._pause_s
+            self._began_at, self._progress_at = now, now + progress_pause_s(0.0)
         is_over = bool(completed) and not any(watched.alive for watched, _ in completed)
         if is_over or now >= self._due_at:
             self._pause_s = min(_MOST_S, self._pause_s * _GROWS)
             self._due_at = now + self._pause_s
             self._tell()
+        if is_over or now >= self._progress_at:
+            self._progress_at = now + progress_pause_s(now - self._began_at)
+            self._tell_progress([watched for watched, _ in completed])
+
+    def _tell_progress(self, watched: Sequence[WatchedRank]) -> None:
+        facts = self._progress.take(dict(self._ranks.values()))
+        if facts is not None:
+            pages = [one.snapshot for one in watched if one.snapshot.step is not None]
+            newest = max(pages, key=lambda page: page.step or 0, default=None)
+            is_global = None if newest is None else newest.step_is_global
+            step = None if newest is None else newest.step
+            self._journal.emit(Event.PROGRESS, step=step, step_is_global=is_global, **facts)
 
     def _tell(self) -> None:
         facts = node_facts(dict(self._ranks.values()))

@@ -28,6 +28,8 @@ Policy = Literal["warn", "rollback", "raise"]
 
 _POLICIES = ("warn", "rollback", "raise")
 _INFINITY = float("inf")
+_POINTS = 500  # of the curve of the loss: the next one comes after this part of the training's age
+_LEAST_PAUSE_S = 1.0
 
 
 class NumericsRank(Protocol):
@@ -70,6 +72,10 @@ class NumericsWatch:
         self._good_in_a_row: int | None = None  # None: nothing is wrong
         self._writer: threading.Thread | None = None
         self._is_ending = False
+        self._newest: tuple[int, bool, float | None, float | None] | None = None
+        """What was read last, for whoever draws it; written in each call and read now and then by `tell`."""
+        self._told: object = None
+        self._began_s = self._next_s = time.monotonic()
 
     def check(self, loss: Any, grad_norm: Any, policy: Policy) -> Trouble | None:
         """See `check`."""
@@ -84,7 +90,9 @@ class NumericsWatch:
     def judge(self, *, wait: bool = False) -> Trouble | None:
         """Judge the values that are there; return the first trouble among them. May raise NumericsError."""
         first = None
-        for step, is_global, loss, grad_norm in self._reading.ready(wait=wait):
+        for values in self._reading.ready(wait=wait):
+            self._newest = values
+            step, is_global, loss, grad_norm = values
             trouble = self._look(step, is_global, loss, grad_norm)
             if trouble is None:
                 if self._good_in_a_row is not None:
@@ -93,6 +101,17 @@ class NumericsWatch:
                 first = first or trouble
                 self._act(trouble)
         return first
+
+    def tell(self, *, at_once: bool = False) -> None:
+        """Journal the newest values on rank 0, where some time has passed. On the helper thread, or at the end."""
+        newest, now_s = self._newest, time.monotonic()
+        if newest is None or newest is self._told or not (at_once or now_s >= self._next_s) or self._side.rank() != 0:
+            return
+        self._told = newest
+        self._next_s = now_s + max(_LEAST_PAUSE_S, (now_s - self._began_s) / _POINTS)
+        step, is_global, loss, grad_norm = newest
+        values = {"loss": _as_json(loss), "grad_norm": _as_json(grad_norm)}
+        self._side.journal.emit(Event.LOSS, step=step, is_global=is_global, **values)
 
     def _look(self, step: int, is_global: bool, loss: float | None, grad_norm: float | None) -> Trouble | None:
         if loss is not None and (not -_INFINITY < loss < _INFINITY or self._spikes[0].is_spike(loss)):
@@ -180,8 +199,14 @@ class NumericsWatch:
         self._is_ending = True
         self._policy = "warn"
         self.judge(wait=wait)
+        self.tell(at_once=True)
         if self._writer is not None:
             self._writer.join(timeout=5.0)
+
+
+def _as_json(value: float | None) -> float | str | None:
+    """Return a number as JSON knows it, and one that it does not know as text: `nan`, `inf`."""
+    return value if value is None or -_INFINITY < value < _INFINITY else repr(value)
 
 
 _side: NumericsRank | None = None
@@ -231,6 +256,12 @@ def settle() -> None:
     """
     if _watch is not None:
         _watch.judge(wait=True)
+
+
+def tell() -> None:
+    """Journal the newest values where it is time to. Called by the helper thread of a rank."""
+    if _watch is not None:
+        _watch.tell()
 
 
 def close(*, wait: bool) -> None:

@@ -402,6 +402,7 @@ class WatchedSession(Session):
             return
         self._keep_files()
         preemption.look()
+        numerics.tell()
         try:
             self._monitor.keep_alive()
         except OSError as error:

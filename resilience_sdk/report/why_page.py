@@ -172,6 +172,28 @@ def page(
     return lines
 
 
+@attrs.frozen
+class IncidentWords:
+    """What the page says of one incident that stands by itself."""
+
+    headline: str
+    paragraph: str
+    what_to_change: str
+
+
+def words_of(incident: Incident, ending: JobEnding | None) -> IncidentWords:
+    """Return the parts of the page about one incident; `ending` as `recovery_words` takes it."""
+    told = _Told([one_line(e.text) for e in incident.evidence if e.source == "notice"])
+    title = _title(incident, told)
+    told.new(title)
+    told.by_title[title] = (one_line(incident.id or "?"), [])
+    return IncidentWords(
+        headline=title,
+        paragraph=" ".join(_told_of(incident, told, _moment(incident, ending))),
+        what_to_change=" ".join(told.new(*_sentences(incident.advice))),
+    )
+
+
 def recovery_words(incident: Incident, ending: JobEnding | None) -> str:
     """Return whether the run went on after an incident; nothing where that is not known or speaks for itself.
 
@@ -201,13 +223,12 @@ def _incident(incident: Incident, told: _Told, ending: JobEnding | None, width: 
     known = told.by_title.setdefault(title, (name, stacks))
     again = known[0] != name
     told.new(title)
-    recovery = recovery_words(incident, ending)
-    moment = _moment(incident) + (f"; {recovery}" if recovery else "")
+    moment = _moment(incident, ending)
     if again:  # a restart that fails in the same way has another time, and nothing else that is new
         lines = _wrapped(f"{name}  The same as {known[0]}, {moment}.", width, "")
     else:
-        sentences = [*told.new(*_paragraph(incident, told)), _sentence(f"seen {moment}")]
-        lines = [*_wrapped(f"{name}  {title}", width, ""), *_wrapped(" ".join(sentences), width)]
+        sentences = " ".join(_told_of(incident, told, moment))
+        lines = [*_wrapped(f"{name}  {title}", width, ""), *_wrapped(sentences, width)]
     if stacks and (not again or stacks != known[1]):
         lines += ["", *stacks]
     if cure := told.new(*_sentences(incident.advice)):
@@ -215,15 +236,16 @@ def _incident(incident: Incident, told: _Told, ending: JobEnding | None, width: 
     return [*lines, ""]
 
 
+def _told_of(incident: Incident, told: _Told, moment: str) -> list[str]:
+    """Return the sentences below the headline."""
+    return [*told.new(*_paragraph(incident, told)), _sentence(f"seen {moment}")]
+
+
 def _ended(ending: JobEnding, last: Incident | None, told: _Told, width: int | None) -> list[str]:
     """Return how the job ended, what to do and the command for it."""
     lines: list[str] = []
     if ending.verdict is not None:
-        at = "" if ending.ended_at is None else f" at {when(ending.ended_at)}"
-        finished = ending.verdict == JobVerdict.FINISHED.value
-        code = "" if finished or ending.exit_code is None else f" with exit code {ending.exit_code}"
-        why = f": {reason}" if (reason := _reason(ending.reason or "", told)) else ""
-        lines += _wrapped(f"The job {'finished' if finished else 'ended'}{at}{code}{why}.", width, "")
+        lines += _wrapped(_end_words(ending, _reason(ending.reason or "", told)), width, "")
         hint = hint_of(ending.verdict)
         if ending.resume:
             # To be copied: never cut or wrapped.
@@ -233,6 +255,20 @@ def _ended(ending: JobEnding, last: Incident | None, told: _Told, width: int | N
     elif last is not None and last.recovered_at is None and last.action != "none":
         lines += _wrapped(f"What to do: {next_words(last.action)}", width, "")
     return lines
+
+
+def _end_words(ending: JobEnding, reason: str) -> str:
+    at = "" if ending.ended_at is None else f" at {when(ending.ended_at)}"
+    finished = ending.verdict == JobVerdict.FINISHED.value
+    code = "" if finished or ending.exit_code is None else f" with exit code {ending.exit_code}"
+    return f"The job {'finished' if finished else 'ended'}{at}{code}{f': {reason}' if reason else ''}."
+
+
+def ending_words(ending: JobEnding) -> tuple[str, str | None, str | None]:
+    """Return how a job ended, what to do, and the command for it, where the page of its incidents is not beside it."""
+    reason = _reason(ending.reason or "", _Told())
+    hint = hint_of(ending.verdict or "")
+    return _end_words(ending, reason), _sentence(hint) if hint else None, ending.resume
 
 
 def _reason(reason: str, told: _Told) -> str:
@@ -363,10 +399,13 @@ def _place(culprits: Sequence[Culprit], titled: Culprit) -> str:
     return " " + " ".join(place) if place else ""
 
 
-def _moment(incident: Incident) -> str:
+def _moment(incident: Incident, ending: JobEnding | None) -> str:
+    """Return when it was seen, and what came of it."""
     attempt = "" if incident.attempt is None else f"in attempt {incident.attempt} "
     at = when(incident.detected_at)
-    return attempt + (at if at.startswith("at ") else f"at {at}")
+    seen = attempt + (at if at.startswith("at ") else f"at {at}")
+    recovery = recovery_words(incident, ending)
+    return f"{seen}; {recovery}" if recovery else seen
 
 
 def _ranks(ranks: Iterable[int]) -> str:

@@ -237,6 +237,7 @@ class Settings:
         1, "How many batches, from the bad one on, are left out after `numerics.check` has rolled the run back."
     )
     group_readable: bool = _switch(False, "Let the group read the run directory (mode 0750 instead of 0700).")
+    report: bool = _switch(False, "Write the page of `resilience report` into the run directory as a job ends.")
     prometheus_address: tuple[str, int] | None = _unset(
         parse.listen_address,
         "Where each node serves its metrics to Prometheus; a port alone is served on the node itself only.",

@@ -8,14 +8,17 @@ from __future__ import annotations
 import abc
 import importlib
 import re
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import MissingExtraError
 from resilience_sdk.system.hostinfo import boot_id
 from resilience_sdk.telemetry.metrics import NAMESPACE, NEWEST, Durations, Sample, clean_text, clean_time
@@ -164,18 +167,59 @@ def points(samples: Iterable[Sample], *, step: int, at: float) -> Iterator[Point
             yield Point(curve_name(sample), value, step, at)
 
 
+@attrs.frozen
+class ReportPage:
+    """The page of `resilience report` that was written at the end of a job, and the step and Unix time of that."""
+
+    path: Path
+    step: int
+    at: float
+
+
 class Tracker(Sink):
     """A sink of points: what an event has changed, at its step and time, and every interval what the ranks do."""
+
+    most_points = sys.maxsize
+    """That it takes at once."""
 
     def __init__(self, place: TelemetryOrigin) -> None:
         """Begin with no curves."""
         super().__init__(place)
         self._metrics = Metrics(place)
 
-    def digest(self, line: Line) -> Sequence[Point]:
-        """Return the points of what has changed."""
+    @abc.abstractmethod
+    def draw(self, some: Sequence[Point]) -> None:
+        """Hand over points, at most `most_points`."""
+
+    @abc.abstractmethod
+    def attach(self, page: ReportPage) -> None:
+        """Show a page beside the curves, or say where it is."""
+
+    def digest(self, line: Line) -> Sequence[Point | ReportPage]:
+        """Return the points of what has changed, and the report that was written."""
         changed = self._metrics.apply(line.event)
-        return tuple(points(changed, step=self._metrics.tally.step, at=clean_time(float(line.event["t"]))))
+        step, at = self._metrics.tally.step, clean_time(float(line.event["t"]))
+        found: tuple[Point | ReportPage, ...] = tuple(points(changed, step=step, at=at))
+        if line.event.get("event") == Event.REPORT.value:
+            found = (*found, ReportPage(self.place.run_dir / "report.html", step, at))
+        return found
+
+    def send(self, items: deque[Point | ReportPage]) -> None:
+        """Draw and attach."""
+        while items:
+            if isinstance(items[0], ReportPage):
+                if items[0].path.is_file():
+                    self.attach(items[0])
+                items.popleft()
+                continue
+            some = list(islice(takewhile(lambda item: isinstance(item, Point), items), self.most_points))
+            self.draw([item for item in some if isinstance(item, Point)])
+            for _ in some:
+                items.popleft()
+
+    def refresh(self) -> None:
+        """Draw what the ranks are doing."""
+        self.send(deque(self.live_points()))
 
     def live_points(self) -> list[Point]:
         """Return the points of this moment, at the step of the rank that is furthest."""

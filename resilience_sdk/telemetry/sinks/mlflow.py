@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from resilience_sdk.core import environ
 from resilience_sdk.telemetry.metrics import NAMESPACE
-from resilience_sdk.telemetry.sinks.base import Point, TelemetryOrigin, Tracker, load
-
-_MOST_METRICS = 1000  # that MLflow takes in one request
+from resilience_sdk.telemetry.sinks.base import Point, ReportPage, TelemetryOrigin, Tracker, load
 
 
 class MLflow(Tracker):
     """Logs points to a run whose id is remembered, so that a restarted exporter goes on with it."""
 
     name = "mlflow"
+    most_points = 1000
 
     def __init__(self, place: TelemetryOrigin, uri: str) -> None:
         """Log to the tracking server (or what else MLflow takes) at `uri`."""
@@ -33,27 +32,18 @@ class MLflow(Tracker):
             name = f"{self.place.run}@{self.place.host}"
             self.memory["run"] = self._client.create_run(number, run_name=name).info.run_id
 
-    def send(self, items: deque[Point]) -> None:
-        """Log, as many at once as MLflow takes."""
-        while items:
-            some = [items[index] for index in range(min(len(items), _MOST_METRICS))]
-            self._log(some)
-            for _ in some:
-                items.popleft()
+    def draw(self, some: Sequence[Point]) -> None:
+        """Log in one request."""
+        entities = load("mlflow.entities", extra="mlflow")
+        metrics = [entities.Metric(point.name, point.value, round(point.at * 1000), point.step) for point in some]
+        self._client.log_batch(self.memory["run"], metrics=metrics)
 
-    def refresh(self) -> None:
-        """Log what the ranks are doing."""
-        live = self.live_points()
-        for first in range(0, len(live), _MOST_METRICS):
-            self._log(live[first : first + _MOST_METRICS])
+    def attach(self, page: ReportPage) -> None:
+        """Keep the page among the artifacts of the run, where MLflow shows it."""
+        self._client.log_artifact(self.memory["run"], str(page.path), artifact_path=NAMESPACE)
 
     def close(self) -> None:
         """Say that the run is over, unless the job goes on and only the connection is bad."""
         if self._client is not None and not self.place.live.up:
             self._client.set_terminated(self.memory["run"])
         self._client = None
-
-    def _log(self, some: list[Point]) -> None:
-        entities = load("mlflow.entities", extra="mlflow")
-        metrics = [entities.Metric(point.name, point.value, round(point.at * 1000), point.step) for point in some]
-        self._client.log_batch(self.memory["run"], metrics=metrics)

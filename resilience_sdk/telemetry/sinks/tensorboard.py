@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk.telemetry.sinks.base import Point, TelemetryOrigin, Tracker, load
+from resilience_sdk.telemetry.metrics import NAMESPACE
+from resilience_sdk.telemetry.sinks.base import Point, ReportPage, TelemetryOrigin, Tracker, load
 
 
 class TensorBoard(Tracker):
@@ -24,22 +25,24 @@ class TensorBoard(Tracker):
         """Begin an event file; one that an earlier exporter wrote is gone on with by TensorBoard."""
         self._writer = load("tensorboard.summary", extra="tensorboard").Writer(str(self._directory))
 
-    def send(self, items: deque[Point]) -> None:
+    def draw(self, some: Sequence[Point]) -> None:
         """Write and flush."""
-        self._write(items)
-        items.clear()
+        for point in some:
+            self._writer.add_scalar(point.name, point.value, point.step, wall_time=point.at)
+        self._writer.flush()
 
-    def refresh(self) -> None:
-        """Write what the ranks are doing."""
-        self._write(self.live_points())
+    def attach(self, page: ReportPage) -> None:
+        """Say as a text where the page is: TensorBoard shows no HTML of others. In an event file of its own."""
+        writers = load("tensorboard.summary.writer.event_file_writer", extra="tensorboard")
+        events = load("tensorboard.compat.proto.event_pb2", extra="tensorboard")
+        texts = load("tensorboard.plugins.text.summary", extra="tensorboard")
+        summary = texts.text_pb(f"{NAMESPACE}/report", f"The report of this run: `{page.path}`")
+        writer = writers.EventFileWriter(str(self._directory))
+        writer.add_event(events.Event(wall_time=page.at, step=page.step, summary=summary))
+        writer.close()
 
     def close(self) -> None:
         """Close the file."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close()
-
-    def _write(self, points: deque[Point] | list[Point]) -> None:
-        for point in points:
-            self._writer.add_scalar(point.name, point.value, point.step, wall_time=point.at)
-        self._writer.flush()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from resilience_sdk.core import environ
 from resilience_sdk.telemetry.metrics import NAMESPACE
-from resilience_sdk.telemetry.sinks.base import Point, TelemetryOrigin, Tracker, load
+from resilience_sdk.telemetry.sinks.base import Point, ReportPage, TelemetryOrigin, Tracker, load
 
 _STEP, _TIME = f"{NAMESPACE}/step", f"{NAMESPACE}/time"
 _LOGIN_S = 30
@@ -55,21 +54,18 @@ class WeightsAndBiases(Tracker):
         self._run.define_metric(_STEP, hidden=True)
         self._run.define_metric(f"{NAMESPACE}/*", step_metric=_STEP)
 
-    def send(self, items: deque[Point]) -> None:
+    def draw(self, some: Sequence[Point]) -> None:
         """Log one row per event."""
-        self._log(items)
-        items.clear()
+        for (step, at), row in itertools.groupby(some, key=lambda point: (point.step, point.at)):
+            self._run.log({**{point.name: point.value for point in row}, _STEP: step, _TIME: at})
 
-    def refresh(self) -> None:
-        """Log what the ranks are doing."""
-        self._log(self.live_points())
+    def attach(self, page: ReportPage) -> None:
+        """Show the page in a panel of its own."""
+        html = load("wandb", extra="wandb").Html(str(page.path), inject=False)
+        self._run.log({f"{NAMESPACE}/report": html, _STEP: page.step, _TIME: page.at})
 
     def close(self) -> None:
         """End the run: waits for what is on its way."""
         if self._run is not None:
             run, self._run = self._run, None
             run.finish()
-
-    def _log(self, points: Iterable[Point]) -> None:
-        for (step, at), row in itertools.groupby(points, key=lambda point: (point.step, point.at)):
-            self._run.log({**{point.name: point.value for point in row}, _STEP: step, _TIME: at})

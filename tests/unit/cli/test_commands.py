@@ -250,7 +250,10 @@ def test_why_of_a_job_without_an_incident(run: RunDirectory, capsys: pytest.Capt
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"no incident in {run.path}"
     assert said[1].startswith("The job finished at ")
-    assert len(said) == 2
+    assert said[2:] == ["", f"page           resilience report {run.path}"]
+    run.report.write_text("drawn")
+    assert main(["why", str(run.path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"page           {run.report}"
 
 
 def test_outcome(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
