@@ -48,7 +48,9 @@ class ToldFleetRun:
                     self.path / "journal", writer="launcher", host=host, boot_id=f"boot-{host}", job=self.job
                 )
             self._journals[host] = journal
-        with mock.patch.object(time, "time", return_value=self.at):
+        # By both clocks of the node, which booted with the run.
+        clocks = {"time": lambda: self.at, "monotonic_ns": lambda: int(self.at * 1e9)}
+        with mock.patch.multiple(time, **clocks):
             journal.emit(event, attempt=self._attempt, **fields)
 
     def start(self, **facts: Any) -> None:

@@ -1,4 +1,4 @@
-"""`resilience dashboard`: a page with many runs, and the live report of each, for people who look at it in a browser."""
+"""`resilience dashboard`: a page with many runs, and the live report of each, for people with a browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from resilience_sdk.core import environ
 from resilience_sdk.core.console import say
 from resilience_sdk.core.run_directory import DEFAULT_ROOT
 from resilience_sdk.errors import ConfigError, MissingExtraError
-from resilience_sdk.history.exclusion import DATABASE
 from resilience_sdk.system.hostinfo import host_name
 
 if TYPE_CHECKING:

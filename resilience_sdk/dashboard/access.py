@@ -9,6 +9,7 @@ known.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import ipaddress
@@ -57,6 +58,11 @@ def policy(**more: str) -> str:
     """Return the content policy as a header has it; `more` adds sources (`script_src`, `style_src`)."""
     added = {name.replace("_", "-"): sources for name, sources in more.items()}
     return "; ".join(f"{name} {sources} {added.get(name, '')}".strip() for name, sources in POLICY.items())
+
+
+def digest_source(text: str) -> str:
+    """Return the source that allows a style or script that stands in a page, by its sum."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def token_of(text: str | None, *, host: str, is_loopback: bool) -> str | None:

@@ -1,8 +1,8 @@
 """The application: addresses, and what answers them.
 
-`/` is the list, `/run/ID` the report of a run, each with an `/events` beside it that tells what changes; `/report/ID.html`
-is the same report as a file. Whatever reads or renders does so in a small pool of threads, so that a file system that
-hangs holds up nobody else for as long as there is a thread left.
+`/` is the list, `/run/ID` the report of a run, each with an `/events` beside it that tells what changes, and
+`/report/ID.html` the same report as a file. Whatever reads or renders does so in a small pool of threads, so that a
+file system that hangs holds up nobody else for as long as there is a thread left.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Dashboard:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._templates = environment()
         self._list = ListPage(book, self._templates)
-        self._runs = RunPages(book, self._templates)
+        self._runs = RunPages(book)
         # All that is served as a file, by name: no path is made of a request.
         files = [path for place in (_OF_REPORTS, _STATIC) for path in place.iterdir() if path.suffix in _KINDS]
         self._static = {path.name: path.read_bytes() for path in files}
@@ -117,7 +117,9 @@ class Dashboard:
 
     async def _download(self, request: Request) -> Response:
         identity, dot, kind = request.path_params["name"].rpartition(".")
-        page = await self._in_pool(lambda: self._runs.file(identity)) if (dot, kind) == (".", "html") else None
+        page = (
+            await self._in_pool(lambda: self._runs.page(identity, live=False)) if (dot, kind) == (".", "html") else None
+        )
         if page is None:
             raise _no_such_run()
         # An id is made of letters, digits and dashes.
@@ -141,7 +143,9 @@ class Dashboard:
 
 
 def _no_such_run() -> HTTPException:
-    return HTTPException(404, "No run of that name is known here. It may have been removed, or lie in another directory.")
+    return HTTPException(
+        404, "No run of that name is known here. It may have been removed, or lie in another directory."
+    )
 
 
 @attrs.frozen

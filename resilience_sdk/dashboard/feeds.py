@@ -59,10 +59,8 @@ class Viewer:
 
     def take(self) -> bytes:
         """Return what is to be sent as one event, and keep nothing."""
-        told = {
-            "parts": {name: [digest(text), text] for name, text in self._changed.items()},
-            _GONE: sorted(self._gone),
-        }
+        parts = {name: [digest(text), text] for name, text in self._changed.items()}
+        told = {"parts": parts, "gone": sorted(self._gone)}
         self._changed, self._gone = {}, set()
         self.has_news.clear()
         # JSON without line breaks, and in ASCII: nothing in it can end the event.

@@ -12,33 +12,42 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import attrs
 import jinja2
 
+from resilience_sdk import report
 from resilience_sdk._version import __version__
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import when
+from resilience_sdk.dashboard.access import digest_source
 from resilience_sdk.dashboard.feeds import digest
+from resilience_sdk.dashboard.runs import RunBook, RunSummary, RunTable, mark_of, shown
 from resilience_sdk.incidents.record import KINDS
-from resilience_sdk.dashboard.runs import RunBook, RunSummary, RunTable, shown
+from resilience_sdk.report.facts import RunFacts
+from resilience_sdk.report.page import render_page, render_sections
+from resilience_sdk.report.read import read_run
 
 _HERE = Path(__file__).parent
 _LIST_WITHIN_S = 0.15
 _FEED_WITHIN_S = 0.5
 _LONGEST_NUMBER = 1e15
+_MOST_KNOWN = 16
+_FRESH_S = 0.9  # a little less than a feed waits
+_LONGER_FRESH = 10.0  # times as long as the reading took: of a long journal not every look is worth it
+LIVE_SCRIPT = (_HERE / "static" / "live.js").read_text(encoding="utf-8")
 
 # Order, sign and words of each state: a sign beside the colour, which not everybody sees.
 STATES: Mapping[str, tuple[int, str, str]] = {
     "stalled": (0, "!", "stands still"),
-    "running": (1, "▶", "running"),
+    "running": (1, "\u25b6", "running"),
     "lost": (2, "?", "lost"),
-    "ended": (3, "■", "ended"),
-    "finished": (4, "✓", "finished"),
-    "empty": (5, "○", "empty"),
-    "gone": (6, "–", "not here"),
-    "unreadable": (7, "×", "unreadable"),
-    "unread": (8, "…", "not read yet"),
+    "ended": (3, "\u25a0", "ended"),
+    "finished": (4, "\u2713", "finished"),
+    "empty": (5, "\u25cb", "empty"),
+    "gone": (6, "\u2013", "not here"),
+    "unreadable": (7, "\xd7", "unreadable"),
+    "unread": (8, "\u2026", "not read yet"),
 }
 _EXPLAINED = {
     "stalled": "a job runs in it, and nothing has progressed for a while",
@@ -72,7 +81,7 @@ def iso(unix_s: float | None) -> str:
 
 def number(value: float | None) -> str:
     """Return a whole number with its thousands apart; a dash for none, and for what is too large to be one."""
-    return "–" if value is None or abs(value) > _LONGEST_NUMBER else f"{value:,}".replace(",", "\u202f")
+    return "\u2013" if value is None or abs(value) > _LONGEST_NUMBER else f"{value:,}".replace(",", "\u202f")
 
 
 def value(number: float | None) -> str:
@@ -83,7 +92,7 @@ def value(number: float | None) -> str:
 def percent(share: float | None) -> str:
     """Return a share as a person reads it; not all of it only where nothing is missing."""
     if share is None:
-        return "–"
+        return "\u2013"
     return f"{min(99, round(100 * share)) if share < 1 else 100} %"
 
 
@@ -93,6 +102,8 @@ class Page:
 
     html: str
     parts: Mapping[str, str]
+    sources: Mapping[str, str] = attrs.field(factory=dict)
+    """What its content policy allows beside files of this server."""
 
 
 class ListPage:
@@ -143,6 +154,14 @@ class ListPage:
         return html
 
 
+def policy_sources() -> Mapping[str, str]:
+    """Return the sums over style and scripts that stand in a report: nothing else that comes to stand there is run."""
+    style, *scripts = (
+        (Path(report.__file__).parent / "templates" / name).read_text("utf-8") for name in ("style.css", "page.js")
+    )
+    return {"style_src": digest_source(style), "script_src": " ".join(map(digest_source, [*scripts, LIVE_SCRIPT]))}
+
+
 def seen(parts: Mapping[str, str]) -> str:
     """Return what a page shows, so that it need not show it again when a feed begins."""
     return " ".join(f"{name}:{digest(text)}" for name, text in parts.items())
@@ -151,10 +170,71 @@ def seen(parts: Mapping[str, str]) -> str:
 class RunPages:
     """The live reports of the runs: each is read once for all who look at it."""
 
-    def __init__(self, book: RunBook, templates: jinja2.Environment) -> None:
+    def __init__(self, book: RunBook) -> None:
         """Show the runs of `book`."""
         self._book = book
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, _KnownRun] = OrderedDict()
 
     def is_known(self, identity: str) -> bool:
         """Tell whether there is such a run."""
         return self._book.path_of(identity) is not None
+
+    def page(self, identity: str, *, live: bool = True) -> Page | None:
+        """Return the report of a run, None where there is no such run."""
+        known = self._known_run(identity)
+        if known is None:
+            return None
+        facts, parts = known.read()
+        if not live:
+            return Page(render_page(facts), parts, policy_sources())
+        html = render_page(facts, live=True, script=LIVE_SCRIPT)
+        # Beside its own parts, a page that lives has to know what it shows.
+        html = html.replace("</head>", f'<meta name="seen" content="{seen(parts)}">\n</head>', 1)
+        return Page(html, parts, policy_sources())
+
+    def parts(self, identity: str) -> Mapping[str, str]:
+        """Return the parts of a report, for a feed."""
+        known = self._known_run(identity)
+        return {} if known is None else known.read()[1]
+
+    def _known_run(self, identity: str) -> _KnownRun | None:
+        path = self._book.path_of(identity)
+        if path is None:
+            return None
+        with self._lock:
+            known = self._known.get(identity)
+            if known is None or known.path != path:
+                known = self._known[identity] = _KnownRun(path)
+            self._known.move_to_end(identity)
+            while len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+            return known
+
+
+class _KnownRun:
+    """What was last read of a run; several threads may ask, one reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._facts: RunFacts | None = None
+        self._parts: Mapping[str, str] = {}
+        self._mark: object = None
+        self._read_s = float("-inf")
+        self._took_s = 0.0
+
+    def read(self) -> tuple[RunFacts, Mapping[str, str]]:
+        """Return the facts and the sections of now; of a moment ago, where it was read then or has not changed."""
+        with self._lock:
+            now_s = time.monotonic()
+            is_fresh = now_s - self._read_s < max(_FRESH_S, _LONGER_FRESH * self._took_s)
+            if self._facts is None or not is_fresh:
+                mark = mark_of(self.path)
+                if self._facts is None or mark is None or mark != self._mark:
+                    self._facts = read_run(RunDirectory(self.path))
+                    self._parts = render_sections(self._facts)
+                self._mark = mark
+                self._read_s = time.monotonic()
+                self._took_s = self._read_s - now_s
+            return self._facts, self._parts

@@ -25,12 +25,14 @@ from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import one_line
 from resilience_sdk.errors import ConfigError, ResilienceError
 from resilience_sdk.goodput.ledger import Ledger
+from resilience_sdk.goodput.summary import goodput
 from resilience_sdk.history.indexer import run_directories
 from resilience_sdk.history.questions import History, IndexedRun
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.incidents.record import headline
 from resilience_sdk.report.outcome import read_outcome
-from resilience_sdk.report.run_state import RunState, goodput_now, live_ranks_of, state_name, state_of
+from resilience_sdk.report.run_state import RunState, live_ranks_of, state_name, state_of
+from resilience_sdk.system.hostinfo import boot_id
 
 _FIND_EVERY_S = 3.0
 _ASK_EVERY_S = 10.0  # the index
@@ -48,7 +50,8 @@ class LastIncident:
     id: str
     kind: str
     at: float | None
-    text: str
+    cause: str = ""
+    text: str = ""
 
 
 @attrs.frozen
@@ -223,9 +226,9 @@ class RunReader:
         for event in contents.events:
             self._ledger.apply(event)
             if event["event"] == Event.INCIDENT.value and isinstance(known := event.get("id"), str):
-                kind, summary = one_line(event.get("kind")), event.get("summary")
-                told = one_line(summary if isinstance(summary, str) else f"{kind}: {event.get('cause')}")
-                self._incidents[known] = LastIncident(one_line(known), kind, float(event["t"]), told)
+                kind, cause = (one_line(event.get(key) or "unknown") for key in ("kind", "cause"))
+                told = one_line(event.get("summary") or "")
+                self._incidents[known] = LastIncident(one_line(known), kind, float(event["t"]), cause, told)
         self._state = state_of(contents.events, self._state)
         self._read_to |= contents.read_to
         self._files = files
@@ -246,14 +249,16 @@ class RunReader:
                 with contextlib.suppress(KeyError, OSError):
                     incident = IncidentStore(self.path).get(name)
                     told = one_line(headline(incident).replace("`", ""))
-                    self._incidents[name] = LastIncident(name, incident.kind or "", incident.detected_at, told)
+                    self._incidents[name] = LastIncident(
+                        name, incident.kind or "", incident.detected_at, one_line(incident.cause or "unknown"), told
+                    )
         for name in names[:-1]:  # counted
-            self._incidents.setdefault(name, LastIncident(name, "", None, ""))
+            self._incidents.setdefault(name, LastIncident(name, "", None))
 
     def _summarize(self, run_dir: RunDirectory, live: Sequence[Mapping[str, Any]], *, is_running: bool) -> RunSummary:
         state, outcome = self._state, self._outcome
         word = state_name(run_dir, state, outcome, is_running=is_running)
-        account = goodput_now(self._ledger, alive_s_ago=0.0 if is_running else unheld_for_s(run_dir))
+        alive_s_ago = 0.0 if is_running else unheld_for_s(run_dir)
         detail = self._problem
         if word == "ended" and outcome is not None:
             detail = detail or one_line(outcome["verdict"] or "unknown")
@@ -263,10 +268,19 @@ class RunReader:
         last = max(self._incidents.values(), key=lambda one: (one.at or 0.0, one.id), default=None)
         return attrs.evolve(
             self._bare(), state=word, detail=detail, attempt=state.attempt, step=step, step_is_global=is_global,
-            world_size=state.world_size, goodput=account.goodput if account.attempts else None,
+            world_size=state.world_size, goodput=self._goodput(alive_s_ago),
             incidents=len(self._incidents), last_incident=last, started_at=state.started_at,
             last_at=state.last_event_at if not is_running else None,
         )  # fmt: skip
+
+    def _goodput(self, alive_s_ago: float | None) -> float | None:
+        """Return the goodput up to the last sign of the job, so many seconds ago, or else its last event."""
+        if not self._ledger.accounts:
+            return None
+        now = None
+        if alive_s_ago is not None:
+            now = self._ledger.when(time.time(), time.monotonic_ns(), boot_id()) - alive_s_ago
+        return goodput(self._ledger.read(now))
 
     def _bare(self) -> RunSummary:
         return RunSummary(self.summary.id, self.summary.name, self.summary.place, "unread")
@@ -280,7 +294,7 @@ class RunReader:
         last = None
         if known.incident is not None:
             last = LastIncident(
-                one_line(known.incident), known.kind or "", known.incident_at, one_line(known.summary or "")
+                one_line(known.incident), known.kind or "", known.incident_at, text=one_line(known.summary or "")
             )
         return attrs.evolve(
             bare, incidents=known.incidents, last_incident=last, started_at=known.first_at, last_at=known.last_at
@@ -317,6 +331,17 @@ def _files_of(run_dir: RunDirectory) -> _Files:
                     facts = entry.stat()
                     files[entry.name] = (facts.st_size, facts.st_mtime_ns, facts.st_ino)
     return files
+
+
+def mark_of(path: Path) -> object:
+    """Return what is another thing once there is more to tell of a run; None while a job runs in it: always."""
+    run_dir = RunDirectory(path)
+    try:
+        if current_holder(run_dir) is not None or live_ranks_of([str(path)]):
+            return None
+        return _times_of(run_dir), _files_of(run_dir)
+    except OSError as error:
+        return str(error)
 
 
 def _newest_step(live: Sequence[Mapping[str, Any]], state: RunState) -> tuple[int | None, bool | None]:

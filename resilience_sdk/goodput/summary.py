@@ -77,7 +77,7 @@ def summarize(ledger: Ledger, now: float | None = None) -> Summary:
     return Summary(
         buckets=reading.buckets,
         wall_s=reading.wall_s,
-        goodput=_share(reading.buckets[Bucket.PRODUCTIVE], reading.wall_s),
+        goodput=goodput(reading),
         ettr=ettr(reading.buckets),
         faults=faults,
         mttf_s=ran_s / faults if faults else None,
@@ -87,6 +87,11 @@ def summarize(ledger: Ledger, now: float | None = None) -> Summary:
         attempts=attempts,
         stretches=reading.stretches,
     )
+
+
+def goodput(reading: Reading) -> float | None:
+    """Return the share of wall time that was productive, 0 to 1; None before any time has passed."""
+    return _share(reading.buckets[Bucket.PRODUCTIVE], reading.wall_s)
 
 
 def ettr(buckets: Mapping[Bucket, float]) -> float | None:

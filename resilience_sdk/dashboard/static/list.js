@@ -78,6 +78,14 @@
   filter.closest("label").hidden = false;
   filter.addEventListener("input", () => { sift(); keep(); });
   document.getElementById("clear").addEventListener("click", () => { filter.value = ""; sift(); keep(); filter.focus(); });
+  document.getElementById("counts").addEventListener("click", (event) => {
+    const link = event.target.closest("a");
+    if (!link) return;
+    event.preventDefault();
+    filter.value = filter.value === link.dataset.words ? "" : link.dataset.words;
+    sift();
+    keep();
+  });
   document.addEventListener("keydown", (event) => {
     if (event.key === "/" && !event.ctrlKey && !event.metaKey && !event.altKey && document.activeElement !== filter) {
       event.preventDefault();
