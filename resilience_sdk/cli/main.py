@@ -48,6 +48,9 @@ COMMANDS = {
     "straggler": Command("resilience_sdk.cli.straggler", "who is slow in a run; change its thresholds while it runs"),
     "status": Command("resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents"),
     "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
+    "report": Command(
+        "resilience_sdk.cli.report", "one page of a run in one file: what happened, why, where time went"
+    ),
     "goodput": Command("resilience_sdk.cli.goodput", "where the time of a run went, over all its jobs"),
     "plan": Command("resilience_sdk.cli.plan", "how often to save, and the expected share of useful time"),
     "history": Command("resilience_sdk.cli.history", "what recurs over many runs; history index DIR... takes runs in"),
