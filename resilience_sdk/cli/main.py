@@ -48,7 +48,10 @@ COMMANDS = {
     "straggler": Command("resilience_sdk.cli.straggler", "who is slow in a run; change its thresholds while it runs"),
     "status": Command("resilience_sdk.cli.status", "how a run is doing: state, ranks, checkpoints, incidents"),
     "why": Command("resilience_sdk.cli.why", "every incident: which rank, where, why, what to do"),
-    "dashboard": Command("resilience_sdk.cli.dashboard", "a page with many runs and the live report of each"),
+    "report": Command(
+        "resilience_sdk.cli.report", "one page of a run in one file: what happened, why, where time went"
+    ),
+    "dashboard": Command("resilience_sdk.cli.dashboard", "a page with many runs, and the live report of each"),
     "goodput": Command("resilience_sdk.cli.goodput", "where the time of a run went, over all its jobs"),
     "plan": Command("resilience_sdk.cli.plan", "how often to save, and the expected share of useful time"),
     "history": Command("resilience_sdk.cli.history", "what recurs over many runs; history index DIR... takes runs in"),

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
-from resilience_sdk.goodput.ledger import Ledger, Stretch
+from resilience_sdk.goodput.ledger import Ledger, Reading, Stretch
 from resilience_sdk.goodput.poisson import limits
 
 RATIOS: Mapping[str, str] = {
