@@ -70,6 +70,7 @@ class Dashboard:
             Route("/static/{name}", self._file),
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: self._failed}, lifespan=self._lifespan)
+        app.router.redirect_slashes = False  # it would lead to whatever host the request has named
         self._app: ASGIApp = Door(app, hosts or Hosts(), token, self._message)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

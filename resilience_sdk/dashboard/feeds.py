@@ -25,7 +25,8 @@ HEARTBEAT_S = 15.0
 RETRY_MS = 2000
 _SEND_WITHIN_S = 20.0
 _MOST_VIEWERS = 100
-_BUSY_SHARE = 0.05  # of a core at most, for one subject
+_BUSY_SHARE = 0.1  # of a core, for one subject
+_LONGEST_PAUSE_S = 3.0
 
 Parts = Mapping[str, str]
 
@@ -109,7 +110,7 @@ class Feed:
                 for viewer in self.viewers:
                     viewer.tell(changed, set(gone))
             took_s = loop.time() - began_s
-            await asyncio.sleep(max(self._every_s, took_s / _BUSY_SHARE))
+            await asyncio.sleep(max(self._every_s, min(took_s / _BUSY_SHARE, _LONGEST_PAUSE_S)))
 
 
 class Feeds:

@@ -174,6 +174,7 @@ class RunReader:
             takes_self=True,
         )
     )
+    looked_s: float = float("-inf")
     _times: _Times = ()
     _files: _Files = attrs.field(factory=dict)
     _read_to: dict[str, int] = attrs.field(factory=dict)
@@ -187,6 +188,7 @@ class RunReader:
 
     def look(self, live: Sequence[Mapping[str, Any]] = ()) -> RunSummary:
         """Renew the summary; `live` are its ranks on this host. Never raises for what stands in the directory."""
+        self.looked_s = time.monotonic()
         try:
             self.summary = self._look(live)
         except FileNotFoundError:
@@ -395,11 +397,11 @@ class RunBook:
         until_s = time.monotonic() + within_s
         self._find()
         live = live_ranks_of({str(path) for path in self._readers})
-        readers = sorted(self._readers.values(), key=lambda reader: reader.summary.state == "unread")
-        for reader in readers:
+        # Those that were not looked at for longest come first, so that each gets its turn.
+        for reader in sorted(self._readers.values(), key=lambda reader: reader.looked_s):
             reader.look(live.get(str(reader.path), ()))
             if time.monotonic() >= until_s:
-                break  # a run that is over is looked at in no time, so the next look gets further
+                break
 
     def _find(self) -> None:
         now_s = time.monotonic()
