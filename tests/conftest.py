@@ -1,6 +1,7 @@
 """Helpers of this folder can be imported by all tests."""
 
 import gc
+import importlib
 import os
 import sys
 from functools import cache
@@ -64,5 +65,8 @@ def _a_page(lines):
 
 def pytest_collection_finish():
     """Leave what was imported until now, with frameworks most of what there is, out of all collections of garbage."""
+    # pytest's plugin of hypothesis loads it at the end at the latest, and it looks for who refers to trio's dice
+    # (selenium brings trio): nobody, once they are frozen, which is a warning.
+    importlib.import_module("hypothesis")
     gc.collect()
     gc.freeze()

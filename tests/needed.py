@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,12 @@ def library(module: str, extra: str) -> Any:
 def program(name: str, package: str) -> str:
     """Return where a program of a Debian package is."""
     return shutil.which(name) or missing(f"{name} is missing: apt-get install {package}")
+
+
+def fetched(variable: str, what: str) -> Path:
+    """Return the file that a variable names: `.ci/run` fetches what neither Debian nor the index of Python has."""
+    path = os.environ.get(variable)
+    return Path(path) if path else missing(f"{variable} names no {what}: .ci/run shows how to fetch it")
 
 
 def missing(why: str) -> Any:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NO_TOKEN = "none"  # noqa: S105 - the word that refuses one
+OPEN = "/static/"  # files of this package, which the page that asks for the token needs as well
 _METHODS = ("GET", "HEAD")
 _LONGEST_TOKEN = 256
 _LONGEST_QUERY = 4096
@@ -188,7 +189,7 @@ class Door:
                 "The request named a host that this dashboard does not know as its own. Where it is reached by that "
                 "name on purpose, start it with --allow-host NAME.",
             )  # fmt: skip
-        elif self._pass is None or self._pass.is_brought(headers):
+        elif self._pass is None or scope["path"].startswith(OPEN) or self._pass.is_brought(headers):
             if self._pass is not None and _token_in(scope) is not None:
                 await _redirect(send_guarded, scope)
             else:

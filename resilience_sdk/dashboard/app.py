@@ -27,7 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from resilience_sdk import report
-from resilience_sdk.dashboard.access import Door, Hosts, policy
+from resilience_sdk.dashboard.access import OPEN, Door, Hosts, policy
 from resilience_sdk.dashboard.feeds import EVERY_S, EventStream, Feeds
 from resilience_sdk.dashboard.pages import ListPage, RunPages, environment
 from resilience_sdk.dashboard.runs import RunBook
@@ -67,7 +67,7 @@ class Dashboard:
             Route("/run/{id}", self._show_run),
             Route("/run/{id}/events", self._stream(self._run_events)),
             Route("/report/{name}", self._download),
-            Route("/static/{name}", self._file),
+            Route(OPEN + "{name}", self._file),
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: self._failed}, lifespan=self._lifespan)
         app.router.redirect_slashes = False  # it would lead to whatever host the request has named

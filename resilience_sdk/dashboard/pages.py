@@ -29,7 +29,7 @@ from resilience_sdk.report.page import render_page, render_sections
 from resilience_sdk.report.read import read_run
 
 _HERE = Path(__file__).parent
-_LIST_WITHIN_S = 0.15
+_LIST_WITHIN_S = 0.1
 _FEED_WITHIN_S = 0.5
 _LONGEST_NUMBER = 1e15
 _MOST_KNOWN = 16
@@ -68,6 +68,8 @@ def environment() -> jinja2.Environment:
     )
     made.filters |= {"iso": iso, "when": when, "number": number, "percent": percent, "value": value}
     made.globals |= {"version": __version__, "kinds": KINDS}
+    for name in made.list_templates():
+        made.get_template(name)  # compiled before somebody waits for it
     return made
 
 

@@ -38,6 +38,7 @@ MODULES = (
     "clean_ends",
     "lightning_signals",
     "hang",
+    "dashboard",
     "everything",
 )
 

@@ -7,6 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
+from browser import browser  # noqa: F401 - a fixture
 from stub_driver import build_stub
 
 

@@ -103,11 +103,12 @@ def test_a_name_that_anybody_may_point_here_is_refused(runs: Path, host: str, is
 def test_a_token_is_asked_of_everybody(runs: Path) -> None:
     """As a header, or once in the address; then it is a cookie of another value, and the address is without it."""
     with dashboard(runs, token=TOKEN) as client:
-        for address in ("/", "/run/x", "/run/x/events", "/events", "/static/list.css", "/report/x.html", "/nothing"):
+        for address in ("/", "/run/x", "/run/x/events", "/events", "/static", "/report/x.html", "/nothing"):
             answer = client.get(address)
             assert answer.status_code == 401, address
             assert answer.headers["www-authenticate"] == "Bearer"
             assert "content-security-policy" in answer.headers
+        assert client.get("/static/list.css").status_code == 200  # of this package, for the page that asks
         for wrong in ("Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer \xe9", TOKEN):
             assert client.get("/", headers={"Authorization": wrong.encode("latin-1")}).status_code == 401
         assert client.get("/", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
