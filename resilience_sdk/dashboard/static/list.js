@@ -48,6 +48,7 @@
     document.getElementById("runs").hidden = left === 0;
     document.getElementById("none").hidden = all > 0;
     nomatch.hidden = left > 0 || all === 0;
+    filter.closest("label").hidden = all === 0;
     const told = words.length ? `${left} of ${all}` : "";
     if (shown.textContent !== told) shown.textContent = told;
   }
@@ -75,7 +76,6 @@
     button.addEventListener("click", () => sortBy(head.dataset.key));
     head.replaceChildren(button);
   }
-  filter.closest("label").hidden = false;
   filter.addEventListener("input", () => { sift(); keep(); });
   document.getElementById("clear").addEventListener("click", () => { filter.value = ""; sift(); keep(); filter.focus(); });
   document.getElementById("counts").addEventListener("click", (event) => {

@@ -48,11 +48,9 @@
     status.textContent = dot + text;
     status.className = `live ${word}`;
     if (!list) {
-      status.style.cssText = `white-space:nowrap;font-size:.82rem;font-weight:600;color:var(--${{ live: "good", wait: "soft", lost: "bad" }[word]})`;
+      status.style.cssText = `font-size:.82rem;font-weight:600;line-height:1.25;text-align:right;color:var(--${{ live: "good", wait: "soft", lost: "bad" }[word]})`;
     }
   }
-
-  const clock = () => new Date().toLocaleTimeString();
 
   function heard() {
     clearTimeout(silence);
@@ -61,7 +59,8 @@
 
   function lost() {
     stop();
-    say("lost", `connection lost at ${clock()}, trying again`);
+    say("lost", "connection lost, trying again");
+    status.title = `since ${new Date().toLocaleTimeString()}`;
     retry = setTimeout(begin, AGAIN_MS);
   }
 
@@ -75,7 +74,7 @@
   function begin() {
     stop();
     source = new EventSource(`${location.pathname.replace(/\/$/, "")}/events`);
-    source.addEventListener("open", () => { say("live", "live"); heard(); });
+    source.addEventListener("open", () => { say("live", "live"); status.removeAttribute("title"); heard(); });
     source.addEventListener("beat", heard);
     source.addEventListener("parts", (event) => { heard(); take(JSON.parse(event.data)); });
     source.addEventListener("error", () => {
