@@ -134,6 +134,8 @@ class ListPage:
 
     def _parts(self, table: RunTable) -> dict[str, str]:
         parts = {f"run-{row.id}": self._html_of(row) for row in table.rows}
+        if len(self._rows) > 2 * len(parts):  # runs that are gone
+            self._rows = {row.id: self._rows[row.id] for row in table.rows if row.id in self._rows}
         counts = {word: sum(row.state == word for row in table.rows) for word in STATES}
         return {
             **parts,
@@ -180,7 +182,7 @@ class RunPages:
 
     def is_known(self, identity: str) -> bool:
         """Tell whether there is such a run."""
-        return self._book.path_of(identity) is not None
+        return self._path_of(identity) is not None
 
     def page(self, identity: str, *, live: bool = True) -> Page | None:
         """Return the report of a run, None where there is no such run."""
@@ -200,8 +202,12 @@ class RunPages:
         known = self._known_run(identity)
         return {} if known is None else known.read()[1]
 
-    def _known_run(self, identity: str) -> _KnownRun | None:
+    def _path_of(self, identity: str) -> Path | None:
         path = self._book.path_of(identity)
+        return path if path is not None and path.is_dir() else None
+
+    def _known_run(self, identity: str) -> _KnownRun | None:
+        path = self._path_of(identity)
         if path is None:
             return None
         with self._lock:

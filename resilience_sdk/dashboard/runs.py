@@ -384,15 +384,6 @@ class RunBook:
                 self._find()
         return self._ids.get(identity)
 
-    def summary_of(self, identity: str) -> RunSummary | None:
-        """Look at one run again."""
-        path = self.path_of(identity)
-        with self._lock:
-            reader = None if path is None else self._readers.get(path)
-            if reader is None:
-                return None
-            return reader.look(live_ranks_of([str(reader.path)]).get(str(reader.path), ()))
-
     def _look(self, within_s: float) -> None:
         until_s = time.monotonic() + within_s
         self._find()

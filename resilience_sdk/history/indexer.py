@@ -43,9 +43,10 @@ def run_directories(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Pat
     found: dict[str, None] = {}
     problems = []
     for folder in map(Path, folders):
-        below = [folder] if (folder / "journal").is_dir() else []
-        if not below and folder.is_dir():
-            below = sorted(one for one in folder.iterdir() if (one / "journal").is_dir())
+        # Not `Path.is_dir`, which raises for what belongs to somebody else.
+        below = [folder] if os.path.isdir(folder / "journal") else []
+        if not below and os.path.isdir(folder):
+            below = sorted(one for one in folder.iterdir() if os.path.isdir(one / "journal"))
         if not below:
             problems.append(f"{folder} is no run directory and has none in it")
         found.update(dict.fromkeys(os.path.realpath(one) for one in below))

@@ -117,7 +117,7 @@
       const hadFocus = place && place.contains(document.activeElement);
       if (place) place.replaceWith(row);
       else list.append(row);
-      if (hadFocus) row.querySelector("a").focus({ preventScroll: true });
+      if (hadFocus) row.querySelector("a")?.focus({ preventScroll: true });
     } else if (place && place.dataset.part) {
       place.innerHTML = html;
     } else if (place && window.replaceSection) {

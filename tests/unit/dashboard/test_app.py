@@ -222,6 +222,17 @@ def test_a_page_knows_the_sums_of_what_stands_in_it(runs: Path) -> None:
         assert set(re.findall(r"sha256-[^'&]+", own)) == {one.strip("'") for one in sums}
 
 
+def test_a_run_that_was_removed_has_no_page_any_more(tmp_path: Path) -> None:
+    """Nor events or a file; its row goes with the next look."""
+    (path,) = fleet(tmp_path, 1)
+    with dashboard(tmp_path) as client:
+        (address,) = links(client.get("/").text)
+        assert client.get(address).status_code == 200
+        path.rename(tmp_path.parent / "elsewhere")
+        for gone in (address, f"{address}/events", f"/report/{address.rpartition('/')[2]}.html"):
+            assert client.get(gone).status_code == 404
+
+
 def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
     """And one that is not there yet; the first run appears by itself."""
     for folder in (tmp_path, tmp_path / "later"):
