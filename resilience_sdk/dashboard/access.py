@@ -14,7 +14,6 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Callable, Iterable
-from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
@@ -144,12 +143,12 @@ class Pass:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.is_token(given.strip()):
             return True
-        try:
-            cookies = SimpleCookie(headers.get("cookie", ""))
-        except CookieError:
-            return False
-        found = cookies.get(self.cookie)
-        return found is not None and hmac.compare_digest(found.value.encode(), self.value.encode())
+        # Not `http.cookies`, which forgets what stands behind a cookie of somebody else that it does not like.
+        for cookie in headers.get("cookie", "").split(";"):
+            name, _, value = cookie.strip().partition("=")
+            if name == self.cookie and hmac.compare_digest(value.encode("utf-8", "replace"), self.value.encode()):
+                return True
+        return False
 
     def set_cookie(self) -> str:
         """Return the header that sets it."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,12 +30,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from resilience_sdk import report
+from resilience_sdk.core.console import say_once
+from resilience_sdk.core.words import one_line
 from resilience_sdk.dashboard.access import OPEN, Door, Hosts, policy
 from resilience_sdk.dashboard.feeds import EVERY_S, EventStream, Feeds
 from resilience_sdk.dashboard.pages import ListPage, RunPages, environment
 from resilience_sdk.dashboard.runs import RunBook
 
 _THREADS = 4
+_POOL = "resilience-dashboard"
 _LIST = "list"
 _STATIC = Path(__file__).parent / "static"
 _OF_REPORTS = Path(report.__file__).parent / "templates"
@@ -52,7 +58,7 @@ class Dashboard:
         self, book: RunBook, *, hosts: Hosts | None = None, token: str | None = None, every_s: float = EVERY_S
     ) -> None:
         """Serve `book` to who names one of `hosts` and brings `token`; None: to whoever asks."""
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="resilience-dashboard")
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix=_POOL)
         self.feeds = Feeds(self._pool, every_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._templates = environment()
@@ -69,7 +75,8 @@ class Dashboard:
             Route("/report/{name}", self._download),
             Route(OPEN + "{name}", self._file),
         ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: self._failed}, lifespan=self._lifespan)
+        failures = {HTTPException: self._failed, Exception: self._broken}
+        app = Starlette(routes=routes, exception_handlers=failures, lifespan=self._lifespan)
         app.router.redirect_slashes = False  # it would lead to whatever host the request has named
         self._app: ASGIApp = Door(app, hosts or Hosts(), token, self._message)
 
@@ -81,6 +88,14 @@ class Dashboard:
         """End the answers of all pages that are open, which would last for ever. Any thread, also a signal handler."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self.feeds.close)
+
+    def has_ended(self, within_s: float) -> bool:
+        """Tell whether nobody reads any more, so many seconds after the end at the latest."""
+        until_s = time.monotonic() + within_s
+        for thread in threading.enumerate():
+            if thread.name.startswith(_POOL):
+                thread.join(max(0.0, until_s - time.monotonic()))
+        return not any(thread.name.startswith(_POOL) for thread in threading.enumerate())
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -138,6 +153,11 @@ class Dashboard:
         body = self._message(error.status_code, _TITLES.get(error.status_code, "This cannot be shown"), error.detail)
         return HTMLResponse(body, error.status_code)
 
+    async def _broken(self, _: Request, error: Exception) -> Response:
+        told = f"{type(error).__name__}: {one_line(error)}"
+        say_once(told, f"dashboard: a page could not be made: {told}")
+        return HTMLResponse(self._message(500, "This page could not be made", told), 500)
+
     def _message(self, status: int, title: str, text: str, asks_for_token: bool = False) -> bytes:
         page = self._templates.get_template("message.html")
         return page.render(title=title, text=text, asks_for_token=asks_for_token).encode()
@@ -191,4 +211,7 @@ def serve(dashboard: Dashboard, listening: socket.socket, begun: Callable[[], No
     listening.listen(_BACKLOG)  # whoever comes after `begun` and before the loop is served all the same
     begun()
     server.run([listening])
-    return _EXIT_INTERRUPTED if server.was_interrupted else 0
+    code = _EXIT_INTERRUPTED if server.was_interrupted else 0
+    if not dashboard.has_ended(_LEAVE_WITHIN_S):
+        os._exit(code)  # a thread waits for a file system that hangs, and Python would wait for the thread
+    return code

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 
 import attrs
@@ -33,6 +34,7 @@ _LIST_WITHIN_S = 0.1
 _FEED_WITHIN_S = 2.0  # nobody waits for it
 _LONGEST_NUMBER = 1e15
 _MOST_KNOWN = 16
+_PATIENCE_S = 5.0
 _FRESH_S = 0.9  # a little less than a feed waits
 _LONGER_FRESH = 10.0  # times as long as the reading took: of a long journal not every look is worth it
 LIVE_SCRIPT = (_HERE / "static" / "live.js").read_text(encoding="utf-8")
@@ -158,6 +160,7 @@ class ListPage:
         return html
 
 
+@cache
 def policy_sources() -> Mapping[str, str]:
     """Return the sums over style and scripts that stand in a report: nothing else that comes to stand there is run."""
     style, *scripts = (
@@ -233,16 +236,27 @@ class _KnownRun:
         self._took_s = 0.0
 
     def read(self) -> tuple[RunFacts, Mapping[str, str]]:
-        """Return the facts and the sections of now; of a moment ago, where it was read then or has not changed."""
-        with self._lock:
-            now_s = time.monotonic()
-            is_fresh = now_s - self._read_s < max(_FRESH_S, _LONGER_FRESH * self._took_s)
-            if self._facts is None or not is_fresh:
-                mark = mark_of(self.path)
-                if self._facts is None or mark is None or mark != self._mark:
-                    self._facts = read_run(RunDirectory(self.path))
-                    self._parts = render_sections(self._facts)
-                self._mark = mark
-                self._read_s = time.monotonic()
-                self._took_s = self._read_s - now_s
+        """Return the facts and the sections of now; of a moment ago, where it was read then or has not changed.
+
+        Raises TimeoutError where somebody else reads it for the first time, and does not come to an end.
+        """
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            if self._facts is None:
+                raise TimeoutError("it is still being read: its journal is long, or its file system hangs")
             return self._facts, self._parts
+        try:
+            return self._read(time.monotonic())
+        finally:
+            self._lock.release()
+
+    def _read(self, now_s: float) -> tuple[RunFacts, Mapping[str, str]]:
+        if self._facts is not None and now_s - self._read_s < max(_FRESH_S, _LONGER_FRESH * self._took_s):
+            return self._facts, self._parts
+        mark = mark_of(self.path)
+        if self._facts is None or mark is None or mark != self._mark:
+            facts = read_run(RunDirectory(self.path))
+            self._parts, self._facts = render_sections(facts), facts
+        self._mark = mark
+        self._read_s = time.monotonic()
+        self._took_s = self._read_s - now_s
+        return self._facts, self._parts

@@ -23,7 +23,7 @@ from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import current_holder, unheld_for_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import one_line
-from resilience_sdk.errors import ConfigError, ResilienceError
+from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.summary import goodput
 from resilience_sdk.history.indexer import run_directories
@@ -38,6 +38,8 @@ _FIND_EVERY_S = 3.0
 _ASK_EVERY_S = 10.0  # the index
 _SETTLED_AFTER_S = 90.0  # longer than a lease is believed without being renewed
 _LOOK_CLOSELY_EVERY_S = 60.0
+_TRY_AGAIN_S = 30.0
+_PATIENCE_S = 3.0
 _MOST_RUNS = 1000
 _MOST_OF_A_NAME = 40
 _INCIDENT_ID = re.compile(r"\d{4,}-[a-z]+")
@@ -70,7 +72,6 @@ class RunSummary:
     attempt: int | None = None
     step: int | None = None
     step_is_global: bool | None = None
-    world_size: int | None = None
     goodput: float | None = None
     incidents: int = 0
     last_incident: LastIncident | None = None
@@ -182,20 +183,28 @@ class RunReader:
     _state: RunState = attrs.field(factory=RunState)
     _incidents: dict[str, LastIncident] = attrs.field(factory=dict)
     _outcome: dict[str, Any] | None = None
-    _problem: str | None = None
+    _unread: str | None = None
+    """Journal files that cannot be read."""
+    _torn: str | None = None
+    """Why the outcome cannot be read."""
+    _again_s: float = float("-inf")
+    """When to try again, after a failure."""
     _looked_closely_s: float = float("-inf")
     _is_settled: bool = False
 
     def look(self, live: Sequence[Mapping[str, Any]] = ()) -> RunSummary:
         """Renew the summary; `live` are its ranks on this host. Never raises for what stands in the directory."""
         self.looked_s = time.monotonic()
+        if self.looked_s < self._again_s:
+            return self.summary
         try:
             self.summary = self._look(live)
         except FileNotFoundError:
             self.summary = self._gone()
-        except (OSError, ResilienceError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever one run holds, the others are shown
             self._forget()
-            told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._again_s = self.looked_s + _TRY_AGAIN_S
+            told = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             self.summary = attrs.evolve(self._bare(), state="unreadable", detail=one_line(told))
         return self.summary
 
@@ -235,14 +244,14 @@ class RunReader:
         self._read_to |= contents.read_to
         self._files = files
         unread = "; ".join(contents.unreadable_files)
-        self._problem = f"journal file not read: {one_line(unread)}" if unread else None
+        self._unread = f"journal file not read: {one_line(unread)}" if unread else None
 
     def _read_records(self, run_dir: RunDirectory) -> None:
         """Read what is replaced as a whole: the outcome, and incidents that the journal does not tell of."""
         try:
-            self._outcome = read_outcome(run_dir)
+            self._outcome, self._torn = read_outcome(run_dir), None
         except ConfigError as error:
-            self._outcome, self._problem = None, one_line(error)
+            self._outcome, self._torn = None, one_line(error)
         names: list[str] = []
         with contextlib.suppress(OSError):
             names = sorted(name for name in os.listdir(run_dir.incidents) if _INCIDENT_ID.fullmatch(name))
@@ -261,7 +270,7 @@ class RunReader:
         state, outcome = self._state, self._outcome
         word = state_name(run_dir, state, outcome, is_running=is_running)
         alive_s_ago = 0.0 if is_running else unheld_for_s(run_dir)
-        detail = self._problem
+        detail = self._unread or self._torn
         if word == "ended" and outcome is not None:
             detail = detail or one_line(outcome["verdict"] or "unknown")
         elif word == "running" and state.stall is not None:
@@ -270,7 +279,7 @@ class RunReader:
         last = max(self._incidents.values(), key=lambda one: (one.at or 0.0, one.id), default=None)
         return attrs.evolve(
             self._bare(), state=word, detail=detail, attempt=state.attempt, step=step, step_is_global=is_global,
-            world_size=state.world_size, goodput=self._goodput(alive_s_ago),
+            goodput=self._goodput(alive_s_ago),
             incidents=len(self._incidents), last_incident=last, started_at=state.started_at,
             last_at=state.last_event_at if not is_running else None,
         )  # fmt: skip
@@ -295,15 +304,15 @@ class RunReader:
             return bare
         last = None
         if known.incident is not None:
-            last = LastIncident(
-                one_line(known.incident), known.kind or "", known.incident_at, text=one_line(known.summary or "")
-            )
+            name, kind, text = (one_line(told or "") for told in (known.incident, known.kind, known.summary))
+            last = LastIncident(name, kind, known.incident_at, text=text)
         return attrs.evolve(
             bare, incidents=known.incidents, last_incident=last, started_at=known.first_at, last_at=known.last_at
         )
 
     def _forget(self) -> None:
-        self._times, self._files, self._is_settled, self._outcome, self._problem = (), {}, False, None, None
+        self._times, self._files, self._is_settled = (), {}, False
+        self._outcome = self._unread = self._torn = None
         self._read_to, self._ledger, self._state, self._incidents = {}, Ledger(), RunState(), {}
 
 
@@ -379,9 +388,12 @@ class RunBook:
 
     def path_of(self, identity: str) -> Path | None:
         """Return the directory of a run that is known; a new one is looked for."""
-        if identity not in self._ids:
-            with self._lock:
+        # Whoever looks may wait for a file system that hangs: what is known is answered meanwhile.
+        if identity not in self._ids and self._lock.acquire(timeout=_PATIENCE_S):
+            try:
                 self._find()
+            finally:
+                self._lock.release()
         return self._ids.get(identity)
 
     def _look(self, within_s: float) -> None:

@@ -20,12 +20,16 @@ TestClient = needed.library("starlette.testclient", "dashboard").TestClient
 
 
 @contextmanager
-def dashboard(*folders: Path, token: str | None = None, hosts: Hosts | None = None) -> Iterator[Any]:
+def dashboard(
+    *folders: Path, token: str | None = None, hosts: Hosts | None = None, raises: bool = True
+) -> Iterator[Any]:
     """Serve these folders in the block."""
     from resilience_sdk.dashboard.app import Dashboard
 
     app = Dashboard(RunBook(FoundRuns([str(folder) for folder in folders])), hosts=hosts, token=token)
-    with TestClient(app, base_url="http://127.0.0.1:8484", follow_redirects=False) as client:
+    with TestClient(
+        app, base_url="http://127.0.0.1:8484", follow_redirects=False, raise_server_exceptions=raises
+    ) as client:
         yield client
 
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from told_fleet import ToldFleetRun
 
+from resilience_sdk.dashboard import pages
 from resilience_sdk.dashboard.access import Hosts
 from resilience_sdk.dashboard.pages import number, percent
 
@@ -121,6 +122,11 @@ def test_a_token_is_asked_of_everybody(runs: Path) -> None:
         assert cookie.endswith("; HttpOnly; SameSite=Strict; Path=/")
         assert TOKEN not in cookie
         assert client.get("/").status_code == 200  # the client keeps it
+        among_others = f'_xsrf="a\xff b"; {{"x": 1}}; {cookie.partition(";")[0]}; z'.encode("latin-1")
+        client.cookies.clear()
+        assert client.get("/").status_code == 401
+        assert client.get("/", headers={"Cookie": among_others}).status_code == 200
+        client.get(f"/?token={TOKEN}")
         again = client.get(f"/?token={TOKEN}")
         assert (again.status_code, again.headers["location"]) == (303, "/")
 
@@ -231,6 +237,26 @@ def test_a_run_that_was_removed_has_no_page_any_more(tmp_path: Path) -> None:
         path.rename(tmp_path.parent / "elsewhere")
         for gone in (address, f"{address}/events", f"/report/{address.rpartition('/')[2]}.html"):
             assert client.get(gone).status_code == 404
+
+
+def test_a_page_that_cannot_be_made_says_so(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the headers of every page, and once on the screen of whoever serves it."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise LookupError("<b>a mistake of ours</b>")
+
+    with dashboard(runs, raises=False) as client:
+        address = links(client.get("/").text)[0]
+        monkeypatch.setattr(pages, "render_page", fail)
+        for _ in range(2):
+            answer = client.get(address)
+            assert answer.status_code == 500
+            assert "LookupError: &lt;b&gt;a mistake of ours" in answer.text
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert client.get("/").status_code == 200
+    assert capfd.readouterr().err.count("a mistake of ours") == 1
 
 
 def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:

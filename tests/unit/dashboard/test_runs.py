@@ -12,12 +12,17 @@ from unittest import mock
 import needed
 import pytest
 from dashboard_fleet import fleet, odd
+from dashboards import dashboard  # noqa: F401 - what the pages need is there, or these tests are left out
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from told_fleet import ToldFleetRun
+from told_run import EVENTS
 
 from resilience_sdk.core.journal import Event
 from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.dashboard import runs
+from resilience_sdk.dashboard.pages import ListPage, environment
 from resilience_sdk.dashboard.runs import FoundRuns, IndexedRuns, RunBook, RunReader, run_id
 from resilience_sdk.history.indexer import Index
 
@@ -119,6 +124,46 @@ def test_every_odd_directory_has_a_summary(tmp_path: Path) -> None:
     assert RunReader(tmp_path / "nowhere").look().state == "gone"
     with mock.patch("os.scandir", side_effect=PermissionError(13, "Permission denied")):
         assert RunReader(tmp_path / "empty").look().state == "unreadable"
+
+
+@given(events=st.lists(EVENTS, max_size=12), outcome=st.binary(max_size=40))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_journal_holds(tmp_path_factory: pytest.TempPathFactory, events: list[Any], outcome: bytes) -> None:
+    """It comes to a summary, as a whole and line by line; one run never hides the others."""
+    folder = tmp_path_factory.mktemp("any")
+    path = folder / "run"
+    RunDirectory.create(path)
+    file = path / "journal" / "h-launcher-1.jsonl"
+    (path / "outcome.json").write_bytes(outcome)
+    slowly = RunReader(path)
+    for event in events:
+        with file.open("a") as out:
+            out.write(json.dumps(event) + "\n")
+        assert slowly.look().state in ("lost", "ended", "empty"), slowly.summary.detail
+    assert RunReader(path).look().state in ("lost", "ended", "empty")
+    ListPage(RunBook(FoundRuns([str(folder)])), environment()).page()
+
+
+def test_a_run_that_breaks_us_is_named_and_left_alone_for_a_while(tmp_path: Path) -> None:
+    """The others are there."""
+    for name in ("good", "bad"):
+        told(tmp_path / name).close()
+    book = RunBook(FoundRuns([str(tmp_path)]))
+    real = runs.read_journal
+
+    def read(directory: Path, since: Any = None) -> Any:
+        calls.append(directory)
+        if directory.parent.name == "bad":
+            raise TypeError("a mistake of ours")
+        return real(directory, since=since)
+
+    calls: list[Path] = []
+    with mock.patch.object(runs, "read_journal", read):
+        for _ in range(5):
+            rows = {row.name: row for row in book.table(LONG_S).rows}
+    assert rows["good"].state == "lost"
+    assert (rows["bad"].state, rows["bad"].detail) == ("unreadable", "TypeError: a mistake of ours")
+    assert [path.parent.name for path in calls].count("bad") == 1
 
 
 def test_a_book_keeps_to_its_time_and_ends_up_with_all(tmp_path: Path) -> None:
