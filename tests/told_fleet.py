@@ -48,9 +48,8 @@ class ToldFleetRun:
                     self.path / "journal", writer="launcher", host=host, boot_id=f"boot-{host}", job=self.job
                 )
             self._journals[host] = journal
-        # By both clocks of the node, which booted with the run.
-        clocks = {"time": lambda: self.at, "monotonic_ns": lambda: int(self.at * 1e9)}
-        with mock.patch.multiple(time, **clocks):
+        steady = mock.patch.object(time, "monotonic_ns", return_value=int(self.at * 1e9))
+        with steady, mock.patch.object(time, "time", return_value=self.at):
             journal.emit(event, attempt=self._attempt, **fields)
 
     def start(self, **facts: Any) -> None:

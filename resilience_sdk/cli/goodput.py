@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
-from resilience_sdk.core.journal import read_journal
-from resilience_sdk.core.lease import current_holder, unheld_for_s
 from resilience_sdk.core.words import duration, when
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
 from resilience_sdk.goodput.summary import RATIOS, Summary
-from resilience_sdk.report.run_state import goodput_of, live_ranks
+from resilience_sdk.report.run_view import look_at
 
 _MOST_ATTEMPTS = 12
 
@@ -20,12 +18,8 @@ def main(argv: Sequence[str]) -> int:
     parser = reading_parser("goodput", "Print where the time of a run went, over all its jobs.")
     options = parser.parse_args(argv)
     run_dir = open_run_dir(options.run_dir)
-    contents = read_journal(run_dir.journal)
-    is_running = current_holder(run_dir) is not None or bool(live_ranks(run_dir))
-    summary = goodput_of(contents.events, alive_s_ago=0.0 if is_running else unheld_for_s(run_dir))
-    problems = [f"journal file not read: {name}" for name in contents.unreadable_files]
-    if contents.torn_lines:
-        problems.append(f"torn journal lines skipped: {contents.torn_lines}")
+    view = look_at(run_dir)
+    summary, is_running, problems = view.account(), view.is_running, view.problems
     if options.json:
         told = {"run_dir": str(run_dir.path), "running": is_running, **summary.to_json(), "problems": problems}
         print_json(told)

@@ -18,13 +18,13 @@ from resilience_sdk.cli.common import (
     reading_parser,
     resume_row,
 )
-from resilience_sdk.core.journal import read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import when
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.incidents import count_words
 from resilience_sdk.report.outcome import read_outcome, supervised_end
+from resilience_sdk.report.run_view import look_at
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,7 +72,7 @@ def _why_none(run_dir: RunDirectory) -> str:
     path = run_dir.path
     if holder := current_holder(run_dir):
         return f"{path} has no outcome yet: job {holder.job} is running; see resilience status {path}"
-    if told := supervised_end(read_journal(run_dir.journal).events):
+    if told := supervised_end(look_at(run_dir).events):
         return f"{path} has no outcome: {told}"
     return (
         f"{path} has no outcome: its job was killed together with its launcher, or ran under one that does "

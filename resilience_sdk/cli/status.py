@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,18 +9,17 @@ from typing import Any
 import attrs
 
 from resilience_sdk.cli.common import aligned, open_run_dir, print_json, print_lines, reading_parser, resume_row
-from resilience_sdk.core.journal import JournalContents, read_journal
-from resilience_sdk.core.lease import current_holder, unheld_for_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import ago, duration, when
-from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.slowness import slowness_of, standing_of
 from resilience_sdk.goodput.step_time import step_time_of
+from resilience_sdk.goodput.summary import Summary
 from resilience_sdk.incidents import IncidentStore, count_words, step_words
 from resilience_sdk.incidents.record import compact_ranks, headline
 from resilience_sdk.recorder.page_layout import BEAT_KINDS
-from resilience_sdk.report.outcome import read_outcome, supervised_end
-from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, standing_now, state_name, state_of
+from resilience_sdk.report.outcome import supervised_end
+from resilience_sdk.report.run_state import standing_now
+from resilience_sdk.report.run_view import STATES, RunView, look_at, step_time_words
 
 _MOST_RANKS = 16
 _MOST_VERDICTS = 8
@@ -42,20 +40,12 @@ def main(argv: Sequence[str]) -> int:
 
 def collect(run_dir: RunDirectory) -> dict[str, Any]:
     """Return the status object that `--json` prints. Unreadable parts are named in `problems`, not fatal."""
-    problems: list[str] = []
-    journal = _journal(run_dir, problems)
-    state = state_of(journal.events)
-    holder = current_holder(run_dir)
-    live = live_ranks(run_dir)
-    try:
-        outcome = read_outcome(run_dir)
-    except ConfigError as error:
-        outcome = None
-        problems.append(str(error))
+    view = look_at(run_dir)
+    state, holder, live, problems = view.state, view.holder, view.live, view.problems
     return {
         "run_dir": str(run_dir.path),
-        "state": state_name(run_dir, state, outcome, is_running=bool(holder or live)),
-        "outcome": outcome,
+        "state": view.standing,
+        "outcome": view.outcome,
         "in_use_by": None if holder is None else {"job": holder.job, "host": holder.host, "pid": holder.pid},
         "job": state.job,
         "attempt": state.attempt,
@@ -70,14 +60,14 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         if state.checkpoint_at is None
         else {"step": state.checkpoint_step, "at": state.checkpoint_at},
         "passed_over": [state.passed_over[step] for step in sorted(state.passed_over, reverse=True)],
-        "stragglers": _stragglers(run_dir, problems, state, is_running=bool(holder or live)),
-        "stall": state.stall if holder or live else None,
-        **_steps(journal.events),
-        "goodput": _goodput(journal.events, 0.0 if holder or live else unheld_for_s(run_dir)),
+        "stragglers": _stragglers(view),
+        "stall": state.stall if view.is_running else None,
+        **_steps(view.events),
+        "goodput": _goodput(view.account()),
         "incidents": _incidents(run_dir, problems),
         "degraded": state.degraded,
-        "supervised": supervised_end(journal.events),
-        "journal": {"events": len(journal.events), "torn_lines": journal.torn_lines},
+        "supervised": supervised_end(view.events),
+        "journal": {"events": view.digest.count, "torn_lines": view.digest.torn_lines},
         "problems": problems,
     }
 
@@ -90,35 +80,18 @@ def _steps(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"step_time": told, "why_slow": None if slow is None else attrs.asdict(slow)}
 
 
-def _goodput(events: Sequence[dict[str, Any]], alive_s_ago: float | None) -> dict[str, Any] | None:
-    summary = goodput_of(events, alive_s_ago=alive_s_ago)
-    buckets = {bucket.value: seconds for bucket, seconds in summary.buckets.items()}
-    told = {"wall_s": summary.wall_s, "goodput": summary.goodput, "ettr": summary.ettr, "buckets": buckets}
-    return told if summary.attempts else None
+def _goodput(account: Summary) -> dict[str, Any] | None:
+    buckets = {bucket.value: seconds for bucket, seconds in account.buckets.items()}
+    told = {"wall_s": account.wall_s, "goodput": account.goodput, "ettr": account.ettr, "buckets": buckets}
+    return told if account.attempts else None
 
 
-def _journal(run_dir: RunDirectory, problems: list[str]) -> JournalContents:
-    try:
-        os.listdir(run_dir.journal)  # a glob over an unreadable directory is silently empty
-        contents = read_journal(run_dir.journal)
-    except OSError as error:
-        problems.append(f"cannot read {run_dir.journal}: {error.strerror}; nothing is known about the ranks")
-        return JournalContents(events=(), torn_lines=0, unreadable_files=())
-    if contents.torn_lines:
-        lines = "line was" if contents.torn_lines == 1 else "lines were"
-        problems.append(f"{contents.torn_lines} torn journal {lines} skipped")
-    problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
-    return contents
-
-
-def _stragglers(
-    run_dir: RunDirectory, problems: list[str], state: RunState, *, is_running: bool
-) -> list[dict[str, Any]] | None:
+def _stragglers(view: RunView) -> list[dict[str, Any]] | None:
     """Return the verdicts that stand in the attempt that runs; None where nothing runs or is known."""
     try:
-        standing = standing_now(run_dir, state, is_running=is_running)
+        standing = standing_now(view.run_dir, view.state, is_running=view.is_running)
     except PermissionError as error:
-        problems.append(str(error))
+        view.problems.append(str(error))
         standing = None
     if standing is None or not standing.enabled:
         return None
@@ -140,19 +113,10 @@ def _incidents(run_dir: RunDirectory, problems: list[str]) -> dict[str, Any]:
     }
 
 
-_STATES = {
-    "running": "running",
-    "finished": "finished: training is complete",
-    "ended": "ended",
-    "lost": "no job holds it and none told how it ended: killed with its launcher, or under a foreign one",
-    "empty": "nothing has run in it yet",
-}
-
-
 def render(status: dict[str, Any], now: float) -> list[str]:
     """Return the status as lines for a person; `now` is Unix time in seconds."""
     lost = status["supervised"] if status["state"] == "lost" else None
-    rows = [("run directory", status["run_dir"]), ("state", lost or _STATES[status["state"]])]
+    rows = [("run directory", status["run_dir"]), ("state", lost or STATES[status["state"]])]
     if outcome := status["outcome"]:
         reason = f", {outcome['reason']}" if outcome["reason"] else ""
         code = "unknown" if outcome["exit_code"] is None else outcome["exit_code"]
@@ -232,7 +196,7 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if steps := status["step_time"]:
         parts = [f"{part['name']} {part['share']:.0%}" for part in _parts(steps["sections"])]
-        words = [f"{_step_time_words(steps['step_s'])} each over {count_words(steps['steps'])}", *parts]
+        words = [f"{step_time_words(steps['step_s'])} each over {count_words(steps['steps'])}", *parts]
         if steps["work_per_s"]:
             words.append(f"{steps['work_per_s']:.4g} of work per second")
         rows.append(("steps", ", ".join(words)))
@@ -248,10 +212,6 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
 def _parts(sections: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the sections worth a word: no heartbeat, which is the whole, and nothing below one per cent."""
     return [part for part in sections if part["kind"] not in BEAT_KINDS and part["share"] >= 0.01][:_MOST_SECTIONS]
-
-
-def _step_time_words(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _incident_rows(status: dict[str, Any], now: float) -> list[tuple[str, str]]:

@@ -317,7 +317,7 @@ def _is_sound(event: Mapping[str, Any]) -> bool:
     try:
         shares = [float(told[key]) for told in event["sections"] for key in ("share", "least", "most")]
         numbers = [float(event["wall_s"]), *shares, *(int(told["rank"]) for told in event["sections"])]
-        has_ranks = isinstance(event["ranks"], list) and bool(event["ranks"])
-        return has_ranks and event["steps"] > 0 and numbers[0] > 0 and all(0 <= n < 1e15 for n in numbers)
+        is_whole = isinstance(event["ranks"], list) and bool(event["ranks"]) and isinstance(event["sections"], list)
+        return is_whole and event["steps"] > 0 and numbers[0] > 0 and all(0 <= n < 1e15 for n in numbers)
     except (KeyError, TypeError, ValueError, OverflowError):
         return False

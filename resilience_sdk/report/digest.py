@@ -223,9 +223,9 @@ class _DigestReading:
                 self.events.append(self._slim(event))
             elif name == _PROGRESS:
                 self.misshapen += not add(event)
-                newest[name, _hashable(event.get("job")), _hashable(event.get("attempt"))] = event
+                newest[name, str(event.get("job")), str(event.get("attempt"))] = event
             elif name == _STEP_TIME:
-                newest[name, _hashable(event.get("job")), _hashable(event.get("attempt"))] = event
+                newest[name, str(event.get("job")), str(event.get("attempt"))] = event
             elif event.get("rank") in (0, None):
                 self._take_values(event)
 
@@ -256,6 +256,8 @@ _REDUCED = frozenset({_PROGRESS, _STEP_TIME, Event.LOSS.value, Event.METRICS.val
 
 def number(value: object) -> float | None:
     """Return a finite number of a size that can be drawn, None for anything else."""
+    if type(value) is float:
+        return value if -_MOST_NUMBER < value < _MOST_NUMBER else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if -_MOST_NUMBER < value < _MOST_NUMBER else None
@@ -277,10 +279,10 @@ def _not_finite(value: object) -> str | None:
 
 
 def _times(own: Any, count: int) -> Sequence[float]:
+    """Return a time for each rank, NaN where it told none."""
     if not isinstance(own, list) or len(own) != count:
         return [NAN] * count
+    with contextlib.suppress(TypeError):  # None among them
+        if min(own) >= 0 and sum(own) < _MOST_NUMBER:  # as nearly always; no sum with a NaN is less
+            return own
     return [NAN if (one := number(value)) is None or one < 0 else one for value in own]
-
-
-def _hashable(value: object) -> object:
-    return value if isinstance(value, (str, int)) else None

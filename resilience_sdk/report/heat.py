@@ -59,21 +59,35 @@ def _means(
     """
     place_of = {rank: place for place, rank in enumerate(ranks)}
     bases_of = [[place_of[rank] * columns for rank in group] for group in rows.ranks_of]
-    sums, weights = array("d", bytes(8 * len(ranks) * columns)), array("f", bytes(4 * len(ranks) * columns))
+    sums, weights = array("d", bytes(8 * len(ranks) * columns)), array("d", bytes(8 * len(ranks) * columns))
+
+    def add(group: int, column: int, weight: float, values: Sequence[float]) -> None:
+        for base, value in zip(bases_of[group], values, strict=True):
+            if value == value:
+                sums[base + column] += value
+                weights[base + column] += weight
+
+    # What all ranks of a node tell is added up as one, which is most of it.
+    whole: dict[tuple[int, int], tuple[float, list[float]]] = {}
     told, means = rows.own_ms, rows.mean_s
     for at, wall_s, group, offset, mean_s in zip(rows.at, rows.wall_s, rows.groups, rows.offsets, means, strict=True):
-        bases = bases_of[group]
-        values = told[offset : offset + len(bases)] if own else [mean_s] * len(bases)
+        count = len(bases_of[group])
+        values = told[offset : offset + count] if own else [mean_s] * count
+        is_whole = sum(values) == sum(values)
         begin, end = (at - wall_s - began) / width, (at - began) / width
         for column in range(max(0, int(begin)), min(columns - 1, int(end)) + 1):
             weight = min(end, column + 1) - max(begin, column)
             if weight <= 0:
-                weight = 1e-6 if begin == end else 0.0
-            if weight > 0:
-                for base, value in zip(bases, values, strict=True):
-                    if value == value:
-                        sums[base + column] += value * weight
-                        weights[base + column] += weight
+                continue
+            if not is_whole:
+                add(group, column, weight, [value * weight for value in values])
+            elif (known := whole.get((group, column))) is None:
+                whole[group, column] = weight, [value * weight for value in values]
+            else:
+                sofar = [a + value * weight for a, value in zip(known[1], values, strict=True)]
+                whole[group, column] = known[0] + weight, sofar
+    for (group, column), (weight, values) in whole.items():
+        add(group, column, weight, values)
     for place, weight in enumerate(weights):
         sums[place] = sums[place] / weight if weight else math.nan
     return sums

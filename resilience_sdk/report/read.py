@@ -21,7 +21,8 @@ from resilience_sdk.core.words import duration, one_line, when
 from resilience_sdk.goodput.slowness import WhySlow, slowness_of, standing_of
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
 from resilience_sdk.goodput.summary import Summary
-from resilience_sdk.incidents import Incident, IncidentStore, step_words
+from resilience_sdk.incidents import Incident, IncidentStore, count_words, step_words
+from resilience_sdk.postmortem.exit_codes import JobVerdict
 from resilience_sdk.recorder.page_layout import BEAT_KINDS
 from resilience_sdk.report import timeline
 from resilience_sdk.report.cards import checkpoint_cards, finding_cards, incident_cards, text
@@ -34,8 +35,9 @@ from resilience_sdk.report.facts import (
     StragglerFacts,
 )
 from resilience_sdk.report.heat import heat_map
+from resilience_sdk.report.outcome import supervised_end
 from resilience_sdk.report.run_state import RankHistory
-from resilience_sdk.report.run_view import STATES, RunView, look_at, untold_stall, untold_words
+from resilience_sdk.report.run_view import STATES, RunView, look_at, step_time_words, untold_stall, untold_words
 from resilience_sdk.report.series import loss_curves, step_time_curves
 from resilience_sdk.report.why_page import ending_words
 from resilience_sdk.straggler.published import read_report
@@ -47,7 +49,6 @@ _MOST_SCORES = 40
 _MOST_WORST = 5
 _MOST_SHARES = 16
 _MOST_PROBLEMS = 50
-_START_AGAIN = "Start the same command again: it resumes from the last checkpoint."
 _T = TypeVar("_T")
 
 
@@ -185,33 +186,36 @@ def headline_of(
     """Return the first thing that is read of a run: what happened, why, what to do now."""
     standing, ending = view.standing, view.ending
     last = incidents[-1] if incidents else None
+    last_words = None if last is None else last.headline
     more = (f"resilience why {view.run_dir.path}",) if incidents else ()
     if standing == "running":
         what, why = _running_words(view, account, steps)
         why = why or (text(slow.text) if slow is not None else None)
         if last is not None and last.recovered_at is None and last.action != "none":
-            return Headline(standing, what, why or last.headline, last.what_to_change, more)
+            return Headline(standing, what, why or last_words, last.what_to_change, more)
         return Headline(standing, what, why, None, more)
     if ending.verdict is not None:
         what, hint, resume = ending_words(ending)
-        is_over = standing == "finished" or ending.verdict == "finished"
-        if is_over:
-            faults = len(view.state.degraded) if last is None else None
-            why = f"{_incidents_words(incidents)} on the way, the last one: {last.headline}" if last else None
-            return Headline(standing, text(what), why, None, more if faults is None else ())
-        why = last.headline if last is not None else None
-        change = last.what_to_change if last is not None else None
+        if standing == "finished" or ending.verdict == JobVerdict.FINISHED.value:
+            why = None if last is None else f"{_incidents_words(incidents)} on the way, the last one: {last_words}"
+            return Headline(standing, text(what), why, None, more)
+        change = None if last is None else last.what_to_change
         said = " ".join(filter(None, (change, hint))) or None
-        commands = (printable(resume), *more) if resume else more
-        return Headline(standing, text(what), why, said, commands)
+        return Headline(standing, text(what), last_words, said, (printable(resume), *more) if resume else more)
     if standing == "lost":
-        what = STATES["lost"][0].upper() + STATES["lost"][1:] + "."
-        why = untold_words(untold) if untold is not None else last.headline if last is not None else None
-        status = (f"resilience status {view.run_dir.path}",)
-        return Headline(
-            standing, what, why, "Start the same command again: it resumes from the last checkpoint.", status
-        )
-    return Headline(standing, STATES[standing][0].upper() + STATES[standing][1:] + ".")
+        ended = supervised_end(view.events)
+        told = untold_words(untold) if untold is not None else last_words
+        why = told or f"The last thing it told of was at {when(view.state.last_event_at)}."
+        step = view.state.checkpoint_step
+        saved = "the SDK knows of no checkpoint" if step is None else f"it resumes after {count_words(step)}"
+        commands = more or (f"resilience status {view.run_dir.path}",)
+        what = _sentence(STATES["lost"]) if ended is None else _sentence(ended)
+        return Headline(standing, what, why, f"Start the same command again: {saved}.", commands)
+    return Headline(standing, _sentence(STATES[standing]))
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{text(words[1:]).rstrip('.')}."
 
 
 def _incidents_words(incidents: Sequence[IncidentFacts]) -> str:
@@ -228,16 +232,11 @@ def _running_words(view: RunView, account: Summary | None, steps: StepTime | Non
     if account is not None and account.goodput is not None:
         words.append(f"{account.goodput:.0%} of {duration(account.wall_s)} was productive")
     if steps is not None:
-        words.append(f"a step takes {duration_of_step(steps.step_s)}")
+        words.append(f"a step takes {step_time_words(steps.step_s)}")
     stall = view.state.stall
     if stall is None:
         return ", ".join(words) + ".", None
     return f"Nothing has progressed since {when(stall['since'])}.", text(stall["text"])
-
-
-def duration_of_step(seconds: float) -> str:
-    """Return the time of a step in its unit."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _stragglers(view: RunView) -> StragglerFacts | None:

@@ -23,7 +23,7 @@ from resilience_sdk.health.findings import HealthSign, signs_near
 from resilience_sdk.incidents import Incident, stall_at, standing_words
 from resilience_sdk.report.digest import JournalDigest, LossRows, ProgressRows, read_digest
 from resilience_sdk.report.outcome import read_outcome
-from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, state_of
+from resilience_sdk.report.run_state import RunState, goodput_of, live_ranks, state_name, state_of
 from resilience_sdk.report.why_page import JobEnding
 
 STATES = {
@@ -63,13 +63,7 @@ class RunView:
     @property
     def standing(self) -> str:
         """One of `STATES`."""
-        if self.is_running:
-            return "running"
-        if self.run_dir.is_finished():
-            return "finished"
-        if self.own_outcome is not None:
-            return "ended"
-        return "lost" if self.state.last_event else "empty"
+        return state_name(self.run_dir, self.state, self.outcome, is_running=self.is_running)
 
     @property
     def own_outcome(self) -> dict[str, Any] | None:
@@ -185,3 +179,8 @@ def untold_stall(view: RunView, incidents: Sequence[Incident]) -> Incident | Non
 def untold_words(hang: Incident) -> str:
     """Return that in one sentence."""
     return f"The job was killed while {one_line(standing_words(hang))}; it has no incident of that."
+
+
+def step_time_words(seconds: float) -> str:
+    """Return the time of a step in its unit."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

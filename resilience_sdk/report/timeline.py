@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from resilience_sdk.core.journal import Event
 from resilience_sdk.core.words import one_line
-from resilience_sdk.goodput.ledger import shortened
+from resilience_sdk.goodput.ledger import Stretch, shortened
 from resilience_sdk.goodput.summary import Summary
 from resilience_sdk.incidents import compact_ranks, count_words
 from resilience_sdk.report.digest import LossRows, number, step_of
@@ -59,9 +61,15 @@ def attempts_of(account: Summary, incidents: Iterable[IncidentFacts]) -> tuple[t
 
 def segments_of(account: Summary) -> tuple[Segment, ...]:
     """Return the run's time in its order; of thousands of stretches the shortest have become part of others."""
+    joined: list[Stretch] = []
+    for one in account.stretches:
+        last = joined[-1] if joined else None
+        if last is not None and (last.bucket, last.account, last.ended_at) == (one.bucket, one.account, one.began_at):
+            joined[-1] = attrs.evolve(last, ended_at=one.ended_at)
+        else:
+            joined.append(one)
     return tuple(
-        Segment(one.bucket.value, one.began_at, one.ended_at, one.account)
-        for one in shortened(account.stretches, MOST_SEGMENTS)
+        Segment(one.bucket.value, one.began_at, one.ended_at, one.account) for one in shortened(joined, MOST_SEGMENTS)
     )
 
 

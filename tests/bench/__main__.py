@@ -31,6 +31,7 @@ MODULES = (
     "monitor_cost",
     "stragglers",
     "straggler_fleet",
+    "report",
     "checkpoints",
     "restart",
     "preemptions",

@@ -8,7 +8,7 @@ import pytest
 from harness import job
 
 from resilience_sdk.checkpoint.store import verify_checkpoint
-from resilience_sdk.cli.why import find_notes
+from resilience_sdk.report.run_view import find_notes
 
 TWO = ("--nproc-per-node", "2")
 

@@ -16,6 +16,7 @@ from resilience_sdk.telemetry.tail import Line
 _HIDDEN = ("v", "t", "mono_ns", "boot_id", "event")
 _LONG = ("settings", "trace")  # which nobody reads on a screen
 _WARNINGS = frozenset({"suspect", "stall", "straggler", "degraded", "preempt_notice", "ckpt_skip"})
+_NUMBERS = frozenset({"progress", "loss"})  # rows of a curve, one after the other
 _ERRORS = frozenset({"confirmed", "incident", "ckpt_fail", "ckpt_quarantine"})
 
 
@@ -43,8 +44,8 @@ class Console(Sink):
         self._logger = own_logger(structlog.PrintLogger(sys.stderr), [renderer])
 
     def digest(self, line: Line) -> Sequence[Mapping[str, Any]]:
-        """Every line is told."""
-        return (line.event,)
+        """Every line is told; to people not those that are only drawn."""
+        return () if self._form == "text" and line.event.get("event") in _NUMBERS else (line.event,)
 
     def send(self, items: deque[Mapping[str, Any]]) -> None:
         """Print."""

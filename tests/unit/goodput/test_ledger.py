@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from told_run import EVENTS
 
 from resilience_sdk.goodput.buckets import Bucket, Trained, split_training
-from resilience_sdk.goodput.ledger import Ledger
+from resilience_sdk.goodput.ledger import Ledger, Reading, Stretch, shortened
 from resilience_sdk.goodput.summary import ettr, summarize
 
 Told = tuple[float, str, dict[str, Any]]
@@ -40,6 +41,21 @@ def attempt(at: float, number: int = 0, **fields: Any) -> Told:
 def beats(at: float, number: int = 0) -> list[Told]:
     """Two ranks step for the first time."""
     return [(at, "first_beat", {"rank": rank, "attempt": number}) for rank in (0, 1)]
+
+
+def agree_with_buckets(reading: Reading) -> None:
+    """The stretches are in order, and of each bucket as long as it is; training is one of them but for its hangs."""
+    found = dict.fromkeys(Bucket, 0.0)
+    for one in reading.stretches:
+        assert one.seconds > 0
+        found[one.bucket] += one.seconds
+    raw = dict(reading.buckets)
+    for part in (Bucket.DATA, Bucket.CHECKPOINT, Bucket.REPLAYED):
+        raw[Bucket.PRODUCTIVE] += raw.pop(part)
+    for bucket, seconds in raw.items():
+        assert found[bucket] == pytest.approx(seconds, rel=1e-6, abs=1e-3), bucket
+    assert all(a.ended_at <= b.began_at for a, b in itertools.pairwise(reading.stretches))
+    assert all((one.account is None) == (one.bucket is Bucket.IDLE) for one in reading.stretches)
 
 
 START = [(1000.0, "run_start", {}), attempt(1004.0, rendezvous_s=3.0)]
@@ -103,6 +119,11 @@ def test_a_hang_counts_from_where_the_rank_stood() -> None:
     ]  # fmt: skip
     ledger = ledger_of(*START, *beats(1010.0), stall, *ended, attempt(1174.0, 1), *beats(1180.0, 1))
     assert buckets(ledger, 1190.0) == {"startup": 7, "rendezvous": 3, "productive": 110, "hang": 62, "restart": 8}
+    stretches = [(one.bucket.value, one.began_at, one.account) for one in ledger.read(1190.0).stretches]
+    assert stretches == [
+        ("startup", 1000, 0), ("rendezvous", 1001, 0), ("startup", 1004, 0), ("productive", 1010, 0), ("hang", 1110, 0),
+        ("hang", 1170, 0), ("restart", 1172, 0), ("restart", 1173, 0), ("restart", 1174, 1), ("productive", 1180, 1),
+    ]  # fmt: skip
     told = [(1170.0, "incident", {"kind": "hang", "action": "none", "id": "1"}), (1175.0, "recovered", {"id": "1"})]
     assert buckets(ledger_of(*START, *beats(1010.0), stall, *told), 1190.0)["hang"] == 65
 
@@ -192,6 +213,7 @@ def test_whatever_a_journal_holds_every_second_is_in_one_bucket(
         assert sum(reading.buckets.values()) == pytest.approx(reading.wall_s, rel=1e-6, abs=1e-3)
         assert 0 <= (ettr(reading.buckets) or 0.0) <= 1
         summarize(ledger, now).to_json()
+        agree_with_buckets(reading)
 
 
 @given(st.floats(0, 1e9), *[st.floats(0, 1e9)] * 3, st.floats(0, 2))
@@ -203,3 +225,27 @@ def test_training_is_divided_without_a_rest(
     parts = split_training(seconds, Trained(hung_s=hung_s, checkpoint_s=save_s, data_s=data_s, lost_share=lost))
     assert sum(parts.values()) == pytest.approx(seconds)
     assert all(part >= 0 for part in parts.values())
+
+
+@given(st.lists(st.floats(0.001, 1e4), min_size=1, max_size=60), st.integers(1, 20))
+@settings(max_examples=60, deadline=None)
+def test_of_too_many_stretches_the_shortest_become_part_of_others(lengths: list[float], most: int) -> None:
+    """The time stays whole, and what lasted longest keeps its bucket."""
+    ends = [0.0, *itertools.accumulate(lengths)]
+    buckets_of = itertools.cycle(Bucket)
+    made = [Stretch(next(buckets_of), begin, end, 0) for begin, end in itertools.pairwise(ends)]
+    kept = shortened(made, most)
+    assert len(kept) == min(most, len(made))
+    assert (kept[0].began_at, kept[-1].ended_at) == (0.0, ends[-1])
+    assert all(a.ended_at == b.began_at for a, b in itertools.pairwise(kept))
+
+
+def test_a_run_of_thousands_of_attempts_keeps_its_time_in_bounds() -> None:
+    """However often it fails."""
+    ledger = ledger_of((0.0, "run_start", {}))
+    for number in range(3000):
+        ledger.apply({"t": 10.0 * number, "event": "attempt_start", "job": "job-1", "attempt": number, "ranks": [0]})
+        ledger.apply({"t": 10.0 * number + 5, "event": "first_beat", "job": "job-1", "attempt": number, "rank": 0})
+    stretches = ledger.read(40_000.0).stretches
+    assert len(stretches) <= 2001
+    assert sum(one.seconds for one in stretches) == pytest.approx(40_000.0)

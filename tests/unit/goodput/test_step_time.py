@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience_sdk.goodput.slowness import slowness_of, standing_of
-from resilience_sdk.goodput.step_time import RankSteps, node_facts, step_time_of
+from resilience_sdk.goodput.step_time import NodeProgress, RankSteps, node_facts, step_time_of
 from resilience_sdk.recorder.page_reader import LanePasses
 
 MS = 1_000_000
@@ -181,3 +181,39 @@ def test_an_event_that_is_misshapen_is_left_out(changes: dict[str, Any]) -> None
     """Of another version, or of somebody else."""
     found = step_time_of([told(a_rank(HEALTHY)) | changes])
     assert found is None or not changes.keys() & {"steps", "wall_s", "ranks", "sections"}
+
+
+def test_progress_is_what_was_done_since_it_was_told_last() -> None:
+    """Own time is that of sections in which a rank works: neither waits, nor what holds collectives."""
+    told = NodeProgress()
+    quick, slow, silent = a_rank(HEALTHY), a_rank(HEALTHY | {FWD: 60.0}), a_rank({STEP: 95.0})
+    first = told.take({0: quick, 1: slow, 2: silent})
+    assert first == {
+        "steps": 100, "wall_s": 10.0, "mean_ms": 100.0, "longest_ms": 100.0, "ranks": [0, 1, 2],
+        "own_ms": [93.0, 123.0, None],
+    }  # fmt: skip
+    assert told.take({0: quick, 1: slow, 2: silent}) is None
+    passes = [LanePasses("step", "heartbeat", 0, 101, [150 * MS]), LanePasses("fwd", "compute", 0, 101, [70 * MS])]
+    passes.append(LanePasses("bwd", "compute", 0, 101, [500 * MS], is_joint=True))
+    quick.take(passes, 102, int(10_160 * MS))
+    second = told.take({0: quick, 1: slow, 2: silent})
+    assert second is not None
+    assert (second["steps"], second["mean_ms"], second["longest_ms"]) == (1, 160.0, 160.0)
+    assert second["own_ms"][1:] == [None, None]
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_what_is_told_adds_up_to_what_was_done(looks: list[int]) -> None:
+    """However often it is told, and whatever came before the first step."""
+    rank, progress, steps, own_ms, count = RankSteps(), NodeProgress(), 0, 0.0, 1
+    rank.take([LanePasses("fwd", "compute", 0, 0, [9000 * MS])], 1, 0)
+    for new in looks:
+        rank.take([LanePasses("fwd", "compute", 0, count, [7 * MS] * new)], count + new, (count + new) * 10 * MS)
+        count += new
+        facts = progress.take({0: rank})
+        assert (facts is None) == (new == 0)
+        if facts is not None:
+            steps += facts["steps"]
+            own_ms += facts["steps"] * facts["own_ms"][0]
+    assert (steps, own_ms) == (sum(looks), pytest.approx(7.0 * sum(looks), rel=1e-3))

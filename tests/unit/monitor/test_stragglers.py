@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -17,7 +18,7 @@ from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.monitor.notices import Notices
 from resilience_sdk.monitor.ranks import RankTable
 from resilience_sdk.monitor.straggler_response import LASTING_S, Below
-from resilience_sdk.monitor.stragglers import OWN, PEERS, StragglerWatch
+from resilience_sdk.monitor.stragglers import OWN, PEERS, StepTimeWatch, StragglerWatch, progress_pause_s
 from resilience_sdk.recorder.page_directory import page_stem
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
@@ -458,3 +459,23 @@ def test_of_two_nodes_the_one_that_judges_says_that_nobody_does(tmp_path):
     assert read_standing(nodes[0].run_dir) == before
     nodes[0].train(16)
     assert read_standing(nodes[0].run_dir).enabled is False
+
+
+def test_progress_is_told_often_at_first_and_seldom_later(node):
+    """A second, then a sixtieth of the attempt's age: a run of 20 s has a curve, one of a day some hundred points."""
+    times = StepTimeWatch(node.journal)
+    for _ in range(3000):
+        node.now += 0.2
+        for recorder in node.recorders:
+            recorder.block("fwd", "compute", None).sample(50 * MS)
+            with recorder.beat("step"):
+                pass
+        for watched in node.table.all():
+            watched.refresh()
+        times.look([(watched, watched.reader.passes()) for watched in node.table.all()], node.now)
+    told = [event for event in read_journal(node.run_dir / "journal").events if event["event"] == "progress"]
+    assert 60 < len(told) < 60 + 60 * math.log(600 / 60) + 10
+    assert [(one["ranks"], set(one["own_ms"])) for one in told[1:]] == [([0, 1, 2, 3], {50.0})] * (len(told) - 1)
+    assert progress_pause_s(86_400) == 300
+    pace = [progress_pause_s(age) for age in range(0, 20_000, 100)]
+    assert pace == sorted(pace)

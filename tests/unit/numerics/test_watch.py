@@ -37,12 +37,13 @@ class Rank:
 
     skip_batches = 1
 
-    def __init__(self, run_dir, journal, restarts, is_global):
+    def __init__(self, run_dir, journal, restarts, is_global, number=1):
         self.run_dir, self.journal, self.restarts, self.is_global = run_dir, journal, restarts, is_global
+        self.number = number
         self.steps = iter(range(1000))
 
     def rank(self):
-        return 1
+        return self.number
 
     def place(self):
         return AttemptPlace("job", 0, 2)
@@ -59,10 +60,10 @@ class Rank:
 
 @pytest.fixture
 def watch(tmp_path, journal):
-    """A rank of two whose steps are the numbers of its calls."""
+    """A rank of two (1, unless another is named) whose steps are the numbers of its calls."""
 
-    def make(*, restarts=True, is_global=True, run_dir=tmp_path):
-        return watching.NumericsWatch(Rank(run_dir, journal, restarts, is_global))
+    def make(*, restarts=True, is_global=True, run_dir=tmp_path, number=1):
+        return watching.NumericsWatch(Rank(run_dir, journal, restarts, is_global, number))
 
     return make
 
@@ -177,3 +178,30 @@ def test_ranks_share_one_incident_that_names_the_right_one(tmp_path):
     (incident,) = store.all()
     assert incident.cause == "nan_loss"
     assert [item.text.split()[0] for item in incident.evidence] == ["loss", "grad_norm"]
+
+
+def test_rank_0_tells_its_loss_now_and_then(watch, journal, monkeypatch):
+    """The newest one that was read, by the helper thread, at a pace that slows down; and the last one at the end."""
+    clock = iter(range(0, 100_000, 1000))
+    monkeypatch.setattr(watching.time, "monotonic", lambda: next(clock))
+    watched = watch(number=0)
+    watched.tell()
+    for loss in (3.0, NAN, 1.0, 0.5):
+        watched.check(loss, None, "warn")
+        watched.tell()
+        watched.tell()
+    watched.close(wait=False)
+    told = [facts for event, facts in journal.told if event is Event.LOSS]
+    assert [(one["step"], one["loss"], one["grad_norm"]) for one in told] == [
+        (0, 3.0, None), (1, "nan", None), (2, 1.0, None), (3, 0.5, None),
+    ]  # fmt: skip
+
+
+def test_other_ranks_tell_none_and_nothing_is_told_twice_in_a_second(watch, journal):
+    """One curve is drawn, and the journal stays small however fast the steps are."""
+    first, other = watch(number=0), watch(number=1)
+    for _ in range(1000):
+        for watched in (first, other):
+            watched.check(1.0, 1.0, "warn")
+            watched.tell()
+    assert [event for event, _ in journal.told if event is Event.LOSS] == [Event.LOSS]

@@ -19,6 +19,7 @@ def test_every_event_is_a_line(tmp_path: Path, form: str, capsys: pytest.Capture
     run = ToldRun.make(tmp_path)
     run.begin()
     run.fail_and_recover()
+    run.tell(Event.PROGRESS, steps=7, ranks=[0], own_ms=[81.25])
     run.tell(Event.DEGRADED, what="x", why="\x1b[2Jred\nherring")
     sink = Console(run.place(), form)
     sink.open()
@@ -27,6 +28,7 @@ def test_every_event_is_a_line(tmp_path: Path, form: str, capsys: pytest.Capture
     sink.send(items)
     said = capsys.readouterr().err
     assert "\x1b[2J" not in said
+    assert ("81.25" in said) == (form == "json")  # a row of a curve is for programs
     if form == "json":
         lines = [json.loads(line) for line in said.splitlines()]
         assert len(lines) == count
