@@ -29,12 +29,12 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("--json prints the facts and writes no page: leave one of --json and --output out")
     run_dir = open_run_dir(options.run_dir)
     if options.json:
-        print_json(attrs.asdict(read_run(run_dir.path)))
+        print_json(attrs.asdict(read_run(run_dir)))
         return 0
     from resilience_sdk.report.page import render_page  # an extra brings what it needs
 
     output = run_dir.report if options.output is None else Path(options.output)
-    page = render_page(read_run(run_dir.path))
+    page = render_page(read_run(run_dir))
     write_page(output, page)
     print_lines(
         [

@@ -13,7 +13,6 @@ from resilience_sdk.report.facts import AttemptFacts, CheckpointFacts, Curve, Pi
 from resilience_sdk.report.svg import (
     AXIS,
     PIN_LETTERS,
-    TIP_CHARACTERS,
     WIDTH,
     TimeSpan,
     digits,
@@ -23,6 +22,7 @@ from resilience_sdk.report.svg import (
     percent_at,
     pin_lines,
     plot,
+    shortened,
     stretched,
     tag,
     time_axis,
@@ -32,6 +32,7 @@ from resilience_sdk.report.svg import (
 _PIN_APART = 0.026  # nearer than this, pins become one with a number
 _PIN_LEVEL = 0.055  # nearer than this, the second stands above the first
 _MOST_TOLD = 6
+_FLAT = 1e-3
 
 
 def name_of(identifier: str) -> str:
@@ -81,7 +82,7 @@ def time_strip(
                 segment.bucket,
                 scales.elapsed(segment.ended_at - segment.began_at),
                 segment.attempt is not None and f"attempt {segment.attempt}",
-                f"from {scales.utc(segment.began_at)} UTC",
+                f"from {scales.clock(segment.began_at)}",
             ),
             x=percent_at(span.share(segment.began_at)),
             width=percent_at(span.share(segment.ended_at) - span.share(segment.began_at)),
@@ -130,6 +131,18 @@ def _attempt_mark(attempt: AttemptFacts, span: TimeSpan, top: float, height: flo
     )
 
 
+def pin_keys(pins: Sequence[Pin]) -> Sequence[tuple[Markup, str]]:
+    """Return the pin of each kind that there is, with the kind."""
+    present = {pin.kind for pin in pins}
+    return [(_pin_key(kind, letter), kind) for kind, letter in PIN_LETTERS.items() if kind in present]
+
+
+def _pin_key(kind: str, letter: str) -> Markup:
+    marks = tag("circle", cx=9, cy=9, r=8), tag("text", letter, x=9, y=13)
+    picture = tag("g", *marks, class_=f"pin {kind_class(kind)}")
+    return tag("svg", picture, class_="swatch", width=18, height=18, aria_hidden="true")
+
+
 def _pins(pins: Sequence[Pin], span: TimeSpan, height: float, bar: float, cards: frozenset[str]) -> Iterable[Markup]:
     groups: list[list[Pin]] = []
     for pin in sorted(pins, key=lambda pin: (pin.at, pin.id)):
@@ -150,22 +163,33 @@ def _pin(group: Sequence[Pin], share: float, centre: float, bottom: float, cards
     told = [f"{pin.id}: {pin.label}" for pin in group[:_MOST_TOLD]]
     if len(group) > _MOST_TOLD:
         told.append(f"and {len(group) - _MOST_TOLD} more")
-    label = "; ".join(told)
+    count = f"{len(group)} at once: " if len(group) > 1 else ""
+    label = shortened(f"{count}{'; '.join(told)}, {scales.clock(group[0].at)}")
     letter = str(len(group)) if len(group) > 1 else PIN_LETTERS.get(worst.kind, "?")
+    at = percent_at(share)
+    # Not a title: it would count as text that is seen, beside the letter, which the name of a link has to contain.
     marks = (
-        tip(label, f"{scales.utc(group[0].at)} UTC"),
-        tag("line", x1=percent_at(share), x2=percent_at(share), y1=centre, y2=bottom, class_="stem"),
-        tag("circle", cx=percent_at(share), cy=centre, r=10),
-        tag("text", letter, x=percent_at(share), y=centre + 4),
+        tag("line", x1=at, x2=at, y1=centre, y2=bottom, class_="stem"),
+        tag("circle", cx=at, cy=centre, r=10),
+        tag("text", letter, x=at, y=centre + 4, aria_hidden="true"),
     )
     classes = f"pin {kind_class(worst.kind)}"
     target = next((pin.id for pin in group if pin.id in cards), None)
     if target is None:
-        return tag("g", *marks, class_=classes, tabindex=0, role="img", aria_label=label[:TIP_CHARACTERS])
-    return tag("a", *marks, class_=classes, href=f"#{name_of(target)}", aria_label=label[:TIP_CHARACTERS])
+        return tag("g", *marks, class_=classes, tabindex=0, role="img", aria_label=label, data_tip=label)
+    return tag("a", *marks, class_=classes, href=f"#{name_of(target)}", aria_label=label, data_tip=label)
 
 
 # Curves.
+
+
+def curve_edges(curves: Sequence[Curve], *, from_zero: bool) -> tuple[float, ...]:
+    """Return the ticks of an axis of values; the axis ends with them."""
+    told = scales.finite(value for curve in curves for value in curve.values)
+    low, most = (0.0 if from_zero else min(told), scales.upper_end(told)) if told else (0.0, 1.0)
+    if abs(most - low) < _FLAT * abs(most):
+        low, most = sorted((0.0, 2 * most))  # what does not change is a line in the middle, not noise from edge to edge
+    return scales.ticks(low, most)
 
 
 def curve_chart(title: str, curves: Sequence[Curve], pins: Sequence[Pin], span: TimeSpan, *, from_zero: bool) -> Markup:
@@ -173,8 +197,7 @@ def curve_chart(title: str, curves: Sequence[Curve], pins: Sequence[Pin], span: 
     height = 190.0
     told = scales.finite(value for curve in curves for value in curve.values)
     unit = curves[0].unit if curves else ""
-    most = scales.upper_end(told) if told else 1.0
-    edges = scales.ticks(0.0 if from_zero else min(told, default=0.0), most)
+    edges = curve_edges(curves, from_zero=from_zero)
     low, high = edges[0], edges[-1]
 
     def across(value: float) -> float:
@@ -258,7 +281,7 @@ def _cut_marks(curve: Curve, span: TimeSpan, high: float) -> Markup:
 def _bad_marks(curve: Curve, span: TimeSpan) -> Markup:
     drawn = []
     for at, step, word in curve.not_finite:
-        told = tip(f"{curve.name} is {word}", step is not None and f"step {step}", scales.utc(at))
+        told = tip(f"{curve.name} is {word}", step is not None and f"step {step}", scales.clock(at))
         drawn.append(_glyph("✕", span.share(at), 22, "bad", told))
     return join(drawn)
 

@@ -20,7 +20,6 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.console import printable
-from resilience_sdk.core.words import duration
 from resilience_sdk.errors import MissingExtraError
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
 from resilience_sdk.report import scales
@@ -93,6 +92,7 @@ def _render_page(facts: RunFacts, limit: int, *, live: bool, script: str) -> str
         .get_template("page.html")
         .render(
             facts=facts,
+            zone=scales.zone(facts.at),
             live=live,
             policy="; ".join(policy),
             icon=_ICON_COLOURS.get(facts.headline.state, "6b7280"),
@@ -135,8 +135,7 @@ def _environment(limit: int) -> jinja2.Environment:
         finalize=lambda value: _printed(value, limit),
     )
     environment.filters.update(
-        elapsed=lambda value: "-" if value is None else scales.elapsed(value),
-        duration=lambda value: "-" if value is None else duration(value),
+        spoken=scales.spoken,
         percent=scales.percent,
         bytes=scales.size,
         number=scales.number,
@@ -155,12 +154,12 @@ def _printed(value: object, limit: int) -> object:
     return text if len(text) <= limit else f"{text[:limit]} ... (cut)"
 
 
-def _clock(unix_s: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> Markup:
-    """Return a moment; the script adds the reader's own time."""
-    told = scales.utc(unix_s, form)
-    if told is None:
+def _clock(unix_s: float | None) -> Markup:
+    """Return a moment; the script adds the time of whoever reads."""
+    told = "" if unix_s is None else scales.clock(unix_s)
+    if unix_s is None or not told:
         return Markup("at an unknown time")
-    return svg.tag("time", told, datetime=scales.utc(unix_s, "%Y-%m-%dT%H:%M:%SZ"))
+    return svg.tag("time", told, datetime=scales.iso(unix_s))
 
 
 @attrs.frozen
@@ -190,7 +189,9 @@ def _view(facts: RunFacts) -> dict[str, Any]:
     newest_first = sorted(facts.incidents, key=lambda incident: (incident.at or 0.0, incident.id), reverse=True)
     return {
         "facts": facts,
+        "has_run": bool(facts.segments or facts.attempts or facts.incidents),
         "headline": facts.headline,
+        "jobs": len({attempt.job for attempt in facts.attempts}),
         "span": span,
         "tiles": _tiles(facts.goodput),
         "buckets": _bucket_rows(facts.goodput, facts.segments),
@@ -203,7 +204,6 @@ def _view(facts: RunFacts) -> dict[str, Any]:
             incident.id for incident in newest_first[: _NEWEST_OPEN if len(newest_first) <= _NEWEST_OPEN else 1]
         },
         "is_guess": _is_guess,
-        "longest_share": max((most for *_, most in facts.shares), default=1.0),
         "problems": facts.problems,
         "patterns": charts.patterns(),
     }
@@ -229,21 +229,21 @@ def _tiles(goodput: Mapping[str, Any]) -> list[Tile]:
     meanings = goodput.get("definitions") or {}
     low, high = goodput.get("mttf_low_s"), goodput.get("mttf_high_s")
     between = (
-        "" if low is None else f"{_spoken(low)} to {_spoken(high)}" if high is not None else f"at least {_spoken(low)}"
+        ""
+        if low is None
+        else f"{scales.spoken(low)} to {scales.spoken(high)}"
+        if high is not None
+        else f"at least {scales.spoken(low)}"
     )
     faults, lost = goodput.get("faults"), goodput.get("lost_steps")
     return [
         Tile("Goodput", scales.percent(goodput.get("goodput")), "", meanings.get("goodput", "")),
         Tile("ETTR", scales.percent(goodput.get("ettr")), "", meanings.get("ettr", "")),
         Tile("Faults", "-" if faults is None else str(faults), "", "crashes and hangs; a preemption is none"),
-        Tile("MTTF", _spoken(goodput.get("mttf_s")), between, meanings.get("mttf_s", "")),
-        Tile("MTTR", _spoken(goodput.get("mttr_s")), "", meanings.get("mttr_s", "")),
+        Tile("MTTF", scales.spoken(goodput.get("mttf_s")), between, meanings.get("mttf_s", "")),
+        Tile("MTTR", scales.spoken(goodput.get("mttr_s")), "", meanings.get("mttr_s", "")),
         Tile("Lost steps", "-" if lost is None else str(lost), "", "steps done again, over all attempts"),
     ]
-
-
-def _spoken(seconds: Any) -> str:
-    return "-" if seconds is None else duration(seconds)
 
 
 def _bucket_rows(goodput: Mapping[str, Any], segments: Sequence[Segment]) -> list[BucketRow]:
@@ -282,7 +282,7 @@ def _pictures(facts: RunFacts, span: svg.TimeSpan) -> list[tuple[str, list[Curve
             title,
             curves,
             charts.curve_chart(title, curves, facts.pins, span, from_zero=from_zero),
-            sum(_beyond(curve, curves) for curve in curves),
+            _beyond(curves, charts.curve_edges(curves, from_zero=from_zero)[-1]),
             sum(len(curve.not_finite) for curve in curves),
         )
         for title, curves, from_zero in groups
@@ -290,9 +290,5 @@ def _pictures(facts: RunFacts, span: svg.TimeSpan) -> list[tuple[str, list[Curve
     ]
 
 
-def _beyond(curve: Curve, group: Sequence[Curve]) -> int:
-    told = scales.finite(value for one in group for value in one.values)
-    if not told:
-        return 0
-    high = scales.ticks(min(0.0, *told), scales.upper_end(told))[-1]
-    return sum(value > high for value in scales.finite(curve.values))
+def _beyond(curves: Sequence[Curve], high: float) -> int:
+    return sum(value > high for curve in curves for value in scales.finite(curve.values))

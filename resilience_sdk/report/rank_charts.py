@@ -24,13 +24,14 @@ from resilience_sdk.report.svg import (
     tip,
 )
 
+_MAP_HEIGHT = 640
 HEAT_STEPS = (0.9, 1.1, 1.25, 1.5, 2.0, 4.0)
 """Between the classes of a heat map: as the others from the first to the second, slower from there on."""
 
 
-def share_with_range(mean: float, least: float, most: float, longest: float) -> Markup:
-    """Return a bar with the range over the ranks as a whisker; `longest` fills the cell."""
-    mean, least, most = (scales.share_of(value, 0, longest) for value in (mean, least, most))
+def share_with_range(mean: float, least: float, most: float) -> Markup:
+    """Return a share of a step as a bar, with its range over the ranks as a whisker; a whole step fills the cell."""
+    mean, least, most = (scales.share_of(value, 0, 1) for value in (mean, least, most))
     return tag(
         "svg",
         tag("rect", y=2, width="100%", height=12, rx=2, class_="track"),
@@ -78,7 +79,7 @@ def heat_legend() -> Sequence[tuple[Markup, str]]:
 def heat_map(heat: HeatMap, pins: Sequence[Pin], span: TimeSpan) -> Markup:
     """Return ranks over time: one row can be focused, the script tells its cells."""
     count = max(1, len(heat.rows))
-    row_height = 24.0 if count <= 8 else 16.0 if count <= 24 else 10.0
+    row_height = max(4.0, min(24.0, _MAP_HEIGHT // count))
     height = row_height * count
     every = max(1, math.ceil(15 / row_height))
     labels = [(row_height * (row + 0.5), _ranks(*heat.rows[row])) for row in range(0, len(heat.rows), every)]

@@ -299,11 +299,6 @@ def goodput_of(events: Iterable[Mapping[str, Any]], *, alive_s_ago: float | None
     ledger = Ledger()
     for event in events:
         ledger.apply(event)
-    return goodput_now(ledger, alive_s_ago=alive_s_ago)
-
-
-def goodput_now(ledger: Ledger, *, alive_s_ago: float | None) -> Summary:
-    """Return the account of a ledger up to the last sign of the job, so many seconds ago, or else its last event."""
     if alive_s_ago is None:
         return summarize(ledger)
     now = ledger.when(time.time(), time.monotonic_ns(), boot_id())

@@ -9,6 +9,8 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 
+from resilience_sdk.core.words import duration, when
+
 _LARGEST = 1e300
 _SMALLEST_SPAN = 1e-9  # of the larger end: below that ticks would fall together
 _ELAPSED_STEPS = (
@@ -114,12 +116,35 @@ def size(count: float | None) -> str:
     return f"{count:.3g} PB"
 
 
-def utc(unix_s: float | None, form: str = "%Y-%m-%d %H:%M:%S") -> str | None:
-    """Return Unix time as date and time in UTC, so that a page says the same to all of its readers; None: unknown."""
+def clock(unix_s: float | None) -> str:
+    """Return Unix time as the date and time of this machine, as all commands do; empty where it is unknown."""
+    told = when(unix_s)
+    return "" if told == when(None) else told
+
+
+def zone(unix_s: float) -> str:
+    """Return the zone of `clock`, such as `CET, +01:00`."""
     try:
-        return None if unix_s is None else time.strftime(form, time.gmtime(unix_s))
+        there = time.localtime(unix_s)
+    except (OverflowError, ValueError, OSError):
+        there = time.localtime(0)
+    minutes = abs(there.tm_gmtoff) // 60
+    return f"{there.tm_zone}, {'-' if there.tm_gmtoff < 0 else '+'}{minutes // 60:02d}:{minutes % 60:02d}"
+
+
+def iso(unix_s: float) -> str | None:
+    """Return Unix time as machines read it; None where it is none."""
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))
     except (OverflowError, ValueError, OSError):
         return None
+
+
+def spoken(seconds: float | None) -> str:
+    """Return a duration for a table: as all commands have it, and milliseconds below a second."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    return f"{seconds * 1000:.3g} ms" if 0 < abs(seconds) < 0.95 else duration(seconds)
 
 
 def upper_end(values: Sequence[float]) -> float:

@@ -72,8 +72,12 @@ def percent_at(share: float) -> str:
 
 def tip(*parts: object) -> Markup:
     """Return the title of a mark: a few words for each part that is there."""
-    told = ", ".join(str(part) for part in parts if part)
-    return tag("title", told if len(told) <= TIP_CHARACTERS else told[:TIP_CHARACTERS] + "...")
+    return tag("title", shortened(", ".join(str(part) for part in parts if part)))
+
+
+def shortened(text: str) -> str:
+    """Return a text that is read beside the pointer."""
+    return text if len(text) <= TIP_CHARACTERS else f"{text[: TIP_CHARACTERS - 3]}..."
 
 
 def join(parts: Iterable[Markup]) -> Markup:
@@ -111,7 +115,7 @@ def pin_lines(pins: Sequence[Pin], span: TimeSpan, bottom: float) -> Markup:
     """Return a line for each pin, from the upper edge down."""
     drawn = []
     for pin in pins:
-        at, told = percent_at(span.share(pin.at)), tip(f"{pin.kind} {pin.id}", pin.label, scales.utc(pin.at))
+        at, told = percent_at(span.share(pin.at)), tip(f"{pin.kind} {pin.id}", pin.label, scales.clock(pin.at))
         drawn.append(tag("line", told, x1=at, x2=at, y1=0, y2=bottom, class_=f"pin-line {kind_class(pin.kind)}"))
     return join(drawn)
 
