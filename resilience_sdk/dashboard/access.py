@@ -9,11 +9,10 @@ known.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
@@ -54,15 +53,10 @@ _HEADERS = {
 }
 
 
-def policy(**more: str) -> str:
-    """Return the content policy as a header has it; `more` adds sources (`script_src`, `style_src`)."""
-    added = {name.replace("_", "-"): sources for name, sources in more.items()}
+def policy(more: Mapping[str, str] | None = None) -> str:
+    """Return the content policy as a header has it; `more` are further sources, by directive."""
+    added = more or {}
     return "; ".join(f"{name} {sources} {added.get(name, '')}".strip() for name, sources in POLICY.items())
-
-
-def digest_source(text: str) -> str:
-    """Return the source that allows a style or script that stands in a page, by its sum."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def token_of(text: str | None, *, host: str, is_loopback: bool) -> str | None:

@@ -123,7 +123,7 @@ class Dashboard:
         page = await self._in_pool(lambda: self._runs.page(identity))
         if page is None:
             raise _no_such_run()
-        return HTMLResponse(page.html, headers={"Content-Security-Policy": policy(**page.sources)})
+        return HTMLResponse(page.html, headers={"Content-Security-Policy": policy(page.sources)})
 
     async def _run_events(self, request: Request) -> EventStream:
         identity = request.path_params["id"]
@@ -140,7 +140,7 @@ class Dashboard:
             raise _no_such_run()
         # An id is made of letters, digits and dashes.
         headers = {"Content-Disposition": f'attachment; filename="report-{identity}.html"'}
-        return HTMLResponse(page.html, headers={**headers, "Content-Security-Policy": policy(**page.sources)})
+        return HTMLResponse(page.html, headers={**headers, "Content-Security-Policy": policy(page.sources)})
 
     async def _file(self, request: Request) -> Response:
         name = request.path_params["name"]

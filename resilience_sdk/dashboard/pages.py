@@ -11,22 +11,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 
 import attrs
 import jinja2
 
-from resilience_sdk import report
 from resilience_sdk._version import __version__
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import when
-from resilience_sdk.dashboard.access import digest_source
 from resilience_sdk.dashboard.feeds import digest
 from resilience_sdk.dashboard.runs import RunBook, RunSummary, RunTable, mark_of, shown
 from resilience_sdk.incidents.record import KINDS
 from resilience_sdk.report.facts import RunFacts
-from resilience_sdk.report.page import render_page, render_sections
+from resilience_sdk.report.page import allowed, render_page, render_sections
 from resilience_sdk.report.read import read_run
 
 _HERE = Path(__file__).parent
@@ -160,15 +157,6 @@ class ListPage:
         return html
 
 
-@cache
-def policy_sources() -> Mapping[str, str]:
-    """Return the sums over style and scripts that stand in a report: nothing else that comes to stand there is run."""
-    style, *scripts = (
-        (Path(report.__file__).parent / "templates" / name).read_text("utf-8") for name in ("style.css", "page.js")
-    )
-    return {"style_src": digest_source(style), "script_src": " ".join(map(digest_source, [*scripts, LIVE_SCRIPT]))}
-
-
 def seen(parts: Mapping[str, str]) -> str:
     """Return what a page shows, so that it need not show it again when a feed begins."""
     return " ".join(f"{name}:{digest(text)}" for name, text in parts.items())
@@ -194,11 +182,11 @@ class RunPages:
             return None
         facts, parts = known.read()
         if not live:
-            return Page(render_page(facts), parts, policy_sources())
+            return Page(render_page(facts), parts, allowed())
         html = render_page(facts, live=True, script=LIVE_SCRIPT)
         # Beside its own parts, a page that lives has to know what it shows.
         html = html.replace("</head>", f'<meta name="seen" content="{seen(parts)}">\n</head>', 1)
-        return Page(html, parts, policy_sources())
+        return Page(html, parts, allowed(LIVE_SCRIPT))
 
     def parts(self, identity: str) -> Mapping[str, str]:
         """Return the parts of a report, for a feed."""
