@@ -21,7 +21,7 @@ FLOORS: dict[int, set[str]] = {
     5: {"monitor", "rank"},
     6: {"health", "launcher", "telemetry"},
     7: {"report"},
-    8: {"__main__", "adapters", "auto", "cli", "demo"},
+    8: {"__main__", "adapters", "auto", "cli", "dashboard", "demo"},
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 # Same floor, and meant: (importer, imported)
@@ -31,7 +31,7 @@ NEIGHBOURS = {
     ("hang", "attribution"),  # only hang.notices: which frames are the user's
     ("postmortem", "cluster"),  # only postmortem.report: one node reports for all
     ("rank", "monitor"),  # only monitor.spawn: a rank starts the monitor of its node
-    ("__main__", "cli"), ("cli", "demo"),
+    ("__main__", "cli"), ("cli", "dashboard"), ("cli", "demo"),
 }  # fmt: skip
 # The package itself wires its floors together: `recorder` asks it how recording starts, `checkpoint` whose job it is,
 # `monitor` where it lies, and the demo's training script uses it as any user does.

@@ -62,6 +62,7 @@ COMMANDS = {
     "report": Command(
         "resilience_sdk.cli.report", "one page of a run in one file: what happened, why, where time went", work=_READS
     ),
+    "dashboard": Command("resilience_sdk.cli.dashboard", "a page with many runs, and the live report of each"),
     "goodput": Command("resilience_sdk.cli.goodput", "where the time of a run went, over all its jobs", work=_READS),
     "plan": Command(
         "resilience_sdk.cli.plan",

@@ -93,6 +93,17 @@ WHERE a.run = :run AND a.job = :job AND a.launched = r.launched AND a.alias IS N
 """
 _TOTALS = "SELECT COUNT(*), SUM(events), MIN(first_at), MAX(last_at) FROM runs WHERE events > 0"
 _VERSION = "SELECT version FROM index_version"
+_RUNS = """
+SELECT r.path, r.first_at, r.last_at, f.incident, f.kind, f.at, f.summary, f.of_all
+FROM runs r LEFT JOIN (
+  SELECT run, incident, kind, at, summary, COUNT(*) OVER (PARTITION BY run) AS of_all,
+    ROW_NUMBER() OVER (PARTITION BY run ORDER BY at DESC) AS place
+  FROM (SELECT run, incident, MIN(kind) AS kind, MIN(at) AS at, MIN(summary) AS summary
+        FROM failures GROUP BY run, incident) told
+) f ON f.run = r.id AND f.place = 1
+WHERE r.generation = (SELECT MAX(o.generation) FROM runs o WHERE o.path = r.path)
+ORDER BY r.last_at DESC
+"""
 _MOST_CHANGES = 12
 _UNTOLD = ("settings.run_dir", "argv")  # which differ from run to run anyway
 
@@ -116,6 +127,21 @@ class Recurring:
     high_s: float | None
     changed: tuple[dict[str, Any], ...] = ()
     """What the job in which it came first was started with, and the job before was not: `{what, before, after}`."""
+
+
+@attrs.frozen
+class IndexedRun:
+    """A run directory as the index knows it, by its newest use. Times are Unix seconds."""
+
+    path: str
+    first_at: float | None
+    last_at: float | None
+    incident: str | None
+    """Id of the newest one."""
+    kind: str | None
+    incident_at: float | None
+    summary: str | None
+    incidents: int
 
 
 @attrs.frozen
@@ -185,6 +211,15 @@ class History:
         """Return how much is indexed."""
         ((runs, events, first_at, last_at),) = self._ask(_TOTALS)
         return {"runs": runs, "events": int(events or 0), "first_at": first_at, "last_at": last_at}
+
+    def runs(self) -> list[IndexedRun]:
+        """Return every run directory with its newest incident, those that told something last first."""
+        return [
+            IndexedRun(
+                row.path, row.first_at, row.last_at, row.incident, row.kind, row.at, row.summary, int(row.of_all or 0)
+            )
+            for row in self._ask(_RUNS)
+        ]  # fmt: skip
 
     def failures(self) -> list[Failure]:
         """Return all failures, by time; one that several nodes have told counts once. They are read once."""

@@ -74,13 +74,18 @@ def render_sections(facts: RunFacts) -> dict[str, str]:
     return _render_sections(facts, _TEXT_LIMITS[0])
 
 
+def allowed(script: str = "") -> dict[str, str]:
+    """Return what a page with this script brings along and may use, by directive of its policy: the sums of each."""
+    scripts = filter(None, (_read("page.js"), script))
+    return {"style-src": _hash(_read("style.css")), "script-src": " ".join(map(_hash, scripts))}
+
+
 def _render_page(facts: RunFacts, limit: int, *, live: bool, script: str) -> str:
     style, own_script = _read("style.css"), _read("page.js")
     scripts = [own_script, script] if script else [own_script]
     policy = [
         "default-src 'none'",
-        f"style-src {_hash(style)}",
-        f"script-src {' '.join(map(_hash, scripts))}",
+        *(f"{kind} {sums}" for kind, sums in allowed(script).items()),
         "img-src data:",
         *(["connect-src 'self'"] if live else []),
         "base-uri 'none'",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,18 +213,25 @@ def live_ranks(run_dir: RunDirectory, env: Mapping[str, str] | None = None) -> l
 
     Never raises and never makes anything: a job elsewhere, of another user or version is simply not seen.
     """
+    wanted = os.path.realpath(run_dir.path)
+    return live_ranks_of([wanted], env).get(wanted, [])
+
+
+def live_ranks_of(run_dirs: Collection[str], env: Mapping[str, str] | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Return the same of many run directories, by their real paths, in one look; none for one without a live rank."""
     if not hasattr(os, "getuid"):
-        return []
+        return {}
     from resilience_sdk.recorder.page_directory import page_directories
 
-    found: dict[int, dict[str, Any]] = {}
-    wanted = os.path.realpath(run_dir.path)
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     for pages in page_directories(environ.environment() if env is None else env):
-        if _run_dir_of(pages) == wanted:
-            for rank in _ranks_in(pages):
-                if rank["attempt"] >= found.get(rank["rank"], rank)["attempt"]:
-                    found[rank["rank"]] = rank
-    return [found[rank] for rank in sorted(found)]
+        if (run_dir := _run_dir_of(pages)) not in run_dirs or run_dir is None:
+            continue
+        for rank in _ranks_in(pages):
+            known = found.setdefault(run_dir, {})
+            if rank["attempt"] >= known.get(rank["rank"], rank)["attempt"]:
+                known[rank["rank"]] = rank
+    return {run_dir: [ranks[rank] for rank in sorted(ranks)] for run_dir, ranks in found.items()}
 
 
 def _run_dir_of(pages: Path) -> str | None:

@@ -39,6 +39,7 @@ MODULES = (
     "clean_ends",
     "lightning_signals",
     "hang",
+    "dashboard",
     "everything",
 )
 

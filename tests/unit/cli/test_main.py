@@ -50,7 +50,8 @@ def test_commands_have_help_and_refuse_what_they_do_not_know(name: str, capsys: 
             main(words)
         assert left.value.code == 0
     assert f"resilience {name}" in capsys.readouterr().out
-    for words, hint in (([name, "--jsn"], "did you mean --json?"), ([name, "--bad-luck=7"], f"{name} --help")):
+    misspelt, option = ("--prot", "--port") if name == "dashboard" else ("--jsn", "--json")
+    for words, hint in (([name, misspelt], f"did you mean {option}?"), ([name, "--bad-luck=7"], f"{name} --help")):
         assert main(words) == 2
         said = capsys.readouterr()
         assert (said.out, len(said.err.splitlines())) == ("", 1)

@@ -1,0 +1,350 @@
+"""The dashboard as its users have it: the command in another directory, a real browser, and a job that really runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import needed
+import pytest
+from browser import DOWN, ENTER
+from dashboard_fleet import HOSTILE, fleet, hostile, odd
+from harness import PROJECT, job
+
+pytestmark = pytest.mark.slow
+for _module in ("jinja2", "starlette", "uvicorn"):
+    needed.library(_module, "dashboard")
+
+PATIENCE_S = 60.0
+RUNS = 20
+_ADDRESS = re.compile(r"http://\S+:(\d+)/")
+
+
+@attrs.define
+class Served:
+    """A dashboard that runs."""
+
+    process: subprocess.Popen[str]
+    url: str
+    port: int
+
+    def get(self, path: str = "", **headers: str) -> tuple[int, str]:
+        """Return status and text of an answer; redirects are not followed."""
+        request = urllib.request.Request(self.url + path, headers=headers)
+        opener = urllib.request.build_opener(_Stay())
+        try:
+            with opener.open(request, timeout=PATIENCE_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def end(self, number: int) -> tuple[int, str]:
+        """Send a signal; return exit code and what was said."""
+        self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, said
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+@contextlib.contextmanager
+def served(folder: Path, *words: str, port: int = 0, **env: str) -> Iterator[Served]:
+    """Start the command in a directory of its own, as a person does."""
+    elsewhere = folder.parent / f"cwd-{folder.name}"
+    elsewhere.mkdir(exist_ok=True)
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "resilience_sdk", "dashboard", *(words or (str(folder),)), "--port", str(port)],
+        cwd=elsewhere,
+        env={**kept, "PYTHONPATH": str(PROJECT), "RESILIENCE_PAGE_DIR": str(elsewhere), **env},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = _ADDRESS.search(line)
+        assert found is not None, line + process.stderr.read()
+        yield Served(process, found[0].rstrip("/"), int(found[1]))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs of every kind."""
+    folder = tmp_path_factory.mktemp("dashboard") / "runs"
+    folder.mkdir()
+    fleet(folder, RUNS)
+    odd(folder)
+    for index, text in enumerate(HOSTILE):
+        hostile(folder, text, index)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shown(runs: Path) -> Iterator[Served]:
+    """A dashboard of them."""
+    with served(runs) as one:
+        yield one
+
+
+def until(browser: Any, happened: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Wait until a page has come to something, and return that."""
+    from selenium.common.exceptions import StaleElementReferenceException
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    waiting = WebDriverWait(browser.driver, patience_s, 0.1, [StaleElementReferenceException])
+    return waiting.until(lambda _: happened(), what)
+
+
+def text_of(browser: Any, selector: str) -> str:
+    """Return the text of the first such element, nothing where there is none."""
+    told = browser.ask("return document.querySelector(arguments[0])?.textContent ?? ''", selector)
+    return str(told)
+
+
+def is_live(browser: Any) -> bool:
+    """Tell whether the page says so."""
+    return text_of(browser, "#live").endswith(" live")
+
+
+def leaves_here(browser: Any) -> list[str]:
+    """Return the addresses of other hosts that were asked."""
+    return [url for url in browser.requests() if not url.startswith(("http://127.0.0.1:", "data:"))]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_page_is_quiet_and_asks_nobody_else(browser: Any, shown: Served, width: int) -> None:
+    """The list and its runs: a silent console, no other host, hostile texts as texts, nothing beyond the edge."""
+    browser.open(f"{shown.url}/", width=width)
+    until(browser, lambda: is_live(browser), "live")
+    links = browser.ask("return [...document.querySelectorAll('tbody th a')].map((a) => a.href)")
+    assert len(links) == RUNS + 5 + len(HOSTILE)
+    for link in [f"{shown.url}/", *links]:
+        browser.open(link, width=width)
+        until(browser, lambda: is_live(browser), "live")
+        assert browser.complaints() == []
+        assert leaves_here(browser) == []
+        assert "owned" not in browser.driver.title[:5]
+        assert (
+            browser.ask("return document.querySelectorAll('img, iframe, object, embed, [onload], [onerror]').length")
+            == 0
+        )
+        assert browser.ask("return document.documentElement.scrollWidth") == width, link
+    browser.open(f"{shown.url}/", width=width)
+    for text in HOSTILE[:2]:
+        assert text in browser.ask("return document.querySelector('#rows').textContent")
+
+
+def test_the_list_is_sorted_and_filtered_by_keyboard(browser: Any, shown: Served) -> None:
+    """Both stand in the address; rows that change keep their place, and the focus its row."""
+    browser.open(f"{shown.url}/")
+    until(browser, lambda: is_live(browser), "live")
+    shown_names = "return [...document.querySelectorAll('tbody tr:not([hidden]) th')].map((name) => name.textContent)"
+    before = browser.ask(shown_names)
+    browser.press("/")
+    browser.press("llama")
+    names = browser.ask(shown_names)
+    assert names
+    assert all(name.startswith("llama") for name in names)
+    assert text_of(browser, "#shown") == f"{len(names)} of {len(before)}"
+    button = browser.find("th[data-key=step] button")
+    browser.ask("arguments[0].focus()", button)
+    browser.press(ENTER)
+    assert browser.find("th[data-key=step]").get_attribute("aria-sort") == "descending"
+    cells = "[...document.querySelectorAll('tbody tr:not([hidden]) td[data-key=step]')]"
+    steps = f"return {cells}.map((cell) => +cell.dataset.value)"
+    assert browser.ask(steps) == sorted(browser.ask(steps), reverse=True)
+    assert browser.driver.current_url == f"{shown.url}/?q=llama&sort=-step"
+    browser.driver.refresh()
+    assert browser.ask(steps) == sorted(browser.ask(steps), reverse=True)
+    assert set(browser.ask(shown_names)) == set(names)
+    browser.ask("document.querySelector('tbody tr:not([hidden]) th a').focus()")
+    browser.press(DOWN)
+    assert browser.ask("return document.activeElement.textContent") == browser.ask(shown_names)[1]
+    browser.press("/")
+    browser.press("there is no such run")
+    assert browser.find("#nomatch").is_displayed()
+    browser.find("#clear").click()
+    assert len(browser.ask(shown_names)) == len(before)
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_everybody_can_use_it(browser: Any, shown: Served, tmp_path: Path, dark: bool) -> None:
+    """axe finds nothing serious on the list, with many runs and with none, on a run, and where a token is asked."""
+    axe = needed.fetched("TEST_AXE", "axe.min.js of axe-core").read_text(encoding="utf-8")
+    (empty := tmp_path / "empty").mkdir()
+    with served(empty) as nothing, served(empty, RESILIENCE_DASHBOARD_TOKEN="t0ken") as closed:
+        run = re.findall(r'href="(/run/[^"]*)"', shown.get("/")[1])[RUNS]
+        for width in (1280, 390):
+            for page in (f"{shown.url}/", f"{nothing.url}/", f"{closed.url}/", f"{shown.url}{run}", f"{shown.url}/no"):
+                browser.open(page, width=width, dark=dark)
+                browser.ask(axe)
+                found = browser.driver.execute_async_script("const done = arguments[0]; axe.run(document).then(done)")
+                serious = [
+                    (one["id"], one["nodes"][0]["html"])
+                    for one in found["violations"]
+                    if one["impact"] in ("serious", "critical")
+                ]
+                assert not serious, (page, serious)
+
+
+def test_a_job_is_followed_as_it_runs(browser: Any, tmp_path: Path) -> None:
+    """Its steps, the death of a rank and its end arrive in the list and in its report, which are not loaded again."""
+    folder, goes = tmp_path / "jobs", tmp_path / "goes"
+    folder.mkdir()
+    with (
+        job(folder, "--nproc-per-node", "2", "training.py", "--until", str(goes)) as run,
+        # A rank's page is looked for where the job has it.
+        served(folder, RESILIENCE_PAGE_DIR=str(run.pages)) as one,
+    ):
+        browser.open(f"{one.url}/")
+        browser.ask("window.isTheSame = true")
+        until(browser, lambda: "running" in text_of(browser, "tbody td[data-key=state]"), "the run")
+        step = "return Number(document.querySelector('tbody td[data-key=step]')?.dataset.value || 0)"
+        first = until(browser, lambda: browser.ask(step), "a step")
+        until(browser, lambda: browser.ask(step) > first, "the next step")
+        link = browser.ask("return document.querySelector('tbody th a').href")
+
+        listed = browser.driver.current_window_handle
+        browser.driver.switch_to.new_window("tab")
+        browser.driver.get(link)
+        report = browser.driver.current_window_handle
+        browser.ask("window.isTheSame = true")
+        until(browser, lambda: is_live(browser), "live")
+        ranks = text_of(browser, "#ranks")
+        until(browser, lambda: text_of(browser, "#ranks") != ranks, "another step of the ranks")
+        (victim,) = run.told("rank-0-1")
+        os.kill(int(victim.read_text()), signal.SIGKILL)
+        until(browser, lambda: "rank_killed_sigkill" in text_of(browser, "#incidents"), "the incident in the report")
+        browser.driver.switch_to.window(listed)
+        told = lambda: text_of(browser, "tbody td[data-key=incident]")  # noqa: E731
+        until(browser, lambda: "rank_killed_sigkill" in told(), "the incident in the list")
+        until(browser, lambda: text_of(browser, "tbody td[data-key=attempt]") == "1", "the next attempt")
+        run.wait_event("recovered")
+        goes.touch()
+        assert run.finish() == 0, run.screen
+        until(browser, lambda: "finished" in text_of(browser, "tbody td[data-key=state]"), "the end in the list")
+        for page, state in ((listed, "#rows"), (report, "#summary")):
+            browser.driver.switch_to.window(page)
+            until(browser, lambda state=state: "finished" in text_of(browser, state), "the end")
+            assert browser.ask("return window.isTheSame") is True
+        assert browser.complaints() == []
+        assert leaves_here(browser) == []
+        browser.driver.close()
+        browser.driver.switch_to.window(listed)
+
+
+def test_a_page_says_that_nobody_answers_any_more(browser: Any, runs: Path) -> None:
+    """When the server is gone, and that it is back."""
+    with served(runs) as one:
+        browser.open(f"{one.url}/")
+        until(browser, lambda: is_live(browser), "live")
+        one.process.kill()
+        one.process.wait()
+        until(browser, lambda: "connection lost" in text_of(browser, "#live"), "that the connection is lost")
+        with served(runs, port=one.port):
+            until(browser, lambda: is_live(browser), "live again")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_it_ends_at_once(shown: Served, runs: Path, number: int, code: int) -> None:
+    """With pages that are open, without a stack and with the exit code of its signal."""
+    with served(runs) as one:
+        streams = [urllib.request.urlopen(f"{one.url}/events", timeout=PATIENCE_S) for _ in range(3)]
+        for stream in streams:
+            assert stream.readline().startswith(b"retry:")
+        assert one.end(number) == (code, "")
+        for stream in streams:
+            stream.read()
+            stream.close()
+
+
+def test_it_only_reads(shown: Served, runs: Path) -> None:
+    """No file of a run, and no time of one, is another one after everybody has looked at everything."""
+
+    def facts() -> dict[str, tuple[int, int]]:
+        return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in [runs, *runs.rglob("*")]}
+
+    before = facts()
+    page = shown.get("/")[1]
+    for address in re.findall(r'href="(/run/[^"]*)"', page):
+        assert shown.get(address)[0] == 200
+        assert shown.get(f"/report/{address.rpartition('/')[2]}.html")[0] == 200
+        with urllib.request.urlopen(f"{shown.url}{address}/events", timeout=PATIENCE_S) as stream:
+            while not stream.readline().startswith(b"data:"):
+                pass
+    assert facts() == before
+
+
+def test_other_hosts_need_a_token(browser: Any, runs: Path) -> None:
+    """Without one it is not served to them; with one a person brings it once, and a cookie from then on."""
+    refused = subprocess.run(
+        [sys.executable, "-m", "resilience_sdk", "dashboard", str(runs), "--host", "0.0.0.0", "--port", "0"],
+        env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert "RESILIENCE_DASHBOARD_TOKEN" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    with served(runs, str(runs), "--host", "0.0.0.0", RESILIENCE_DASHBOARD_TOKEN="t0ken") as one:
+        here = f"http://127.0.0.1:{one.port}"
+        one.url = here
+        assert one.get("/")[0] == 401
+        assert one.get("/events")[0] == 401
+        assert one.get("/", Authorization="Bearer t0ken")[0] == 200
+        assert one.get("/", Authorization="Bearer t0ken", Host="evil.example")[0] == 421
+        browser.open(f"{here}/")
+        browser.find("input[name=token]").send_keys("t0ken", ENTER)
+        until(browser, lambda: is_live(browser), "live")
+        assert browser.driver.current_url == f"{here}/"
+        assert browser.ask("return document.cookie") == ""  # it is not for scripts
+        browser.driver.refresh()
+        until(browser, lambda: is_live(browser), "live")
+        assert [line for line in browser.complaints() if " 401 " not in line] == []
+
+
+def test_who_takes_nothing_delays_nobody(shown: Served) -> None:
+    """Connections that are silent, that stop within a request, and that read no answer."""
+    with contextlib.ExitStack() as held:
+        for text in (b"", b"GET / HTTP/1.1\r\nHost: ", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40):
+            one = held.enter_context(socket.create_connection(("127.0.0.1", shown.port)))
+            one.sendall(text)
+        assert shown.get("/")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["nowhere"], "there is no directory nowhere"),
+        (["--port", "x"], "--port x"),
+        (["--port", "65536"], "--port 65536"),
+        (["--host", "no.such.host.invalid"], "no address of this machine"),
+        (["--db", "nowhere.db"], "resilience history index"),
+        ([".", "--db", "x.db"], "not both"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, words: list[str], told: str) -> None:
+    """With the cure, and exit code 2."""
+    done = subprocess.run(
+        [sys.executable, "-m", "resilience_sdk", "dashboard", *words], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert told in done.stderr
