@@ -25,12 +25,13 @@ from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import one_line
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.ledger import Ledger
+from resilience_sdk.goodput.summary import goodput
 from resilience_sdk.history.indexer import run_directories
 from resilience_sdk.history.questions import History, IndexedRun
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.incidents.record import headline
 from resilience_sdk.report.outcome import read_outcome
-from resilience_sdk.report.run_state import RunState, goodput_now, is_held, live_ranks_of, state_name, state_of
+from resilience_sdk.report.run_state import RunState, is_held, last_sign, live_ranks_of, state_name, state_of
 
 _FIND_EVERY_S = 3.0
 _ASK_EVERY_S = 10.0  # the index
@@ -284,8 +285,10 @@ class RunReader:
     def _goodput(self, run_dir: RunDirectory, *, is_running: bool) -> float | None:
         if not self._ledger.accounts:
             return None
+        # Not the whole summary: the limits of its MTTF would take longer than all else.
         renewed_s = None if is_running else renewed_after_s(run_dir)
-        return goodput_now(self._ledger, is_running=is_running, renewed_after_s=renewed_s).goodput
+        until = last_sign(self._ledger, is_running=is_running, renewed_after_s=renewed_s)
+        return goodput(self._ledger.read(until).buckets)
 
     def _bare(self) -> RunSummary:
         return RunSummary(self.summary.id, self.summary.name, self.summary.place, "unread")

@@ -326,10 +326,15 @@ def goodput_of(
 
 
 def goodput_now(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None) -> Summary:
-    """Return the account of a ledger: up to now while a job runs, else up to the last sign of it.
+    """Return the account of a ledger up to the last sign of its job."""
+    return summarize(ledger, last_sign(ledger, is_running=is_running, renewed_after_s=renewed_after_s))
+
+
+def last_sign(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None) -> float:
+    """Return up to when a ledger is to be read: now while a job runs, else the last sign of it.
 
     That is its last event, or what a lease that nobody gave up was renewed after it (`renewed_after_s`).
     """
     if is_running:
-        return summarize(ledger, ledger.when(time.time(), time.monotonic_ns(), boot_id()))
-    return summarize(ledger, ledger.last_at + (renewed_after_s or 0.0))
+        return ledger.when(time.time(), time.monotonic_ns(), boot_id())
+    return ledger.last_at + (renewed_after_s or 0.0)

@@ -290,6 +290,35 @@ def test_a_name_that_is_used_again_is_another_run(database: str, tmp_path: Path)
     assert len(content(database)["attempts"]) == 4
 
 
+def test_every_run_is_listed_with_its_newest_incident(database: str, tmp_path: Path) -> None:
+    """By its newest use, those that told something last first; what two nodes have told of one incident counts once."""
+    for number, (name, failures) in enumerate((("old", 2), ("quiet", 0), ("new", 1))):
+        run = ToldFleetRun.make(tmp_path / "runs" / name, ["A", "B"], at=1_000_000.0 + 10 * HOUR * number)
+        run.start()
+        for cause in ("link_down", "gpu_fell_off_bus")[:failures]:
+            run.at += HOUR
+            run.fail("B", cause, "hardware")
+        run.tell("B", Event.INCIDENT, id="0001-crash", kind="crash", summary="as B has it") if failures else None
+        run.end()
+    index(database, tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "old")
+    again = ToldFleetRun.make(tmp_path / "runs" / "old", ["A"], at=2_000_000.0)
+    again.start()
+    again.end()
+    index(database, tmp_path / "runs")
+    history = History(database)
+    try:
+        found = history.runs()
+    finally:
+        history.close()
+    assert [(Path(run.path).name, run.incident, run.incidents) for run in found] == [
+        ("old", None, 0), ("new", "0001-crash", 1), ("quiet", None, 0),
+    ]  # fmt: skip
+    assert found[0].first_at == 2_000_000.0
+    assert found[1].kind == "crash"
+    assert found[1].incident_at == 1_000_000.0 + 21 * HOUR
+
+
 def test_clocks_that_jump_and_jobs_that_never_end_work_no_negative_time(database: str, tmp_path: Path) -> None:
     """A job without an end counts up to the next one there, or to the last word of its run."""
     run = ToldFleetRun.make(tmp_path / "runs" / "one", ["A"])
