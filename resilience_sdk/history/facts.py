@@ -53,7 +53,13 @@ class Rows:
         if name == Event.RUN_START.value:
             self.launched = True
             facts = json.dumps(dict(start_facts(event)), sort_keys=True)
-            start = {"file": self.file, "at": at, "job": job, "host": host, "script": script_of(event.get("argv"))}
+            start = {
+                "file": self.file,
+                "at": at,
+                "job": job,
+                "host": host,
+                "script": _text(script_of(event.get("argv"))),
+            }
             self.starts[self.file, at] = start | {"facts": facts}
         elif name == Event.ATTEMPT_START.value:
             row = self._attempt(job, attempt, host, at, launched=True)
