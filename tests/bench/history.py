@@ -94,14 +94,15 @@ def _suspects(context: Context) -> list[Figure]:
             scores = [year.windows[back_s, times] for year in years]
             name = f"asked each 28 days, --since {back_s / DAY_S:.0f}d"
             if times is None:
-                note = (
-                    f"{sum(score.right + score.wrong for score in scores)} named, {sum(s.wrong for s in scores)} wrong"
-                )
+                note = f"{sum(one.right + one.wrong for one in scores)} named, {sum(one.wrong for one in scores)} wrong"
                 samples = tuple(score.precision for score in scores)
                 figures.append(Figure(f"{name}: precision", "ours", "", samples, note=note))
             else:
                 samples = tuple(score.recall for score in scores)
                 figures.append(Figure(f"{name}: recall of {times:g} times as often", "ours", "", samples))
+    figures.append(
+        Figure("the year's starts and ends: indexed", "ours", "1/s", tuple(year.events / year.took_s for year in years))
+    )
     answers = {name: tuple(year.answers[name] for year in years) for name in years[0].answers}
     return figures + [
         Figure(f"the year's starts and ends: {name}", "ours", "s", samples) for name, samples in answers.items()
@@ -114,6 +115,7 @@ class _Year:
     failures: int
     of_lemons: float
     events: int
+    took_s: float
     whole: _Score
     windows: dict[tuple[float, float | None], _Score]
     """By how far back was asked, and how many times as often the nodes fail; None: all."""
@@ -127,10 +129,12 @@ def _year(folder: Path, seed: int, nodes: int) -> _Year:
     year = ClusterYear(folder, seed, nodes, began_s)
     database = str(folder.with_suffix(".db"))
     windows = {(back_s, times): _Score() for back_s in _BACK_S for times in (None, *cluster_year.TIMES)}
-    lemons, events = set(year.lemons), 0
+    lemons, events, took_s = set(year.lemons), 0, 0.0
     for _ in range(_WINDOWS):
         told = year.advance(SUSPECT_FOR_S / DAY_S)
+        began = time.monotonic()
         events += _take_in(database, told)
+        took_s += time.monotonic() - began
         for back_s in _BACK_S:
             suspects = _named(database, year.at - back_s)
             windows[back_s, None].add(suspects, lemons)
@@ -143,7 +147,7 @@ def _year(folder: Path, seed: int, nodes: int) -> _Year:
     answers = {name: _timed(ask) for name, ask in _questions(database, folder, since="365d").items()}
     shutil.rmtree(folder)  # some tens of thousands of files
     return _Year(
-        year.jobs, year.failures, year.of_lemons / year.failures, events, whole, windows, answers
+        year.jobs, year.failures, year.of_lemons / year.failures, events, took_s, whole, windows, answers
     )  # fmt: skip
 
 
