@@ -194,6 +194,24 @@ def test_history_tells_what_recurs_and_what_changed_before(
     assert again["first_run"].endswith("r2")
 
 
+def test_what_changed_is_against_the_job_before_not_against_another_node(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nodes tell of one start within moments, and the last of them says nothing new."""
+    for number, python in ((1, "3.11"), (2, "3.12")):
+        run = ToldFleetRun.make(tmp_path / f"runs/r{number}", ["A", "B"], at=1_000_000.0 + 1000 * number)
+        run.start(python=python)
+        run.at += 0.3
+        run.tell("B", Event.RUN_START, argv=["--nproc-per-node=8", run.script], python=python)
+        run.at += 100
+        if number == 2:
+            run.fail("A", "user_code_error", "user", action="stop")
+        run.end()
+    index(database, tmp_path / "runs")
+    (cause,) = asked(capsys, "history", "--db", database)["causes"]
+    assert cause["changed"] == [{"what": "python", "before": "3.11", "after": "3.12"}]
+
+
 def test_nodes_have_the_names_of_their_scheduler(
     database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
