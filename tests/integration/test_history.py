@@ -527,6 +527,19 @@ def test_several_indexers_at_once_take_every_line_once(
     assert events_in(database) == events_in(fresh)
 
 
+def test_runs_are_taken_in_one_order(database: str, tmp_path: Path) -> None:
+    """However they are given: indexers that hold several runs would else wait for one another for ever."""
+    runs = [ToldFleetRun.make(tmp_path / name, ["A"]) for name in ("c", "a", "b")]
+    for run in runs:
+        run.start()
+    index(database, *(run.path for run in runs))
+    engine = open_engine(database)
+    with engine.connect() as connection:
+        taken = connection.execute(sqlalchemy.text("SELECT path FROM runs ORDER BY id")).scalars().all()
+    engine.dispose()
+    assert taken == [str(tmp_path / name) for name in "abc"]
+
+
 @pytest.mark.parametrize("db", ["nosuch://x", "postgresql://nobody@127.0.0.1:1/none", "/proc/no/such/place.db"])
 def test_a_database_that_is_none_is_refused_in_one_line(
     db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
