@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import attrs
 
@@ -33,7 +34,7 @@ class ToldFleetRun:
     """Of hosts that their scheduler calls otherwise."""
     _incidents: int = 0
     _attempt: int = 0
-    _journals: dict[str, Journal] = attrs.field(factory=dict)
+    _journals: dict[tuple[str, str], Journal] = attrs.field(factory=dict)
 
     @classmethod
     def make(cls, path: Path, nodes: Sequence[str], **facts: Any) -> ToldFleetRun:
@@ -41,17 +42,14 @@ class ToldFleetRun:
         RunDirectory.create(path)
         return cls(path, nodes, **facts)
 
-    def tell(self, host: str, event: Event, /, **fields: Any) -> None:
-        """Journal an event of a host's launcher at the run's time."""
-        journal = self._journals.get(host)
+    def tell(self, host: str, event: Event, /, *, writer: str = "launcher", **fields: Any) -> None:
+        """Journal an event of a host's launcher, or other writer, at the run's time."""
+        journal = self._journals.get((host, writer))
         if journal is None:
-            with mock.patch("os.getpid", return_value=next(_pids)):
-                journal = Journal(
-                    self.path / "journal", writer="launcher", host=host, boot_id=f"boot-{host}", job=self.job
-                )
-            self._journals[host] = journal
-        steady = mock.patch.object(time, "monotonic_ns", return_value=int(self.at * 1e9))
-        with steady, mock.patch.object(time, "time", return_value=self.at):
+            with _standing(os, "getpid", next(_pids)):
+                journal = Journal(self.path / "journal", writer=writer, host=host, boot_id=f"boot-{host}", job=self.job)
+            self._journals[host, writer] = journal
+        with _standing(time, "time", self.at), _standing(time, "monotonic_ns", int(self.at * 1e9)):
             journal.emit(event, attempt=self._attempt, **fields)
 
     def start(self, **facts: Any) -> None:
@@ -72,9 +70,15 @@ class ToldFleetRun:
             )  # fmt: skip
 
     def fail(
-        self, node: str, cause: str, category: str, *, action: str = "restart", evidence: Sequence[Evidence] = ()
+        self,
+        node: str | Sequence[str],
+        cause: str,
+        category: str,
+        *,
+        action: str = "restart",
+        evidence: Sequence[Evidence] = (),
     ) -> None:
-        """A rank of a node fails, all others are its victims, and the next attempt begins."""
+        """A rank of a node fails, or one of each of several; all others are its victims, the next attempt begins."""
         self._incidents += 1
         name = f"{self._incidents:04}-crash"
         incident = attrs.evolve(self._incident(node, cause, category, action, evidence), id=name)
@@ -90,12 +94,15 @@ class ToldFleetRun:
         written = IncidentStore(self.path).create("crash", incident)
         self.tell(self.nodes[0], Event.INCIDENT, **event_fields(written))
 
-    def _incident(self, node: str, cause: str, category: str, action: str, evidence: Sequence[Evidence]) -> Incident:
-        rank = list(self.nodes).index(node) * self.ranks_per_node
+    def _incident(
+        self, node: str | Sequence[str], cause: str, category: str, action: str, evidence: Sequence[Evidence]
+    ) -> Incident:
+        names = [node] if isinstance(node, str) else node
+        ranks = {list(self.nodes).index(name) * self.ranks_per_node: name for name in names}
         return Incident(
-            kind="crash", attempt=self._attempt, culprits=(Culprit(rank, node),),
-            victims=tuple(set(range(len(self.nodes) * self.ranks_per_node)) - {rank}), category=category, cause=cause,
-            action=action, confidence=0.9, evidence=tuple(evidence),
+            kind="crash", attempt=self._attempt, culprits=tuple(Culprit(rank, name) for rank, name in ranks.items()),
+            victims=tuple(sorted(set(range(len(self.nodes) * self.ranks_per_node)) - set(ranks))), category=category,
+            cause=cause, action=action, confidence=0.9, evidence=tuple(evidence),
         )  # fmt: skip
 
     def end(self) -> None:
@@ -109,3 +116,14 @@ class ToldFleetRun:
         for journal in self._journals.values():
             journal.close()
         self._journals.clear()
+
+
+@contextlib.contextmanager
+def _standing(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Have a clock or a number stand; by hand, since `mock` takes longer for it than the journal for its line."""
+    moving = getattr(module, name)
+    setattr(module, name, lambda: value)
+    try:
+        yield
+    finally:
+        setattr(module, name, moving)

@@ -37,8 +37,17 @@ class Rows:
     starts: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
     attempts: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
     failures: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
+    culprits: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
     recoveries: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
     findings: dict[Key, dict[str, Any]] = attrs.field(factory=dict)
+
+    @property
+    def by_table(self) -> Mapping[str, dict[Key, dict[str, Any]]]:
+        """The rows by the names of their tables."""
+        return {
+            "starts": self.starts, "attempts": self.attempts, "failures": self.failures, "culprits": self.culprits,
+            "recoveries": self.recoveries, "findings": self.findings,
+        }  # fmt: skip
 
     def add(self, event: Mapping[str, Any], offset: int) -> None:
         """Take one event that ends at `offset` of the file; what cannot be understood is left out."""
@@ -53,7 +62,13 @@ class Rows:
         if name == Event.RUN_START.value:
             self.launched = True
             facts = json.dumps(dict(start_facts(event)), sort_keys=True)
-            start = {"file": self.file, "at": at, "job": job, "host": host, "script": script_of(event.get("argv"))}
+            start = {
+                "file": self.file,
+                "at": at,
+                "job": job,
+                "host": host,
+                "script": _text(script_of(event.get("argv"))),
+            }
             self.starts[self.file, at] = start | {"facts": facts}
         elif name == Event.ATTEMPT_START.value:
             row = self._attempt(job, attempt, host, at, launched=True)
@@ -95,7 +110,9 @@ class Rows:
 
     def _failure(self, event: Mapping[str, Any], at: float, host: str, job: str, attempt: int) -> None:
         name, nodes = _text(event.get("id")), event.get("nodes")
-        known = sorted({str(node) for node in nodes}) if isinstance(nodes, list) else []
+        known = sorted({_text(str(node)) for node in nodes}) if isinstance(nodes, list) else []
+        for node in known:
+            self.culprits[name, host, node] = {"incident": name, "host": host, "node": node}
         cause = _text(event.get("cause")) or "unknown"
         self.failures[name, host] = {
             "incident": name, "host": host, "at": at, "job": job, "attempt": attempt,

@@ -1,16 +1,19 @@
 """The indexer: takes what is new in the journals of run directories into the index, as often as it is asked.
 
-Each step is one transaction that reads how far a file was taken, adds its rows and moves that on. So it may be killed
-at any moment, and others may index the same runs at the same time: the row of the run is what they wait for.
+Each step is one transaction that reads how far the files of some runs were taken, adds their rows and moves that on.
+So it may be killed at any moment, and others may index the same runs at the same time: the row of a run is what they
+wait for. A step has some megabytes of lines, or a thousand files: what is slow is a transaction, not a line.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 
@@ -22,12 +25,12 @@ from resilience_sdk.history.facts import Rows
 from resilience_sdk.history.schema import Tables, first_of, open_engine, prepare
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Table
+    from sqlalchemy import Connection, Executable, Table
 
 _CHUNK_BYTES = 4 << 20
 _LONGEST_LINE_BYTES = 1 << 26
 _HEAD_BYTES = 1 << 12
-_ROWS_AT_ONCE = 500
+_LEAST_BYTES = 1 << 12  # as which a run, and a file, is counted: a step does not look at too many of them
 
 
 @attrs.frozen
@@ -38,13 +41,6 @@ class Indexed:
     events: int = 0
     torn: int = 0
     problems: tuple[str, ...] = ()
-
-
-@attrs.frozen
-class _Step:
-    events: int
-    torn: int
-    rest: list[tuple[str, str]]
 
 
 def run_directories(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[str]]:
@@ -85,6 +81,7 @@ class Index:
 
         try:
             prepare(self.engine, self.tables)
+            self._writes = self._make_writes()
         except DBAPIError as error:
             self.close()
             raise ConfigError(f"the history {self._called} cannot be opened: {str(error.orig).strip()}") from None
@@ -106,18 +103,29 @@ class Index:
         from sqlalchemy.exc import DBAPIError
 
         asked, problems = run_directories(folders)
+        ours = set(asked)
         events = torn = 0
         try:
             again, _ = run_directories(path for path in self._untaken() if os.path.isdir(path))
-            directories = [*asked, *(directory for directory in again if directory not in asked)]
-            for number, directory in enumerate(directories):
-                doing("taking in runs:", number + 1, len(directories))
-                try:
-                    one = self._add_run(directory, host_prefix if directory in asked else "")
-                except OSError as error:
-                    problems.append(f"{directory}: {error.strerror}")
-                    continue
-                events, torn = events + one.events, torn + one.torn
+            # All indexers take runs in one order: two that hold several each could wait for one another for ever.
+            directories = sorted({*asked, *again})
+            waiting = deque(_RunFiles(one, host_prefix if one in ours else "") for one in directories)
+            while waiting:
+                step = _Step(_CHUNK_BYTES)
+                with self.engine.begin() as connection:
+                    while waiting and step.left > 0:
+                        doing("taking in runs:", len(directories) - len(waiting) + 1, len(directories))
+                        try:
+                            is_all = self._take(connection, waiting[0], step)
+                        except OSError as error:
+                            problems.append(f"{waiting[0].directory}: {error.strerror}")
+                            is_all = True
+                        if not is_all:
+                            break  # how far its files were read is known when this step is written
+                        waiting.popleft()
+                    for kind, rows in step.rows.items():
+                        connection.execute(self._writes[kind], rows)
+                events, torn = events + step.events, torn + step.torn
         except DBAPIError as error:
             raise ConfigError(f"the history {self._called} does not answer: {str(error.orig).strip()}") from None
         return Indexed(len(directories), events, torn, tuple(problems))
@@ -131,104 +139,96 @@ class Index:
                 connection.execute(select(self.tables.runs.c.path).where(self.tables.runs.c.is_untaken)).scalars().all()
             )
 
-    def _add_run(self, directory: Path, host_prefix: str) -> Indexed:
-        journal = directory / "journal"
-        names = sorted(n for n in os.listdir(journal) if n.endswith(".jsonl") and n.startswith(host_prefix))
-        heads = {name: head for name in names if _is_text(name) and (head := _head(journal / name)) is not None}
-        run, taken = self._run_of(str(directory), heads, host_prefix)
-        # What nobody has written to since costs no transaction.
-        todo = [one for one in heads.items() if taken.get(one[0]) != (one[1], (journal / one[0]).stat().st_size)]
-        events = torn = 0
-        while todo:
-            step = self._step(run, journal, todo)
-            events, torn, todo = events + step.events, torn + step.torn, step.rest
-        if not host_prefix:
-            self._note_taken(run)
-        return Indexed(1, events, torn)
-
-    def _note_taken(self, run: int) -> None:
-        from sqlalchemy import select, update
+    def _take(self, connection: Connection, files: _RunFiles, step: _Step) -> bool:
+        """Read what is new in a run, as far as the step goes; return whether that was all."""
+        from sqlalchemy import update
 
         runs = self.tables.runs
-        with self.engine.begin() as connection:
-            if connection.execute(select(runs.c.is_untaken).where(runs.c.id == run)).scalar():
-                connection.execute(update(runs).where(runs.c.id == run).values(is_untaken=False))
+        run, is_untaken, places = self._run_of(connection, files)
+        step.left -= _LEAST_BYTES
+        # What nobody has written to since is not waited for.
+        if not all(name in places and places[name].is_at(*seen) for name, seen in files.seen.items()):
+            connection.execute(update(runs).where(runs.c.id == run).values(turn=1 - runs.c.turn))  # others wait here
+            if not self._take_files(connection, run, files, step):
+                return False
+        if is_untaken and not files.host_prefix:
+            connection.execute(update(runs).where(runs.c.id == run).values(is_untaken=False))
+        return True
 
-    def _run_of(self, path: str, heads: dict[str, str], host_prefix: str) -> tuple[int, dict[str, tuple[str, int]]]:
-        """Return the run's row, and of each file its head and how far it was taken.
+    def _take_files(self, connection: Connection, run: int, files: _RunFiles, step: _Step) -> bool:
+        places, rows = self._places(connection, run), Rows()
+        journal = files.directory / "journal"
+        try:
+            for name, (head, _) in files.seen.items():
+                if step.left <= 0 and step.rows.get("files"):  # a step that came to nothing would come again
+                    return False
+                if not self._take_file(connection, run, journal / name, head, places.get(name), rows, step):
+                    return False
+            return True
+        finally:
+            step.add(run, rows)  # also where a file cannot be read: the places of those before it are noted
+
+    def _run_of(self, connection: Connection, files: _RunFiles) -> tuple[int, bool, dict[str, _Place]]:
+        """Return the run's row, whether it is still to be taken in again, and how far each file was taken.
 
         A new row where the name is used again, so that no file of then is there any more.
         """
         from sqlalchemy import select
 
-        runs, files = self.tables.runs, self.tables.files
-        newest = select(runs.c.id, runs.c.generation).where(runs.c.path == path).order_by(runs.c.generation.desc())
-        with self.engine.begin() as connection:
-            row = connection.execute(newest.limit(1)).first()
-            generation = 0
-            if row is not None:
-                columns = select(files.c.name, files.c.head, files.c.read_to).where(files.c.run == row.id)
-                known = connection.execute(columns).all()
-                ours = {name: (head, int(read_to)) for name, head, read_to in known if name.startswith(host_prefix)}
-                if not heads or not ours or any(heads.get(name) == head for name, (head, _) in ours.items()):
-                    return int(row.id), ours
-                generation = row.generation + 1
-            self._upsert(connection, runs, [first_of(path, generation)], ("path", "generation"), {})
-            return int(connection.execute(newest.limit(1)).one().id), {}
+        runs, path = self.tables.runs, str(files.directory)
+        newest = select(runs.c.id, runs.c.generation, runs.c.is_untaken).where(runs.c.path == path)
+        newest = newest.order_by(runs.c.generation.desc()).limit(1)
+        row = connection.execute(newest).first()
+        generation = 0
+        if row is not None:
+            places = self._places(connection, row.id)
+            ours = {name: place for name, place in places.items() if name.startswith(files.host_prefix)}
+            same = any(name in files.seen and files.seen[name][0] == place.head for name, place in ours.items())
+            if not files.seen or not ours or same:
+                return int(row.id), bool(row.is_untaken), places
+            generation = row.generation + 1
+        connection.execute(self._writes["new run"], first_of(path, generation))
+        return int(connection.execute(newest).one().id), False, {}
 
-    def _step(self, run: int, journal: Path, todo: Sequence[tuple[str, str]]) -> _Step:
-        """Take in the next lines of these files, by name and head, some megabytes of them; return what is left."""
-        from sqlalchemy import case, delete, select, update
+    def _places(self, connection: Connection, run: int) -> dict[str, _Place]:
+        """Return how far the run's files have been taken."""
+        from sqlalchemy import select
 
-        tables, runs, files = self.tables, self.tables.runs, self.tables.files
-        rows, places, left, torn = Rows(), [], _CHUNK_BYTES, 0
-        rest: list[tuple[str, str]] = []
-        with self.engine.begin() as connection:
-            connection.execute(update(runs).where(runs.c.id == run).values(turn=1 - runs.c.turn))  # others wait here
-            known = {row.name: row for row in connection.execute(select(files).where(files.c.run == run))}
-            for name, head in todo:
-                if left <= 0:
-                    rest.append((name, head))
-                    continue
-                row, size = known.get(name), (journal / name).stat().st_size
-                read_to, torn_before = (0, 0) if row is None else (int(row.read_to), int(row.torn))
-                if row is not None and (row.head != head or size < read_to):
-                    # Another file has the name, or it was cut: what it has told is told again.
-                    for table in (tables.starts, tables.attempts, tables.findings):
-                        connection.execute(delete(table).where((table.c.run == run) & (table.c.file == name)))
-                    read_to = torn_before = 0
-                data = _whole_lines(journal / name, read_to) if size > read_to else b""
-                if not data:
-                    continue
-                rows.file, bad = name, 0
-                for event, offset in _events(data, read_to):
-                    if event is None:
-                        bad += 1
-                    else:
-                        rows.add(event, offset)
-                place = {"name": name, "head": head, "read_to": read_to + len(data), "torn": torn_before + bad}
-                places.append({"run": run, **place})
-                torn, left = torn + bad, left - len(data)
-                if read_to + len(data) < size:
-                    rest.append((name, head))
-            if not places:
-                return _Step(0, 0, rest)
-            self._write(connection, run, rows)
-            self._upsert(connection, files, places, ("run", "name"), {"head": None, "read_to": None, "torn": None})
-            if rows.first_at is not None:
-                earliest = case((runs.c.first_at < rows.first_at, runs.c.first_at), else_=rows.first_at)
-                latest = case((runs.c.last_at > rows.last_at, runs.c.last_at), else_=rows.last_at)
-                values = {"first_at": earliest, "last_at": latest, "events": runs.c.events + rows.events}
-                told = {"launched": True} if rows.launched else {}
-                connection.execute(update(runs).where(runs.c.id == run).values(**values, **told))
-        return _Step(rows.events, torn, rest)
+        files = self.tables.files
+        known = select(files.c.name, files.c.head, files.c.read_to, files.c.torn).where(files.c.run == run)
+        return {name: _Place(head, int(to), int(torn)) for name, head, to, torn in connection.execute(known)}
 
-    def _write(self, connection: Connection, run: int, rows: Rows) -> None:
-        from sqlalchemy import case, func
+    def _take_file(
+        self, connection: Connection, run: int, path: Path, head: str, place: _Place | None, rows: Rows, step: _Step
+    ) -> bool:
+        """Read what is new in a file, as far as the step goes; return whether that was all."""
+        from sqlalchemy import delete
 
-        tables = self.tables
-        self._upsert(connection, tables.starts, _of(run, rows.starts), ("run", "file", "at"), {"facts": None})
-        attempts = tables.attempts
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if place is not None and (place.head != head or size < place.read_to):
+                # Another file has the name, or it was cut: what it has told is told again.
+                for table in (self.tables.starts, self.tables.attempts, self.tables.findings):
+                    connection.execute(delete(table).where((table.c.run == run) & (table.c.file == path.name)))
+                place = None
+            place = place or _Place(head, 0, 0)
+            data, is_all = _whole_lines(file, place.read_to, max(step.left, _LEAST_BYTES))
+        if data:
+            rows.file, torn = path.name, 0
+            for event, offset in _events(data, place.read_to):
+                if event is None:
+                    torn += 1
+                else:
+                    rows.add(event, offset)
+            step.move_on(run, path.name, _Place(head, place.read_to + len(data), place.torn + torn), len(data))
+            step.torn += torn
+        return is_all
+
+    def _make_writes(self) -> dict[str, Executable]:
+        """Return the statement for each kind of rows, which runs once for each of them, in the order of the steps."""
+        from sqlalchemy import Boolean, Float, bindparam, case, func, or_, update
+
+        tables, runs, attempts = self.tables, self.tables.runs, self.tables.attempts
 
         def merged(new: Any) -> dict[str, Any]:
             began = case((attempts.c.began_at < new.began_at, attempts.c.began_at), else_=new.began_at)
@@ -237,36 +237,93 @@ class Index:
             values |= {"began_at": began, "ended_at": ended}
             return {name: func.coalesce(value, attempts.c[name]) for name, value in values.items()}
 
-        self._upsert(connection, attempts, _of(run, rows.attempts), ("run", "file", "job", "attempt"), merged)
-        last = {
-            name: None for name in ("at", "kind", "category", "cause", "action", "confidence", "signature", "nodes")
-        }
-        self._upsert(connection, tables.failures, _of(run, rows.failures), ("run", "incident", "host"), last)
-        told = {"recovery_s": None, "lost_steps": None}
-        self._upsert(connection, tables.recoveries, _of(run, rows.recoveries), ("run", "incident"), told)
-        self._upsert(connection, tables.findings, _of(run, rows.findings), ("run", "file", "offset"), {})
+        first, last = bindparam("first", type_=Float), bindparam("last", type_=Float)
+        return {
+            "files": self._upsert(tables.files, ("head", "read_to", "torn")),
+            "starts": self._upsert(tables.starts, ("facts",)),
+            "attempts": self._upsert(attempts, merged),
+            "failures": self._upsert(
+                tables.failures, ("at", "kind", "category", "cause", "action", "confidence", "signature", "nodes")
+            ),
+            "culprits": self._upsert(tables.culprits, ()),
+            "recoveries": self._upsert(tables.recoveries, ("recovery_s", "lost_steps")),
+            "findings": self._upsert(tables.findings, ()),
+            "new run": self._upsert(runs, (), ("path", "generation")),
+            "runs": update(runs).where(runs.c.id == bindparam("of_run")).values(
+                first_at=case((runs.c.first_at < first, runs.c.first_at), else_=first),
+                last_at=case((runs.c.last_at > last, runs.c.last_at), else_=last),
+                events=runs.c.events + bindparam("more"),
+                launched=or_(runs.c.launched, bindparam("is_launched", type_=Boolean)),
+            ),
+        }  # fmt: skip
 
     def _upsert(
-        self, connection: Connection, table: Table, rows: Sequence[dict[str, Any]], keys: Sequence[str], changes: Any
-    ) -> None:
-        """Insert rows; of those that are there, `changes` are made: None for a column takes the new value."""
-        if connection.dialect.name == "postgresql":
+        self, table: Table, changes: Sequence[str] | Callable[[Any], dict[str, Any]], keys: Sequence[str] = ()
+    ) -> Executable:
+        """Return how a row is inserted; of one that is there, these columns take the new value, or `changes` says."""
+        if self.engine.dialect.name == "postgresql":
             from sqlalchemy.dialects.postgresql import insert
         else:
             from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
-        for at in range(0, len(rows), _ROWS_AT_ONCE):
-            statement = insert(table).values(rows[at : at + _ROWS_AT_ONCE])
-            made = changes(statement.excluded) if callable(changes) else changes
-            values = {name: statement.excluded[name] if value is None else value for name, value in made.items()}
-            if values:
-                statement = statement.on_conflict_do_update(index_elements=list(keys), set_=values)
-            else:
-                statement = statement.on_conflict_do_nothing(index_elements=list(keys))
-            connection.execute(statement)
+        statement, keys = insert(table), keys or [column.name for column in table.primary_key]
+        new = statement.excluded
+        values = changes(new) if callable(changes) else {name: new[name] for name in changes}
+        if values:
+            return statement.on_conflict_do_update(index_elements=keys, set_=values)
+        return statement.on_conflict_do_nothing(index_elements=keys)
 
 
-def _of(run: int, rows: dict[Any, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"run": run, **row} for row in rows.values()]
+@attrs.frozen
+class _Place:
+    """How far one file was taken: a sum of its first line, an offset, and the torn lines up to there."""
+
+    head: str
+    read_to: int
+    torn: int
+
+    def is_at(self, head: str, size: int) -> bool:
+        """Tell whether nothing of a file that looks like that is left."""
+        return (self.head, self.read_to) == (head, size)
+
+
+@attrs.define(slots=False)  # for the cached property
+class _RunFiles:
+    """A run directory whose turn comes. `seen`: of each file a sum of its first line, and its size."""
+
+    directory: Path
+    host_prefix: str
+
+    @cached_property
+    def seen(self) -> dict[str, tuple[str, int]]:
+        """Look once: what is written after that may wait for the next pass. Raises OSError."""
+        journal = self.directory / "journal"
+        names = sorted(n for n in os.listdir(journal) if n.endswith(".jsonl") and n.startswith(self.host_prefix))
+        return {name: seen for name in names if _is_text(name) and (seen := _look(journal / name)) is not None}
+
+
+@attrs.define
+class _Step:
+    """What one transaction adds: rows by what they are written with, until `left` bytes are read."""
+
+    left: int
+    events: int = 0
+    torn: int = 0
+    rows: dict[str, list[dict[str, Any]]] = attrs.field(factory=lambda: defaultdict(list))
+
+    def move_on(self, run: int, name: str, place: _Place, read: int) -> None:
+        """Note how far a file is taken now."""
+        self.left -= max(read, _LEAST_BYTES)
+        self.rows["files"].append({"run": run, "name": name, **attrs.asdict(place)})
+
+    def add(self, run: int, rows: Rows) -> None:
+        """Take what a run has told."""
+        for kind, found in rows.by_table.items():
+            if found:
+                self.rows[kind] += [{"run": run, **row} for row in found.values()]
+        if rows.events:
+            told = {"first": rows.first_at, "last": rows.last_at, "is_launched": rows.launched}
+            self.rows["runs"].append({"of_run": run, "more": rows.events, **told})
+        self.events += rows.events
 
 
 def _events(data: bytes, offset: int) -> Iterator[tuple[dict[str, Any] | None, int]]:
@@ -284,25 +341,29 @@ def _is_text(name: str) -> bool:
         return False
 
 
-def _head(path: Path) -> str | None:
-    """Return a sum over a file's first line; None before there is one, or where the file is gone."""
+def _look(path: Path) -> tuple[str, int] | None:
+    """Return a sum over a file's first line, and its size; None before there is a line, or where the file is gone."""
     try:
         with open(path, "rb") as file:
-            first = file.readline(_HEAD_BYTES)
+            first, size = file.readline(_HEAD_BYTES), os.fstat(file.fileno()).st_size
     except OSError:
         return None
-    return hashlib.sha256(first).hexdigest()[:32] if first.endswith(b"\n") or len(first) == _HEAD_BYTES else None
+    if not first.endswith(b"\n") and len(first) < _HEAD_BYTES:
+        return None
+    return hashlib.sha256(first).hexdigest()[:32], size
 
 
-def _whole_lines(path: Path, offset: int) -> bytes:
-    """Return the next whole lines of a file, some megabytes of them; what stands behind the last is being written."""
-    length = _CHUNK_BYTES
-    with open(path, "rb") as file:
-        while True:
-            file.seek(offset)
-            data = file.read(length)
-            if end := data.rfind(b"\n") + 1:
-                return data[:end]
-            if len(data) < length or length >= _LONGEST_LINE_BYTES:
-                return data if length >= _LONGEST_LINE_BYTES else b""
-            length *= 4
+def _whole_lines(file: BinaryIO, offset: int, length: int) -> tuple[bytes, bool]:
+    """Return the next whole lines of a file, about `length` bytes of them, and whether there are no more.
+
+    What stands behind the last one is being written.
+    """
+    while True:
+        file.seek(offset)
+        data = file.read(length)
+        is_all = len(data) < length
+        if end := data.rfind(b"\n") + 1:
+            return data[:end], is_all
+        if is_all or length >= _LONGEST_LINE_BYTES:
+            return (b"" if is_all else data), is_all
+        length *= 4

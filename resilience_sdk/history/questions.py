@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -26,16 +27,19 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 # Of each attempt on each node its end: told, else the next one's beginning there, else the last word of the run. In
-# runs of our launcher the attempts that it has told count, in others those of the ranks.
-_SPANS = """
+# runs of our launcher the attempts that it has told count, in others those of the ranks. Few have no end told, so only
+# these are looked up one by one.
+_COUNTED = """
 WITH spans AS (
-  SELECT a.run, a.job, a.attempt, a.world_size, a.alias, a.began_at,
-    CASE WHEN a.ended_at IS NOT NULL THEN a.ended_at
-         WHEN LEAD(a.began_at) OVER later < r.last_at THEN LEAD(a.began_at) OVER later
-         ELSE r.last_at END AS until
+  SELECT a.run, a.job, a.attempt, a.world_size, a.alias, a.began_at, a.ended_at AS until
   FROM attempts a JOIN runs r ON r.id = a.run
-  WHERE a.launched = r.launched AND a.began_at IS NOT NULL
-  WINDOW later AS (PARTITION BY a.run, a.host ORDER BY a.began_at)
+  WHERE a.ended_at >= :since AND a.launched = r.launched AND a.began_at IS NOT NULL
+  UNION ALL
+  SELECT a.run, a.job, a.attempt, a.world_size, a.alias, a.began_at, COALESCE((
+      SELECT MIN(b.began_at) FROM attempts b WHERE b.run = a.run AND b.host = a.host AND b.launched = a.launched
+      AND b.began_at > a.began_at AND b.began_at < r.last_at), r.last_at)
+  FROM attempts a JOIN runs r ON r.id = a.run
+  WHERE a.ended_at IS NULL AND r.last_at >= :since AND a.launched = r.launched AND a.began_at IS NOT NULL
 ), counted AS (
   SELECT run, job, attempt, world_size, alias,
     CASE WHEN until > began_at THEN until - (CASE WHEN began_at > :since THEN began_at ELSE :since END)
@@ -44,13 +48,14 @@ WITH spans AS (
 )
 """
 _BY_NODE = (
-    _SPANS
+    _COUNTED  # noqa: S608 - constants
     + """
-SELECT alias, SUM(worked_s), COUNT(DISTINCT run) FROM counted WHERE alias IS NOT NULL GROUP BY alias
+, by_run AS (SELECT alias, run, SUM(worked_s) AS worked_s FROM counted WHERE alias IS NOT NULL GROUP BY alias, run)
+SELECT alias, SUM(worked_s), COUNT(*) FROM by_run GROUP BY alias
 """
 )
 _BY_SIZE = (
-    _SPANS  # noqa: S608 - constants
+    _COUNTED  # noqa: S608 - constants
     + """
 , jobs AS (
   SELECT run, job, attempt, MAX(world_size) AS world_size, MAX(worked_s) AS worked_s
@@ -59,37 +64,60 @@ _BY_SIZE = (
 SELECT world_size, SUM(worked_s) FROM jobs GROUP BY world_size
 """
 )
-_FAILURES = """
+_OF_ITS_ATTEMPT = """
+FROM attempts a WHERE a.run = f.run AND a.job = f.job AND a.attempt = f.attempt AND a.launched = r.launched
+  AND a.alias IS NOT NULL LIMIT 1
+"""
+_FAILURES = f"""
 SELECT r.path, f.incident, f.host, f.at, f.category, f.cause, f.action, f.signature, f.nodes, f.summary,
-  f.run, f.job, f.attempt, c.recovery_s, c.lost_steps
+  f.run, f.job, f.attempt, c.recovery_s, c.lost_steps, (SELECT a.nodes {_OF_ITS_ATTEMPT}) AS of_nodes,
+  (SELECT a.world_size {_OF_ITS_ATTEMPT}) AS ranks, (SELECT a.began_at {_OF_ITS_ATTEMPT}) AS began_at
 FROM failures f JOIN runs r ON r.id = f.run
 LEFT JOIN recoveries c ON c.run = f.run AND c.incident = f.incident
 WHERE f.at >= :since ORDER BY f.at
+"""  # noqa: S608 - constants
+_ALIASES = """
+SELECT DISTINCT a.run, a.job, a.attempt, a.node, a.alias
+FROM failures f JOIN runs r ON r.id = f.run
+JOIN culprits c ON c.run = f.run AND c.incident = f.incident AND c.host = f.host
+JOIN attempts a ON a.run = f.run AND a.job = f.job AND a.attempt = f.attempt AND a.node = c.node
+WHERE f.at >= :since AND a.launched = r.launched AND a.alias <> a.node
 """
-_NODES_OF_FAILURES = """
-SELECT DISTINCT a.run, a.job, a.attempt, a.node, a.alias, a.nodes, a.world_size, a.began_at
-FROM attempts a JOIN runs r ON r.id = a.run
-JOIN failures f ON f.run = a.run AND f.job = a.job AND f.attempt = a.attempt
-WHERE f.at >= :since AND a.launched = r.launched AND a.alias IS NOT NULL
+_EARLIER = """
+SELECT r.path, f.at, f.run, f.job, f.attempt, f.incident FROM failures f JOIN runs r ON r.id = f.run
+WHERE f.signature = :signature AND f.at >= :since AND f.at <= :at ORDER BY f.at
 """
 _FINDINGS = """
-SELECT f."check", COALESCE(n.alias, f.host) AS node, f.at, f.evidence
-FROM findings f LEFT JOIN (
-  SELECT a.run, a.host, MIN(a.alias) AS alias FROM attempts a JOIN runs r ON r.id = a.run
-  WHERE a.launched = r.launched GROUP BY a.run, a.host
-) n ON n.run = f.run AND n.host = f.host
-WHERE f.at >= :since ORDER BY f.at
+SELECT f."check", COALESCE((
+    SELECT MIN(a.alias) FROM attempts a WHERE a.run = f.run AND a.host = f.host AND a.launched = r.launched
+  ), f.host) AS node, f.at, f.evidence
+FROM findings f JOIN runs r ON r.id = f.run WHERE f.at >= :since ORDER BY f.at
 """
-_START_OF = """
-SELECT s.run, s.job, s.at, s.script, s.facts FROM starts s JOIN runs r ON r.id = s.run
-WHERE r.path = :path AND s.at <= :at ORDER BY s.at DESC LIMIT 1
+# Of each thing that goes wrong the start in which it came first, and the start of that script before. All nodes tell of
+# a start, some a moment earlier than others.
+_CHANGES = """
+WITH firsts AS (
+  SELECT signature, MIN(at) AS at FROM failures WHERE at >= :since GROUP BY signature
+), last_starts AS (
+  SELECT f.signature, f.run, MAX(s.at) AS at
+  FROM firsts JOIN failures f ON f.signature = firsts.signature AND f.at = firsts.at
+  JOIN starts s ON s.run = f.run AND s.at <= f.at GROUP BY f.signature, f.run
+), own AS (
+  SELECT l.signature, s.run, s.job, s.at, MIN(s.script) AS script, MIN(s.facts) AS facts
+  FROM last_starts l JOIN starts s ON s.run = l.run AND s.at = l.at GROUP BY l.signature, s.run, s.job, s.at
+), paired AS (
+  SELECT own.*, (
+    SELECT MAX(b.at) FROM starts b WHERE b.script = own.script AND b.at < own.at
+    AND NOT (b.run = own.run AND b.job = own.job AND b.at > own.at - 60)) AS before_at
+  FROM own
+)
+SELECT p.signature, p.run, p.job, p.facts, b.run AS old_run, b.job AS old_job, MIN(b.facts) AS old_facts
+FROM paired p JOIN starts b ON b.script = p.script AND b.at = p.before_at
+GROUP BY p.signature, p.run, p.job, p.facts, b.run, b.job ORDER BY p.run, b.run
 """
-_START_BEFORE = """
-SELECT run, job, at, script, facts FROM starts WHERE script = :script AND at < :at ORDER BY at DESC LIMIT 1
-"""
-_NODES_OF_JOB = """
-SELECT DISTINCT a.alias FROM attempts a JOIN runs r ON r.id = a.run
-WHERE a.run = :run AND a.job = :job AND a.launched = r.launched AND a.alias IS NOT NULL
+_NODES_OF_RUNS = """
+SELECT DISTINCT a.run, a.job, a.alias FROM attempts a JOIN runs r ON r.id = a.run
+WHERE a.run IN ({}) AND a.launched = r.launched AND a.alias IS NOT NULL
 """
 _TOTALS = "SELECT COUNT(*), SUM(events), MIN(first_at), MAX(last_at) FROM runs WHERE events > 0"
 _VERSION = "SELECT version FROM index_version"
@@ -105,6 +133,7 @@ WHERE r.generation = (SELECT MAX(o.generation) FROM runs o WHERE o.path = r.path
 ORDER BY r.last_at DESC
 """
 _MOST_CHANGES = 12
+_RUNS_AT_ONCE = 500
 _UNTOLD = ("settings.run_dir", "argv")  # which differ from run to run anyway
 
 
@@ -178,7 +207,6 @@ class History:
         self._called = redact_text(named)
         self.engine: Engine = open_engine(named, must_exist=True)
         self._since = since
-        self._failures: list[Failure] | None = None
         self._is_ours = False
 
     def close(self) -> None:
@@ -223,28 +251,28 @@ class History:
 
     def failures(self) -> list[Failure]:
         """Return all failures, by time; one that several nodes have told counts once. They are read once."""
-        if self._failures is None:
-            self._failures = self._read_failures()
-        return self._failures
+        return self._told
 
-    def _read_failures(self) -> list[Failure]:
-        places: dict[tuple[Any, ...], dict[str, str]] = {}
-        facts: dict[tuple[Any, ...], tuple[int | None, int | None, float | None]] = {}
-        for run, job, attempt, node, alias, *told in self._ask(_NODES_OF_FAILURES, since=self._since):
-            places.setdefault((run, job, attempt), {})[str(node)] = str(alias)
-            facts[run, job, attempt] = told[0], told[1], told[2]
+    @cached_property
+    def _told(self) -> list[Failure]:
+        aliases: dict[tuple[Any, ...], dict[str, str]] = {}
+        for run, job, attempt, node, alias in self._ask(_ALIASES, since=self._since):
+            aliases.setdefault((run, job, attempt), {})[node] = alias
         found: dict[tuple[Any, ...], Failure] = {}
         for row in self._ask(_FAILURES, since=self._since):
             key = row.run, row.job, row.attempt
-            known = places.get(key, {})
+            known = aliases.get(key, {})
             nodes = tuple(sorted({known.get(node, node) for node in json.loads(row.nodes or "[]")}))
-            of_nodes, world_size, began_at = facts.get(key, (None, None, None))
             failure = Failure(
                 row.path, row.incident, row.at, row.category, row.cause, row.action or "", row.signature, nodes,
-                of_nodes, world_size, row.summary or "", row.recovery_s, row.lost_steps, began_at,
+                row.of_nodes, row.ranks, row.summary or "", row.recovery_s, row.lost_steps, row.began_at,
             )  # fmt: skip
             found.setdefault((*key, row.incident), failure)
         return list(found.values())
+
+    @cached_property
+    def _worked(self) -> dict[int | None, float]:
+        return {size: float(seconds or 0.0) for size, seconds in self._ask(_BY_SIZE, since=self._since)}
 
     def nodes(self, *, least: int = LEAST_FAILURES) -> list[NodeRecord]:
         """Return the record of each node, suspects first."""
@@ -264,7 +292,7 @@ class History:
         for failure in self.failures():
             if failure.blame != "nobody":
                 counts[failure.world_size] = counts.get(failure.world_size, 0) + 1
-        worked = {size: float(seconds or 0.0) for size, seconds in self._ask(_BY_SIZE, since=self._since)}
+        worked = self._worked
         sizes = sorted(size for size in worked if size is not None)
         rates = [_rate(size, counts.get(size, 0), worked[size]) for size in sizes]
         return [*rates, _rate(None, sum(counts.values()), sum(worked.values()))] if worked else []
@@ -276,53 +304,57 @@ class History:
             if one.blame != "nobody":
                 key = one.cause, one.category, one.blame
                 counts[key] = counts.get(key, 0) + 1
-        worked_s = self._worked_s()
+        worked_s = sum(self._worked.values())
         found = [CauseRate(*key, count, worked_s, *_mean(worked_s, count)) for key, count in counts.items()]
         return sorted(found, key=lambda one: (-one.failures, one.cause, one.blame))
-
-    def _worked_s(self) -> float:
-        return sum(float(seconds or 0.0) for _, seconds in self._ask(_BY_SIZE, since=self._since))
 
     def recurring(self) -> list[Recurring]:
         """Return what goes wrong, by signature, the most frequent first."""
         groups: dict[str, list[Failure]] = {}
         for failure in self.failures():
             groups.setdefault(failure.signature, []).append(failure)
-        worked_s = self._worked_s()
+        worked_s, changes = sum(self._worked.values()), self._changes()
         found = [
             Recurring(
                 signature, told[0].cause, told[0].category, told[0].blame, len(told), len({one.run for one in told}),
-                told[0].at, told[-1].at, told[0].run, *_mean(worked_s, len(told)), tuple(self._changed(told[0])),
+                told[0].at, told[-1].at, told[0].run, *_mean(worked_s, len(told)), changes.get(signature, ()),
             )
             for signature, told in groups.items()
         ]  # fmt: skip
         return sorted(found, key=lambda one: (-one.count, one.signature))
 
-    def _changed(self, first: Failure) -> list[dict[str, Any]]:
-        """Return what differs between the start in which something failed first, and the one of that script before."""
-        own = next(iter(self._ask(_START_OF, path=first.run, at=first.at)), None)
-        before = own and next(iter(self._ask(_START_BEFORE, script=own.script, at=own.at)), None)
-        if own is None or before is None:
-            return []
-        old, new = self._facts(before), self._facts(own)
-        changed = [what for what in sorted({*old, *new}) if old.get(what) != new.get(what) and what not in _UNTOLD]
-        return [{"what": what, "before": old.get(what), "after": new.get(what)} for what in changed[:_MOST_CHANGES]]
+    def _changes(self) -> dict[str, tuple[dict[str, Any], ...]]:
+        """Return by signature what its first start differs in from the one of that script before."""
+        rows = {row.signature: row for row in reversed(self._ask(_CHANGES, since=self._since))}
+        runs = sorted({run for row in rows.values() for run in (row.run, row.old_run)})
+        nodes: dict[tuple[int, str], list[str]] = {}
+        for at in range(0, len(runs), _RUNS_AT_ONCE):
+            told = ",".join(str(int(run)) for run in runs[at : at + _RUNS_AT_ONCE])
+            for run, job, alias in self._ask(_NODES_OF_RUNS.format(told)):
+                nodes.setdefault((run, job), []).append(alias)
+        lists = {job: hostlist(names) for job, names in nodes.items()}
 
-    def _facts(self, start: Any) -> dict[str, Any]:
-        facts: dict[str, Any] = json.loads(start.facts or "{}")
-        nodes = self._ask(_NODES_OF_JOB, run=start.run, job=start.job)
-        return facts | {"nodes": hostlist(str(alias) for (alias,) in nodes)}
+        def facts(text: str, job: tuple[int, str]) -> dict[str, Any]:
+            return {**json.loads(text or "{}"), "nodes": lists.get(job, "")}
+
+        return {
+            signature: _differences(
+                facts(row.old_facts, (row.old_run, row.old_job)), facts(row.facts, (row.run, row.job))
+            )
+            for signature, row in rows.items()
+        }
 
     def recurrence(self, signature: str, run: str, at: float) -> dict[str, Any] | None:
         """Return how often something has gone wrong up to a time, and in how many runs of all; None: never before."""
-        earlier = [one for one in self.failures() if one.signature == signature and one.at <= at]
-        others = [one for one in earlier if one.run != run or one.at < at - 1.0]
+        rows = self._ask(_EARLIER, signature=signature, since=self._since, at=at)
+        earlier = {(row.run, row.job, row.attempt, row.incident): row for row in reversed(rows)}
+        others = [row for row in reversed(earlier.values()) if row.path != run or row.at < at - 1.0]
         if not others:
             return None
-        runs = {one.run for one in earlier} | {run}
+        runs = {row.path for row in rows} | {run}
         return {
             "times": len(others) + 1, "runs": len(runs), "of_runs": self.totals()["runs"], "first_at": others[0].at,
-            "first_run": others[0].run,
+            "first_run": others[0].path,
         }  # fmt: skip
 
 
@@ -333,3 +365,8 @@ def _rate(size: int | None, failures: int, worked_s: float) -> Rate:
 def _mean(worked_s: float, failures: int) -> tuple[float | None, float, float | None]:
     """Return the mean time between failures, and its limits."""
     return (worked_s / failures if failures and worked_s else None, *mean_time_between_s(worked_s, failures))
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    changed = [what for what in sorted({*old, *new}) if old.get(what) != new.get(what) and what not in _UNTOLD]
+    return tuple({"what": what, "before": old.get(what), "after": new.get(what)} for what in changed[:_MOST_CHANGES])

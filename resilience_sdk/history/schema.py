@@ -12,7 +12,7 @@ from resilience_sdk.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, Table
 
-VERSION = 2
+VERSION = 3
 FILE_NAME = "history.db"
 _WAIT_S = 60.0  # for another indexer
 _NO_FILES = ("", ":memory:")
@@ -53,14 +53,15 @@ class Tables:
         self.starts = Table(
             "starts", self.all, key("run", Integer), key("file"), key("at", Float),
             Column("job", String), Column("host", String), Column("script", Text), Column("facts", Text),
-            Index("starts_of_script", "script", "at"),
+            Index("starts_of_script", "script", "at"), Index("starts_of_run", "run", "at"),
         )  # fmt: skip
         self.attempts = Table(
             "attempts", self.all, key("run", Integer), key("file"), key("job"), key("attempt", Integer),
             Column("host", String), Column("launched", Boolean), Column("world_size", Integer),
             Column("nodes", Integer), Column("node", String), Column("alias", String),
             Column("began_at", Float), Column("ended_at", Float),
-            Index("attempts_began", "began_at"), Index("attempts_of_job", "run", "job", "attempt"),
+            Index("attempts_ended", "ended_at"), Index("attempts_on_host", "run", "host", "began_at"),
+            Index("attempts_of_job", "run", "job", "attempt", "node"),
         )  # fmt: skip
         self.failures = Table(
             "failures", self.all, key("run", Integer), key("incident"), key("host"),
@@ -69,6 +70,9 @@ class Tables:
             Column("confidence", Float), Column("signature", Text), Column("world_size", Integer),
             Column("nodes", Text), Column("summary", Text),
             Index("failures_at", "at"), Index("failures_signature", "signature"),
+        )  # fmt: skip
+        self.culprits = Table(  # the nodes of failures, for what stands by them: `failures.nodes` says who they are
+            "culprits", self.all, key("run", Integer), key("incident"), key("host"), key("node"),
         )  # fmt: skip
         self.recoveries = Table(
             "recoveries", self.all, key("run", Integer), key("incident"),
@@ -82,7 +86,9 @@ class Tables:
 
     def derived(self) -> list[Table]:
         """Return what belongs to one run."""
-        return [self.files, self.starts, self.attempts, self.failures, self.recoveries, self.findings]
+        return [
+            self.files, self.starts, self.attempts, self.failures, self.culprits, self.recoveries, self.findings,
+        ]  # fmt: skip
 
 
 def url_of(named: str) -> str:
@@ -139,7 +145,7 @@ def open_engine(named: str, *, must_exist: bool = False) -> Engine:
 
 
 def _have_patience(engine: Engine) -> None:
-    """Have a server that does not answer, or an indexer that was stopped, be waited for with an end.
+    """Have a server that does not answer, or an indexer that was stopped, be waited for with an end; and answers soon.
 
     Commands ask in the seconds in which a job comes back, and before each run of a supervised one.
     """
@@ -147,10 +153,12 @@ def _have_patience(engine: Engine) -> None:
 
     def connect(_: Any, __: Any, ___: Any, values: dict[str, Any]) -> None:
         values.setdefault("connect_timeout", _CONNECT_S)
+        values.setdefault("client_encoding", "utf8")  # a database without an encoding (SQL_ASCII) answers with bytes
 
     def begin(connection: Any, _: Any) -> None:
         with connection.cursor() as cursor:
             cursor.execute(f"SET lock_timeout = '{_WAIT_S:.0f}s'")
+            cursor.execute("SET jit = off")  # it compiles for seconds what takes milliseconds
         connection.commit()
 
     if engine.dialect.name == "postgresql":

@@ -32,6 +32,7 @@ MODULES = (
     "stragglers",
     "straggler_fleet",
     "report",
+    "history",
     "checkpoints",
     "restart",
     "preemptions",

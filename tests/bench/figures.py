@@ -35,6 +35,7 @@ class Figure:
     target: float | None = None  # an upper bound for the median
     target_p95: float | None = None
     note: str = ""
+    least: float | None = None  # a lower bound for the median
 
     @property
     def median(self) -> float | None:
@@ -51,11 +52,13 @@ class Figure:
     @property
     def met(self) -> bool | None:
         """Whether the targets are met; None where there are none."""
-        if self.target is None:
+        if self.target is None and self.least is None:
             return None
         if self.median is None or self.p95 is None:
             return False
-        return self.median <= self.target and (self.target_p95 is None or self.p95 <= self.target_p95)
+        is_low = self.target is None or self.median <= self.target
+        is_high = self.least is None or self.median >= self.least
+        return is_low and is_high and (self.target_p95 is None or self.p95 <= self.target_p95)
 
     def to_json(self) -> dict[str, Any]:
         """Return the figure with its spread."""
@@ -70,6 +73,7 @@ class Figure:
             "samples": len(self.samples),
             "target": self.target,
             "target_p95": self.target_p95,
+            "least": self.least,
             "met": self.met,
             "note": self.note,
         }
@@ -77,6 +81,8 @@ class Figure:
     def row(self) -> tuple[str, ...]:
         """Return the cells of one printed line."""
         target = "" if self.target is None else f"<= {shown(self.target)}"
+        if self.least is not None:
+            target += f">= {shown(self.least)}"
         if self.target_p95 is not None:
             target += f" (p95 <= {shown(self.target_p95)})"
         spread = f"{shown(min(self.samples))} .. {shown(max(self.samples))}" if len(self.samples) > 1 else ""

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import needed
 
+from resilience_sdk.history.schema import open_engine
+
 
 def server_folder() -> Path:
     """Return where the programs of the newest PostgreSQL server are; a test without one is skipped."""
@@ -22,7 +24,7 @@ def server_folder() -> Path:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
-    """Run a server and yield the URL of an empty database in it, with a name that changes with each call of `new`."""
+    """Run a server and yield the URL of its first database."""
     programs = server_folder()
     folder = Path(tempfile.mkdtemp(prefix="resilience-pg-", dir="/tmp"))
     os.chmod(folder, 0o755)
@@ -45,3 +47,12 @@ def postgres() -> Iterator[str]:
             run("pg_ctl", "-D", str(data), "-m", "immediate", "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_database(url: str, name: str) -> str:
+    """Make a database in the server of a URL that `postgres` has yielded; return its URL."""
+    engine = open_engine(url)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    engine.dispose()
+    return url.replace("/postgres?", f"/{name}?")

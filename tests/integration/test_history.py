@@ -18,13 +18,13 @@ from typing import Any
 import needed
 import pytest
 from harness import job
-from postgres_server import postgres
+from postgres_server import new_database, postgres
 from told_fleet import ToldFleetRun
 
 from resilience_sdk.cli.main import main
 from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.history import schema
+from resilience_sdk.history import indexer, schema
 from resilience_sdk.history.indexer import Index
 from resilience_sdk.history.questions import History
 from resilience_sdk.history.schema import Tables, open_engine
@@ -49,12 +49,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "history.db")
     url = request.getfixturevalue("server")
-    name = f"history_{os.getpid()}_{next(_names)}"
-    engine = open_engine(url)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(sqlalchemy.text(f"CREATE DATABASE {name}"))
-    engine.dispose()
-    return str(url.replace("/postgres?", f"/{name}?"))
+    return new_database(url, f"history_{os.getpid()}_{next(_names)}")
 
 
 def index(database: str, *dirs: Path) -> int:
@@ -79,6 +74,15 @@ def content(database: str) -> dict[str, list[tuple[Any, ...]]]:
             return found
     finally:
         engine.dispose()
+
+
+def events_in(database: str) -> int:
+    """Return how many events the index counts."""
+    history = History(database)
+    try:
+        return int(history.totals()["events"])
+    finally:
+        history.close()
 
 
 def asked(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -190,6 +194,24 @@ def test_history_tells_what_recurs_and_what_changed_before(
     assert again["first_run"].endswith("r2")
 
 
+def test_what_changed_is_against_the_job_before_not_against_another_node(
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nodes tell of one start within moments, and the last of them says nothing new."""
+    for number, python in ((1, "3.11"), (2, "3.12")):
+        run = ToldFleetRun.make(tmp_path / f"runs/r{number}", ["A", "B"], at=1_000_000.0 + 1000 * number)
+        run.start(python=python)
+        run.at += 0.3
+        run.tell("B", Event.RUN_START, argv=["--nproc-per-node=8", run.script], python=python)
+        run.at += 100
+        if number == 2:
+            run.fail("A", "user_code_error", "user", action="stop")
+        run.end()
+    index(database, tmp_path / "runs")
+    (cause,) = asked(capsys, "history", "--db", database)["causes"]
+    assert cause["changed"] == [{"what": "python", "before": "3.11", "after": "3.12"}]
+
+
 def test_nodes_have_the_names_of_their_scheduler(
     database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +287,44 @@ def test_indexing_is_incremental_and_may_be_repeated(database: str, tmp_path: Pa
     fresh = str(tmp_path / "fresh.db")
     index(fresh, tmp_path / "runs")
     assert content(fresh) == content(database)
+
+
+def test_steps_of_any_size_take_every_line_once(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that end in a file, between two files of a run and between two runs."""
+    a_year(tmp_path / "runs", 3)
+    lines = sum(len(file.read_bytes().splitlines()) for file in (tmp_path / "runs").glob("*/journal/*.jsonl"))
+    index(str(tmp_path / "whole.db"), tmp_path / "runs")
+    for size in (1, 3000, 5000, 9000, 20_000):
+        monkeypatch.setattr(indexer, "_CHUNK_BYTES", size)
+        shutil.copytree(tmp_path / "runs", tmp_path / "known" / str(size))
+        assert index(database, tmp_path / "known" / str(size)) == lines
+        assert index(database, tmp_path / "known" / str(size)) == 0
+    found, whole = content(database), content(str(tmp_path / "whole.db"))
+    assert {name: len(rows) for name, rows in found.items()} == {name: 5 * len(rows) for name, rows in whole.items()}
+
+
+def test_a_file_that_cannot_be_read_costs_no_line_of_the_others(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told as a problem; what comes before it is taken, and what comes after it is taken by the next pass."""
+    a_year(tmp_path / "runs", 2)
+    lines = sum(len(file.read_bytes().splitlines()) for file in (tmp_path / "runs").glob("*/journal/*.jsonl"))
+    bad = sorted((tmp_path / "runs" / "run0" / "journal").iterdir())[1]
+    take_file = indexer.Index._take_file
+
+    def torn_away(self: Index, connection: Any, run: int, path: Path, *rest: Any) -> bool:
+        if path == bad:
+            raise OSError(5, "Input/output error")
+        return take_file(self, connection, run, path, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(indexer.Index, "_take_file", torn_away)
+        one = Index(database)
+        done = one.add([tmp_path / "runs"])
+        one.close()
+    assert done.problems == (f"{bad.parents[1]}: Input/output error",)
+    assert 0 < done.events < lines
+    assert done.events + index(database, tmp_path / "runs") == lines == events_in(database)
 
 
 def test_a_name_that_is_used_again_is_another_run(database: str, tmp_path: Path) -> None:
@@ -417,20 +477,20 @@ def test_an_index_that_somebody_holds_is_not_waited_for_without_an_end(
 _INDEXER = """
 import sys
 from resilience_sdk.history import indexer
-indexer._CHUNK_BYTES = 2000
-one = indexer.Index(sys.argv[1])
+indexer._CHUNK_BYTES = int(sys.argv[1])
+one = indexer.Index(sys.argv[2])
 print("ready", flush=True)
-one.add(sys.argv[2:])
+one.add(sys.argv[3:])
 """
 
 
 @pytest.fixture
 def start_indexer() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start an indexer that takes small steps; all are gone afterwards."""
+    """Start an indexer that takes steps of so many bytes; all are gone afterwards."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(database: str, *dirs: Path) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", _INDEXER, database, *map(str, dirs)]
+    def start(database: str, *dirs: Path, chunk: int = 2000) -> subprocess.Popen[str]:
+        words = [sys.executable, "-c", _INDEXER, str(chunk), database, *map(str, dirs)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
@@ -458,34 +518,55 @@ def a_year(folder: Path, runs: int) -> None:
 def test_an_indexer_that_is_killed_at_any_moment_goes_on(
     database: str, tmp_path: Path, start_indexer: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """The next one takes what is left: every line once."""
-    a_year(tmp_path / "runs", 4)
-    draw = random.Random(1)
+    """The next one takes what is left: every line once. Each start finds more to do, so most are killed at work."""
+    draw, killed = random.Random(1), 0
     for _ in range(8):
-        process = start_indexer(database, tmp_path / "runs")
+        a_year(tmp_path / "runs", 4)
+        process = start_indexer(database, tmp_path / "runs", chunk=draw.choice([2000, 20_000]))
         try:
-            process.wait(draw.uniform(0.0, 0.4))
+            process.wait(draw.uniform(0.0, 0.2))
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
-            process.wait()
+            killed += process.wait() == -signal.SIGKILL
+    assert killed >= 2
     index(database, tmp_path / "runs")
     fresh = str(tmp_path / "fresh.db")
     index(fresh, tmp_path / "runs")
     assert content(database) == content(fresh)
+    lines = sum(len(file.read_bytes().splitlines()) for file in (tmp_path / "runs").glob("*/journal/*.jsonl"))
+    assert events_in(database) == events_in(fresh) == lines
 
 
 def test_several_indexers_at_once_take_every_line_once(
     database: str, tmp_path: Path, start_indexer: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    """While the runs are still being written."""
+    """While the runs are still being written, and in whatever order each is given them."""
     a_year(tmp_path / "runs", 3)
-    processes = [start_indexer(database, tmp_path / "runs") for _ in range(3)]
+    runs = [tmp_path / "runs" / f"run{number}" for number in range(3)]
+    processes = [
+        start_indexer(database, *order, chunk=chunk)
+        for order, chunk in ((runs, 2000), (runs[::-1], 1 << 20), ([runs[1], runs[0], runs[2]], 1 << 20))
+    ]
     a_year(tmp_path / "runs", 5)
     assert [process.wait(120) for process in processes] == [0, 0, 0]
     index(database, tmp_path / "runs")
     fresh = str(tmp_path / "fresh.db")
     index(fresh, tmp_path / "runs")
     assert content(database) == content(fresh)
+    assert events_in(database) == events_in(fresh)
+
+
+def test_runs_are_taken_in_one_order(database: str, tmp_path: Path) -> None:
+    """However they are given: indexers that hold several runs would else wait for one another for ever."""
+    runs = [ToldFleetRun.make(tmp_path / name, ["A"]) for name in ("c", "a", "b")]
+    for run in runs:
+        run.start()
+    index(database, *(run.path for run in runs))
+    engine = open_engine(database)
+    with engine.connect() as connection:
+        taken = connection.execute(sqlalchemy.text("SELECT path FROM runs ORDER BY id")).scalars().all()
+    engine.dispose()
+    assert taken == [str(tmp_path / name) for name in "abc"]
 
 
 @pytest.mark.parametrize("db", ["nosuch://x", "postgresql://nobody@127.0.0.1:1/none", "/proc/no/such/place.db"])

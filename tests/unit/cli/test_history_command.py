@@ -13,7 +13,7 @@ from told_fleet import ToldFleetRun
 
 from resilience_sdk.cli.main import main
 from resilience_sdk.history.exclusion import nodes_to_leave_out
-from resilience_sdk.history.indexer import Indexed, run_directories
+from resilience_sdk.history.indexer import run_directories
 
 needed.library("sqlalchemy", "history")
 
@@ -119,12 +119,12 @@ def test_a_database_that_may_only_be_read_still_tells_its_suspects(tmp_path: Pat
     new = ToldFleetRun.make(tmp_path / "runs" / "new", ["A"], at=2_000_000.0)
     new.start()
 
-    def refuse(*_: object) -> Indexed:
+    def refuse(*_: object) -> bool:
         from sqlalchemy.exc import OperationalError
 
         raise OperationalError("", {}, Exception("attempt to write a readonly database"))
 
-    with mock.patch("resilience_sdk.history.indexer.Index._add_run", refuse):
+    with mock.patch("resilience_sdk.history.indexer.Index._take", refuse):
         found = nodes_to_leave_out(new.path, {}, since=0.0)
     assert list(found.reasons) == ["B"]
     assert found.problem is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import needed
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from told_run import EVENTS
 
@@ -36,6 +36,7 @@ def lines_of(events: list[dict[str, Any]]) -> bytes:
 
 
 @given(st.lists(EVENTS | _ODD, max_size=12))
+@example([{"event": "run_start", "argv": ["\ud800"]}])
 @settings(max_examples=25)
 def test_whatever_a_journal_holds_it_is_indexed_and_asked(
     tmp_path_factory: pytest.TempPathFactory, events: list[dict[str, Any]]
