@@ -28,6 +28,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from resilience_sdk import report
 from resilience_sdk.core.console import say_once
@@ -46,6 +47,7 @@ _KINDS = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 _TITLES = {404: "Not here", 503: "Too many are looking"}
 _MOST_CONNECTIONS = 256
 _BACKLOG = 128
+_ASK_WITHIN_S = 10.0
 _LEAVE_WITHIN_S = 2
 _EXIT_INTERRUPTED = 130
 _Answer = TypeVar("_Answer")
@@ -183,6 +185,41 @@ class _EventRoute:
         await stream(scope, receive, send)
 
 
+class _Connection(H11Protocol):
+    """A connection that is cut where no whole request comes for some seconds.
+
+    uvicorn waits for ever for the first one, and for one that has begun: silent connections would take all the places.
+    """
+
+    _cut: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait no more once a request is there, and for the next one as soon as a part of it comes."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+        elif self._cut is None:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._cut = self.loop.call_later(_ASK_WITHIN_S, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._cut is not None:
+            self._cut.cancel()
+            self._cut = None
+
+
 class _Server(uvicorn.Server):
     """Ends at a signal without raising it anew, and lets go of the pages that are open."""
 
@@ -200,14 +237,18 @@ class _Server(uvicorn.Server):
         self._let_go()
 
 
-def serve(dashboard: Dashboard, listening: socket.socket, begun: Callable[[], None]) -> int:
-    """Serve at a bound socket until a signal ends it; `begun` is called first. Return 130 after Ctrl-C, else 0."""
-    config = uvicorn.Config(
-        dashboard, loop="asyncio", http="h11", ws="none", lifespan="on", log_config=None, log_level="critical",
+def server_config(dashboard: Dashboard) -> uvicorn.Config:
+    """Return how it is served: to a bounded number, and nothing is logged."""
+    return uvicorn.Config(
+        dashboard, loop="asyncio", http=_Connection, ws="none", lifespan="on", log_config=None, log_level="critical",
         access_log=False, server_header=False, proxy_headers=False, limit_concurrency=_MOST_CONNECTIONS,
         backlog=_BACKLOG, timeout_graceful_shutdown=_LEAVE_WITHIN_S,
     )  # fmt: skip
-    server = _Server(config, dashboard.let_go)
+
+
+def serve(dashboard: Dashboard, listening: socket.socket, begun: Callable[[], None]) -> int:
+    """Serve at a bound socket until a signal ends it; `begun` is called first. Return 130 after Ctrl-C, else 0."""
+    server = _Server(server_config(dashboard), dashboard.let_go)
     listening.listen(_BACKLOG)  # whoever comes after `begun` and before the loop is served all the same
     begun()
     server.run([listening])

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import uvicorn
 from dashboard_fleet import HOSTILE, fleet, hostile, odd
 from dashboards import dashboard, links
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from told_fleet import ToldFleetRun
 
-from resilience_sdk.dashboard import pages
+from resilience_sdk.dashboard import app, pages
 from resilience_sdk.dashboard.access import Hosts
 from resilience_sdk.dashboard.pages import number, percent
+from resilience_sdk.dashboard.runs import FoundRuns, RunBook
 
 TOKEN = "f00-secret"
 
@@ -280,3 +287,65 @@ def test_only_the_whole_is_a_hundred_per_cent(share: float | None, told: str) ->
 def test_numbers_have_their_thousands_apart() -> None:
     """And what is no number of steps has none."""
     assert [number(value) for value in (None, 7, 12345678, 10**40)] == ["\u2013", "7", "12\u202f345\u202f678", "\u2013"]
+
+
+_ASK = b"GET /static/list.css HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@contextlib.contextmanager
+def connections(folder: Path) -> Iterator[socket.socket]:
+    """Serve at a real socket in the block; yields a connection to it."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(app.server_config(app.Dashboard(RunBook(FoundRuns([str(folder)])))))
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        with socket.create_connection(listening.getsockname(), timeout=20) as one:
+            yield one
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+def is_cut(one: socket.socket) -> bool:
+    """Read what comes, to the end of the connection; False where that does not come."""
+    try:
+        while one.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("text", [b"", _ASK[:20], _ASK[:-2]])
+def test_who_does_not_ask_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:
+    """Else some hundred connections that say nothing would keep everybody out."""
+    monkeypatch.setattr(app, "_ASK_WITHIN_S", 0.2)
+    with connections(tmp_path) as one:
+        one.sendall(text)
+        assert is_cut(one)
+
+
+def test_who_asks_again_and_does_not_come_to_an_end_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One who was answered before, too; and no byte now and then buys more time."""
+    monkeypatch.setattr(app, "_ASK_WITHIN_S", 0.2)
+    with connections(tmp_path) as one:
+        one.sendall(_ASK)
+        assert one.recv(65536).startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(OSError):
+            for _ in range(20):
+                one.sendall(b"G")
+                time.sleep(0.05)
+        assert is_cut(one)
+
+
+def test_who_was_answered_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open page is not cut: its answer goes on."""
+    monkeypatch.setattr(app, "_ASK_WITHIN_S", 0.05)
+    with connections(tmp_path) as one:
+        one.sendall(_ASK.replace(b"/static/list.css", b"/events"))
+        one.settimeout(0.5)
+        assert not is_cut(one)
