@@ -186,6 +186,7 @@ class Tracker(Sink):
         """Begin with no curves."""
         super().__init__(place)
         self._metrics = Metrics(place)
+        self._tried: ReportPage | None = None
 
     @abc.abstractmethod
     def draw(self, some: Sequence[Point]) -> None:
@@ -205,12 +206,21 @@ class Tracker(Sink):
         return found
 
     def send(self, items: deque[Point | ReportPage]) -> None:
-        """Draw and attach."""
+        """Draw and attach.
+
+        A page is tried twice: where an artifact store refuses it, the curves behind it must not wait for ever.
+        """
         while items:
-            if isinstance(items[0], ReportPage):
-                if items[0].path.is_file():
-                    self.attach(items[0])
-                items.popleft()
+            if isinstance(page := items[0], ReportPage):
+                is_done = page is self._tried
+                self._tried = page
+                try:
+                    if page.path.is_file():
+                        self.attach(page)
+                    is_done = True
+                finally:
+                    if is_done:
+                        items.popleft()
                 continue
             some = list(islice(takewhile(lambda item: isinstance(item, Point), items), self.most_points))
             self.draw([item for item in some if isinstance(item, Point)])

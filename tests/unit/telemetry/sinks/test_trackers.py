@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import needed
@@ -10,7 +12,7 @@ import pytest
 from told_run import ToldRun
 
 from resilience_sdk.core.journal import Event
-from resilience_sdk.telemetry.sinks.base import Tracker
+from resilience_sdk.telemetry.sinks.base import Point, ReportPage, Tracker
 from resilience_sdk.telemetry.sinks.mlflow import MLflow
 from resilience_sdk.telemetry.sinks.tensorboard import TensorBoard
 
@@ -71,3 +73,43 @@ def test_mlflow_has_the_metrics_in_a_run_that_a_restart_goes_on_with(
     assert (found.info.run_name, found.info.status) == ("run@here", "FINISHED")
     history = client.get_metric_history(found.info.run_id, "resilience/checkpoint.duration")
     assert {(metric.step, metric.value) for metric in history} == {(50, 0.5), (100, 1.0)}
+
+
+class Refusing(Tracker):
+    """A tracker that takes curves and no files, as one without rights to its artifact store."""
+
+    name = "refusing"
+
+    def open(self) -> None:
+        """Begin."""
+        self.drawn: list[Point] = []
+
+    def draw(self, some: Sequence[Point]) -> None:
+        """Take them."""
+        self.drawn += some
+
+    def attach(self, page: ReportPage) -> None:
+        """Refuse it."""
+        raise PermissionError(page.path)
+
+    def close(self) -> None:
+        """End."""
+
+
+def test_a_page_that_is_refused_does_not_hold_up_the_curves_behind_it(run: ToldRun) -> None:
+    """It is tried twice, and told; the next job's curves come all the same."""
+    (run.run_dir.path / "report.html").write_text("a page")
+    run.tell(Event.REPORT)
+    run.tell(Event.CKPT_COMMIT, writer="rank0", step=150, seconds=1.5, stall_s=0.5, bytes=1000)
+    sink = Refusing(run.place())
+    sink.open()
+    items: deque[Point | ReportPage] = deque(item for line in run.lines() for item in sink.digest(line))
+    failures = 0
+    for _ in itertools.repeat(None, 5):
+        try:
+            sink.send(items)
+        except PermissionError:
+            failures += 1
+    assert failures == 2
+    assert not items
+    assert [point.value for point in sink.drawn if point.name == "resilience/checkpoint.last_step"] == [50, 100, 150]
