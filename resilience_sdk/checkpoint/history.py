@@ -19,7 +19,7 @@ from typing import Any, cast
 import attrs
 
 import resilience_sdk
-from resilience_sdk.core.journal import Event, Journal, read_journal
+from resilience_sdk.core.journal import CURVES, Event, Journal, read_journal
 from resilience_sdk.core.run_directory import RunDirectory
 
 # What is assumed of a job that nothing is known of: one failure in this time, as if it had been seen.
@@ -243,10 +243,11 @@ class CheckpointRecord:
     def events(self) -> tuple[Mapping[str, Any], ...]:
         """Return all events of the run directory by time, with those of this job where its journal is elsewhere."""
         place = self._place()
-        known = read_journal(self._run_dir.journal).events
+        known = read_journal(self._run_dir.journal, without=CURVES).events
         if place is None or place.elsewhere is None:
             return known
-        return tuple(sorted([*known, *read_journal(place.elsewhere).events], key=lambda event: float(event["t"])))
+        elsewhere = read_journal(place.elsewhere, without=CURVES).events
+        return tuple(sorted([*known, *elsewhere], key=lambda event: float(event["t"])))
 
     def _place(self) -> JournalPlace | None:
         if self._given is not None:

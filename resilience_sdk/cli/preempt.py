@@ -14,7 +14,7 @@ from typing import Any
 
 from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, reading_parser
 from resilience_sdk.core.atomic_write import write_whole
-from resilience_sdk.core.journal import Event, read_journal
+from resilience_sdk.core.journal import CURVES, Event, read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.run_directory import RunDirectory
@@ -102,7 +102,7 @@ def _told_end(asked: Mapping[str, Any]) -> str:
 
 def _launcher(run_dir: RunDirectory, job: str) -> str | None:
     """Return what started the ranks of a job, as far as its journal and its key tell."""
-    events = read_journal(run_dir.journal).events
+    events = read_journal(run_dir.journal, without=CURVES).events
     if any(event["event"] == Event.RUN_START.value and event.get("job") == job for event in events):
         return OURS
     return TORCHRUN if job.startswith("elastic-") else None

@@ -67,6 +67,9 @@ class Event(str, Enum):
     FINISHED = "finished"
 
 
+CURVES = frozenset({Event.PROGRESS, Event.LOSS})
+"""Points of a curve: much of a long run's journal, and only for who draws it. Others read `without` them."""
+
 VERSION = 1
 
 
@@ -178,13 +181,19 @@ def journal_sizes(directory: Path) -> dict[str, int]:
 
 
 def read_journal(
-    directory: Path, since: Mapping[str, int] | None = None, *, only: Collection[str] | None = None
+    directory: Path,
+    since: Mapping[str, int] | None = None,
+    *,
+    only: Collection[str] | None = None,
+    without: Collection[Event] = (),
 ) -> JournalContents:
     """Read every file of a journal directory; torn lines and unreadable files are counted, never fatal.
 
     With `since` (see `journal_sizes`) only what was written after that; with `only` the files of these names alone.
+    Events of the kinds `without` are passed over, which costs a tenth of reading them.
     """
     known = since or {}
+    unwanted = _lines_of(without) if without else None
     events: list[dict[str, Any]] = []
     torn = 0
     unreadable: list[str] = []
@@ -198,7 +207,7 @@ def read_journal(
                 file.seek(offset)
                 data = file.read()
             read_to[path.name] = offset + data.rfind(b"\n") + 1
-            found = list(parse_lines(data))
+            found = list(parse_lines(data, unwanted))
             events += [event for event in found if event is not None]
             torn += found.count(None)
         except OSError as error:
@@ -210,14 +219,19 @@ def read_journal(
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
-def parse_lines(data: bytes) -> Iterator[dict[str, Any] | None]:
-    """Yield the event of each line, None for one that cannot be read.
+def _lines_of(names: Collection[Event]) -> re.Pattern[bytes]:
+    """Return what is found in the lines of these events, as `Journal.emit` writes them, and in no text of others."""
+    return re.compile(f'"event":"(?:{"|".join(name.value for name in names)})","step":'.encode())
+
+
+def parse_lines(data: bytes, unwanted: re.Pattern[bytes] | None = None) -> Iterator[dict[str, Any] | None]:
+    """Yield the event of each line, None for one that cannot be read; lines with `unwanted` in them are passed over.
 
     `json.loads` guesses an encoding and looks for blanks, which takes as long as reading a line: a fleet has millions.
     """
     for line in data.splitlines():
         line = line.strip()
-        if not line:
+        if not line or (unwanted is not None and unwanted.search(line)):
             continue
         try:
             event, end = _scan(text := str(line, "utf-8", "surrogatepass"), 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.core.journal import Event, read_journal
+from resilience_sdk.core.journal import CURVES, Event, read_journal
 from resilience_sdk.errors import ConfigError, ResilienceError
 from resilience_sdk.history.indexer import Index
 from resilience_sdk.history.questions import History
@@ -60,7 +60,7 @@ def nodes_to_leave_out(run_dir: Path, env: Mapping[str, str], *, since: float, n
     reasons: dict[str, str] = {}
     problem = None
     try:
-        reasons |= blamed(read_journal(run_dir / "journal").events)
+        reasons |= blamed(read_journal(run_dir / "journal", without=CURVES).events)
         database = database_of(run_dir, env, named)
         if database is None:
             return LeftOut(reasons)

@@ -29,7 +29,7 @@ from resilience_sdk.checkpoint.manifest import newest_checkpoint
 from resilience_sdk.core import environ
 from resilience_sdk.core.atomic_write import Version, version_of
 from resilience_sdk.core.console import say, say_once
-from resilience_sdk.core.journal import Event, Journal, read_journal
+from resilience_sdk.core.journal import CURVES, Event, Journal, read_journal
 from resilience_sdk.core.lease import STALE_AFTER_S, current_holder
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory
@@ -313,7 +313,8 @@ class _Loop:
 
     def _look(self) -> _Seen:
         """Count what the command's processes have journalled: by number and not by time, as hosts differ in that."""
-        events = [event for event in read_journal(self.job.run_dir.journal).events if event.get("job") != self.key]
+        contents = read_journal(self.job.run_dir.journal, without=CURVES)
+        events = [event for event in contents.events if event.get("job") != self.key]
         return _Seen(len(events), sum(event["event"] == Event.STOP_AGREED.value for event in events))
 
     def _run(self) -> RunEnd:

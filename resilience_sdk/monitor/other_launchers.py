@@ -17,7 +17,7 @@ from resilience_sdk.attribution.exits import describe_exit, exit_fields
 from resilience_sdk.attribution.first_death import FirstDeath
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.job_config import JobConfig
-from resilience_sdk.core.journal import Event, Journal, read_journal
+from resilience_sdk.core.journal import CURVES, Event, Journal, read_journal
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import EXIT_PREEMPTED
@@ -336,7 +336,7 @@ class DeathWatch:
         """Return when the first attempt of this job began; each attempt may have had a monitor and a key of its own."""
         starts = {
             event["rank"]: float(event["t"])
-            for event in read_journal(Path(self._config.run_dir) / "journal").events
+            for event in read_journal(Path(self._config.run_dir) / "journal", without=CURVES).events
             if event["event"] == Event.RANK_START and event["attempt"] == 0
         }
         return min(starts.values(), default=self._started_at)

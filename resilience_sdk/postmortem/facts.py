@@ -16,7 +16,7 @@ import attrs
 
 from resilience_sdk.attribution.exits import Classification, Resource, exit_fields
 from resilience_sdk.cluster.membership import Peer
-from resilience_sdk.core.journal import Event, journal_sizes, read_journal
+from resilience_sdk.core.journal import CURVES, Event, journal_sizes, read_journal
 from resilience_sdk.recorder.page_reader import RankSnapshot
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class AttemptJournal:
 
     def events(self) -> Sequence[Mapping[str, Any]]:
         """Return the attempt's events up to now, by time. Never raises."""
-        new = read_journal(self._directory, since=self._read_to)
+        new = read_journal(self._directory, since=self._read_to, without=CURVES)
         self._read_to = {**self._read_to, **new.read_to}
         ours = [
             event

@@ -43,7 +43,7 @@ import attrs
 
 from resilience_sdk.core.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.core.console import printable, say_once
-from resilience_sdk.core.journal import Event, read_journal
+from resilience_sdk.core.journal import CURVES, Event, read_journal
 from resilience_sdk.core.settings.parse import base_url
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.system.hostinfo import boot_id
@@ -498,7 +498,8 @@ class CloudWatch:
         if notice is None:
             return None
         if self._known is None or self._known[0].names_another(notice):
-            self._known = notice, heeded_before(read_journal(self._journal).events, notice, boot_id())
+            events = read_journal(self._journal, without=CURVES).events
+            self._known = notice, heeded_before(events, notice, boot_id())
         if not still_stands(notice, self._known[1], self._clock.wall_s(), self._lead_s):
             say_once(
                 f"heeded:{notice.source}:{notice.reason}",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from resilience_sdk.core import console, environ
-from resilience_sdk.core.journal import EventSink, journal_sizes, read_journal
+from resilience_sdk.core.journal import CURVES, EventSink, journal_sizes, read_journal
 from resilience_sdk.core.lease import current_holder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings
@@ -154,7 +154,7 @@ class StopTeller:
         with contextlib.suppress(Exception):  # told or not, the stop goes on
             new = journal_sizes(self._journal)
             if sum(size - self._read_to.get(name, 0) for name, size in new.items()) < _MOST_JOURNAL_BYTES:
-                told = read_journal(self._journal, since=self._read_to).events
+                told = read_journal(self._journal, since=self._read_to, without=CURVES).events
                 asked = who_asked([event for event in told if event.get("attempt") == self._attempt]).asked
                 who = asked[0] if asked else heard
         by = f" by {who}" if who else ""

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from resilience_sdk.core.journal import Event, Journal, journal_sizes, read_journal
+from resilience_sdk.core.journal import CURVES, Event, Journal, journal_sizes, read_journal
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory
 
@@ -96,3 +96,16 @@ def test_a_line_that_an_earlier_process_left_torn_takes_no_other_with_it(tmp_pat
     contents = read_journal(tmp_path)
     assert [event["step"] for event in contents.events if event["event"] == "resume"] == [1, 2]
     assert (len(contents.events), contents.torn_lines) == (3, 1)
+
+
+def test_kinds_of_events_are_passed_over_and_nothing_else(tmp_path) -> None:
+    """Whatever the others' texts say; and who reads on later begins where the file ended."""
+    journal = Journal(tmp_path, writer="monitor", host="h", boot_id="b", job="j")
+    for event in (Event.RUN_START, Event.PROGRESS, Event.LOSS, Event.STEP_TIME):
+        journal.emit(event, text='"event":"progress","step":', event_of={"event": "progress"})
+    journal.emit(Event.PROGRESS, step=3)
+    journal.close()
+    whole, contents = read_journal(tmp_path), read_journal(tmp_path, without=CURVES)
+    assert [event["event"] for event in contents.events] == ["run_start", "step_time"]
+    assert contents.read_to == whole.read_to
+    assert contents.torn_lines == 0
