@@ -353,7 +353,9 @@ class _Launch:
         write_outcome(self.run_dir.outcome, self._told)
 
     def _write_report(self, outcome: Outcome) -> bool:
-        is_hurried = outcome.verdict is JobVerdict.PREEMPTED
+        def is_hurried() -> bool:
+            return outcome.verdict is JobVerdict.PREEMPTED or self.inbox.request is not None
+
         return write_report(self.run_dir.path, self.run_dir.report, self.journal, is_hurried=is_hurried)
 
     def _finish(self, end: JobEnd) -> int:

@@ -16,7 +16,7 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -177,25 +177,27 @@ class Beside:
 
 
 _REPORT_S, _HURRIED_REPORT_S = 60.0, 5.0
+_REPORT_LOOK_S = 0.25
 
 
-def write_report(run_dir: Path, page: Path, journal: Journal, *, is_hurried: bool) -> bool:
+def write_report(run_dir: Path, page: Path, journal: Journal, *, is_hurried: Callable[[], bool]) -> bool:
     """Write the report of a job that has ended, and tell whether it is there; never raises.
 
-    It may take a minute, some seconds where a scheduler waits (`is_hurried`).
+    It may take a minute, some seconds as soon as a person or a scheduler waits (`is_hurried`): one that waits in vain
+    kills the launcher, and with it the exit code of the job.
     """
     began = time.monotonic()
-    patience_s = _HURRIED_REPORT_S if is_hurried else _REPORT_S
     try:
         process = programs.start(
             programs.COMMAND, "report", str(run_dir), "-o", str(page),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
-        try:
-            _, said = process.communicate(timeout=patience_s)
-        except subprocess.TimeoutExpired:
+        said = _told_by(process, is_hurried)
+        if said is None:
             programs.kill(process, 1.0)
-            why = f"it took more than {patience_s:.0f} s"
+            assert process.stderr is not None
+            process.stderr.close()
+            why = f"it took more than {time.monotonic() - began:.0f} s"
         else:
             if process.returncode == 0:
                 journal.emit(Event.REPORT, path=str(page), seconds=round(time.monotonic() - began, 3))
@@ -206,6 +208,17 @@ def write_report(run_dir: Path, page: Path, journal: Journal, *, is_hurried: boo
     if say_once("report", f"no report was written: {why}; `resilience report {run_dir}` does so later"):
         journal.emit(Event.DEGRADED, what="report", why=why)
     return False
+
+
+def _told_by(process: subprocess.Popen[bytes], is_hurried: Callable[[], bool]) -> bytes | None:
+    """Return what a program has said, once it has ended; None where the patience is over."""
+    until, was_hurried = time.monotonic() + _REPORT_S, False
+    while (left_s := until - time.monotonic()) > 0:
+        if not was_hurried and is_hurried():
+            was_hurried, until = True, min(until, time.monotonic() + _HURRIED_REPORT_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=min(left_s, _REPORT_LOOK_S))[1]
+    return None
 
 
 def _line(task: Mapping[str, Any]) -> bytes:

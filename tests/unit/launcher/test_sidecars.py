@@ -15,7 +15,7 @@ import pytest
 
 from resilience_sdk.core.journal import Journal, read_journal
 from resilience_sdk.launcher import sidecars
-from resilience_sdk.launcher.sidecars import KeptProcess
+from resilience_sdk.launcher.sidecars import KeptProcess, write_report
 from resilience_sdk.system import programs
 from resilience_sdk.system.hostinfo import process_start_ticks
 from resilience_sdk.system.programs import Program
@@ -202,3 +202,26 @@ def test_without_a_task_there_is_nothing(kept: Kept) -> None:
     process.keep_alive()
     process.close(20.0)
     assert process._process is None
+
+
+@pytest.mark.parametrize("looks", [0, 3])
+def test_a_report_is_given_up_soon_after_somebody_asks_to_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """Before it begins, or while it is written: a scheduler that waits for long kills the launcher."""
+    (tmp_path / "journal").mkdir()
+    journal = Journal(tmp_path / "journal", writer="launcher", host="here", boot_id="", job="job")
+    monkeypatch.setattr(programs, "COMMAND", Program("import time; time.sleep(600)"))
+    monkeypatch.setattr(sidecars, "_HURRIED_REPORT_S", 0.3)
+    monkeypatch.setattr(sidecars, "_REPORT_LOOK_S", 0.05)
+    asked: list[None] = []
+
+    def is_hurried() -> bool:
+        asked.append(None)
+        return len(asked) > looks
+
+    began = time.monotonic()
+    assert not write_report(tmp_path, tmp_path / "report.html", journal, is_hurried=is_hurried)
+    assert time.monotonic() - began < 30.0
+    (told,) = read_journal(tmp_path / "journal").events
+    assert (told["event"], told["what"]) == ("degraded", "report")
