@@ -6,7 +6,7 @@ import os
 from contextlib import contextmanager
 
 import pytest
-from needed import library, program
+from needed import fetched, library, program
 
 # Keys as a driver is told of them.
 TAB, ENTER, SPACE, ESCAPE, DOWN = "\ue004", "\ue007", "\ue00d", "\ue00c", "\ue015"
@@ -46,6 +46,17 @@ class Browser:
     def ask(self, script, *arguments):
         """Return what a function body of JavaScript returns."""
         return self.driver.execute_script(script, *arguments)
+
+    def barriers(self, *impacts):
+        """Return what axe finds of these impacts on the page: rule, help and the first elements."""
+        # The policy of a page lets no script of others in, but what the driver brings.
+        self.ask(fetched("TEST_AXE", "axe.min.js of axe-core").read_text(encoding="utf-8"))
+        found = self.driver.execute_async_script("const done = arguments[0]; axe.run(document).then(done)")
+        return [
+            (one["id"], one["impact"], one["help"], [node["html"][:150] for node in one["nodes"][:3]])
+            for one in found["violations"]
+            if one["impact"] in impacts
+        ]
 
     def press(self, *keys):
         """Press keys, wherever the focus is."""

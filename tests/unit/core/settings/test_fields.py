@@ -16,10 +16,11 @@ from resilience_sdk.core.settings.fields import FIELDS, default_of
 from resilience_sdk.errors import ConfigError
 
 _seconds = st.floats(min_value=0.001, max_value=1e7, allow_nan=False)
+_printed = st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_categories=("Z", "C"))  # a blank is no path
 _learned = st.none() | _seconds
 SETTINGS = st.builds(
     Settings,
-    run_dir=st.none() | st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=20),
+    run_dir=st.none() | st.text(_printed, min_size=1, max_size=20),
     on_hang=st.sampled_from([None, "restart", "report", "kill"]),
     initial_heartbeat_timeout=_learned,
     heartbeat_timeout=_learned,
