@@ -47,6 +47,12 @@ class Browser:
         """Return what a function body of JavaScript returns."""
         return self.driver.execute_script(script, *arguments)
 
+    def wait_for(self, script, *arguments):
+        """Wait until a function body of JavaScript returns something true: an event comes after what has caused it."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(self.driver, 30, 0.02).until(lambda _: self.ask(script, *arguments), script)
+
     def barriers(self, *impacts):
         """Return what axe finds of these impacts on the page: rule, help and the first elements."""
         # The policy of a page lets no script of others in, but what the driver brings.

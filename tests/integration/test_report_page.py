@@ -100,10 +100,10 @@ def test_the_keyboard_is_enough(browser, urls):
     assert words.startswith("0001-preemption: ")
     browser.press(ENTER)
     assert browser.ask("return location.hash") == "#incident-0001-preemption"
-    assert browser.ask("return document.getElementById('incident-0001-preemption').open") is True
-    assert active(browser) == "summary"
+    browser.wait_for("return document.getElementById('incident-0001-preemption').open")
+    browser.wait_for("return document.activeElement.localName === 'summary'")
     browser.press(SPACE)
-    assert browser.ask("return document.getElementById('incident-0001-preemption').open") is False
+    browser.wait_for("return !document.getElementById('incident-0001-preemption').open")
 
     tab_until(browser, "heat-row")
     first = browser.ask("return document.activeElement.getAttribute('aria-label')")
