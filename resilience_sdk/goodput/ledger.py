@@ -196,6 +196,8 @@ class Ledger:
         """Take one event; what cannot be understood is left out."""
         wall_s = float(event["t"])
         self._newest_at = max(self._newest_at, _clean(wall_s))
+        if event.get("event") == Event.REPORT.value:
+            return  # the page is written when the job is over: nothing ran, and nobody waited
         at = max(self._since, self.when(wall_s, event.get("mono_ns"), event.get("boot_id")))
         if event.get("step_is_global") is True and self.accounts and event.get("job") == self._job:
             self.steps_are_global = True

@@ -79,6 +79,17 @@ def test_a_good_run_has_a_start_a_rendezvous_and_its_training() -> None:
     assert (summary.faults, summary.mttf_s, summary.lost_steps) == (0, None, 0)
 
 
+def test_the_page_of_a_job_that_is_over_takes_no_time_of_the_run() -> None:
+    """A job that failed has the same account before and after its launcher has written the page."""
+    failed = [
+        (1110.0, "attempt_end", {"exit_codes": {"0": 1}}),
+        (1110.0, "decision", {"verdict": "stop", "exit_code": 77}),
+    ]
+    before = ledger_of(*START, *beats(1010.0), *failed)
+    after = ledger_of(*START, *beats(1010.0), *failed, (1111.0, "report", {"path": "report.html", "seconds": 0.5}))
+    assert (buckets(after), after.newest_at) == (buckets(before), 1111.0)
+
+
 def test_a_crash_is_a_restart_and_the_steps_that_are_done_again() -> None:
     """The lost steps are charged to the attempt that lost them, at what a step of it took."""
     ledger = ledger_of(
