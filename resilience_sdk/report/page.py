@@ -175,6 +175,7 @@ class BucketRow:
     seconds: float
     share: float
     meaning: str
+    nothing: str = "-"
 
 
 @attrs.frozen
@@ -240,15 +241,27 @@ def _tiles(goodput: Mapping[str, Any]) -> list[Tile]:
         if high is not None
         else f"at least {scales.spoken(low)}"
     )
-    faults, lost = goodput.get("faults"), goodput.get("lost_steps")
+    faults = goodput.get("faults")
     return [
         Tile("Goodput", scales.percent(goodput.get("goodput")), "", meanings.get("goodput", "")),
         Tile("ETTR", scales.percent(goodput.get("ettr")), "", meanings.get("ettr", "")),
         Tile("Faults", "-" if faults is None else str(faults), "", "crashes and hangs; a preemption is none"),
         Tile("MTTF", scales.spoken(goodput.get("mttf_s")), between, meanings.get("mttf_s", "")),
         Tile("MTTR", scales.spoken(goodput.get("mttr_s")), "", meanings.get("mttr_s", "")),
-        Tile("Lost steps", "-" if lost is None else str(lost), "", "steps done again, over all attempts"),
+        Tile("Lost steps", *_lost(goodput), "steps done again, over all attempts"),
     ]
+
+
+def _is_loss_unknown(goodput: Mapping[str, Any]) -> bool:
+    return goodput.get("lost_steps") is None and bool(goodput.get("faults"))
+
+
+def _lost(goodput: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the number of lost steps, and why there is none after a fault."""
+    if _is_loss_unknown(goodput):
+        return "unknown", "steps are not counted over attempts"
+    lost = goodput.get("lost_steps")
+    return "-" if lost is None else str(lost), ""
 
 
 def _bucket_rows(goodput: Mapping[str, Any], segments: Sequence[Segment]) -> list[BucketRow]:
@@ -263,8 +276,12 @@ def _bucket_rows(goodput: Mapping[str, Any], segments: Sequence[Segment]) -> lis
     known = [bucket.value for bucket in Bucket]
     meanings = {bucket.value: text for bucket, text in DEFINITIONS.items()} | (goodput.get("definitions") or {})
     names = [*known, *(name for name in seconds if name not in known)]
+    # What is done again and was not counted lies in productive.
+    nothing = {Bucket.REPLAYED.value: "unknown"} if _is_loss_unknown(goodput) else {}
     return [
-        BucketRow(name, seconds.get(name, 0.0), seconds.get(name, 0.0) / whole, meanings.get(name, ""))
+        BucketRow(
+            name, seconds.get(name, 0.0), seconds.get(name, 0.0) / whole, meanings.get(name, ""), nothing.get(name, "-")
+        )
         for name in names
     ]
 

@@ -231,6 +231,32 @@ def test_what_is_left_out_is_counted():
     assert "of 4,096" in sections["ranks"]
 
 
+def test_what_was_lost_and_not_counted_is_unknown_after_a_fault():
+    """A dash would say that nothing was done again; without a fault there is nothing to count."""
+    facts = told_facts.four_ranks()
+    goodput = {**facts.goodput, "lost_steps": None, "buckets": {**facts.goodput["buckets"], "replayed": 0.0}}
+    uncounted, good = (render_sections(attrs.evolve(facts, goodput={**goodput, "faults": n})) for n in (1, 0))
+    assert "unknown" in uncounted["time"]
+    assert "steps are not counted over attempts" in uncounted["summary"]
+    assert "unknown" not in good["time"]
+    assert "not counted" not in good["summary"]
+
+
+def test_a_map_of_whole_steps_says_that_it_hides_who_is_slow():
+    """All ranks wait in a step for the slowest, so an even map is no proof that no rank is slow."""
+    facts = told_facts.four_ranks()
+    whole = attrs.evolve(facts, heat=attrs.evolve(facts.heat, measure="step"))
+    own = attrs.evolve(facts, heat=attrs.evolve(facts.heat, measure="own"))
+    assert "does not stand out here" in render_sections(whole)["ranks"]
+    assert "does not stand out here" not in render_sections(own)["ranks"]
+
+
+def test_a_run_without_a_checkpoint_of_the_sdk_may_have_its_own():
+    """The page does not claim that such a run begins at step 0."""
+    checkpoints = render_sections(attrs.evolve(told_facts.four_ranks(), checkpoints=[]))["checkpoints"]
+    assert "unless the script loads what it has saved itself" in checkpoints
+
+
 def test_facts_without_an_account_have_the_sums_of_their_segments():
     """Buckets are shown although the account could not be made."""
     facts = attrs.evolve(told_facts.four_ranks(), goodput={})
