@@ -6,6 +6,7 @@ most when something is broken.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -115,7 +116,7 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
         world_size=state.world_size,
         nodes=parts.part("nodes", lambda: _nodes(view), None),
         started_at=float(events[0]["t"]) if events else None,
-        ended_at=at if view.is_running else float(events[-1]["t"]) if events else None,
+        ended_at=at if view.is_running else _ended_at(events),
         goodput=_figures(account),
         segments=parts.part("time", lambda: timeline.segments_of(account) if account else (), ()),
         attempts=attempts,
@@ -187,7 +188,7 @@ def headline_of(
     standing, ending = view.standing, view.ending
     last = incidents[-1] if incidents else None
     last_words = None if last is None else last.headline
-    more = (f"resilience why {view.run_dir.path}",) if incidents else ()
+    more = (_command("why", view.run_dir),) if incidents else ()
     if standing == "running":
         what, why = _running_words(view, account, steps)
         why = why or (text(slow.text) if slow is not None else None)
@@ -208,10 +209,21 @@ def headline_of(
         why = told or f"The last thing it told of was at {when(view.state.last_event_at)}."
         step = view.state.checkpoint_step
         saved = "the SDK knows of no checkpoint" if step is None else f"it resumes after {count_words(step)}"
-        commands = more or (f"resilience status {view.run_dir.path}",)
+        commands = more or (_command("status", view.run_dir),)
         what = _sentence(STATES["lost"]) if ended is None else _sentence(ended)
         return Headline(standing, what, why, f"Start the same command again: {saved}.", commands)
     return Headline(standing, _sentence(STATES[standing]))
+
+
+def _command(name: str, run_dir: RunDirectory) -> str:
+    """Return a command about the directory, for a shell: its name may hold anything."""
+    return printable(shlex.join(["resilience", name, str(run_dir.path)]))
+
+
+def _ended_at(events: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return when the last thing happened; that the page was written is nothing of the run."""
+    newest = next((event for event in reversed(events) if event.get("event") != Event.REPORT.value), None)
+    return None if newest is None else float(newest["t"])
 
 
 def _sentence(words: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -232,6 +233,24 @@ def test_the_headline_of_a_job_that_was_killed_tells_what_stood_still_and_how_to
     assert facts.headline.state == "lost"
     assert "rank 1 on n0 made no progress" in str(facts.headline.why)
     assert facts.headline.next == "Start the same command again: it resumes after 80 steps."
+
+
+@pytest.mark.parametrize("name", ["a run", "x; touch made", "$(touch made)", "it's \"it\" <b>", "-x & y", "a\nb"])
+def test_a_command_to_copy_is_one_for_a_shell(tmp_path: Path, name: str) -> None:
+    """A directory is one word of it, whatever its name."""
+    told = ToldRun(RunDirectory.create(tmp_path / name))
+    told.begin()
+    (command,) = checked(read_run(told.run_dir)).headline.commands
+    assert shlex.split(command) == ["resilience", "status", str(tmp_path / name)]
+
+
+def test_that_the_page_was_written_is_no_part_of_the_run(tmp_path: Path) -> None:
+    """The run ends with its job, not with the report that its launcher writes behind it."""
+    told = ToldRun.make(tmp_path)
+    told.begin()
+    before = read_run(told.run_dir).ended_at
+    told.tell(Event.REPORT, path="report.html", seconds=0.5)
+    assert (read_run(told.run_dir).ended_at, before is None) == (before, False)
 
 
 @pytest.mark.parametrize(("faults", "why"), [(0, None), (2, "2 incidents on the way, the last one: ")])
