@@ -235,7 +235,7 @@ def test_the_headline_of_a_job_that_was_killed_tells_what_stood_still_and_how_to
     assert facts.headline.next == "Start the same command again: it resumes after 80 steps."
 
 
-@pytest.mark.parametrize("name", ["a run", "x; touch made", "$(touch made)", "it's \"it\" <b>", "-x & y", "a\nb"])
+@pytest.mark.parametrize("name", ["a run", "x; touch made", "$(touch made)", 'it\'s "it" <b>', "-x & y", "a\nb"])
 def test_a_command_to_copy_is_one_for_a_shell(tmp_path: Path, name: str) -> None:
     """A directory is one word of it, whatever its name."""
     told = ToldRun(RunDirectory.create(tmp_path / name))
