@@ -113,11 +113,19 @@ class RankSteps:
     _counts: dict[tuple[int, str, str], int] = attrs.field(factory=dict)
     _took: dict[int, float] = attrs.field(factory=dict)  # by pass of the heartbeat
 
-    def take(self, passes: Sequence[LanePasses], beats: int, beat_ns: int) -> None:
-        """Take what was completed since the last look, and how many heartbeats there were, the last one when.
+    def take(self, passes: Sequence[LanePasses], beats: int, beat_ns: int, first_beat_ns: int | None = None) -> None:
+        """Take what was completed since the last look, and how many heartbeats there were, the last and first one when.
 
         More passes between two looks than a ring of the page holds count with the mean of those that are there.
         """
+        if self._began is None and first_beat_ns is not None and _is_whole(passes, beats):
+            # A short attempt may be over by the first look. The first pass of each section comes before the first beat.
+            passes = [new._replace(start=1, samples_ns=new.samples_ns[1:]) if new.start == 0 else new for new in passes]
+            for new in passes:
+                self._counts.setdefault((new.lane, new.name, new.kind), 1)
+            self._began = 1, first_beat_ns
+            self.seconds.clear()
+            self.amount = 0.0
         self._lanes.update(new.lane for new in passes if new.kind in BEAT_KINDS)
         for new in passes:
             passed = self._passed(new)
@@ -172,6 +180,11 @@ class RankSteps:
                         self.fit.add(amount, took_s)
         for number in sorted(self._took)[:-_MOST_WAITING]:
             del self._took[number]
+
+
+def _is_whole(passes: Sequence[LanePasses], beats: int) -> bool:
+    """Tell whether the ring of the page still holds each heartbeat: who sees a rank for the first time has seen all."""
+    return any(new.kind in BEAT_KINDS and new.start == 0 and len(new.samples_ns) == beats > 1 for new in passes)
 
 
 def _amount(word: int) -> float:

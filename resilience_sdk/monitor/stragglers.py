@@ -315,6 +315,8 @@ class StepTimeWatch:
         self._pause_s = _FIRST_AFTER_S
         self._told_steps = 0
         self._progress = NodeProgress()
+        self._step: int | None = None
+        self._step_is_global: bool | None = None
         self._began_at = self._progress_at = 0.0
 
     def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now: float) -> None:
@@ -336,27 +338,26 @@ class StepTimeWatch:
             if watched.stem not in self._ranks:
                 self._ranks[watched.stem] = watched.rank, RankSteps()
             page = watched.snapshot
-            self._ranks[watched.stem][1].take(passes, page.beats, page.main_lane.beat_ns)
+            self._ranks[watched.stem][1].take(passes, page.beats, page.main_lane.beat_ns, page.first_beat_ns)
+            if page.step is not None and (self._step is None or page.step >= self._step):
+                self._step, self._step_is_global = page.step, page.step_is_global
         if self._due_at is None:
             self._due_at = now + self._pause_s
             self._began_at, self._progress_at = now, now + progress_pause_s(0.0)
-        is_over = bool(completed) and not any(watched.alive for watched, _ in completed)
+        # The pages of those that have ended may be gone before anybody has looked again.
+        is_over = not any(watched.alive for watched, _ in completed)
         if is_over or now >= self._due_at:
             self._pause_s = min(_MOST_S, self._pause_s * _GROWS)
             self._due_at = now + self._pause_s
             self._tell()
         if is_over or now >= self._progress_at:
             self._progress_at = now + progress_pause_s(now - self._began_at)
-            self._tell_progress([watched for watched, _ in completed])
+            self._tell_progress()
 
-    def _tell_progress(self, watched: Sequence[WatchedRank]) -> None:
+    def _tell_progress(self) -> None:
         facts = self._progress.take(dict(self._ranks.values()))
         if facts is not None:
-            pages = [one.snapshot for one in watched if one.snapshot.step is not None]
-            newest = max(pages, key=lambda page: page.step or 0, default=None)
-            is_global = None if newest is None else newest.step_is_global
-            step = None if newest is None else newest.step
-            self._journal.emit(Event.PROGRESS, step=step, step_is_global=is_global, **facts)
+            self._journal.emit(Event.PROGRESS, step=self._step, step_is_global=self._step_is_global, **facts)
 
     def _tell(self) -> None:
         facts = node_facts(dict(self._ranks.values()))

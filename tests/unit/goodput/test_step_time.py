@@ -82,6 +82,29 @@ def test_what_comes_before_the_first_step_is_not_counted() -> None:
     assert (rank.steps, rank.wall_s, rank.seconds) == (1, pytest.approx(0.1), {("data", "io"): pytest.approx(0.02)})
 
 
+@pytest.mark.parametrize("seen_at_start", [False, True])
+def test_steps_before_the_first_look_count_if_all_of_them_are_known(seen_at_start: bool) -> None:
+    """An attempt may be over before its monitor looks twice; what came before the first step counts neither then."""
+    rank = RankSteps()
+    if seen_at_start:
+        rank.take([LanePasses("data", "io", 0, 0, [9000 * MS])], 0, 0)
+    data = LanePasses("data", "io", 0, 1, [2 * MS] * 20)
+    if not seen_at_start:
+        data = data._replace(start=0, samples_ns=[9000 * MS, *data.samples_ns])
+    beats = LanePasses("step", "heartbeat", 0, 0, [9001 * MS] + [10 * MS] * 20)
+    rank.take([data, beats], 21, 9201 * MS, 9001 * MS)
+    assert (rank.steps, rank.wall_s, rank.longest_s) == (20, pytest.approx(0.2), pytest.approx(0.01))
+    assert rank.seconds["data", "io"] == pytest.approx(0.04)
+
+
+def test_who_comes_late_counts_from_then_on() -> None:
+    """A monitor that takes over from another one tells nothing twice."""
+    rank = RankSteps()
+    rank.take([LanePasses("step", "heartbeat", 0, 437, [10 * MS] * 63)], 500, 14_000 * MS, 9_000 * MS)
+    rank.take([LanePasses("step", "heartbeat", 0, 500, [10 * MS])], 501, 14_010 * MS, 9_000 * MS)
+    assert (rank.steps, rank.wall_s) == (1, pytest.approx(0.01))
+
+
 def test_other_threads_hold_no_step_up() -> None:
     """The lane that beats counts."""
     rank = a_rank(HEALTHY)
