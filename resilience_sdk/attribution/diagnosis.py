@@ -39,7 +39,7 @@ _MOST_QUOTED = 3
 _MOST_KERNEL_LINES = 5000
 _OOM = "host_oom_kill"
 # How the kernel names a process: `Killed process 71 (python)`, `python[71]: segfault at 0`, `Xid ...: 31, pid=71`.
-_PROCESS = re.compile(r"[Kk]illed process (\d+)\b|\w\[(\d+)\]: |\bpid[= ](\d+)\b")
+_PROCESS = re.compile(r"(?:[Kk]illed|reaped) process (\d+)\b|\w\[(\d+)\]: |\bpid[= ](\d+)\b")
 
 
 @attrs.frozen
@@ -93,8 +93,9 @@ def read_kernel(lines: Iterable[str], pids: Iterable[int], *, oom_seen: bool | N
         named = {int(next(filter(None, groups))) for groups in _PROCESS.findall(text)}
         for pid in named & ours:
             processes.setdefault(pid, []).append(found)
-        is_foreign = named and not named & ours
-        if not named or (is_foreign and reading.cause == _OOM and oom_seen):
+        # A kill for memory is of the killed process alone, and not every line of it says which that is.
+        is_of_node = oom_seen and not named & ours if reading.cause == _OOM else not named
+        if is_of_node:
             node.setdefault(reading.cause, found)
     return KernelFindings({pid: tuple(found) for pid, found in processes.items()}, tuple(node.values()))
 

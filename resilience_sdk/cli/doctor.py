@@ -23,7 +23,7 @@ from resilience_sdk.core.settings.options import (
     settings_from_options,
 )
 from resilience_sdk.core.settings.parse import positive_duration
-from resilience_sdk.core.words import one_line
+from resilience_sdk.core.words import one_line, thing_words
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.health.checkup import examine, job_context
 from resilience_sdk.health.compute import slow_devices
@@ -74,9 +74,8 @@ def problem(finding: Finding) -> list[str]:
 
 
 def _entry(finding: Finding) -> str:
-    name = finding.check.replace("_", " ")
-    subject = f" {one_line(finding.subject)}" if finding.subject else ""
-    return f"{_WORDS[finding.status]:<{_WIDTH}}  {finding.probe}: {name}{subject}: {one_line(finding.evidence)}"
+    thing = one_line(thing_words(*finding.key, between=": "))
+    return f"{_WORDS[finding.status]:<{_WIDTH}}  {thing}: {one_line(finding.evidence)}"
 
 
 def _in_order(good: Sequence[Finding]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from resilience_sdk.goodput.slowness import slowness_of, standing_of
 from resilience_sdk.goodput.step_time import step_time_of
 from resilience_sdk.goodput.summary import Summary
 from resilience_sdk.incidents import IncidentStore, count_words, step_words
-from resilience_sdk.incidents.record import compact_ranks, headline
+from resilience_sdk.incidents.record import headline, ranks_words
 from resilience_sdk.recorder.page_layout import BEAT_KINDS
 from resilience_sdk.report.outcome import supervised_end
 from resilience_sdk.report.run_state import standing_now
@@ -155,7 +155,7 @@ def _ranks(status: dict[str, Any]) -> list[tuple[str, str]]:
     ranks = sorted({*live, *known})
     rows = [(f"rank {rank}", _rank(known.get(rank), live.get(rank))) for rank in ranks[:_MOST_RANKS]]
     if ranks[_MOST_RANKS:]:
-        rows.append(("", f"and ranks {compact_ranks(ranks[_MOST_RANKS:])} (--json has them all)"))
+        rows.append(("", f"and {ranks_words(ranks[_MOST_RANKS:])} (--json has them all)"))
     return rows
 
 

@@ -48,3 +48,12 @@ def duration(seconds: float) -> str:
     if seconds < 100 * 60:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def thing_words(probe: str, check: str, subject: str = "", *, between: str = " ") -> str:
+    """Name what was looked at as a person does: `gpu answers GPU 1`, `kernel log storage_io_error`; each word once.
+
+    `between` stands behind the probe.
+    """
+    prefix = "" if probe.removesuffix("s") in check else f"{probe}{between}"
+    return prefix + " ".join(filter(None, (check.replace("_", " "), subject)))

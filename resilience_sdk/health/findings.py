@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.json_records import from_values, to_values
+from resilience_sdk.core.words import thing_words
 
 
 class Status(str, Enum):
@@ -231,7 +232,7 @@ def to_event(finding: Finding, *, lasts: bool = False) -> dict[str, Any]:
     return {
         "lasts": lasts and finding.check not in EVENTS,
         "at": finding.data.get("at"),
-        "what": " ".join(filter(None, finding.key)),
+        "what": thing_words(*finding.key),
         "ok": not finding.is_bad,
         "why": finding.evidence or None,
         **{name: told[name] for name in ("probe", "check", "subject", "status", "value", "unit", "threshold")},

@@ -309,7 +309,6 @@ def synchronised() -> int | None:
     return answer if answer >= 0 else None
 
 
-KERNEL_LOG = "/dev/kmsg"
 # A fault of the node outlives the job that met it; anything else was perhaps that job's own doing.
 NODE_CATEGORIES = frozenset({"hardware", "network", "storage"})
 RECENT_S, RECENT_OF_JOBS_S = 24 * 3600.0, 3600.0
@@ -318,7 +317,6 @@ _RECORD_BYTES = 8192  # the kernel gives one record a read, and none is longer
 _CURES = {
     "exclude_node": "drain the node until it was repaired or reset (`dmesg -T`), or start without it",
     "wait": "see to the storage (`dmesg -T`, the file server), then start",
-    "restart": "no cure is needed for one of these; if it comes again, see `dmesg -T`",
 }
 
 
@@ -334,16 +332,16 @@ def kernel(context: Context) -> Iterator[Finding]:
     """Yield what the kernel's log says (of its last `log_newer_s` seconds), or why it cannot be read."""
     now, newer_s = time.time(), context.log_newer_s
     try:
-        log = [record for record in records(context.root) if newer_s is None or record.age_s <= newer_s]
+        log = [record for record in records(context) if newer_s is None or record.age_s <= newer_s]
     except OSError as error:
         cure = "`sysctl kernel.dmesg_restrict=0`, or run the doctor once as root (in a container: on its host)"
-        evidence = f"{KERNEL_LOG} cannot be read: {error.strerror}"
+        evidence = f"{context.kernel_log} cannot be read: {error.strerror}"
         yield KERNEL.found("kernel_log", Status.UNAVAILABLE, evidence, cure=cure)
         return
     yield from kernel_faults(log, now)
 
 
-def records(root: str) -> Iterator[KernelMessage]:
+def records(context: Context) -> Iterator[KernelMessage]:
     """Yield what the kernel's log holds, oldest first.
 
     A line is `priority,sequence,microseconds,flags;message`; others are details of the one before.
@@ -351,8 +349,8 @@ def records(root: str) -> Iterator[KernelMessage]:
     Raises:
         OSError: It may not be read.
     """
-    now_s = float((_read(root, "/proc/uptime") or "0").split()[0])
-    fd = os.open(procfs.below(root, KERNEL_LOG), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    now_s = float((_read(context.root, "/proc/uptime") or "0").split()[0])
+    fd = os.open(procfs.below(context.root, context.kernel_log), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         for _ in range(_MAX_RECORDS):
             try:
@@ -375,9 +373,11 @@ def records(root: str) -> Iterator[KernelMessage]:
 def kernel_faults(log: Iterable[KernelMessage], now: float = 0.0) -> Iterator[Finding]:
     """Yield one finding for each cause that the taxonomy sees in the log, or one that there is none. Pure.
 
-    `now` is the Unix time from which the ages of the records count.
+    `now` is the Unix time from which the ages of the records count. A kill for memory is told by who was killed: the
+    cause is that of a job, and which processes are a job's the log does not tell.
     """
     from resilience_sdk.attribution.log_signs import read_line  # late: only this probe needs the table of causes
+    from resilience_sdk.health import memory_kills
 
     seen: dict[str, list[KernelMessage]] = {}
     count = 0
@@ -389,7 +389,11 @@ def kernel_faults(log: Iterable[KernelMessage], now: float = 0.0) -> Iterator[Fi
     if not seen:
         yield KERNEL.found("kernel_log", Status.OK, f"{count} messages read", 0, unit="faults")
     for name, lines in seen.items():
-        yield _fault(name, lines, now)
+        if name != memory_kills.CAUSE:
+            yield _fault(name, lines, now)
+        elif kills := memory_kills.read_kills((now - record.age_s, record.text) for record in lines):
+            is_recent = now - kills[-1].at <= RECENT_OF_JOBS_S
+            yield memory_kills.of_node(kills, Status.DEGRADED if is_recent else Status.OK)
 
 
 def _fault(name: str, lines: Sequence[KernelMessage], now: float) -> Finding:
@@ -401,7 +405,7 @@ def _fault(name: str, lines: Sequence[KernelMessage], now: float) -> Finding:
     status = Status.OK if not is_recent else Status.FAILED if is_lasting else Status.DEGRADED
     evidence = f"{cause.meaning}; the last one {_ago(newest.age_s)}: {newest.text.strip()[:300]}"
     data = {"cause": name, "category": cause.category, "at": round(now - newest.age_s, 3)}
-    cure = _CURES.get(cause.action, "see `dmesg -T`")
+    cure = _CURES.get(cause.action, "")
     return KERNEL.found("kernel_log", status, evidence, len(lines), subject=name, limit=0, cure=cure, data=data)
 
 

@@ -16,6 +16,8 @@ import attrs
 from resilience_sdk.core.environ import has_several_nodes
 from resilience_sdk.health.findings import Finding, Status
 
+KERNEL_LOG = "/dev/kmsg"
+
 
 @attrs.frozen(kw_only=True)
 class Context:
@@ -35,6 +37,7 @@ class Context:
     only: str = ""
     deadline_s: float = 60.0  # what the probe that reads this has left; set in its process
     listen_s: float = 0.2  # how long a probe may wait for events
+    kernel_log: str = KERNEL_LOG
     log_newer_s: float | None = None  # only what the kernel has said in these last seconds; else all that it has
     own_pids: Sequence[int] = ()  # the job's own processes
     settings: Mapping[str, Any] = attrs.field(factory=dict)  # Settings.to_json()

@@ -25,9 +25,11 @@ from resilience_sdk.core import environ
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.journal import Event, Journal, file_prefix, parse_lines
 from resilience_sdk.health.findings import EVENTS, Finding, Status, severity, to_event, told_faults
-from resilience_sdk.health.probes import GPU, GPU_EVENTS, HOST, KERNEL, NETWORK, Context, Probe
+from resilience_sdk.health.host import Process, process_table
+from resilience_sdk.health.memory_kills import OF_OTHERS, for_job
+from resilience_sdk.health.probes import GPU, GPU_EVENTS, HOST, KERNEL, KERNEL_LOG, NETWORK, Context, Probe
 from resilience_sdk.health.runner import collect_left, kill_running, run_probes
-from resilience_sdk.system import hostinfo
+from resilience_sdk.system import hostinfo, procfs
 
 BUDGET = 0.01  # of one core, for all probes and what schedules them
 WATCHED: tuple[Probe, ...] = (GPU, HOST, KERNEL, NETWORK)
@@ -41,6 +43,7 @@ _COLLECT_S = 1.0
 _GONE_WITHIN_S = 0.5
 _over = threading.Event()
 """Set once the job is over: what is killed then has not failed."""
+_FIRST_NAMESPACE = "pid:[4026531836]"  # a constant of Linux: only there are our process ids those of the kernel's log
 _OVERLAP_S = 2.0  # read twice of the kernel's log: its clock is not ours
 
 
@@ -55,7 +58,12 @@ class WatchTask:
     parent_pid: int
     parent_ticks: int | None = None
     since: float = attrs.field(factory=time.time)
-    """When the job began, in Unix seconds: what a watch has told since then, the next one knows."""
+    """When the job began, in Unix seconds: what a watch has told since then, the next one knows; nothing that happened
+    before is told as of the job."""
+    kills_before: int | None = None
+    """How often the job's control group had been killed in for memory when the job began; None where nobody counts."""
+    kernel_log: str = KERNEL_LOG
+    """Another file of its form has process ids as the watch sees them."""
     budget: float = BUDGET  # of one core
 
 
@@ -70,7 +78,8 @@ def main() -> None:
     threading.Thread(target=_end_with_job, args=(task,), daemon=True).start()
     host, boot_id = hostinfo.host_name(), hostinfo.boot_id()
     journal = Journal(task.run_dir / "journal", writer=_WRITER, host=host, boot_id=boot_id, job=task.job)
-    _Rounds(task, journal, HealthWatch.resumed(_told_before(task)), choice_of_gpus(environ.environment())).run()
+    watch = HealthWatch.resumed(_told_before(task), kills_before=task.kills_before)
+    _Rounds(task, journal, watch, choice_of_gpus(environ.environment())).run()
 
 
 def choice_of_gpus(env: Mapping[str, str]) -> dict[str, str]:
@@ -80,13 +89,52 @@ def choice_of_gpus(env: Mapping[str, str]) -> dict[str, str]:
 
 def _told_before(task: WatchTask) -> list[dict[str, Any]]:
     """Return what earlier watches over this node have told in this job, by time."""
+    return _journalled(task, f"{_WRITER}-*.jsonl")
+
+
+def _journalled(task: WatchTask, files: str) -> list[dict[str, Any]]:
+    """Return what was journalled on this node in this job by the writers of these files, by time."""
     host = hostinfo.host_name()
     events: list[dict[str, Any]] = []
-    for path in (task.run_dir / "journal").glob(f"{file_prefix(host)}{_WRITER}-*.jsonl"):
+    for path in (task.run_dir / "journal").glob(f"{file_prefix(host)}{files}"):
         with contextlib.suppress(OSError):
             events += [event for event in parse_lines(path.read_bytes()) if event is not None]
     events = [event for event in events if (event.get("host"), event.get("job")) == (host, task.job)]
     return sorted((event for event in events if event["t"] >= task.since), key=lambda event: float(event["t"]))
+
+
+@attrs.define
+class JobProcesses:
+    """The processes of a node of which one look after the other tells whether they are the job's.
+
+    One that is gone is known until the next look, which is when the kernel's log tells how it went. One whose parent is
+    gone stays the job's. `launcher` is the process id of the job's launcher.
+    """
+
+    _launcher: int
+    _ours: frozenset[tuple[int, int]] = frozenset()  # pid and start
+    _before: Mapping[int, bool] = attrs.field(factory=dict)
+    _now: Mapping[int, bool] = attrs.field(factory=dict)
+
+    def update(self, table: Sequence[Process]) -> None:
+        """Take the process table of this moment."""
+        children: dict[int, list[Process]] = {}
+        for process in table:
+            children.setdefault(process.parent, []).append(process)
+        open_ = [p for p in table if p.pid == self._launcher or (p.pid, p.start) in self._ours]
+        ours: set[tuple[int, int]] = set()
+        while open_:
+            process = open_.pop()
+            if (process.pid, process.start) not in ours:
+                ours.add((process.pid, process.start))
+                open_ += children.get(process.pid, [])
+        self._ours = frozenset(ours)
+        self._before = self._now
+        self._now = {process.pid: (process.pid, process.start) in ours for process in table}
+
+    def known(self) -> dict[int, bool]:
+        """Return for each process id whether it was the job's at the last two looks; the earlier one counts."""
+        return {**self._now, **self._before}
 
 
 @attrs.define
@@ -98,6 +146,9 @@ class _Rounds:
     _watch: HealthWatch
     _environment: Mapping[str, str]
     _began: float = attrs.field(factory=time.monotonic)
+    _processes: JobProcesses = attrs.field(
+        default=attrs.Factory(lambda self: JobProcesses(self._task.parent_pid), takes_self=True)
+    )
 
     def run(self) -> None:
         probes = [attrs.evolve(probe, deadline_s=max(probe.deadline_s, _MIN_DEADLINE_S)) for probe in WATCHED]
@@ -105,9 +156,11 @@ class _Rounds:
         log_read: float | None = None
         while True:
             began, cost = time.monotonic(), _cost()
-            log_newer_s = None if log_read is None else began - log_read + _OVERLAP_S
-            findings = run_probes(probes, Context(log_newer_s=log_newer_s, environment=self._environment))
-            self._take(findings, 0.0 if looked is None else began - looked)
+            of_job_s = max(0.0, time.time() - self._task.since)
+            log_newer_s = of_job_s if log_read is None else min(of_job_s, began - log_read + _OVERLAP_S)
+            self._processes.update(process_table("/"))
+            findings = run_probes(probes, attrs.evolve(self._context, log_newer_s=log_newer_s))
+            self._take(self._of_job(findings), 0.0 if looked is None else began - looked)
             looked = began
             log_read = began if log_was_read(findings) else log_read
             probes = worth_another_look(probes, findings)
@@ -115,6 +168,29 @@ class _Rounds:
             if any(finding.probe == GPU.name and finding.subject for finding in findings):
                 self._listen(time.monotonic() + self._pause(began, look_cost))
             _rest(self._pause(began, look_cost))  # for what listening has cost
+
+    @property
+    def _context(self) -> Context:
+        return Context(environment=self._environment, kernel_log=self._task.kernel_log)
+
+    def _of_job(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Return the findings of a look, with kills for memory as what they are to the job."""
+        judged: list[Finding] = []
+        for finding in findings:
+            is_of_kills = finding.key[1:] == ("kernel_log", OF_OTHERS)
+            judged += for_job(finding, self._known_processes(), _own_groups()) if is_of_kills else [finding]
+        return judged
+
+    def _known_processes(self) -> dict[int, bool]:
+        """Return of which processes it is known whether they are the job's, by the numbers of the kernel's log.
+
+        A rank that came and went between two looks has told of itself in the journal.
+        """
+        if self._task.kernel_log == KERNEL_LOG and hostinfo.pid_namespace() != _FIRST_NAMESPACE:
+            return {}
+        starts = [one for one in _journalled(self._task, "rank*.jsonl") if one["event"] == Event.RANK_START.value]
+        ranks = {start["pid"]: True for start in starts if isinstance(start.get("pid"), int)}
+        return {**ranks, **self._processes.known()}
 
     def _pause(self, looked: float, look_cost: float) -> float:
         """Return the seconds until the next look, of which the last was at `looked` and cost so much."""
@@ -133,7 +209,7 @@ class _Rounds:
         while (left := until - time.monotonic()) > _MIN_LISTENING_S:
             cost = _cost()
             events = attrs.evolve(GPU_EVENTS, deadline_s=GPU_EVENTS.deadline_s + left)
-            heard = self._take(run_probes([events], Context(listen_s=left, environment=self._environment)), 0.0)
+            heard = self._take(run_probes([events], attrs.evolve(self._context, listen_s=left)), 0.0)
             left = max(0.0, until - time.monotonic())
             time.sleep(min(left, (_cost() - cost) / self._task.budget) if heard else left)
 
@@ -156,6 +232,13 @@ class _Rounds:
         if (rest := len(bad) - _MAX_LINES) > 0:
             say(f"health of {host}: {rest} more findings are in the journal")
         return bool(news)
+
+
+def _own_groups() -> list[str]:
+    """Return the paths of this process's memory groups as the kernel's log has them: they are the job's too."""
+    lines = (procfs.text(Path("/proc/self/cgroup")) or "").splitlines()
+    told = [line.partition(":")[2].partition(":") for line in lines]
+    return [path for controllers, _, path in told if not controllers or "memory" in controllers.split(",")]
 
 
 def _rest(seconds: float) -> None:
@@ -274,12 +357,16 @@ class HealthWatch:
     """What was told to be bad, and not yet to be in order again."""
 
     @classmethod
-    def resumed(cls, events: Iterable[Mapping[str, Any]]) -> HealthWatch:
+    def resumed(cls, events: Iterable[Mapping[str, Any]], *, kills_before: int | None = None) -> HealthWatch:
         """Return a watch that knows what an earlier one of the same job has told, from its `health` events.
 
-        What is bad still is no news then, and what is in order again is.
+        What is bad still is no news then, and what is in order again is. `kills_before`: how many kills for memory were
+        counted before the job began, which are none of it.
         """
         watch = cls()
+        if kills_before is not None:
+            before = HOST.found("oom_kills", Status.OK, value=kills_before)
+            watch._known[before.key] = before
         for event in events:
             try:
                 told = {name: event[name] for name in ("probe", "check", "subject", "status", "value")}

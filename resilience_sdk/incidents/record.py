@@ -320,6 +320,12 @@ def compact_ranks(ranks: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
+def ranks_words(ranks: Iterable[int]) -> str:
+    """Return ranks with their noun: `rank 1`, `ranks 0-6, 8`."""
+    shown = compact_ranks(ranks)
+    return f"{'rank' if shown.isdecimal() else 'ranks'} {shown}"
+
+
 def _facts(incident: Incident, meaning: str | None) -> list[str]:
     unnamed = "" if incident.kind == "preemption" else "cannot tell"
     rows = [
@@ -345,8 +351,8 @@ def _where(incident: Incident) -> list[str]:
     for culprit in incident.culprits[:_MOST_CULPRITS]:
         lines += _report_culprit(culprit)
     if len(incident.culprits) > _MOST_CULPRITS:
-        rest = compact_ranks(c.rank for c in incident.culprits[_MOST_CULPRITS:])
-        lines += [f"Also named: ranks {rest} (see report.json).", ""]
+        rest = ranks_words(c.rank for c in incident.culprits[_MOST_CULPRITS:])
+        lines += [f"Also named: {rest} (see report.json).", ""]
     return lines
 
 

@@ -23,6 +23,7 @@ from resilience_sdk.checkpoint.manifest import newest_checkpoint
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.words import thing_words
 from resilience_sdk.launcher.job import JobEnd
 from resilience_sdk.launcher.options import Options, least_nodes, most_nodes
 from resilience_sdk.launcher.restart_policy import Decision
@@ -158,7 +159,7 @@ def decide(findings: Sequence[Mapping[str, Any]], *, others_go_on: bool) -> Deci
     bad = [finding for finding in findings if _stops(finding)]
     if not bad:
         return None
-    names = ", ".join(dict.fromkeys(f"{finding['probe']} {finding['check']}" for finding in bad))
+    names = ", ".join(dict.fromkeys(thing_words(finding["probe"], finding["check"]) for finding in bad))
     if any(_is_of_the_node(finding) for finding in bad):
         reason = f"the preflight of this node failed ({names})"
         return Decision(JobVerdict.HARDWARE, reason, others_go_on=others_go_on)
@@ -167,8 +168,8 @@ def decide(findings: Sequence[Mapping[str, Any]], *, others_go_on: bool) -> Deci
 
 def headline(finding: Mapping[str, Any]) -> str:
     """Return a finding in one line."""
-    subject = f" {finding['subject']}" if finding["subject"] else ""
-    return f"{finding['probe']}: {finding['check'].replace('_', ' ')}{subject}: {finding['evidence']}"
+    thing = thing_words(finding["probe"], finding["check"], finding["subject"], between=": ")
+    return f"{thing}: {finding['evidence']}"
 
 
 def _stops(finding: Mapping[str, Any]) -> bool:

@@ -26,7 +26,7 @@ from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import RENEW_INTERVAL_S, Lease
 from resilience_sdk.core.settings import Settings, load
 from resilience_sdk.monitor.spawn import MonitorWatch
-from resilience_sdk.system import programs
+from resilience_sdk.system import procfs, programs
 from resilience_sdk.system.hostinfo import process_start_ticks
 from resilience_sdk.system.programs import Program
 
@@ -155,7 +155,9 @@ class Beside:
         exports = {**common, "settings": told.to_json()} if told.asks_for_telemetry and on else None
         self._exporter = KeptProcess("telemetry", "the exporter", programs.EXPORTER, exports, journal)
         interval_s = settings.health_interval
-        watches = {**common, "interval_s": interval_s, "since": began} if interval_s > 0 and on else None
+        watches: dict[str, Any] | None = None
+        if interval_s > 0 and on:
+            watches = {**common, "interval_s": interval_s, "since": began, "kills_before": procfs.oom_kills()}
         self._watch = KeptProcess(
             "health",
             "the watch",

@@ -16,7 +16,7 @@ from resilience_sdk.attribution.first_death import ABORT_AT_EXIT, VAGUE, Death, 
 from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.hang.evidence import main_frames, parse_faulthandler
 from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, step_words
-from resilience_sdk.incidents.record import compact_ranks, in_short
+from resilience_sdk.incidents.record import in_short, ranks_words
 from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, KnownError, RankExit, RankTrace, ServerEnd
 from resilience_sdk.recorder.page_reader import RankSnapshot
 
@@ -177,9 +177,8 @@ def aborted_incident(facts: AttemptFacts, at: float) -> Incident | None:
 
 def aborted_words(facts: AttemptFacts) -> str:
     """Say for the screen what became of those ranks, and what to do."""
-    ranks = compact_ranks(end.rank for end in facts.exits if end.aborted_at_exit)
-    many = "," in ranks or "-" in ranks
-    who = f"ranks {ranks}, whose scripts were" if many else f"rank {ranks}, whose script was"
+    ranks = ranks_words(end.rank for end in facts.exits if end.aborted_at_exit)
+    who = f"{ranks}, whose scripts were" if ranks.startswith("ranks") else f"{ranks}, whose script was"
     return (
         f"{who} done, died by SIGABRT while Python shut down (torch's own thread does that); nothing is lost: "
         f"{_CURE_OF_ABORT} at the end of the script"

@@ -13,7 +13,7 @@ import attrs
 
 from resilience_sdk.core.journal import Event
 from resilience_sdk.core.words import duration, one_line
-from resilience_sdk.incidents.record import compact_ranks, count_words
+from resilience_sdk.incidents.record import count_words, ranks_words
 
 _Told = Mapping[str, Any]
 _SAME_S = 60.0  # each node tells of an attempt, a stop and a decision; they are told once
@@ -166,7 +166,7 @@ def _numerics(event: _Told) -> str | None:
 def _ranks(event: _Told) -> str:
     ranks = event.get("ranks")
     known = [rank for rank in ranks if type(rank) is int] if isinstance(ranks, list) else []
-    return f"ranks {compact_ranks(known)}" if known else ""
+    return ranks_words(known) if known else ""
 
 
 def _signal_sent(event: _Told) -> str | None:

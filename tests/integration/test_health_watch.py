@@ -18,6 +18,7 @@ from harness import PROJECT, job
 from stub_driver import StubDriver
 
 from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.words import when
 from resilience_sdk.health.findings import signs_near
 from resilience_sdk.system.hostinfo import process_start_ticks
 
@@ -60,7 +61,27 @@ def interval_s():
 
 
 @pytest.fixture
-def node(stub, tmp_path, interval_s):
+def kernel_log(tmp_path):
+    """A file in the place of /dev/kmsg, with what the kernel said before the job: a kill, and a lost GPU."""
+    path = tmp_path / "kmsg"
+    _log(path, OUT_OF_MEMORY.format(os.getpid()), FELL_OFF, age_s=1800.0)
+    return path
+
+
+OUT_OF_MEMORY = "Out of memory: Killed process {} (sleep) total-vm:9kB, anon-rss:1kB, UID:0"
+FELL_OFF = "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+DISK = "blk_update_request: I/O error, dev nvme0n1, sector 1234 op 0x0:(READ)"
+
+
+def _log(path, *messages, age_s=0.0):
+    """Add records as the kernel writes them, with its time."""
+    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+    with path.open("a") as file:
+        file.writelines(f"4,71,{int(max(0.0, uptime_s - age_s) * 1e6)},-;{message}\n" for message in messages)
+
+
+@pytest.fixture
+def node(stub, tmp_path, interval_s, kernel_log):
     """The watch, with a short interval and no budget, so that a test need not wait for minutes."""
     run_dir = tmp_path / "run"
     (run_dir / "journal").mkdir(parents=True)
@@ -75,6 +96,7 @@ def node(stub, tmp_path, interval_s):
         "pages": str(tmp_path / "pages"),
         "parent_pid": job.pid,
         "parent_ticks": process_start_ticks(job.pid),
+        "kernel_log": str(kernel_log),
     }
     said = tmp_path / "said"
     with said.open("wb") as stderr:
@@ -124,6 +146,26 @@ def test_faults_that_come_while_a_job_runs_are_journalled_and_said_once(node, st
     signs = signs_near(lost["t"] + 5, read_journal(node.run_dir / "journal").events)
     assert signs[0].event["cause"] == "gpu_fell_off_bus"
     assert signs[0].before
+
+
+@pytest.mark.slow
+def test_only_kills_of_the_job_in_its_own_time_are_told_as_its(node, kernel_log):
+    """One of somebody else is a note on the node; what the kernel said before the job, a lost GPU too, is not told."""
+    node.wait(lambda: ("throttle", "GPU 1", "degraded") in node.events(), "the first look")
+    _log(kernel_log, OUT_OF_MEMORY.format(os.getpid()), DISK)
+    node.wait(lambda: ("kernel_log", "memory kill", "degraded") in node.events(), "the kill of somebody else")
+    assert not [key for key in node.events() if key[1] == "host_oom_kill"]
+    _log(kernel_log, OUT_OF_MEMORY.format(node.job.pid))
+    node.wait(lambda: ("kernel_log", "host_oom_kill", "degraded") in node.events(), "the kill of the job")
+
+    events = node.events()
+    told = {subject: event["cause"] for (check, subject, _), event in events.items() if check == "kernel_log"}
+    assert told == {"memory kill": None, "host_oom_kill": "host_oom_kill", "storage_io_error": "storage_io_error"}
+    note, ours = events["kernel_log", "memory kill", "degraded"], events["kernel_log", "host_oom_kill", "degraded"]
+    assert f"of somebody else for memory at {when(note['at'])}: sleep (pid {os.getpid()})" in note["why"]
+    assert f"of this job for memory at {when(ours['at'])}: sleep (pid {node.job.pid})" in ours["why"]
+    assert (note["what"], ours["what"]) == ("kernel log memory kill", "kernel log host_oom_kill")
+    assert (note["cure"], events["kernel_log", "storage_io_error", "degraded"]["ok"]) == (None, False)
 
 
 def _is_probe(child: psutil.Process) -> bool:

@@ -51,3 +51,15 @@ def test_a_kill_of_a_foreign_process_counts_only_where_our_group_counted_one():
     assert read_kernel([OOM], [5], oom_seen=None).node == ()
     assert read_kernel([OOM], [5], oom_seen=False).node == ()
     assert [told.cause for told in read_kernel([OOM], [5], oom_seen=True).node] == ["host_oom_kill"]
+
+
+def test_a_line_that_names_nobody_makes_no_kill_of_ours():
+    """`invoked oom-killer` names who asked for memory: of a kill of somebody else that is not the node's fault."""
+    lines = [
+        "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+        OOM,
+        "oom_reaper: reaped process 71 (python), now anon-rss:0kB",
+    ]
+    assert read_kernel(lines, [5], oom_seen=None).node == ()
+    assert read_kernel(lines, [5], oom_seen=False).node == ()
+    assert list(read_kernel(lines, [71], oom_seen=None).processes) == [71]

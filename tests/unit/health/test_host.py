@@ -238,11 +238,11 @@ def test_only_what_is_newer_is_read_where_that_was_asked(machine):
 
 
 def test_each_cause_is_told_once_with_the_time_at_which_it_happened():
-    """However often the kernel repeats it. What a job did to itself is soon forgotten: its memory is free again."""
+    """However often the kernel repeats it. A kill for memory is soon forgotten: the memory is free again."""
     log = [KernelMessage(60.0, FELL_OFF)] * 50 + [KernelMessage(900.0, OOM), KernelMessage(50.0, OOM)]
     lost, killed = host.kernel_faults(log, 5000.0)
     assert (lost.subject, lost.value) == ("gpu_fell_off_bus", 50)
-    assert (killed.subject, killed.value, killed.data["at"]) == ("host_oom_kill", 2, 4950.0)
+    assert (killed.subject, killed.value, killed.data["at"]) == ("memory kill", 2, 4950.0)
     (forgotten,) = host.kernel_faults([KernelMessage(3 * 3600.0, OOM)])
     assert (killed.status, forgotten.status) == (Status.DEGRADED, Status.OK)
 

@@ -98,7 +98,7 @@ def test_all_come_to_the_same_verdict():
     assert list(ends.values()) == [ends[0]] * 5
     assert list(ends[0]["leave_out"]) == ["3"]
     assert ends[0]["findings"][0]["evidence"].endswith(": no route")
-    assert ends[0]["events"][0]["what"] == "nodes all_reduce host3"
+    assert ends[0]["events"][0]["what"] == "nodes all reduce host3"
 
 
 @pytest.mark.parametrize("node", [0, 2])
