@@ -6,7 +6,7 @@
 
 The recording blocks call `reached()` and `left()`, and only where `armed()` said so: a process without a
 fault never comes here. A fault is real: the process is blocked in C, stopped, or gone, and whatever notices
-and repairs that cannot tell it from an accident.
+and repairs that cannot tell it from an accident. Only the journal has a line of it, from before it strikes.
 """
 
 from __future__ import annotations
@@ -150,6 +150,9 @@ class Injector:
             self._struck.append(plan)
             moment = "at its start" if where == "start" else f"at step {step} {where} '{name}'"
             console.say(f"injected fault: {plan} strikes rank {self._rank} {moment}")
+            is_named = any(plan is named for named in self._named)
+            given_by = f"RESILIENCE_FAULT={plan}" if is_named else f"faults.inject() as {plan}"
+            on_strike(given_by, None if where == "start" else step)
         if not plan.lasts:
             self._mine.remove(plan)
         plan.strike()
@@ -159,6 +162,9 @@ _injector = Injector()
 
 # Called whenever `armed()` changes; the session sets it, so that blocks are made anew.
 on_change: Callable[[], None] = lambda: None  # noqa: E731 - replaced by the session
+
+# Called before a fault strikes for the first time, with how it was given and the step; the session journals it.
+on_strike: Callable[[str, int | None], None] = lambda given_by, step: None  # noqa: E731 - replaced by the session
 
 
 def inject(

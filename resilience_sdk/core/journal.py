@@ -39,6 +39,7 @@ class Event(str, Enum):
     CONFIRMED = "confirmed"
     DUMP = "dump"
     SIGNAL_SENT = "signal_sent"
+    FAULT_INJECTED = "fault_injected"
     RANK_EXIT = "rank_exit"
     INCIDENT = "incident"
     RECOVERED = "recovered"

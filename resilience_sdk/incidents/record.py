@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.console import printable
+from resilience_sdk.core.journal import Event
 from resilience_sdk.core.json_records import from_values, to_values
 
 
@@ -307,6 +308,14 @@ def went_on_words(incident: Incident) -> str | None:
 def next_words(action: str | None) -> str:
     """Return what follows from an action, for the person who is to take it."""
     return _NEXT.get(action or "", "The action is not known to this version.")
+
+
+def injected_faults(events: Iterable[Mapping[str, Any]]) -> Iterator[Evidence]:
+    """Yield what a rank has journalled of a fault that was injected: no verdict looks at it, its reader should know."""
+    for event in events:
+        if event.get("event") == Event.FAULT_INJECTED.value:
+            at = "" if event.get("step") is None else f" at step {event['step']}"
+            yield Evidence("fault", f"injected by {event.get('by')}, which struck rank {event.get('rank')}{at}")
 
 
 def compact_ranks(ranks: Iterable[int]) -> str:

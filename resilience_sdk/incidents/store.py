@@ -24,8 +24,9 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.console import printable
+from resilience_sdk.core.journal import parse_lines
 from resilience_sdk.core.redaction import redact, redact_text
-from resilience_sdk.incidents.record import KINDS, Evidence, Incident, render_markdown
+from resilience_sdk.incidents.record import KINDS, Evidence, Incident, injected_faults, render_markdown
 from resilience_sdk.system.file_lock import file_lock
 
 # After these nothing of this run goes on, so there is no recovery to wait for.
@@ -34,6 +35,10 @@ _ID = re.compile(r"(\d{4,})-[a-z]+")
 _CLAIM = re.compile(r"\.(\d{4,})")
 _MOST_STACK_CHARACTERS = 1 << 20
 _PATIENCE_S = 2.0
+
+
+_MOST_RANKS = 16  # asked for an injected fault
+_TAIL = 1 << 18  # bytes of a rank's journal: nothing that it has done since the fault takes more
 
 
 class IncidentStore:
@@ -63,7 +68,9 @@ class IncidentStore:
             raise ValueError(f"incident kind {kind!r} is none of {', '.join(KINDS)}")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         number, claim = self._claim()
-        incident = attrs.evolve(incident, id=f"{number:04d}-{kind}", kind=kind)
+        injected = _injected(self.path.parent / "journal", incident)
+        told = (*incident.evidence, *(one for one in injected if one not in incident.evidence))
+        incident = attrs.evolve(incident, id=f"{number:04d}-{kind}", kind=kind, evidence=told)
         incident = Incident.from_json(redact(incident.to_json()))
         for folder, suffix, texts in (
             (
@@ -252,3 +259,24 @@ def _sync_directory(path: Path) -> None:
 
 def _json_text(value: Any) -> str:
     return json.dumps(value, indent=1, default=str) + "\n"
+
+
+def _injected(journal: Path, incident: Incident) -> Iterator[Evidence]:
+    """Yield that a fault was injected into a culprit in this attempt: the verdict is the same, and nobody need look on.
+
+    A rank tells of it in a file of its own, so that the journal of a large job need not be read. Of several processes
+    that were that rank in an attempt of that number, of other jobs too, the newest is meant.
+    """
+    for culprit in incident.culprits[:_MOST_RANKS]:
+        yield from injected_faults(_newest_process(journal, culprit.rank, incident.attempt))
+
+
+def _newest_process(journal: Path, rank: int, attempt: int | None) -> list[Mapping[str, Any]]:
+    newest: list[Mapping[str, Any]] = []
+    for path in journal.glob(f"*-rank{rank}-*.jsonl"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            events = [e for e in parse_lines(file.read()) if e is not None and e.get("attempt") == attempt]
+            if events and (not newest or events[-1]["t"] > newest[-1]["t"]):
+                newest = list(events)
+    return newest

@@ -15,6 +15,7 @@ from resilience_sdk.attribution.exits import describe_exit
 from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.core.journal import Event
 from resilience_sdk.incidents import CURE, STALL, Culprit, Evidence, Incident, compact_ranks, count_words
+from resilience_sdk.incidents.record import injected_faults
 from resilience_sdk.preemption.reasons import PLANNED_EXIT, Askers, Hindrance, who_asked, whole
 from resilience_sdk.recorder.page_reader import RankSnapshot
 
@@ -61,6 +62,8 @@ class Account:
     """Who has a checkpoint of its own beside those of the SDK, and after how many steps that was saved."""
     stood: str | None = None
     """What stood still when it was asked, as the begin of a sentence; the incident of that says the rest."""
+    injected: tuple[Evidence, ...] = ()
+    """The SIGTERM may be of the SDK's own injection."""
 
     @property
     def is_settled(self) -> bool:
@@ -139,6 +142,7 @@ class Account:
                 *(Evidence("hindrance", str(one)) for one in self._shown),
                 Evidence("checkpoint", self._told_checkpoint()),
                 Evidence("exit", told_ends or "no exit code is known"),
+                *self.injected,
                 *([Evidence(CURE, self.advice)] if self.advice else []),
             ),
         )
@@ -212,6 +216,7 @@ def account(
         skipped=next((_skip(event) for event in told if _is_last_save(event)), None),
         hindered=tuple(hindered),
         saved_by=next((found for event in reversed(told) if (found := _saved_by(event)) is not None), None),
+        injected=tuple(injected_faults(told)),
     )
 
 

@@ -205,10 +205,15 @@ class WatchedSession(Session):
     def load_faults(self, env: Mapping[str, str]) -> None:
         """Arm the faults that the environment asks for, if they are this rank's; a bad one is said, not raised."""
         faults.on_change = lookup.forget
+        faults.on_strike = self._fault_strikes
         try:
             faults.load(env.get(environ.FAULT, ""), self.identity.rank, self.attempt)
         except ResilienceError as error:
             console.say_once("fault", f"no fault is injected, it is ignored: {error}")
+
+    def _fault_strikes(self, given_by: str, step: int | None) -> None:
+        """Leave a line of an injected fault, which is about to be as real as any other."""
+        self.journal.emit(Event.FAULT_INJECTED, step=step, by=given_by, pid=self.pid)
 
     def start(self) -> None:
         """Begin to serve: helper thread, journal line, clean-up at the end of the process."""

@@ -70,6 +70,19 @@ def test_the_rank_that_went_first_is_named(died, way, culprits, victims, cause):
     assert all(f'"rank": {rank}' in run.incident_file(incident, f"pages/rank-{rank}.json") for rank in (0, 1))
 
 
+@pytest.mark.parametrize("way", ["one", "other", "exit", "raise"])
+def test_an_incident_tells_that_its_fault_was_injected(died, way):
+    """One line of evidence, from the rank's own journal, beside a verdict that knows nothing of it."""
+    run = died[0]
+    incident = run.incidents()[WAYS.index(way)]
+    (note,) = [item["text"] for item in incident["evidence"] if item["source"] == "fault"]
+    rank, step = incident["culprits"][0]["rank"], incident["culprits"][0]["step"]
+    assert note.startswith("injected by RESILIENCE_FAULT=kill")
+    assert note.endswith(f", which struck rank {rank} at step {step}")
+    (event,) = run.events("fault_injected", attempt=WAYS.index(way))
+    assert (event["rank"], event["step"]) == (rank, step)
+
+
 def test_all_ranks_killed(died):
     """Both were shot at one moment: whoever is named, nobody is called the victim of a hang, and it goes on."""
     incident = died[0].incidents()[WAYS.index("all")]

@@ -134,6 +134,22 @@ def test_it_strikes_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.count("injected fault: kill:how=exception") == 1
 
 
+def test_who_is_to_note_a_fault_hears_of_it_before_it_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each plan, with how it was given and the step; at the start there is no step."""
+    heard: list[tuple[str, int | None]] = []
+    monkeypatch.setattr(faults, "on_strike", lambda given_by, step: heard.append((given_by, step)))
+    injector = loaded(f"{KILL},rank=0,step=4;{KILL},where=start;slow:seconds=0,step=5")
+    injector.add(parse(f"{KILL},step=6")[0])
+    assert strikes(injector, where="start", step=-1)
+    assert [strikes(injector, step=step) for step in (3, 4, 5, 6, 7)] == [False, True, False, True, False]
+    assert heard == [
+        (f"RESILIENCE_FAULT={KILL},where=start", None),
+        (f"RESILIENCE_FAULT={KILL},rank=0,step=4", 4),
+        ("RESILIENCE_FAULT=slow:step=5,seconds=0.0", 5),
+        (f"faults.inject() as {KILL},step=6", 6),
+    ]
+
+
 def test_preempt_is_the_signal_of_a_scheduler() -> None:
     """Whoever handles SIGTERM hears it, once, and goes on."""
     heard: list[int] = []

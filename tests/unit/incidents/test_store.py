@@ -252,3 +252,36 @@ def test_what_the_ranks_told_of_bad_numbers_stands_for_their_end(tmp_path):
     assert store.bad_numbers(1, 99.0, "ValueError") is None
     assert store.bad_numbers(1, 101.0, "NumericsError") is None
     assert store.bad_numbers(0, 99.0, "NumericsError") is None
+
+
+def _told_by(run_dir, attempt, rank, *faults, pid=7):
+    """Write what a rank of an attempt journals, with the faults that were injected into it."""
+    journal = run_dir / "journal"
+    journal.mkdir(exist_ok=True)
+    start = {"t": float(pid), "event": "rank_start", "attempt": attempt, "rank": rank}
+    struck = [{**start, "event": "fault_injected", "by": by, "step": step} for by, step in faults]
+    text = "".join(json.dumps(event) + "\n" for event in (start, *struck))
+    (journal / f"host-rank{rank}-{pid}.jsonl").write_text(text)
+
+
+def test_an_injected_fault_of_a_culprit_is_evidence_and_nothing_else_of_the_verdict(tmp_path):
+    """Of this attempt, of the culprits, and of the newest process that was that rank: an earlier job's was another."""
+    by = "RESILIENCE_FAULT=kill:rank=1,step=3"
+    _told_by(tmp_path, 0, 0, ("RESILIENCE_FAULT=slow:rank=0,seconds=1", 2))
+    _told_by(tmp_path, 0, 1, (by, 3))
+    _told_by(tmp_path, 1, 2, (by, 3))
+    _told_by(tmp_path, 0, 3, (by, 3), pid=7)
+    _told_by(tmp_path, 0, 3, pid=8)
+    plain = an_incident(culprits=tuple(Culprit(rank=rank) for rank in (1, 2, 3)))
+    written = IncidentStore(tmp_path).create("crash", plain)
+    note = Evidence("fault", f"injected by {by}, which struck rank 1 at step 3")
+    assert written.evidence == (*plain.evidence, note)
+    assert attrs.evolve(written, id=plain.id, kind=plain.kind, evidence=plain.evidence) == plain
+
+
+def test_a_journal_that_cannot_be_read_keeps_no_incident_from_being_written(tmp_path):
+    """It may be torn, or hold a directory in a file's place."""
+    (tmp_path / "journal" / "host-rank1-7.jsonl").mkdir(parents=True)
+    (tmp_path / "journal" / "host-rank1-8.jsonl").write_bytes(b'{"event": "fault_injected"\n\xff\n[]\n')
+    plain = an_incident(culprits=(Culprit(rank=1),))
+    assert IncidentStore(tmp_path).create("crash", plain).evidence == plain.evidence
