@@ -124,9 +124,9 @@ def _by_signal(exit_code: int, number: int, cgroup_oom: bool | None) -> Classifi
     sureness = 1.0 if exit_code < 0 else 0.9
     if number == signal.SIGKILL:
         if cgroup_oom:
-            told = Evidence("cgroup", "the kernel killed a process of this job for memory")
+            told = Evidence("cgroup", "the job's control group counted a kill for memory")
             return classification("host_oom_kill", 0.9 * sureness, ended, told)
-        known = "no process of this job was killed for memory" if cgroup_oom is False else "no memory evidence"
+        known = "the job's control group counted no kill for memory" if cgroup_oom is False else "no memory evidence"
         confidence = 0.8 if cgroup_oom is False else 0.6
         return classification("rank_killed_sigkill", confidence * sureness, ended, Evidence("cgroup", known))
     cause, confidence = _SIGNALS.get(number, ("unknown", 0.3))

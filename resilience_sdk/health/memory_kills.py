@@ -132,7 +132,7 @@ def for_job(finding: Finding, processes: Mapping[int, bool], groups: Iterable[st
         told.append(
             KERNEL.found("kernel_log", Status.DEGRADED, evidence, len(others), subject=OF_OTHERS, limit=0, data=at)
         )
-    return told or [KERNEL.found("kernel_log", Status.OK, "no process of this job was killed for memory", 0)]
+    return told or [KERNEL.found("kernel_log", Status.OK, "no kill for memory concerns this job", 0)]
 
 
 def _is_below(group: str, own: Iterable[str]) -> bool:

@@ -74,7 +74,7 @@ def _server_killed(facts: AttemptFacts, server: ServerEnd) -> Classification:
     told = Evidence("exit", f"{how}, and the kernel ended the ranks that it had started; none of them had failed")
     known = weigh(classification("fork_server_lost", _SURE_OF_SERVER, told), facts.server_told)
     if server.code == -signal.SIGKILL and facts.cgroup_oom and known.cause == "fork_server_lost":
-        memory = Evidence("cgroup", "the kernel killed a process of this job for memory")
+        memory = Evidence("cgroup", "the job's control group counted a kill for memory")
         return classification("host_oom_kill", _SURE_OF_MEMORY, told, memory)
     return known
 

@@ -88,6 +88,9 @@ def test_the_culprit_is_named_and_its_peer_is_a_victim(hung, incident, way):
     assert incident["victims"] == [1 - culprit]
     assert incident["cause"] in CAUSES.get(way, ("hang_rank_stuck",))
     assert incident["culprits"][0]["step"] == (None if way == "start" else 5)
+    is_injected = way not in ("nested", "threads")
+    assert evidence(incident, "fault").startswith("injected by RESILIENCE_FAULT=hang" if is_injected else "")
+    assert bool(evidence(incident, "fault")) == is_injected
     limit_s = {"start": STARTUP_S, "nested": 1.0}.get(way, DEADLINE_S)
     assert incident["detection_latency_s"] >= limit_s
     assert "deadline" in evidence(incident, "deadline")

@@ -2,12 +2,13 @@
 
 from types import SimpleNamespace
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.core.journal import Event
-from resilience_sdk.incidents import Culprit
+from resilience_sdk.incidents import Culprit, Evidence
 from resilience_sdk.incidents.record import headline, render_markdown
 from resilience_sdk.postmortem.preemption import account, hindered_by
 from resilience_sdk.preemption.reasons import Asker, Hindrance
@@ -223,3 +224,13 @@ def test_whatever_stands_in_a_journal_the_story_is_told(events):
     found = story(*events)
     assert found.reason()
     assert render_markdown(found.incident(0, 1.0, {}))
+
+
+def test_a_stop_whose_signal_was_injected_says_so():
+    """In one line of evidence: who asked, cause and action are those of a scheduler's SIGTERM."""
+    by = "RESILIENCE_FAULT=preempt:rank=1,step=3"
+    struck = {"event": "fault_injected", "t": 0.0, "rank": 1, "step": 3, "by": by}
+    plain, told = (story(*events).incident(0, 9.0, {}) for events in ([HEARD], [struck, HEARD]))
+    note = Evidence("fault", f"injected by {by}, which struck rank 1 at step 3")
+    assert [one for one in told.evidence if one not in plain.evidence] == [note]
+    assert attrs.evolve(told, evidence=plain.evidence) == plain
