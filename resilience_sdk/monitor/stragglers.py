@@ -210,7 +210,14 @@ class StragglerWatch:
         for watched, passes in completed:
             for new in sorted(passes, key=lambda new: new.kind != WORK):  # it belongs to passes of the same look
                 self._collector.add(
-                    watched.rank, new.name, new.kind, new.lane, new.start, new.samples_ns, is_joint=new.is_joint
+                    watched.rank,
+                    new.name,
+                    new.kind,
+                    new.lane,
+                    new.start,
+                    new.samples_ns,
+                    is_joint=new.is_joint,
+                    before=new.before,
                 )
         pieces = self._collector.take(_first_step(living), now)
         told = self._nodes.read()

@@ -202,6 +202,7 @@ class Run:
         if self.session is not None and walk.epoch < last and not is_enough:
             listening.begin(self._save_s)  # before the loader forks its workers
             if self.session.recorder is not None:
+                self.session.recorder.user_beats()  # what is read again before the first step belongs to none
                 self.session.recorder.begin()  # the end of an earlier call has ended all deadlines
         while walk.epoch < last and not is_enough:
             batches = self._start_epoch(loader)

@@ -297,8 +297,8 @@ class Block:
             self._look_for_collectives()
         if self._mixed:
             self.q[at.W_ODD_EXITS] += 1
-        else:
-            self._complete(duration, outermost)
+        elif outermost:
+            self._complete(duration)
         if not outermost:
             self.t0 = self._levels.pop()
         elif self._mixed:
@@ -309,8 +309,8 @@ class Block:
             self.t0 = 0
         self.settle_owner()
 
-    def _complete(self, duration_ns: int, outermost: bool) -> None:
-        """Count one pass; an inner one counts like any other."""
+    def _complete(self, duration_ns: int) -> None:
+        """Count one pass. One inside another of the same name is a part of it: its time would count twice."""
         self.sample(duration_ns)
 
     def sample(self, duration_ns: int) -> None:
@@ -439,11 +439,10 @@ class Beat(Block):
         super()._enter_slowly()
         return self
 
-    def _complete(self, duration_ns: int, outermost: bool) -> None:
-        """Count the pass when its outermost level is complete: a step inside a step is no further progress."""
-        if outermost:
-            self.sample(duration_ns)
-            self.lane.note_beat()
+    def _complete(self, duration_ns: int) -> None:
+        """Count the pass; a step inside a step is no further progress."""
+        super()._complete(duration_ns)
+        self.lane.note_beat()
 
 
 class Pulse(Beat):

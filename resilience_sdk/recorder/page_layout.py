@@ -10,6 +10,7 @@ It is an array of native, aligned 64-bit words, because a store of one such word
               which of its pulses are none of the loop's steps
     rings     one per (lane, name): when it was entered and left last, how often, and its last 64 durations; or the
               last 64 amounts of work that were told
+    before    one word per ring: how many of its passes came before the first step was complete
 
 Every word has one writer: a lane's thread, or for the tables and the header the thread that holds the
 recorder's lock or the page's own. Words that belong together and change rarely are bracketed by SEQUENCE (odd
@@ -54,6 +55,7 @@ W_PAUSED = 21  # depth of heartbeat.paused()
 W_RESUMED_NS = 22  # when the last pause ended: what was open before then has had its time suspended
 W_NOTICE = 23  # why this rank knows that the job should leave: a signal's number or one of NOTICE_NAMES; 0: none
 W_ACKNOWLEDGED = 24  # the round whose stop this rank has promised to take part in
+W_STEPPED = 29  # 1: the first step is complete, and the words BEFORE say what came before its end
 W_EXIT_CODE = 28  # what the script has left with, where EXIT_STATE is clean; how its process ends may differ
 W_JOINT = 27  # bit n: passes of name n hold collectives, so their time is that of the other ranks too
 # These two have the node's monitor as their writer.
@@ -123,8 +125,11 @@ R_SAMPLES = 4
 RING_SAMPLES = 64
 RING_MASK = RING_SAMPLES - 1
 
+# before
+BEFORE_AT = RINGS_AT + RING_WORDS * RING_SLOTS
+
 # One ring more than is handed out, at the very end: for those who found none.
-assert RINGS_AT + RING_WORDS * (RING_SLOTS + 1) <= PAGE_WORDS
+assert BEFORE_AT + RING_SLOTS + RING_WORDS <= PAGE_WORDS
 assert PAUSE_TEXT_AT + PAUSE_TEXT_BYTES <= NAMES_AT * 8
 
 

@@ -134,6 +134,8 @@ class LanePasses(NamedTuple):
     """One duration per pass."""
     is_joint: bool = False
     """Whether passes of it were seen to hold collectives, so that their time is that of the other ranks too."""
+    before: int | None = 0
+    """How many of its passes came before the rank's first step was complete; None: that step is still awaited."""
 
 
 def map_page(path: Path, *, writable: bool = False) -> mmap.mmap:
@@ -192,6 +194,7 @@ class PageReader:
         """Return what was completed since the last call, per ring."""
         q = self.words
         found: list[LanePasses] = []
+        has_stepped, awaits_step = q[at.W_STEPPED], self._awaits_step()
         for ring in range(min(q[at.W_RINGS], at.RING_SLOTS)):
             first = at.ring_at(ring)
             count = q[first + at.R_COUNT]
@@ -207,8 +210,15 @@ class PageReader:
             start = max(seen, count - at.RING_SAMPLES + 1)
             samples = [q[first + at.R_SAMPLES + (n & at.RING_MASK)] for n in range(start, count)]
             is_joint = bool(q[at.W_JOINT] >> name_index & 1)
-            found.append(LanePasses(name[0], name[1], lane, start, samples, is_joint))
+            before = q[at.BEFORE_AT + ring] if has_stepped else None if awaits_step else 0
+            found.append(LanePasses(name[0], name[1], lane, start, samples, is_joint, before))
         return found
+
+    def _awaits_step(self) -> bool:
+        """Tell whether a first step is to come: the script beats, or has an optimizer. Of others nobody knows."""
+        q = self.words
+        beats = q[at.W_BEAT_SOURCE] in (at.BEATS_USER, at.BEATS_OPTIMIZER)
+        return not q[at.W_STEPPED] and (beats or bool(q[at.W_FLAGS] & at.FLAG_TRAINS))
 
     def _name(self, index: int) -> tuple[str, str] | None:
         while len(self._names) <= index < min(self.words[at.W_NAMES], at.NAME_SLOTS):

@@ -233,6 +233,12 @@ class RankPage:
         self.words[at.W_RINGS] = index + 1
         return first
 
+    def set_stepped(self, passes: Mapping[int, int]) -> None:
+        """Publish that the first step is complete; `passes`: first word of a ring -> what it had passed until then."""
+        for first, count in passes.items():
+            self.words[at.BEFORE_AT + (first - at.RINGS_AT) // at.RING_WORDS] = count
+        self.words[at.W_STEPPED] = 1  # last: whoever reads it finds the counts
+
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Keep readers off while words change that belong together.

@@ -135,6 +135,10 @@ class Lane:
         is_for_next = any(block.t0 for (_, name), block in self.blocks.items() if name == at.NEXT_STEPS)
         return count if is_in_it or is_for_next else max(0, count - 1)
 
+    def has_stepped(self) -> bool:
+        """Tell whether a step is complete. The first pulse is none: to load its state, an optimizer may take a step."""
+        return any(beat.passes() > isinstance(beat, Pulse) for beat in self.beats)
+
     @property
     def step_is_global(self) -> bool:
         """Whether the script numbers its steps, so that the number means the same on all ranks and in all attempts."""
@@ -258,9 +262,11 @@ class Recorder:
         words = self.page.words
         if words[at.W_BEAT_SOURCE] != at.BEATS_USER:
             words[at.W_BEAT_SOURCE] = at.BEATS_USER
+            words[at.W_STEPPED] = 0
             with self._lock:
                 for lane in self._lanes.values():
                     lane.disregard_pulses()
+                    lane.settled = False
 
     def pulse(self, step: int | None) -> None:
         """Record one pulse of the calling thread, at the end of a step: of `step`, else of as many as came before."""
@@ -329,9 +335,28 @@ class Recorder:
         words = self.page.words
         if not words[at.W_FIRST_BEAT_NS]:
             words[at.W_FIRST_BEAT_NS] = monotonic_ns()
+        if not words[at.W_STEPPED] and lane.has_stepped():
+            self._note_first_step()
         self._early += 1
-        if self._rank is None or self._rank.settle() or self._early >= _EARLY_BEATS:
+        is_final = self._rank is None or self._rank.settle() or self._early >= _EARLY_BEATS
+        if is_final and words[at.W_STEPPED]:
             lane.settle()
+
+    def _note_first_step(self) -> None:
+        """Publish how often each section was passed until now: in that nobody is compared.
+
+        It is the way back to where an earlier attempt was, data that is read again, compilation and warm-up: each rank
+        has its own of these. Time on the device comes later than that of the host, and has as many passes.
+        """
+        with self._lock:
+            passes: dict[int, int] = {}
+            for lane in self._lanes.values():
+                timed = {block.name: block.n for block in lane.blocks.values() if block.kind in at.DEVICE_KINDS}
+                for block in lane.blocks.values() if lane.shown else ():
+                    ring = self._rings.get((lane.index, block.index))
+                    if ring is not None:
+                        passes[ring] = timed.get(block.name, 0) if isinstance(block, DeviceTime) else block.n
+            self.page.set_stepped(passes)
 
     def pause(self, reason: str) -> None:
         """Suspend all deadlines of this process until the matching `resume`."""

@@ -47,7 +47,8 @@ class GpuSection:
 
     def _measure(self, clock: GpuClock, begin: GpuEvent | None, *, is_whole: bool) -> None:
         own = lookup.find_own_block(self._name, "compute") if is_whole else None
-        device = None if own is None else own.lane.recorder.on_device(own)
+        is_inner = own is not None and own.t0 != 0  # a part of the pass of the same name that is still open
+        device = None if own is None or is_inner else own.lane.recorder.on_device(own)
         if device is None:
             clock.give_back(begin)
         else:

@@ -310,18 +310,19 @@ class _Rank:
     _began: dict[Section, int] = attrs.field(factory=dict)
     _steps_before: int = 0
 
-    def note(self, section: Section, start: int, durations_ns: Sequence[int]) -> None:
+    def note(self, section: Section, start: int, durations_ns: Sequence[int], before: int) -> None:
         """Take completed passes. Of several heartbeats, as of an evaluation, one tells: the usual, or the first."""
-        self._began.setdefault(section, start)
+        began = max(start, min(before, start + len(durations_ns)))
+        self._began.setdefault(section, began)
         if section[1] not in WHOLE_STEP:
             return
         if self.beat is None or _tells_steps(section) > _tells_steps(self.beat):
             self.beat = section
-            self.steps = self._steps_before = start
+            self.steps = self._steps_before = began
             self.steps_ns.clear()
         if section == self.beat:
             self.steps = start + len(durations_ns)
-            self.steps_ns.extend(durations_ns[1 if start == 0 else -WINDOW_STEPS :])
+            self.steps_ns.extend(durations_ns[max(0, first_pass(0, before) - start) :][-WINDOW_STEPS:])
 
     def count(self) -> None:
         """Take the counts of this moment, when all that was completed has been added."""
@@ -364,10 +365,12 @@ class Collector:
         durations_ns: Sequence[int],
         *,
         is_joint: bool = False,
+        before: int | None = 0,
     ) -> None:
         """Take completed passes of a rank that is present; `start` is the number of the first since it began.
 
-        `is_joint`: the rank has seen it hold collectives; then its time on the device does, too. The amounts of work
+        `before`: how many came before its first step was complete; None: that is still to come, and they count for
+        nothing. `is_joint`: the rank has seen it hold collectives; then its time on the device does, too. The amounts of work
         that it has told come first, and are the words of the page.
         """
         known = self._ranks.get(rank)
@@ -376,13 +379,16 @@ class Collector:
         if kind == WORK:
             known.told.add(name, start, durations_ns)
             return
+        if before is None:
+            return
         if is_joint:
             self._joint.add(name)
         section = (name, kind)
-        known.note(section, start, durations_ns)
+        known.note(section, start, durations_ns, before)
         every = 1 if known.is_late else self._thinning.stride(section)
-        for index, row in known.cutter.add(section, lane, start, durations_ns, every):
-            amounts = known.told.of(index, known.cutter.passes[section]) if kind in COMPARED else None
+        for index, row in known.cutter.add(section, lane, start, durations_ns, every, before):
+            first = first_pass(index, before)
+            amounts = known.told.of(first, known.cutter.passes[section]) if kind in COMPARED else None
             self._assembly.offer(rank, section, index, (row, amounts))
 
     def take(self, first_step: int, now_s: float) -> list[Piece]:
@@ -404,9 +410,14 @@ class Collector:
     def _piece(
         self, section: Section, index: int, passed: Mapping[int, tuple[Row, Amounts | None]], first_step: int
     ) -> Piece:
+        passing = [known for known in self._ranks.values() if section in known.rates and known.steps]
+        rates = [known.rates[section] for known in passing]
+        firsts = [known.cutter.first_pass(section, index) for known in passing]
+        steps = sorted(
+            (rate.step_of(first), rate.step_of(first + WINDOW_STEPS - 1))
+            for rate, first in zip(rates, firsts, strict=True)
+        )
         first = first_pass(index)
-        rates = [rate for known in self._ranks.values() if (rate := known.rates.get(section)) and known.steps]
-        steps = sorted((rate.step_of(first), rate.step_of(first + WINDOW_STEPS - 1)) for rate in rates)
         first_of, last_of = steps[len(steps) // 2] if steps else (first, first + WINDOW_STEPS - 1)
         steps_ns = [median(known.steps_ns) for known in self._ranks.values() if known.steps_ns]
         return Piece(

@@ -1,7 +1,8 @@
 """Windows: the durations of eight passes of every section, the same passes on all ranks. Pure.
 
-Passes are numbered since the rank began. The first one is left out: what starts up in it differs from rank to rank.
-Window k holds the passes 1 + 8k to 8 + 8k. Passes are cut into windows as they come, it is counted how often a section
+What a rank does before its first step is complete differs from rank to rank: it goes back to where an earlier attempt
+was, reads data again, compiles. Those passes are left out, at least the first one of a section. Window k holds the
+passes 8k to 7 + 8k behind them. Passes are cut into windows as they come, it is counted how often a section
 is passed in a step, and beside a pass stands the amount of work that the training has told for it.
 
 Only durations travel. Readings of clocks are never compared between hosts, so it does not matter how far these are
@@ -120,13 +121,13 @@ def typical_s(section: SectionWindow) -> float:
 
 # -- cutting
 
-WARM_UP = 1
+_WARM_UP = 1
 _LEAST = WINDOW_STEPS // 2  # passes that a window must have
 
 
-def first_pass(index: int) -> int:
-    """Return the number of the first pass of a window."""
-    return WARM_UP + WINDOW_STEPS * index
+def first_pass(index: int, before: int = 0) -> int:
+    """Return the number of the first pass of a window; `before` passes came before the first step was complete."""
+    return max(_WARM_UP, before) + WINDOW_STEPS * index
 
 
 class RankCutter:
@@ -136,15 +137,17 @@ class RankCutter:
         """Begin with nothing."""
         self._open: dict[Section, tuple[int, list[int | None]]] = {}  # the window that fills: its number and values
         self._lanes: dict[Section, int] = {}
+        self._before: dict[Section, int] = {}
         self.passes: dict[Section, int] = {}
         """How many passes each section has completed."""
 
     def add(
-        self, section: Section, lane: int, start: int, durations_ns: Sequence[int], every: int = 1
+        self, section: Section, lane: int, start: int, durations_ns: Sequence[int], every: int = 1, before: int = 0
     ) -> list[tuple[int, Row]]:
         """Take passes from number `start` on; return the windows that they fill, with their numbers.
 
-        Of these only those whose number `every` divides.
+        Of these only those whose number `every` divides. The first `before` passes are left out. Where that number
+        changes (what looked like a step was none) windows are counted anew.
 
         Where passes are missing (the ring of the page was overwritten) so are their values; a window that lacks more
         than half is left out. Of a section that runs in several threads, the first one counts.
@@ -152,22 +155,30 @@ class RankCutter:
         if self._lanes.setdefault(section, lane) != lane:
             return []
         self.passes[section] = start + len(durations_ns)
+        if self._before.setdefault(section, before) != before:
+            self._before[section] = before
+            self._open.pop(section, None)
         index, values = self._open.get(section, (0, []))
         filled: list[tuple[int, list[int | None]]] = []
         awaited = WINDOW_STEPS * index + len(values)
-        number = max(start - WARM_UP, awaited)
+        first = first_pass(0, before)
+        number = max(start - first, awaited)
         if number > awaited:
             later, column = divmod(number, WINDOW_STEPS)
             if later > index:
                 filled.append((index, values + [None] * (WINDOW_STEPS - len(values))))
                 index, values = later, []
             values = values + [None] * (column - len(values))
-        values = [*values, *durations_ns[number - (start - WARM_UP) :]]
+        values = [*values, *durations_ns[number - (start - first) :]]
         while len(values) >= WINDOW_STEPS:
             filled.append((index, values[:WINDOW_STEPS]))
             index, values = index + 1, values[WINDOW_STEPS:]
         self._open[section] = index, values
         return [(at, tuple(row)) for at, row in filled if at % every == 0 and row.count(None) <= WINDOW_STEPS - _LEAST]
+
+    def first_pass(self, section: Section, index: int) -> int:
+        """Return the number of the first pass of a window, since the rank began."""
+        return first_pass(index, self._before.get(section, 0))
 
 
 # -- counting
@@ -257,8 +268,11 @@ class ToldWork:
         end, known = self._rows.get(name, (start, []))
         self._rows[name] = start + count, [*(known if end == start else ()), *amounts][-_KEPT:]
 
-    def of(self, index: int, passes: int) -> Amounts | None:
-        """Return the amounts of window `index` of a section that was passed so often up to now; None: unknown."""
+    def of(self, first: int, passes: int) -> Amounts | None:
+        """Return the amounts of a window of a section; None: unknown.
+
+        `first` is the number of its first pass, `passes` how often the section was passed up to now.
+        """
         if not self._rows:
             return None
         end, values = min(self._rows.values(), key=lambda row: abs(row[0] - passes))
@@ -266,7 +280,7 @@ class ToldWork:
         a_step = -(-end // max(1, fewest))  # so many may be told at once, before the first of them is passed
         if abs(end - passes) > _SLACK + a_step:
             return None
-        first = first_pass(index) - (end - len(values))
+        first -= end - len(values)
         places = range(first, first + WINDOW_STEPS)
         amounts = tuple(values[at] if 0 <= at < len(values) and values[at] > 0.0 else None for at in places)
         return amounts if WINDOW_STEPS - amounts.count(None) >= _LEAST else None

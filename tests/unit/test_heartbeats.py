@@ -404,7 +404,7 @@ def test_a_pause_hides_no_section_around_completed_steps(recording, inside):
             assert recording.stack() == ["epoch"]
         assert recording.stack() == ["epoch"]
     assert recording.snapshot().odd_exits == 0
-    assert len(recording.harvest()["epoch"]) == 2
+    assert len(recording.harvest()["epoch"]) == 1
 
 
 def test_a_pause_does_not_count_for_a_pulse(recording):

@@ -21,7 +21,7 @@ def told_of(recording, batches, model=None):
     for new in recording.reader.passes():
         assert new.kind == WORK
         told.add(new.name, new.start, new.samples_ns)
-    return told.of(0, len(batches))
+    return told.of(first_pass(0), len(batches))
 
 
 def test_each_batch_tells_how_large_it_is(recording):

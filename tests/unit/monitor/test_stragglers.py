@@ -33,6 +33,13 @@ RANKS = 4
 MS = 1_000_000
 
 
+def complete_step(recorder, took_ns):
+    """Have a heartbeat of that length be complete."""
+    beat = recorder.beat("step")
+    beat.sample(took_ns)
+    beat.lane.note_beat()
+
+
 class Heard(Notices):
     """The requests of one monitor after the other, in order."""
 
@@ -112,7 +119,7 @@ class Node:
                     if name == "comm_wait" and slow is not None and rank != slow:
                         late = int(seconds * 1e9)  # the others wait for it
                     recorder.block(name, kind, None).sample(int(ms * MS * jitter) + late)
-                recorder.beat("step").sample(150 * MS)
+                complete_step(recorder, 150 * MS)
             self.now += 0.15
             if step % 4 == 3:
                 self.look()
@@ -347,7 +354,7 @@ def test_a_slow_rank_of_a_section_that_is_gone_is_slow_no_more(node):
     for step in range(200):
         for recorder in node.recorders:
             recorder.block("fwd", "compute", None).sample(10 * MS)
-            recorder.beat("step").sample(150 * MS)
+            complete_step(recorder, 150 * MS)
         node.now += 0.15
         if step % 4 == 3:
             node.look()
@@ -428,7 +435,7 @@ def test_a_loop_of_microseconds_is_not_judged(node):
     for _ in range(80):
         for recorder in node.recorders:
             recorder.block("bwd", "compute", None).sample(4000 if recorder is node.recorders[2] else 1000)
-            recorder.beat("step").sample(9000)
+            complete_step(recorder, 9000)
         node.now += 0.15
         node.look()
     assert node.told() == []

@@ -66,7 +66,7 @@ def test_an_exception_closes_every_level(recording):
 
 
 def test_a_section_may_be_entered_again_within_itself(recording):
-    """Recursion leaves one duration per call, the outer the longest; the page shows the outermost."""
+    """Recursion is one pass, the outermost call: in a sum, the time of the inner ones would count again."""
 
     def recurse(depth: int) -> None:
         with section("tree"):
@@ -78,9 +78,8 @@ def test_a_section_may_be_entered_again_within_itself(recording):
 
     recurse(2)
     assert recording.stack() == []
-    samples = recording.harvest()["tree"]
-    assert samples == sorted(samples)
-    assert len(samples) == 3
+    (took_ns,) = recording.harvest()["tree"]
+    assert took_ns >= 6_000_000
 
 
 def test_a_heartbeat_within_itself_is_one_step(recording):
@@ -109,7 +108,7 @@ def test_pausing_within_a_block_that_is_open_twice_ends(recording, names):
     for name in reversed(names):
         section(name).__exit__(None, None, None)
     assert recording.stack() == []
-    assert sum(map(len, recording.harvest().values())) == len(names)
+    assert sum(map(len, recording.harvest().values())) == len(set(names))
 
 
 def test_what_an_exception_left_open_is_closed_with_the_block_around_it(recording):
@@ -290,7 +289,7 @@ class NestedBlocks(RuleBasedStateMachine):
     def _close(self, error: Exception | None) -> None:
         name = self.open.pop()
         block(name).__exit__(type(error) if error else None, error, None)
-        if name != "step" or "step" not in self.open:
+        if name not in self.open:
             self.left[name] += 1
 
     @invariant()

@@ -31,7 +31,7 @@ class Reader:
                 self.passes[new.name] = new.start + len(new.samples_ns)
 
     def window(self, section, index=0):
-        return self.told.of(index, self.passes[section])
+        return self.told.of(first_pass(index), self.passes[section])
 
 
 @pytest.fixture
