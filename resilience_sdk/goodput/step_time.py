@@ -154,7 +154,8 @@ class RankSteps:
     def own_s(self) -> float | None:
         """Seconds in sections in which the rank itself works; None where it has told of none.
 
-        A section inside another one counts twice, on every rank alike: what is compared are ranks of one program.
+        A section inside one of another name counts twice, on every rank alike: what is compared are ranks of one
+        program.
         """
         own = [s for key, s in self.seconds.items() if key[1] in _OWN and key not in self._joint]
         return sum(own) if own else None

@@ -370,8 +370,8 @@ class Collector:
         """Take completed passes of a rank that is present; `start` is the number of the first since it began.
 
         `before`: how many came before its first step was complete; None: that is still to come, and they count for
-        nothing. `is_joint`: the rank has seen it hold collectives; then its time on the device does, too. The amounts of work
-        that it has told come first, and are the words of the page.
+        nothing. `is_joint`: the rank has seen it hold collectives; then its time on the device does, too. The amounts
+        of work that it has told come first, and are the words of the page.
         """
         known = self._ranks.get(rank)
         if known is None or kind in _IGNORED:
