@@ -82,9 +82,8 @@ def _steps(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _goodput(account: Summary) -> dict[str, Any] | None:
-    buckets = {bucket.value: seconds for bucket, seconds in account.buckets.items()}
-    told = {"wall_s": account.wall_s, "goodput": account.goodput, "ettr": account.ettr, "buckets": buckets}
-    return told if account.attempts else None
+    told = {"wall_s": account.wall_s, "goodput": account.goodput, "ettr": account.ettr}
+    return {**told, "buckets": account.told_buckets()} if account.attempts else None
 
 
 def _stragglers(view: RunView) -> list[dict[str, Any]] | None:
@@ -204,7 +203,8 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
     if slow := status["why_slow"]:
         rows.append(("why slow", slow["text"]))
     if goodput := status["goodput"]:
-        wall_s, buckets = goodput["wall_s"], sorted(goodput["buckets"].items(), key=lambda item: -item[1])
+        wall_s, known = goodput["wall_s"], [(name, part) for name, part in goodput["buckets"].items() if part]
+        buckets = sorted(known, key=lambda item: -item[1])
         told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds > 0.005 * wall_s)
         rows += [("goodput", f"{goodput['goodput']:.0%} of {duration(wall_s)}: {told}")] if wall_s else []
     return rows
