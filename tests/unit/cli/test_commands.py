@@ -280,6 +280,27 @@ def test_outcome(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"`{key}`" in page
 
 
+@pytest.mark.parametrize("form", ["resilience run --run-dir {} x.py {}-old", "RESILIENCE_RUN_DIR={} python x.py"])
+def test_a_directory_that_was_moved_is_told_of_where_it_is(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """Place, page and the command that goes on; the old place may be gone, or another run by now."""
+    before, now = str(run.path), tmp_path / "moved" / "my run"
+    _outcome(run, verdict="preempted", exit_code=75, run_dir=before, resume=form.format(before, before))
+    run.report.write_text("drawn")
+    now.parent.mkdir()
+    run.path.rename(now)
+    expected = form.format(f"'{now}'", before)
+    for command in ("outcome", "why", "status"):
+        assert main([command, str(now)]) == 0
+        said = capsys.readouterr().out
+        assert expected in said
+        assert f"page           {now / 'report.html'}" in said or command == "status"
+        assert before not in said.replace(expected, "")
+    outcome = _json(capsys, "outcome", str(now))
+    assert (outcome["run_dir"], outcome["resume"]) == (str(now), expected)
+
+
 def test_outcome_with_odd_values(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """Values of a wrong type are null, and numbers that JSON does not know too."""
     _outcome(run, exit_code="1", verdict=3, ended_at=float("inf"), attempts=True, incidents=[1, "a"])
