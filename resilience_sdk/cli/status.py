@@ -65,7 +65,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "stall": state.stall if view.is_running else None,
         **_steps(view.events),
         "goodput": _goodput(view.account()),
-        "incidents": _incidents(run_dir, problems),
+        "incidents": _incidents(run_dir, view.events, problems),
         "degraded": state.degraded,
         "supervised": supervised_end(view.events),
         "journal": {"events": view.digest.count, "torn_lines": view.digest.torn_lines},
@@ -98,9 +98,9 @@ def _stragglers(view: RunView) -> list[dict[str, Any]] | None:
     return [{**attrs.asdict(verdict), "text": verdict.text()} for verdict in standing.verdicts]
 
 
-def _incidents(run_dir: RunDirectory, problems: list[str]) -> dict[str, Any]:
+def _incidents(run_dir: RunDirectory, events: Sequence[dict[str, Any]], problems: list[str]) -> dict[str, Any]:
     try:
-        incidents = IncidentStore(run_dir.path).all()
+        incidents = IncidentStore(run_dir.path).all_told(events)
     except OSError as error:
         problems.append(f"cannot read {run_dir.incidents}: {error.strerror}")
         incidents = []

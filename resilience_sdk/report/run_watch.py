@@ -23,6 +23,7 @@ from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
+from resilience_sdk.incidents import Incident, IncidentStore, headline
 from resilience_sdk.recorder.page_directory import page_directories
 from resilience_sdk.report import live_view
 from resilience_sdk.report.event_words import NewestEvents
@@ -71,6 +72,7 @@ class RunWatch:
         self._standing: _Kept[StandingVerdicts | None] = _Kept()
         self._report: _Kept[Report | None] = _Kept()
         self._outcome: _Kept[Mapping[str, Any] | None] = _Kept()
+        self._written: _Kept[list[Incident]] = _Kept()
         self._steps: deque[tuple[float, int]] = deque()
         self._steps_of: object = None
 
@@ -114,6 +116,7 @@ class RunWatch:
         after_s = None if is_running else renewed_after_s(self._run_dir)  # it asks for every file of the journal
         summary = goodput_now(self._journal.ledger, is_running=is_running, renewed_after_s=after_s)
         step, is_global = self._step(rows, state)
+        incidents = self._incidents(problems)
         view = LiveView(
             run_dir=str(self._run_dir.path),
             at=time.time(),
@@ -135,8 +138,8 @@ class RunWatch:
             buckets={bucket.value: seconds for bucket, seconds in summary.buckets.items() if seconds > 0},
             stall=state.stall if is_running else None,
             stragglers=tuple(v.text() for v in standing.verdicts[:_MOST_VERDICTS]) if standing is not None else (),
-            incidents=len(self._journal.incidents),
-            last_incidents=tuple(list(self._journal.incidents.values())[-_MOST_INCIDENTS:]),
+            incidents=len(incidents),
+            last_incidents=tuple(incidents[-_MOST_INCIDENTS:]),
             checkpoint_step=state.checkpoint_step,
             checkpoint_at=state.checkpoint_at,
             events=self._journal.events.all(),
@@ -240,6 +243,18 @@ class RunWatch:
         if not scores and not slow:
             return rows
         return [attrs.evolve(row, score=scores.get(row.rank), is_slow=row.rank in slow) for row in rows]
+
+    def _incidents(self, problems: list[str]) -> list[tuple[float, str, str]]:
+        """Return the incidents by time: those of the journal, and those that it does not tell of."""
+        known = dict(self._journal.incidents)
+        try:
+            version = version_of(self._run_dir.incidents)
+            for incident in self._written.get(version, IncidentStore(self._run_dir.path).all):
+                words = headline(incident).replace("`", "")
+                known.setdefault(str(incident.id), (incident.detected_at or 0.0, str(incident.id), words))
+        except OSError as error:
+            problems.append(f"cannot read {self._run_dir.incidents}: {error.strerror}")
+        return sorted(known.values())
 
     def _outcome_now(self, problems: list[str]) -> Mapping[str, Any] | None:
         version = version_of(self._run_dir.outcome), version_of(self._run_dir.finished)
