@@ -349,11 +349,11 @@ class _JournalSoFar:
         except OSError as error:
             self.problems.append(f"cannot read {self._directory}: {error.strerror}")
             return
-        contents = read_journal(self._directory, self._read_to, only=grown)
+        contents = read_journal(self._directory, self._read_to, only=grown, only_ended=True)
         self._read_to |= contents.read_to
         # A line that is being written counts once it is there; one that never comes to its end is torn.
         ends_within = {name for name, to in contents.read_to.items() if to < self._sizes.get(name, 0)}
-        self._torn += contents.torn_lines - len(ends_within)
+        self._torn += contents.torn_lines
         self._unended = (self._unended - contents.read_to.keys()) | ends_within
         events = sorted([*self._young, *contents.events], key=lambda event: float(event["t"]))
         limit = time.time() - settling_s if settling_s > 0 else float("inf")
@@ -361,7 +361,7 @@ class _JournalSoFar:
         self._young = events[len(old) :]
         self._take(old)
         self.problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
-        if torn := max(0, self._torn) + len(self._unended):
+        if torn := self._torn + len(self._unended):
             self.problems.append(f"torn journal lines skipped: {torn}")
 
     def _grown(self) -> list[str]:
