@@ -6,7 +6,6 @@ A foreign launcher hides our exit code (torchrun leaves with 1 whatever happened
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from resilience_sdk.cli.common import (
@@ -39,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print_json(outcome)
     else:
-        print_lines(render(outcome))
+        print_lines([*render(outcome), *aligned([page_row(run_dir)])])
     if not options.exit_code:
         return 0
     code = outcome["exit_code"]
@@ -65,7 +64,7 @@ def render(outcome: dict[str, Any]) -> list[str]:
     rows += resume_row(outcome)
     if outcome["incidents"]:
         rows.append(("incidents", ", ".join(outcome["incidents"])))
-    return aligned([*rows, page_row(RunDirectory(Path(outcome["run_dir"])))])
+    return aligned(rows)
 
 
 def _why_none(run_dir: RunDirectory) -> str:

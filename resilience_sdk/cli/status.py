@@ -65,7 +65,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "stall": state.stall if view.is_running else None,
         **_steps(view.events),
         "goodput": _goodput(view.account()),
-        "incidents": _incidents(run_dir, problems),
+        "incidents": _incidents(run_dir, view.events, problems),
         "degraded": state.degraded,
         "supervised": supervised_end(view.events),
         "journal": {"events": view.digest.count, "torn_lines": view.digest.torn_lines},
@@ -82,9 +82,8 @@ def _steps(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _goodput(account: Summary) -> dict[str, Any] | None:
-    buckets = {bucket.value: seconds for bucket, seconds in account.buckets.items()}
-    told = {"wall_s": account.wall_s, "goodput": account.goodput, "ettr": account.ettr, "buckets": buckets}
-    return told if account.attempts else None
+    told = {"wall_s": account.wall_s, "goodput": account.goodput, "ettr": account.ettr}
+    return {**told, "buckets": account.told_buckets()} if account.attempts else None
 
 
 def _stragglers(view: RunView) -> list[dict[str, Any]] | None:
@@ -99,9 +98,9 @@ def _stragglers(view: RunView) -> list[dict[str, Any]] | None:
     return [{**attrs.asdict(verdict), "text": verdict.text()} for verdict in standing.verdicts]
 
 
-def _incidents(run_dir: RunDirectory, problems: list[str]) -> dict[str, Any]:
+def _incidents(run_dir: RunDirectory, events: Sequence[dict[str, Any]], problems: list[str]) -> dict[str, Any]:
     try:
-        incidents = IncidentStore(run_dir.path).all()
+        incidents = IncidentStore(run_dir.path).all_told(events)
     except OSError as error:
         problems.append(f"cannot read {run_dir.incidents}: {error.strerror}")
         incidents = []
@@ -204,7 +203,8 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
     if slow := status["why_slow"]:
         rows.append(("why slow", slow["text"]))
     if goodput := status["goodput"]:
-        wall_s, buckets = goodput["wall_s"], sorted(goodput["buckets"].items(), key=lambda item: -item[1])
+        wall_s, known = goodput["wall_s"], [(name, part) for name, part in goodput["buckets"].items() if part]
+        buckets = sorted(known, key=lambda item: -item[1])
         told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds > 0.005 * wall_s)
         rows += [("goodput", f"{goodput['goodput']:.0%} of {duration(wall_s)}: {told}")] if wall_s else []
     return rows

@@ -22,6 +22,8 @@ from resilience_sdk.cli.common import open_run_dir, print_json, print_lines, rea
 from resilience_sdk.cli.top_screen import Sheet
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import hide_progress, say
+from resilience_sdk.core.run_directory import DEFAULT_ROOT, newest_run_dir
+from resilience_sdk.errors import RunDirectoryError
 from resilience_sdk.report.live_view import MOST_ROWS, PAGE, SORTS, LiveView
 from resilience_sdk.report.run_watch import RunWatch
 
@@ -30,17 +32,19 @@ _SAMPLE_S = 1.0  # a rank that stands still is looked at so often, however seldo
 _LOOKS = 4  # of a single snapshot in which somebody stands still: what it does shows in what changes meanwhile
 _SHARE = 0.02  # of a core: a look at thousands of ranks takes its time, and is taken less often
 _PAGE_ROWS = 10
+_AWAIT_S = 0.5
 _ENDED = 128  # and the number of a signal: the exit code that a shell tells
 
 
 def main(argv: Sequence[str]) -> int:
     """Show the run until `q`, Ctrl-C or its end, and return 0; raises RunDirectoryError for what cannot be read."""
     options = _parser().parse_args(argv)
-    watch = RunWatch(open_run_dir(options.run_dir))
+    is_live = not (options.json or options.once) and _has_terminal() and _has_rich()
+    watch = _begun(options.run_dir) if is_live else RunWatch(open_run_dir(options.run_dir))
     try:
         if options.json:
             print_json(_snapshot(watch, options.sort).to_json())
-        elif not (options.once or not _has_terminal()) and _has_rich():
+        elif is_live:
             _Top(watch, options.interval, options.sort).run()
         else:
             _print(_snapshot(watch, options.sort))
@@ -57,6 +61,37 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sort", choices=SORTS, default=SORTS[0], help="order of the ranks (default: %(default)s)")
     return parser
+
+
+def _begun(named: str | None) -> RunWatch:
+    """Return the run that was named, else the newest, once one has begun in it; raises RunDirectoryError."""
+    is_said = False
+    while True:
+        try:
+            watch = RunWatch(open_run_dir(named))
+            if watch.look().state != "empty":
+                return watch
+            watch.close()
+        except RunDirectoryError:
+            if not _is_to_come(named):
+                raise
+        if not is_said:
+            is_said = True
+            path = named or environ.environment().get(environ.RUN_DIR)
+            place = os.path.abspath(os.path.expanduser(path)) if path else f"a run in {os.path.abspath(DEFAULT_ROOT)}"
+            hide_progress()
+            say(f"waiting for {place} ...; Ctrl-C ends", wrap=False)
+        time.sleep(_AWAIT_S)
+
+
+def _is_to_come(named: str | None) -> bool:
+    """Tell whether what is no run directory may become one: nothing is there yet, or a directory without content."""
+    try:
+        return not os.listdir(newest_run_dir() if named is None else named)
+    except (FileNotFoundError, RunDirectoryError):
+        return True
+    except OSError:
+        return False
 
 
 def _interval(text: str) -> float:

@@ -33,6 +33,7 @@ _MOST_PARTS = 3
 _FAULT, _DOUBT, _SLOW, _PALE, _STRONG, _HEAD = "bold red", "red", "magenta", "dim", "bold", "reverse"
 _BY_TROUBLE = (_FAULT, _DOUBT, _SLOW, "", "", _PALE)
 _MARKS = ("!", "?", "~", " ", " ", " ")
+_STANDING = "standing"  # beside the buckets: what a time without a step was is known once it is over
 # By bucket: what fills the bar where the screen knows such characters, where it does not, and the style.
 _FILL: Mapping[str, tuple[str, str, str]] = {
     Bucket.PRODUCTIVE.value: ("█", "#", "green"),
@@ -42,6 +43,7 @@ _FILL: Mapping[str, tuple[str, str, str]] = {
     Bucket.RENDEZVOUS.value: ("▒", "-", "magenta"),
     Bucket.REPLAYED.value: ("▒", "x", "red"),
     Bucket.HANG.value: ("▒", "x", "red"),
+    _STANDING: ("▒", "x", "red"),
     Bucket.RESTART.value: ("▒", "x", "red"),
     Bucket.PREEMPTED.value: ("░", ".", "dim"),
     Bucket.IDLE.value: ("░", ".", "dim"),
@@ -146,7 +148,9 @@ def _step_line(view: LiveView) -> Line:
     if view.step is not None:
         of = " of this attempt" if view.step_is_global is False and view.attempts > 1 else ""
         parts += [("step ", ""), (_number(view.step), _STRONG), (of, "")]
-    if view.steps_per_s is not None:
+    if view.standing_s > 0:
+        parts += [("   ", ""), (f"standing for {duration(view.standing_s)}", _FAULT)]
+    elif view.steps_per_s is not None:
         parts += [("   ", ""), (_speed(view.steps_per_s), "")]
     if view.checkpoint_at is not None:
         after = count_words(view.checkpoint_step) if view.checkpoint_step is not None else "an unknown step"
@@ -156,8 +160,9 @@ def _step_line(view: LiveView) -> Line:
 
 def _goodput_line(view: LiveView, sheet: Sheet) -> Line:
     assert view.goodput is not None
-    whole_s = max(view.wall_s, sum(view.buckets.values()))
-    shares = {name: seconds / whole_s for name, seconds in view.buckets.items() if seconds > 0}
+    whole_s = max(view.wall_s, sum(view.buckets.values()) + view.standing_s)
+    spent = {**view.buckets, _STANDING: view.standing_s}
+    shares = {name: seconds / whole_s for name, seconds in spent.items() if seconds > 0}
     lost = sorted(((share, name) for name, share in shares.items() if name != Bucket.PRODUCTIVE.value), reverse=True)
     told = [f"{name} {share:.0%}" for share, name in lost[:_MOST_PARTS] if share >= 0.005]
     bar = [(_FILL[name][0 if sheet.is_unicode else 1] * count, _FILL[name][2]) for name, count in _parts(shares)]

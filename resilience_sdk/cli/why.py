@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.cli.common import aligned, open_run_dir, page_row, print_json, print_lines, reading_parser
-from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import one_line, when
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.history.recurrence import recurrence_words, recurrences
 from resilience_sdk.incidents import Incident, IncidentStore
 from resilience_sdk.report import why_page
 from resilience_sdk.report.run_view import (
+    RunView,
     find_notes,
     look_at,
     sign_words,
@@ -67,10 +67,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--verbose", action="store_true", help="all evidence and whole stacks, one fact a row")
     options = parser.parse_args(argv)
     run_dir = open_run_dir(options.run_dir)
-    known = _read(run_dir)
+    view = look_at(run_dir)
+    known = _read(view)
     incidents = _chosen(known, options.incident, last=options.last)
     is_part = options.last or options.incident is not None
-    view = look_at(run_dir)
     events, ending = view.events, view.ending
     notes = [] if is_part else find_notes(events)
     untold = None if is_part or ending.verdict is not None else untold_stall(view, incidents)
@@ -108,12 +108,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _read(run_dir: RunDirectory) -> list[Incident]:
+def _read(view: RunView) -> list[Incident]:
     try:
-        return IncidentStore(run_dir.path).all()
+        return IncidentStore(view.run_dir.path).all_told(view.events)
     except OSError as error:
         raise RunDirectoryError(
-            f"cannot read {run_dir.incidents}: {error.strerror}; ask its owner, or check its permissions"
+            f"cannot read {view.run_dir.incidents}: {error.strerror}; ask its owner, or check its permissions"
         ) from None
 
 

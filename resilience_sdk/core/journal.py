@@ -187,11 +187,13 @@ def read_journal(
     *,
     only: Collection[str] | None = None,
     without: Collection[Event] = (),
+    only_ended: bool = False,
 ) -> JournalContents:
     """Read every file of a journal directory; torn lines and unreadable files are counted, never fatal.
 
     With `since` (see `journal_sizes`) only what was written after that; with `only` the files of these names alone.
-    Events of the kinds `without` are passed over, which costs a tenth of reading them.
+    Events of the kinds `without` are passed over, which costs a tenth of reading them. `only_ended` leaves a last
+    line that has no end yet, whole as it may look, to who goes on from `read_to`: it would be taken twice.
     """
     known = since or {}
     unwanted = _lines_of(without) if without else None
@@ -208,6 +210,7 @@ def read_journal(
                 file.seek(offset)
                 data = file.read()
             read_to[path.name] = offset + data.rfind(b"\n") + 1
+            data = data[: read_to[path.name] - offset] if only_ended else data
             found = list(parse_lines(data, unwanted))
             events += [event for event in found if event is not None]
             torn += found.count(None)

@@ -232,7 +232,7 @@ class RunReader:
             if files.get(name, (0, 0, 0))[2] != inode or files[name][0] < min(size, self._read_to.get(name, 0)):
                 self._forget()
                 break
-        contents = read_journal(run_dir.journal, since=self._read_to)
+        contents = read_journal(run_dir.journal, since=self._read_to, only_ended=True)
         for event in contents.events:
             self._ledger.apply(event)
             if event["event"] == Event.INCIDENT.value and isinstance(known := event.get("id"), str):

@@ -246,6 +246,16 @@ class Ledger:
             stretches.append(Stretch(self._bucket, self._since, until, self._account()))
         return Reading(buckets, wall_s, phases, lost_s, tuple(attempts), tuple(stretches))
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a job has begun that has not told its end."""
+        return self._runs
+
+    @property
+    def knows_replayed(self) -> bool:
+        """Whether `replayed` is known: a fault lost steps that only those who count over attempts find again."""
+        return self.steps_are_global or not self.failures
+
     # -- the moment at which one thing ends and another begins
 
     def _enter(self, phase: RunPhase | None, bucket: Bucket, at: float) -> float:

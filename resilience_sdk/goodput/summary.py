@@ -35,13 +35,22 @@ class Summary:
     attempts: tuple[dict[str, Any], ...]
     stretches: tuple[Stretch, ...] = ()
     """The run's time in its order; `account` is the place among `attempts`."""
+    knows_replayed: bool = True
+    """Whether `replayed` is known; where it is not, that time is in `productive`."""
+
+    def told_buckets(self) -> dict[str, float | None]:
+        """Return the buckets by name, None for one that is not known."""
+        return self._told({bucket.value: seconds for bucket, seconds in self.buckets.items()})
+
+    def _told(self, buckets: Mapping[str, float]) -> dict[str, float | None]:
+        return {**buckets, **({} if self.knows_replayed else {Bucket.REPLAYED.value: None})}
 
     def to_json(self) -> dict[str, Any]:
         """Return what `resilience goodput --json` prints, but for the run directory."""
         low_s, high_s = self.mttf_between_s
         return {
             "wall_s": self.wall_s,
-            "buckets": {bucket.value: seconds for bucket, seconds in self.buckets.items()},
+            "buckets": self.told_buckets(),
             "definitions": {bucket.value: text for bucket, text in DEFINITIONS.items()} | dict(RATIOS),
             "goodput": self.goodput,
             "ettr": self.ettr,
@@ -51,7 +60,7 @@ class Summary:
             "mttf_high_s": high_s,
             "mttr_s": self.mttr_s,
             "lost_steps": self.lost_steps,
-            "attempts": list(self.attempts),
+            "attempts": [{**attempt, "buckets": self._told(attempt["buckets"])} for attempt in self.attempts],
         }
 
 
@@ -86,6 +95,7 @@ def summarize(ledger: Ledger, now: float | None = None) -> Summary:
         lost_steps=sum(account.lost_steps for account in ledger.accounts) if ledger.steps_are_global else None,
         attempts=attempts,
         stretches=reading.stretches,
+        knows_replayed=ledger.knows_replayed,
     )
 
 

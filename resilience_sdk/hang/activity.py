@@ -174,6 +174,11 @@ class ActivityTracker:
         return max(self._survived_s, self._stuck_s)
 
     @property
+    def is_known(self) -> bool:
+        """Whether the rank was watched for long enough to tell what it does."""
+        return self._samples >= _LEAST_SAMPLES
+
+    @property
     def is_still(self) -> bool:
         """Whether nothing moved between the last two samples."""
         return self._still_s > 0 or self._stopped_s > 0

@@ -173,6 +173,19 @@ def event_fields(incident: Incident) -> dict[str, Any]:
     }
 
 
+def from_event(event: Mapping[str, Any]) -> Incident | None:
+    """Return what the journal tells of an incident, for where its directory is gone; None for one without an id."""
+    if not isinstance(name := event.get("id"), str):
+        return None
+    ranks, nodes = (told if isinstance(told := event.get(key), list) else [] for key in ("culprits", "nodes"))
+    node = nodes[0] if len(nodes) == 1 and isinstance(nodes[0], str) else None
+    told = {key: event.get(key) for key in ("id", "kind", "attempt", "category", "cause", "action", "confidence")}
+    gone = f"the directory incidents/{name} is not there, the journal alone tells: {event.get('summary') or 'no more'}"
+    culprits = [{"rank": rank, "node": node} for rank in ranks if isinstance(rank, int)]
+    evidence = [{"source": "journal", "text": gone}]
+    return Incident.from_json({**told, "detected_at": event.get("t"), "culprits": culprits, "evidence": evidence})
+
+
 def signature(incident: Incident) -> str:
     """Return what is the same whenever the same thing goes wrong again: the cause, and what an exception said.
 

@@ -17,16 +17,16 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from resilience_sdk.core.console import printable
-from resilience_sdk.core.journal import parse_lines
+from resilience_sdk.core.journal import Event, parse_lines
 from resilience_sdk.core.redaction import redact, redact_text
-from resilience_sdk.incidents.record import KINDS, Evidence, Incident, injected_faults, render_markdown
+from resilience_sdk.incidents.record import KINDS, Evidence, Incident, from_event, injected_faults, render_markdown
 from resilience_sdk.system.file_lock import file_lock
 
 # After these nothing of this run goes on, so there is no recovery to wait for.
@@ -111,6 +111,13 @@ class IncidentStore:
     def all(self) -> list[Incident]:
         """Return every incident by number; one whose report is unreadable is there too and says so."""
         return [self._read(path) for _, path in sorted(self._directories())]
+
+    def all_told(self, events: Iterable[Mapping[str, Any]]) -> list[Incident]:
+        """Return every incident by number: those that are here, and those of which `events` of the journal tell."""
+        found = (from_event(event) for event in events if event.get("event") == Event.INCIDENT.value)
+        told = {incident.id: incident for incident in found if incident is not None}
+        known = told | {incident.id: incident for incident in self.all()}
+        return [known[name] for name in sorted(known, key=_place)]
 
     def of_attempt(self, attempt: int, since: float, *kinds: str) -> list[Incident]:
         """Return those of these kinds of an attempt, oldest first; `since` (Unix seconds) leaves out earlier jobs."""
@@ -233,6 +240,12 @@ class IncidentStore:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+
+
+def _place(name: str | None) -> tuple[int, str]:
+    """Return the place of an id among others: by number, whatever a journal says."""
+    found = _ID.fullmatch(name or "")
+    return int(found[1]) if found else 0, name or ""
 
 
 @contextlib.contextmanager

@@ -169,7 +169,7 @@ class Job:
         logs: RankLogs,
         preflight: NodesPreflight | None = None,
     ) -> None:
-        """Run attempts with `agent`; `housekeeping` keeps lease and monitor alive.
+        """Run attempts with `agent`; `housekeeping` keeps the monitor alive.
 
         `logs` knows torch's error files, and what each local rank writes into; `preflight` is held whenever nodes have
         met.

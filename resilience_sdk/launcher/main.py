@@ -25,7 +25,7 @@ from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir, tell
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
 from resilience_sdk.launcher.last_lines import JobOutcome, closing_lines, leaving_lines, may_wrap
 from resilience_sdk.launcher.restart_policy import Decision
-from resilience_sdk.launcher.sidecars import Beside, Housekeeping, write_report
+from resilience_sdk.launcher.sidecars import Beside, Housekeeping, LeaseRenewal, write_report
 from resilience_sdk.launcher.signals import below_init, leave, leaving_at_once
 from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.postmortem.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE, JobVerdict
@@ -163,7 +163,8 @@ def _run_in(options: Options, run_dir: RunDirectory, named: bool, inbox: SignalI
     lease = Lease.acquire(run_dir, key, alone=options.one_node)
     journal = Journal(run_dir.journal, writer="launcher", host=host_name(), boot_id=boot_id(), job=key)
     try:
-        return _Launch(options, run_dir, named, inbox, key, lease, journal).run()
+        with LeaseRenewal(lease):
+            return _Launch(options, run_dir, named, inbox, key, lease, journal).run()
     finally:
         journal.close()
         lease.release()
@@ -246,7 +247,7 @@ class _Launch:
             journal=self.journal,
             outcome=JobOutcome(self.run_dir.outcome, self.key),
         )
-        housekeeping = Housekeeping(self.lease, self.journal, files.directory, beside)
+        housekeeping = Housekeeping(self.journal, files.directory, beside)
         job = Job(
             agent,
             key=self.key,
@@ -270,7 +271,6 @@ class _Launch:
                 self._write_outcome(end, first_node=agent.node == 0)
             return end
         finally:
-            housekeeping.close()
             # Other nodes learn from the closed rendezvous that the job is over, and read the outcome.
             agent.leave(closed=end is not None and end.decision.ends_the_job)
 
@@ -279,13 +279,7 @@ class _Launch:
         from resilience_sdk.launcher.preflight import preflight
 
         beside.keep_alive()  # the sinks are told of a job that is refused, too
-        housekeeping = Housekeeping(
-            self.lease, self.journal, None, beside
-        )  # it may take minutes, and a lease lasts for one
-        try:
-            return preflight(self.options, self.run_dir, local_ranks, self.inbox, self.journal)
-        finally:
-            housekeeping.close()
+        return preflight(self.options, self.run_dir, local_ranks, self.inbox, self.journal)
 
     def _config(self) -> JobConfig:
         """Return what all processes of the job on this node go by."""

@@ -231,31 +231,42 @@ def _line(task: Mapping[str, Any]) -> bytes:
 _LOOK_EVERY_S = 1.0
 
 
-class Housekeeping:
-    """What has to be done now and then while ranks run: the lease, a living monitor, and what runs beside the ranks."""
+class LeaseRenewal:
+    """Renews a lease for as long as it is entered, so that nobody takes the run directory of a launcher that lives.
 
-    def __init__(self, lease: Lease, journal: Journal, pages: Path | None, beside: Beside) -> None:
-        """Renew `lease` from now on; each call sees to `beside`, and to the monitor that watches `pages`."""
+    From a thread, as the main one may wait for minutes: for other nodes, for ranks that save and leave, for a report.
+    """
+
+    def __init__(self, lease: Lease) -> None:
+        """Renew `lease`, which was just acquired."""
         self._lease = lease
-        self._journal = journal
-        self._monitor = None if pages is None else MonitorWatch(pages)
-        self._beside = beside
-        self._looked: float | None = None
         self._over = threading.Event()
-        # A thread, because the main one may wait for minutes: for other nodes, or for ranks that save and leave.
         self._renewer = threading.Thread(target=self._renew, name="resilience-lease", daemon=True)
-        self._renewer.start()
 
-    def close(self) -> None:
-        """Stop renewing the lease, so that it can be released."""
+    def __enter__(self) -> LeaseRenewal:
+        self._renewer.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self._over.set()
-        self._renewer.join(RENEW_INTERVAL_S)
+        self._renewer.join(RENEW_INTERVAL_S)  # before it is released
 
     def _renew(self) -> None:
         while not self._over.wait(RENEW_INTERVAL_S):
             if not self._lease.renew():
                 place = self._lease.path.parent
                 say_once("lease-lost", f"another job took {place} over; both write there now")
+
+
+class Housekeeping:
+    """What has to be done now and then while ranks run: a living monitor, and what runs beside the ranks."""
+
+    def __init__(self, journal: Journal, pages: Path | None, beside: Beside) -> None:
+        """See to `beside`, and to the monitor that watches `pages`, at each call."""
+        self._journal = journal
+        self._monitor = None if pages is None else MonitorWatch(pages)
+        self._beside = beside
+        self._looked: float | None = None
 
     def tend(self) -> None:
         """See to all of our processes. Main thread."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,8 +43,17 @@ def read_outcome(run_dir: RunDirectory) -> dict[str, Any] | None:
     outcome["free"] = outcome["free"] is True
     incidents = outcome["incidents"] if isinstance(outcome["incidents"], list) else []
     outcome["incidents"] = [name for name in incidents if isinstance(name, str)]
-    outcome["run_dir"] = outcome["run_dir"] or str(run_dir.path)
+    # The directory may have been moved or copied since: what is told, and run again, is told of where it is now.
+    written_in, outcome["run_dir"] = outcome["run_dir"], str(run_dir.path)
+    if written_in and outcome["resume"]:
+        outcome["resume"] = _moved(outcome["resume"], written_in, outcome["run_dir"])
     return outcome
+
+
+def _moved(command: str, before: str, now: str) -> str:
+    """Return a command line with the run directory's place of now where it names that of before."""
+    word = rf"(?<![^\s=]){re.escape(shlex.quote(before))}(?!\S)"
+    return re.sub(word, lambda _: shlex.quote(now), command, count=1)
 
 
 def supervised_end(events: Sequence[Mapping[str, Any]]) -> str | None:

@@ -266,7 +266,7 @@ def _lost(goodput: Mapping[str, Any]) -> tuple[str, str]:
 
 def _bucket_rows(goodput: Mapping[str, Any], segments: Sequence[Segment]) -> list[BucketRow]:
     """Return every bucket in its order; without an account what the segments add up to."""
-    seconds: dict[str, float] = dict(goodput.get("buckets") or {})
+    seconds: dict[str, float] = {name: part or 0.0 for name, part in (goodput.get("buckets") or {}).items()}
     if not seconds:
         for segment in segments:
             seconds[segment.bucket] = seconds.get(segment.bucket, 0.0) + segment.ended_at - segment.began_at

@@ -65,6 +65,8 @@ class StallWords:
     """When it was told."""
     verdict_at: float | None = None
     """When the monitor may call it a hang, in Unix seconds, if nobody moves."""
+    rule: str | None = None
+    """What grants it that time."""
 
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> StallWords:
@@ -80,7 +82,8 @@ class StallWords:
         in_s = event.get("verdict_in_s")
         is_due = isinstance(in_s, (int, float)) and not isinstance(in_s, bool)
         at = float(event["t"])
-        return cls(named, waits, at, at + float(in_s) if is_due else None)  # type: ignore[arg-type]
+        rule = event.get("rule") if is_due and isinstance(event.get("rule"), str) else None
+        return cls(named, waits, at, at + float(in_s) if is_due else None, rule)  # type: ignore[arg-type]
 
 
 def _is_rank(value: object) -> bool:
@@ -107,7 +110,9 @@ class RanksHere:
         self._peers_at = float("-inf")
         self._told: dict[int, NodeSummary] = {}
         self._untold: dict[int, str] = {}
-        self._due: dict[int, tuple[object, float]] = {}
+        self._due: dict[int, _Shown] = {}
+        self._barely_seen: set[int] = set()
+        """Ranks that are late, and were not watched for long enough to tell what they do."""
         self.attempt: int | None = None
         self.nodes = 1
 
@@ -115,6 +120,11 @@ class RanksHere:
     def foreign(self) -> bool:
         """Whether another launcher than ours has started the ranks, so that other nodes tell nothing here."""
         return self._config.foreign
+
+    @property
+    def usual_step_s(self) -> float:
+        """The usual length of a step, in seconds; 0 where it is not known."""
+        return self._learner.book.usual_step_s()
 
     def close(self) -> None:
         """Give pages and processes back."""
@@ -139,7 +149,7 @@ class RanksHere:
                     newest[watched.rank] = watched
         ranks = [newest[rank] for rank in sorted(newest)]
         self._learn(ranks, attempt, now_ns)
-        usual_s = self._learner.book.usual_step_s()
+        usual_s = self.usual_step_s
         start_s = max(_SAMPLE_FROM * self._settings.stuck_after, _SAMPLE_FROM_STEPS * usual_s)
         period_s = min(1.0, _SAMPLE_EVERY * self._settings.stuck_after)
         self._watch.update(ranks, now_ns, start_s=start_s, period_s=0.8 * period_s)
@@ -154,18 +164,24 @@ class RanksHere:
         by_rank = {watched.rank: watched for watched in own}
         states = [self._with_activity(state, by_rank[state.rank]) for state in states]
         here = len(states)
-        ages: dict[int, float] = {}
+        told_ages: dict[int, float] = {}
         for summary in self._told.values():
-            age_s = age_bound_s(summary, self._place.me, now_ns)
+            bound_s = age_bound_s(summary, self._place.me, now_ns)
             for told in summary.ranks:
-                if told.rank not in by_rank and told.rank not in ages:
-                    ages[told.rank] = age_s
+                if told.rank not in by_rank and told.rank not in told_ages:
+                    told_ages[told.rank] = bound_s
                     states.append(_state_of(summary, told))
+        trackers = {watched.rank: self._watch.tracker(watched) for watched in own}
+        self._barely_seen = {rank for rank, known in trackers.items() if known is not None and not known.is_known}
         states, is_open = _who_waits(states, words)
         rows = []
         for number, state in enumerate(states):
-            seen = live_view.PAGE if number < here else live_view.NODE
-            rows.append(self._row(state, words, now_ns, seen, 0.0 if number < here else ages[state.rank], is_open))
+            age_s = _age_s(state, now_ns)
+            does = _word(state, words, age_s, is_open)
+            # What a rank waits for is judged, and not the rank.
+            deadline = None if does[0] == live_view.WAITS else self._deadline(state, words, age_s, now_ns)
+            seen, seen_s = (live_view.PAGE, 0.0) if number < here else (live_view.NODE, told_ages[state.rank])
+            rows.append(_row(state, does, age_s, deadline, seen, seen_s))
         return rows
 
     def _learn(self, ranks: Sequence[WatchedRank], attempt: int | None, now_ns: int) -> None:
@@ -229,39 +245,69 @@ class RanksHere:
             activity = None  # it is in time: nobody looks
         return attrs.evolve(state, process_state=process, activity=activity, place=self._watch.place_of(watched))
 
-    def _row(
-        self, state: RankState, words: StallWords, now_ns: int, seen: str, seen_s: float, is_open: bool
-    ) -> RankRow:
-        age_s = _age_s(state, now_ns)
-        word, detail = _word(state, words, age_s, is_open)
+    def _deadline(self, state: RankState, words: StallWords, age_s: float | None, now_ns: int) -> _Shown | None:
+        """Return at what age the monitor may call a rank hung that others wait for; None: never, or not known.
+
+        It stays what it was as long as the rank stays where it is and one rule grants it: the monitor has watched from
+        the beginning, so that what is learned, seen or read anew meanwhile moves no deadline of it.
+        """
+        if state.rank in self._barely_seen:
+            state = attrs.evolve(state, activity=None)
         due = verdict_due(watch(state, self._learner.book, now_ns), self._learner.book, self._rules)
-        at = state.snapshot.main_lane.beat_ns if state.snapshot is not None else 0
-        deadline_s, rule = None, None
-        if age_s is not None and state.running and math.isfinite(due.in_s):
-            # Once the time is over it stays what it was: it does not grow with the age.
-            known = self._due.get(state.rank)
-            deadline_s = age_s + due.in_s
-            if state.rank in words.named and words.verdict_at is not None:
-                deadline_s = max(0.0, age_s + words.verdict_at - time.time())  # its monitor has watched for longer
-            if due.in_s <= 0 and known is not None and known[0] == at:
-                deadline_s = min(deadline_s, known[1])
-            self._due[state.rank] = at, deadline_s
-            rule = due.rule
-        snapshot = state.snapshot
-        return RankRow(
-            rank=state.rank,
-            node=state.node or None,
-            step=snapshot.step if snapshot is not None else None,
-            step_is_global=snapshot.step_is_global if snapshot is not None and snapshot.step is not None else None,
-            age_s=None if age_s is None else round(age_s, 3),
-            deadline_s=None if deadline_s is None else round(deadline_s, 3),
-            rule=rule,
-            sections=tuple(section.name for section in state.stack if section.kind not in BEAT_KINDS),
-            activity=word,
-            detail=detail or None,
-            seen=seen,
-            seen_s=round(seen_s, 3) if math.isfinite(seen_s) else None,
-        )
+        if age_s is None or not state.running or not math.isfinite(due.in_s):
+            return None
+        shown = _Shown(_place(state), age_s + due.in_s, due.rule)
+        known = self._due.get(state.rank)
+        if state.rank in words.named and words.verdict_at is not None:
+            at_s = max(0.0, age_s + words.verdict_at - time.time())
+            shown = attrs.evolve(shown, at_s=at_s, rule=words.rule or due.rule)
+        elif known is not None and known.place == shown.place:
+            if known.rule == shown.rule and state.due is None:
+                shown = known
+            elif due.in_s <= 0:
+                shown = attrs.evolve(shown, at_s=min(shown.at_s, known.at_s))
+        self._due[state.rank] = shown
+        return shown
+
+
+@attrs.frozen
+class _Shown:
+    """The deadline of a rank at one place of its program: at which age, and what grants it that time."""
+
+    place: object
+    at_s: float
+    rule: str
+
+
+def _place(state: RankState) -> object:
+    """Return what is another thing once a rank has come on."""
+    lane = state.snapshot.main_lane if state.snapshot is not None else None
+    return None if lane is None else (lane.beat_ns, lane.last_ns, [one.entered_ns for one in lane.stack])
+
+
+def _row(
+    state: RankState,
+    does: tuple[str, str],
+    age_s: float | None,
+    deadline: _Shown | None,
+    seen: str,
+    seen_s: float,
+) -> RankRow:
+    snapshot = state.snapshot
+    return RankRow(
+        rank=state.rank,
+        node=state.node or None,
+        step=snapshot.step if snapshot is not None else None,
+        step_is_global=snapshot.step_is_global if snapshot is not None and snapshot.step is not None else None,
+        age_s=None if age_s is None else round(age_s, 3),
+        deadline_s=None if deadline is None else round(deadline.at_s, 3),
+        rule=None if deadline is None else deadline.rule,
+        sections=tuple(section.name for section in state.stack if section.kind not in BEAT_KINDS),
+        activity=does[0],
+        detail=does[1] or None,
+        seen=seen,
+        seen_s=round(seen_s, 3) if math.isfinite(seen_s) else None,
+    )
 
 
 def _came(watched: WatchedRank) -> tuple[bool, int]:

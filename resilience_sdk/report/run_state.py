@@ -333,8 +333,9 @@ def goodput_now(ledger: Ledger, *, is_running: bool, renewed_after_s: float | No
 def last_sign(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None) -> float:
     """Return up to when a ledger is to be read: now while a job runs, else the last sign of it.
 
-    That is its last event, or what a lease that nobody gave up was renewed after it (`renewed_after_s`).
+    That is its last event, or what a lease that nobody gave up was renewed after it (`renewed_after_s`). A job that has
+    told its end holds its lease while its launcher writes the report, which is no time of the run.
     """
     if is_running:
         return ledger.when(time.time(), time.monotonic_ns(), boot_id())
-    return ledger.last_at + (renewed_after_s or 0.0)
+    return ledger.last_at + (renewed_after_s or 0.0 if ledger.goes_on else 0.0)

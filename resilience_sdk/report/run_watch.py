@@ -21,8 +21,11 @@ from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import current_holder, renewed_after_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
+from resilience_sdk.goodput.summary import Summary
+from resilience_sdk.incidents import Incident, IncidentStore, headline
 from resilience_sdk.recorder.page_directory import page_directories
 from resilience_sdk.report import live_view
 from resilience_sdk.report.event_words import NewestEvents
@@ -48,6 +51,8 @@ _LONGEST_PAUSE_S = 10.0
 _SPEED_S = 30.0  # that steps per second are counted over
 _MOST_INCIDENTS = 3
 _MOST_VERDICTS = 8
+_LEAST_STANDING_S, _USUAL_STEPS = 2.0, 2.0  # without a step, before it is said that the run stands
+_NOT_STEPPING = frozenset({live_view.GONE, live_view.DONE, "left"})
 
 
 class RunWatch:
@@ -71,6 +76,7 @@ class RunWatch:
         self._standing: _Kept[StandingVerdicts | None] = _Kept()
         self._report: _Kept[Report | None] = _Kept()
         self._outcome: _Kept[Mapping[str, Any] | None] = _Kept()
+        self._written: _Kept[list[Incident]] = _Kept()
         self._steps: deque[tuple[float, int]] = deque()
         self._steps_of: object = None
 
@@ -113,7 +119,12 @@ class RunWatch:
         name = state_name(self._run_dir, state, outcome, is_running=is_running)
         after_s = None if is_running else renewed_after_s(self._run_dir)  # it asks for every file of the journal
         summary = goodput_now(self._journal.ledger, is_running=is_running, renewed_after_s=after_s)
+        usual_s = max((here.usual_step_s for here in readers), default=0.0)
+        standing_s = self._standing_s(rows, state, usual_s, summary) if is_running else 0.0
+        # It is no progress, and it is in no other bucket before it is known what it was.
+        buckets = {**summary.buckets, Bucket.PRODUCTIVE: summary.buckets[Bucket.PRODUCTIVE] - standing_s}
         step, is_global = self._step(rows, state)
+        incidents = self._incidents(problems)
         view = LiveView(
             run_dir=str(self._run_dir.path),
             at=time.time(),
@@ -130,13 +141,14 @@ class RunWatch:
             step_is_global=is_global,
             steps_per_s=speed if is_running else None,
             wall_s=summary.wall_s,
-            goodput=summary.goodput,
-            ettr=summary.ettr,
-            buckets={bucket.value: seconds for bucket, seconds in summary.buckets.items() if seconds > 0},
+            standing_s=round(standing_s, 3),
+            goodput=None if summary.goodput is None else buckets[Bucket.PRODUCTIVE] / summary.wall_s,
+            ettr=None if summary.ettr is None else (buckets[Bucket.PRODUCTIVE] + buckets[Bucket.DATA]) / summary.wall_s,
+            buckets={bucket.value: seconds for bucket, seconds in buckets.items() if seconds > 0},
             stall=state.stall if is_running else None,
             stragglers=tuple(v.text() for v in standing.verdicts[:_MOST_VERDICTS]) if standing is not None else (),
-            incidents=len(self._journal.incidents),
-            last_incidents=tuple(list(self._journal.incidents.values())[-_MOST_INCIDENTS:]),
+            incidents=len(incidents),
+            last_incidents=tuple(incidents[-_MOST_INCIDENTS:]),
             checkpoint_step=state.checkpoint_step,
             checkpoint_at=state.checkpoint_at,
             events=self._journal.events.all(),
@@ -202,6 +214,25 @@ class RunWatch:
         is_now = known is not None and known.attempt == state.attempt and known.job == str(state.job)
         return known if is_now else None
 
+    def _standing_s(self, rows: list[RankRow], state: RunState, usual_s: float, summary: Summary) -> float:
+        """Return for how long no step has been completed, of the training that goes on; 0 within its usual steps.
+
+        That is the age of the rank that came on last: while steps are completed, nobody stands for the run. A rank
+        that has paused its deadlines says that no step is due.
+        """
+        last = summary.stretches[-1] if summary.stretches else None
+        if last is None or last.bucket is not Bucket.PRODUCTIVE:
+            return 0.0
+        here = [row for row in rows if row.seen != live_view.JOURNAL and row.activity not in _NOT_STEPPING]
+        if any(row.activity == "paused" for row in here):
+            return 0.0
+        for_s = min((row.age_s + (row.seen_s or 0.0) for row in here if row.age_s is not None), default=0.0)
+        measured = self._measured(state)
+        usual_s = max(usual_s, measured.step_s if measured is not None else 0.0)
+        if for_s <= max(_LEAST_STANDING_S, _USUAL_STEPS * usual_s):
+            return 0.0
+        return min(for_s, last.seconds, summary.buckets[Bucket.PRODUCTIVE])
+
     def _step(self, rows: list[RankRow], state: RunState) -> tuple[int | None, bool | None]:
         """Return the furthest step, and whether it is global; where nobody is seen, as the journal's events tell it."""
         with_steps = [row for row in rows if row.step is not None]
@@ -240,6 +271,18 @@ class RunWatch:
         if not scores and not slow:
             return rows
         return [attrs.evolve(row, score=scores.get(row.rank), is_slow=row.rank in slow) for row in rows]
+
+    def _incidents(self, problems: list[str]) -> list[tuple[float, str, str]]:
+        """Return the incidents by time: those of the journal, and those that it does not tell of."""
+        known = dict(self._journal.incidents)
+        try:
+            version = version_of(self._run_dir.incidents)
+            for incident in self._written.get(version, IncidentStore(self._run_dir.path).all):
+                words = headline(incident).replace("`", "")
+                known.setdefault(str(incident.id), (incident.detected_at or 0.0, str(incident.id), words))
+        except OSError as error:
+            problems.append(f"cannot read {self._run_dir.incidents}: {error.strerror}")
+        return sorted(known.values())
 
     def _outcome_now(self, problems: list[str]) -> Mapping[str, Any] | None:
         version = version_of(self._run_dir.outcome), version_of(self._run_dir.finished)
@@ -306,11 +349,11 @@ class _JournalSoFar:
         except OSError as error:
             self.problems.append(f"cannot read {self._directory}: {error.strerror}")
             return
-        contents = read_journal(self._directory, self._read_to, only=grown)
+        contents = read_journal(self._directory, self._read_to, only=grown, only_ended=True)
         self._read_to |= contents.read_to
         # A line that is being written counts once it is there; one that never comes to its end is torn.
         ends_within = {name for name, to in contents.read_to.items() if to < self._sizes.get(name, 0)}
-        self._torn += contents.torn_lines - len(ends_within)
+        self._torn += contents.torn_lines
         self._unended = (self._unended - contents.read_to.keys()) | ends_within
         events = sorted([*self._young, *contents.events], key=lambda event: float(event["t"]))
         limit = time.time() - settling_s if settling_s > 0 else float("inf")
@@ -318,7 +361,7 @@ class _JournalSoFar:
         self._young = events[len(old) :]
         self._take(old)
         self.problems += [f"journal file not read: {name}" for name in contents.unreadable_files]
-        if torn := max(0, self._torn) + len(self._unended):
+        if torn := self._torn + len(self._unended):
             self.problems.append(f"torn journal lines skipped: {torn}")
 
     def _grown(self) -> list[str]:

@@ -42,9 +42,9 @@ class Screen:
         """Return the rows of the table of ranks."""
         return [line for line in self.lines() if line[:6].lstrip(" !?~").isdigit()]
 
-    def top(self, job: harness.Job, name: str, *options: str) -> None:
+    def top(self, job: harness.Job, name: str, *options: str, run_dir: Path | None = None) -> None:
         """Start `resilience top`; `name` gets its exit code, and the modes of the terminal before and after it."""
-        command = shlex.join([sys.executable, "-m", "resilience_sdk", "top", str(job.run_dir), *options])
+        command = shlex.join([sys.executable, "-m", "resilience_sdk", "top", str(run_dir or job.run_dir), *options])
         text = f"stty -a > {name}.before; {command}; echo $? > {name}.code; stty -a > {name}.after; touch {name}.over"
         self("send-keys", "-t", "top", text, "Enter")
 
@@ -108,6 +108,21 @@ def test_a_rank_that_is_stopped_moves_to_the_top(job: harness.Job, screen: Scree
     screen.wait(lambda: "sort: rank" in screen.lines()[-1], "another order")
     screen("send-keys", "-t", "top", "q")
     assert screen.left("looks") == 0
+
+
+def test_a_run_that_is_to_come_is_waited_for(job: harness.Job, screen: Screen, tmp_path: Path) -> None:
+    """One line says so; the table comes with the run, and Ctrl-C ends the wait."""
+    place = tmp_path / "later"
+    screen.top(job, "waits", run_dir=place)
+    screen.wait(lambda: f"waiting for {place}" in "".join(screen.lines()), "the line that says so")
+    place.symlink_to(job.run_dir)
+    screen.wait(lambda: len(screen.rows()) == 2, "the table")
+    screen("send-keys", "-t", "top", "q")
+    assert screen.left("waits") == 0
+    screen.top(job, "ends", run_dir=tmp_path / "never")
+    screen.wait(lambda: "never ...; Ctrl-C ends" in "".join(screen.lines()), "the line that says so")
+    screen("send-keys", "-t", "top", "C-c")
+    assert screen.left("ends") == 130
 
 
 def test_the_terminal_is_as_it_was_after_every_end(job: harness.Job, screen: Screen) -> None:

@@ -10,6 +10,7 @@ What is read when a process starts cannot be given to a fork: `why_not` tells, a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -126,7 +127,8 @@ class _Warm:
                 check=True,
             )
             theirs.close()
-            self._channel = ours  # whose end is that of the process
+            self._channel = ours
+            atexit.register(ours.close)  # which ends the process, and leaves no socket unclosed in this one
         return self._channel
 
 

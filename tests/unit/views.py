@@ -56,6 +56,7 @@ VIEWS = st.builds(
     step_is_global=st.none() | st.booleans(),
     steps_per_s=st.none() | st.floats(0, 1e9),
     wall_s=st.floats(0, 1e9),
+    standing_s=st.floats(0, 1e9),
     goodput=st.none() | st.floats(0, 1),
     buckets=st.dictionaries(st.sampled_from([bucket.value for bucket in Bucket]), st.floats(0, 1e9)),
     stall=st.none() | TEXTS.map(lambda text: {"since": AT, "at": AT, "text": text}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,8 @@ from resilience_sdk.cli.main import EXIT_UNREAD, main
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.run_directory import RunDirectory
-from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore
+from resilience_sdk.dashboard.runs import RunReader
+from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore, event_fields
 from resilience_sdk.system import hostinfo
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\nresilience: all is well"
@@ -280,6 +282,27 @@ def test_outcome(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"`{key}`" in page
 
 
+@pytest.mark.parametrize("form", ["resilience run --run-dir {} x.py {}-old", "RESILIENCE_RUN_DIR={} python x.py"])
+def test_a_directory_that_was_moved_is_told_of_where_it_is(
+    run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """Place, page and the command that goes on; the old place may be gone, or another run by now."""
+    before, now = str(run.path), tmp_path / "moved" / "my run"
+    _outcome(run, verdict="preempted", exit_code=75, run_dir=before, resume=form.format(before, before))
+    run.report.write_text("drawn")
+    now.parent.mkdir()
+    run.path.rename(now)
+    expected = form.format(f"'{now}'", before)
+    for command in ("outcome", "why", "status"):
+        assert main([command, str(now)]) == 0
+        said = capsys.readouterr().out
+        assert expected in said
+        assert f"page           {now / 'report.html'}" in said or command == "status"
+        assert before not in said.replace(expected, "")
+    outcome = _json(capsys, "outcome", str(now))
+    assert (outcome["run_dir"], outcome["resume"]) == (str(now), expected)
+
+
 def test_outcome_with_odd_values(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     """Values of a wrong type are null, and numbers that JSON does not know too."""
     _outcome(run, exit_code="1", verdict=3, ended_at=float("inf"), attempts=True, incidents=[1, "a"])
@@ -361,6 +384,34 @@ def test_why_json(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None
     assert sorted(found) == sorted(keys)
     assert found["attempt"] is found["recovered_at"] is None
     assert found["culprits"][0]["stack"][0] == "train.py:3 step"
+
+
+@pytest.mark.parametrize("kept", ["both", "journal", "directory"])
+def test_every_command_tells_of_the_same_incidents(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], kept: str
+) -> None:
+    """Also of one whose directory was removed, which says so, and of one that the journal does not have."""
+    _incident(run, culprits=(Culprit(1, "node1"),), cause="rank_killed_sigkill", action="restart")
+    (incident,) = IncidentStore(run.path).all()
+    if kept != "directory":
+        journal = Journal(run.journal, writer="launcher", host="node1", boot_id="b", job="job-a")
+        journal.emit(Event.INCIDENT, **event_fields(incident))
+        journal.close()
+    if kept == "journal":
+        shutil.rmtree(run.incidents)
+    (told,) = _json(capsys, "why", str(run.path))["incidents"]
+    status, top = _json(capsys, "status", str(run.path))["incidents"], _json(capsys, "top", str(run.path))
+    assert main(["report", "--json", str(run.path)]) == 0
+    report = json.loads(capsys.readouterr().out)["incidents"]
+    row = RunReader(run.path).look()
+    assert status["count"] == top["incidents"] == len(report) == row.incidents == 1
+    assert row.last_incident is not None
+    ids = [told["id"], status["last"]["id"], top["last_incidents"][0]["id"], report[0]["id"], row.last_incident.id]
+    assert ids == [incident.id] * 5
+    assert told["culprits"][0]["rank"] == 1
+    assert told["cause"] == row.last_incident.cause == "rank_killed_sigkill"
+    assert main(["why", str(run.path)]) == 0
+    assert (f"incidents/{incident.id} is not there" in capsys.readouterr().out) is (kept == "journal")
 
 
 def test_why_tells_of_checkpoints(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

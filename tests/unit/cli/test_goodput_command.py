@@ -57,3 +57,24 @@ def test_a_journal_that_is_gone_is_a_note(tmp_path: Path, capsys: pytest.Capture
     shutil.rmtree(run.path / "journal")
     assert main(["goodput", str(run.path)]) == 0
     assert "cannot read" in capsys.readouterr().out
+
+
+def test_steps_that_nobody_counted_are_unknown_in_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a fault without global steps `replayed` is null, also of each attempt, and no 0; then it is a number."""
+    run = ToldFleetRun.make(tmp_path / "run", ["A"])
+    run.start()
+    run.at += 60.0
+    run.fail("A", "python_exception", "user")
+
+    def told(*command: str) -> Any:
+        assert main([*command, str(run.path), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    account = told("goodput")
+    assert [one["buckets"]["replayed"] for one in (account, *account["attempts"])] == [None] * 3
+    assert sum(filter(None, account["buckets"].values())) == pytest.approx(account["wall_s"])
+    assert told("status")["goodput"]["buckets"]["replayed"] is None
+    assert main(["status", str(run.path)]) == 0
+    assert "goodput" in capsys.readouterr().out
+    run.tell("A", Event.RESUME, step=10)
+    assert told("goodput")["buckets"]["replayed"] == told("status")["goodput"]["buckets"]["replayed"] == 0.0

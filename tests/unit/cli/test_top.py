@@ -58,6 +58,23 @@ def test_without_rich_a_terminal_gets_one_look_and_the_cure(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [[], ["--once"], ["--json"]])
+def test_one_look_needs_a_run_directory(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused in one line: who pipes it waits for an answer."""
+    assert command.main(["top", str(tmp_path / "none"), *words]) == 2
+    assert capsys.readouterr().err.startswith(f"resilience: there is no run directory {tmp_path / 'none'}")
+
+
+def test_a_directory_of_something_else_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal too: no run will come there."""
+    monkeypatch.setattr(top, "_has_terminal", lambda: True)
+    (tmp_path / "thesis.tex").touch()
+    assert command.main(["top", str(tmp_path)]) == 2
+    assert "is no run directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["--interval", "0"], ["--interval", "nan"], ["--interval", "x"], ["--sort", "name"]])
 def test_mistakes_are_named(run: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """In one line, with exit code 2."""

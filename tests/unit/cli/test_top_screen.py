@@ -85,6 +85,16 @@ def test_the_bar_of_the_account_is_as_long_as_its_time() -> None:
     assert line == f"goodput 100.0% of 9.0 s  {'█' * 20}"
 
 
+def test_a_run_that_stands_says_for_how_long() -> None:
+    """In the place of its speed, and as a part of the bar: it is no progress, and in no bucket yet."""
+    facts = {"steps_per_s": 2.0, "goodput": 0.5, "wall_s": 68.0, "buckets": {"productive": 34.0}}
+    page = "\n".join(screen(view([row(0)], standing_s=34.0, **facts)))
+    assert "step 100   standing for 34.0 s" in page
+    assert "steps/s" not in page
+    assert "standing 50%" in page
+    assert "steps/s" in "\n".join(screen(view([row(0)], **facts)))
+
+
 def test_a_run_that_has_ended_says_how() -> None:
     """In place of the attempt."""
     shown = view([], state="ended", outcome="preempted, exit code 75: asked by SIGTERM", world_size=2)

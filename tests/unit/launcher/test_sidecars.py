@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.core.lease import Lease, current_holder
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.launcher import sidecars
 from resilience_sdk.launcher.sidecars import KeptProcess, write_report
 from resilience_sdk.system import programs
@@ -225,3 +227,19 @@ def test_a_report_is_given_up_soon_after_somebody_asks_to_leave(
     assert time.monotonic() - began < 30.0
     (told,) = read_journal(tmp_path / "journal").events
     assert (told["event"], told["what"]) == ("degraded", "report")
+
+
+def test_a_lease_is_renewed_until_the_launcher_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the main thread waits for meanwhile, a report that is written slowly too; and not afterwards."""
+    monkeypatch.setattr(sidecars, "RENEW_INTERVAL_S", 0.01)
+    run_dir = RunDirectory.create(tmp_path / "run")
+    lease = Lease.acquire(run_dir, "job")
+    os.utime(run_dir.lease, (1.0, 1.0))
+    assert current_holder(run_dir) is None
+    with sidecars.LeaseRenewal(lease):
+        until_s = time.monotonic() + 20.0
+        while current_holder(run_dir) is None:
+            assert time.monotonic() < until_s
+    os.utime(run_dir.lease, (1.0, 1.0))
+    lease.release()
+    assert not run_dir.lease.exists()

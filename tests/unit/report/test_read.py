@@ -164,7 +164,10 @@ def test_curves_pins_and_lists_of_a_run(tmp_path: Path) -> None:
     assert (facts.heat.rows, facts.heat.nodes) == (((0, 0), (1, 1), (2, 2), (3, 3)), ("n0", "n0", "n1", "n1"))
     assert facts.heat.worst[0][:2] == (3, "n1")
     assert {cell for row in facts.heat.cells for cell in row} == {1.0, 1.5, None}
-    assert [(one.attempt, one.incidents) for one in facts.attempts] == [(0, ()), (1, ())]
+    assert [(one.attempt, one.incidents) for one in facts.attempts] == [
+        (0, ()),
+        (1, ("0001-crash",)),
+    ]  # told as it begins
     assert [one.outcome for one in facts.checkpoints] == ["committed"] * 2
     (finding,) = facts.findings
     assert (finding.node, finding.status, finding.cure, finding.count) == ("n1", "failure", "drain the node", 2)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.core.journal import Event
-from resilience_sdk.report.run_state import state_of
+from resilience_sdk.report.run_state import goodput_of, state_of
 
 
 def _events(*items: dict[str, Any]) -> list[dict[str, Any]]:
@@ -172,3 +172,15 @@ _values = st.none() | st.booleans() | st.integers(-3, 10**30) | st.floats() | st
 def test_any_event_is_survived(events: list[dict[str, Any]]) -> None:
     """Lines of other versions, with any values, never fail."""
     state_of(events)
+
+
+def test_a_lease_that_is_held_after_the_end_takes_no_time_of_the_run() -> None:
+    """Its launcher writes the report meanwhile; of a job that told no end it is the last sign."""
+    begun = [
+        {"event": "run_start", "t": 1000.0, "job": "j", "host": "h", "boot_id": "b"},
+        {"event": "attempt_start", "t": 1001.0, "job": "j", "host": "h", "attempt": 0, "ranks": [0]},
+        {"event": "first_beat", "t": 1010.0, "job": "j", "rank": 0, "attempt": 0},
+    ]
+    ended = {"event": "decision", "t": 1060.0, "job": "j", "verdict": "stop", "exit_code": 77}
+    assert goodput_of([*begun, ended], renewed_after_s=30.0).wall_s == goodput_of([*begun, ended]).wall_s == 60.0
+    assert goodput_of(begun, renewed_after_s=30.0).wall_s == 40.0

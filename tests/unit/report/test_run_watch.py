@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
@@ -20,12 +20,13 @@ from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.timers import Due
+from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.node_summary import NodeSummary, RankSummary, encode
 from resilience_sdk.recorder.page_directory import job_page_directory, page_stem
 from resilience_sdk.recorder.page_reader import PageReader
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
-from resilience_sdk.report import ranks_here
+from resilience_sdk.report import ranks_here, run_watch
 from resilience_sdk.report.live_view import LiveView
 from resilience_sdk.report.run_state import goodput_of, state_of
 from resilience_sdk.report.run_watch import RunWatch
@@ -53,6 +54,13 @@ class Looked:
         ticks = process_start_ticks(pid) or 1
         path = self.pages / f"{page_stem(0, rank, pid)}.page"
         return RankPage.create(path, pid=pid, start_ticks=ticks, facts={"host": "here"}, **(identity | facts))
+
+    def until(self, happened: Callable[[LiveView], bool]) -> LiveView:
+        """Look until the journal was read again, and return that view."""
+        until_s = time.monotonic() + 20.0
+        while not happened(view := self.watch.look()):
+            assert time.monotonic() < until_s
+        return view
 
     def row(self, rank: int, view: LiveView):
         """The row of a rank."""
@@ -118,6 +126,70 @@ def test_a_rank_here_is_read_from_its_page(run: Looked) -> None:
         assert row.deadline_s == pytest.approx(45.0, abs=1.0)
         assert row.rule == "heartbeat_timeout 45"
     assert view.unseen == 1
+
+
+def test_time_without_a_step_is_not_productive(run: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run stands for as long as the rank that came on last, unless somebody has paused the deadlines."""
+    monkeypatch.setattr(run_watch, "_LEAST_STANDING_S", 0.0)
+    monkeypatch.setattr(run_watch, "_USUAL_STEPS", 0.0)
+    run.told.begin()
+    recorders = [Recorder(run.page(0)), Recorder(run.page(1))]
+    for rank, recorder in enumerate(recorders):
+        run.told.tell(Event.FIRST_BEAT, rank=rank, writer=f"rank{rank}")
+        with recorder.block("step", "heartbeat", None):
+            pass
+    before = run.until(lambda view: view.standing_s > 0.0)
+    after = run.until(lambda view: view.standing_s > before.standing_s)
+    assert after.buckets["productive"] == pytest.approx(before.buckets["productive"], abs=1e-3)
+    assert after.goodput is not None
+    assert after.goodput == pytest.approx(after.buckets["productive"] / after.wall_s)
+    assert sum(after.buckets.values()) + after.standing_s == pytest.approx(after.wall_s, abs=2e-3)
+    with recorders[1].block("step", "heartbeat", None):
+        pass
+    view = run.watch.look()
+    assert view.standing_s == run.row(1, view).age_s
+    assert view.standing_s < (run.row(0, view).age_s or 0.0)
+    monkeypatch.setattr(run_watch, "_LEAST_STANDING_S", 3600.0)
+    assert run.watch.look().standing_s == 0.0
+    monkeypatch.setattr(run_watch, "_LEAST_STANDING_S", 0.0)
+    recorders[0].pause("a long evaluation")
+    assert run.watch.look().standing_s == 0.0
+
+
+def test_the_limit_of_a_rank_that_stands_is_the_monitors(run: Looked) -> None:
+    """What is read anew meanwhile does not move it, its notice does; who only waits has none."""
+    config = job_config.read(run.pages)
+    assert config is not None
+    job_config.write(run.pages, attrs.evolve(config, settings=Settings().to_json()))
+    run.told.begin()
+    recorder, other = Recorder(run.page(0)), Recorder(run.page(1))
+
+    def learn(step_s: float) -> None:
+        """The monitor keeps what it has learned."""
+        run.told.run_dir.timeouts.unlink(missing_ok=True)
+        learner = Learner(run.told.run_dir.timeouts, Settings(), "t.py", "job-1")
+        learner.begin_attempt(2, 2)
+        learner.book.add("step", "heartbeat", [step_s] * 200, False)
+        learner.save()
+
+    with recorder.block("step", "heartbeat", None), other.block("step", "heartbeat", None):
+        pass
+    with recorder.block("step", "heartbeat", None), other.block("step", "heartbeat", None):
+        learn(100.0)
+        limit_s = run.row(0, run.watch.look()).deadline_s
+        assert limit_s == pytest.approx(500.0, abs=1.0)
+        learn(20.0)
+        assert run.row(0, run.watch.look()).deadline_s == limit_s
+        named = [{"rank": 0, "activity": "stuck", "detail": "nothing moves"}]
+        rule = "stuck_after 60 s"
+        run.told.tell(Event.STALL, since=1.0, ranks=named, waiting=[1], verdict_in_s=50.0, rule=rule, text="stands")
+        row = run.row(0, run.until(lambda view: view.stall is not None))
+        assert row.deadline_s == pytest.approx((row.age_s or 0.0) + 50.0, abs=1.0)
+        assert row.rule == rule
+    run.told.tell(Event.STALL_END, why="went on")
+    run.until(lambda view: view.stall is None)
+    with recorder.block("step", "heartbeat", None):
+        assert run.row(0, run.watch.look()).deadline_s == pytest.approx(100.0, abs=1.0)
 
 
 def test_a_rank_that_died_says_how(run: Looked) -> None:

@@ -199,3 +199,15 @@ def test_whatever_a_journal_holds_counters_grow_and_shares_are_shares(events: li
         assert all(found[name] >= seconds for name, seconds in before.items())
         assert found["run.lost_time"] <= found[RunPhase.TRAINING.value]
         before = found
+
+
+def test_steps_that_nobody_counted_are_no_metric() -> None:
+    """A gauge of 0 s would say that nothing was done again, and it is not known."""
+
+    def has_replayed(goodput: GoodputMetrics) -> bool:
+        return any(sample.labels == (Bucket.REPLAYED.value,) for sample in goodput.samples(1200.0))
+
+    crash = (1110.0, "incident", {"kind": "crash", "action": "restart", "id": "0001-crash"})
+    assert has_replayed(account(*START, *beats(1010.0)))
+    assert not has_replayed(account(*START, *beats(1010.0), crash))
+    assert has_replayed(account(*START, *beats(1010.0), crash, (1120.0, "resume", {"attempt": 1, "step": 7})))
