@@ -260,6 +260,13 @@ class StragglerResponse:
         self._journal.emit(Event.DEGRADED, what="stragglers", why="".join(traceback.format_exception(error)))
         console.say_once("straggler failed", f"slow ranks are not found any more: {type(error).__name__}: {error}")
 
+    def note_stepless(self, rank: int, age_s: float) -> None:
+        """Say, once, that a rank of this age in seconds passes through sections and has completed no step."""
+        why = f"rank {rank} has completed no step in {age_s:.0f} s, as a heartbeat or a step of an optimizer tells it"
+        words = f"slow ranks are looked for from the first completed step on, and {why}: call heartbeat() in the loop"
+        if console.say_once("stepless", words):
+            self._journal.emit(Event.DEGRADED, what="stragglers", why=why)
+
     def _open(self, verdict: SlowVerdict, now_s: float, *, stop: bool) -> None:
         """Write the incident of a verdict that lasts, once, unless the load of the machine explains it."""
         key = _identity(verdict)

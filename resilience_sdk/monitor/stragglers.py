@@ -133,6 +133,7 @@ class StragglerNodes:
 
 
 _CONTROL_S = 1.0
+_STEPLESS_S = 600.0  # sections pass all the time: a way back to the last step, or steps of which nobody tells
 
 
 class StragglerWatch:
@@ -208,6 +209,7 @@ class StragglerWatch:
             return
         self._collector.present({watched.rank: watched.stem for watched in living})
         for watched, passes in completed:
+            self._say_if_stepless(watched, passes)
             for new in sorted(passes, key=lambda new: new.kind != WORK):  # it belongs to passes of the same look
                 self._collector.add(
                     watched.rank,
@@ -227,6 +229,12 @@ class StragglerWatch:
             self._judge(told, living, now)
         elif self._nodes.is_due(pieces, now):
             self._nodes.tell(self._roles_of(living), self._kernels_of(living))
+
+    def _say_if_stepless(self, watched: WatchedRank, passes: Sequence[LanePasses]) -> None:
+        """Say that a rank whose optimizers step where torch does not tell of it is not compared."""
+        age_s = (time.monotonic_ns() - watched.snapshot.created_ns) / 1e9
+        if age_s > _STEPLESS_S and any(new.before is None for new in passes):
+            self._response.note_stepless(watched.rank, age_s)
 
     def _judge(self, told: Sequence[NodePieces], living: Sequence[WatchedRank], now: float) -> None:
         control = self._control.now

@@ -20,6 +20,7 @@ from resilience_sdk.monitor.ranks import RankTable
 from resilience_sdk.monitor.straggler_response import LASTING_S, Below
 from resilience_sdk.monitor.stragglers import OWN, PEERS, StepTimeWatch, StragglerWatch, progress_pause_s
 from resilience_sdk.recorder.page_directory import page_stem
+from resilience_sdk.recorder.page_layout import FLAG_TRAINS, W_CREATED_NS
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
 from resilience_sdk.straggler.published import read_report, read_standing
@@ -127,6 +128,9 @@ class Node:
     def look(self):
         """One round of the monitor."""
         self.watch.look([(watched, watched.reader.passes()) for watched in self.table.all()], self.now)
+
+    def degraded(self):
+        return [e for e in read_journal(self.run_dir / "journal").events if e["event"] == "degraded"]
 
     def told(self, **facts):
         events = [e for e in read_journal(self.run_dir / "journal").events if e["event"] == "straggler"]
@@ -476,6 +480,25 @@ def test_of_two_nodes_the_one_that_judges_says_that_nobody_does(tmp_path):
     assert read_standing(nodes[0].run_dir) == before
     nodes[0].train(16)
     assert read_standing(nodes[0].run_dir).enabled is False
+
+
+def test_a_rank_without_a_completed_step_is_not_compared_and_that_is_said(node, capfd):
+    """Its optimizers step where torch does not tell of it, and it calls no heartbeat: in ten minutes a line says so."""
+    page = node.recorders[0].page
+    page.set_flag(FLAG_TRAINS)
+    node.recorders[0].block("fwd", "compute", None).sample(10 * MS)
+    node.look()
+    assert not node.degraded()
+    page.words[W_CREATED_NS] -= 601 * 1_000_000_000
+    for _ in range(2):
+        node.recorders[0].block("fwd", "compute", None).sample(10 * MS)
+        for watched in node.table.all():
+            watched.refresh()
+        node.look()
+    (event,) = node.degraded()
+    assert event["what"] == "stragglers"
+    assert event["why"].startswith("rank 0 has completed no step in 601 s")
+    assert capfd.readouterr().err.count("call heartbeat() in the loop") == 1
 
 
 def test_progress_is_told_often_at_first_and_seldom_later(node):
