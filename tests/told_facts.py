@@ -430,5 +430,8 @@ def hostile():
     """Facts of four ranks in which every text is hostile, and the texts."""
     hostility = Hostility()
     facts = hostility.of(four_ranks())
+    drawn = [attrs.evolve(one, parts={one.bucket: one.ended_at - one.began_at}) for one in facts.segments]
+    jobs = [attrs.evolve(one, job_number=number) for number, one in enumerate(facts.attempts, 1)]
+    facts = attrs.evolve(facts, segments=tuple(drawn), attempts=tuple(jobs), job_number=len(jobs))
     # Attempts tell of incidents by their ids, and a key of goodput is a name of ours.
     return facts, hostility.put
