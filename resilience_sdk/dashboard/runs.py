@@ -128,7 +128,8 @@ class FoundRuns:
                 os.listdir(folder)
                 found |= dict.fromkeys(run_directories([folder])[0])
             except FileNotFoundError:
-                pass  # the first run makes it
+                if len(self._folders) > 1:  # else the first run makes it
+                    problems.append(f"there is no directory {folder}; its runs are shown once it is there")
             except OSError as error:
                 problems.append(f"{folder} cannot be read: {error.strerror}")
         return list(found.items()), problems

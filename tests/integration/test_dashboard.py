@@ -39,6 +39,8 @@ class Served:
     process: subprocess.Popen[str]
     url: str
     port: int
+    said: str
+    """Its first line."""
 
     def get(self, path: str = "", **headers: str) -> tuple[int, str]:
         """Return status and text of an answer; redirects are not followed."""
@@ -64,23 +66,31 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 @contextlib.contextmanager
 def served(folder: Path, *words: str, port: int = 0, **env: str) -> Iterator[Served]:
-    """Start the command in a directory of its own, as a person does."""
+    """Start the command in a directory of its own, as a person does; without a token, unless `env` has one."""
     elsewhere = folder.parent / f"cwd-{folder.name}"
     elsewhere.mkdir(exist_ok=True)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
     process = subprocess.Popen(
         [sys.executable, "-m", "resilience_sdk", "dashboard", *(words or (str(folder),)), "--port", str(port)],
         cwd=elsewhere,
-        env={**kept, "PYTHONPATH": str(PROJECT), "RESILIENCE_PAGE_DIR": str(elsewhere), **env},
+        env={
+            **kept,
+            "PYTHONPATH": str(PROJECT),
+            "RESILIENCE_PAGE_DIR": str(elsewhere),
+            "RESILIENCE_DASHBOARD_TOKEN": "none",
+            **env,
+        },
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
         assert process.stderr is not None
-        line = process.stderr.readline()
-        found = _ADDRESS.search(line)
-        assert found is not None, line + process.stderr.read()
-        yield Served(process, found[0].rstrip("/"), int(found[1]))
+        said = ""
+        while (found := _ADDRESS.search(said)) is None:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        yield Served(process, found[0].rstrip("/"), int(found[1]), said)
     finally:
         process.kill()
         process.communicate()
@@ -287,16 +297,44 @@ def test_it_only_reads(shown: Served, runs: Path) -> None:
     assert facts() == before
 
 
+def test_nobody_else_on_the_machine_can_look(browser: Any, runs: Path) -> None:
+    """The address that is printed has a token, which becomes a cookie; without it there is no answer but 401."""
+    with served(runs, RESILIENCE_DASHBOARD_TOKEN="") as one, served(runs, RESILIENCE_DASHBOARD_TOKEN="") as other:
+        address = re.search(r"http://\S+", one.said)
+        assert address is not None
+        assert (one.get("/")[0], one.get("/events")[0], one.get("/?token=x")[0]) == (401, 401, 401)
+        query = address[0].removeprefix(one.url)
+        assert (one.get(query)[0], other.get(query)[0]) == (303, 401)
+        browser.open(address[0])
+        until(browser, lambda: is_live(browser), "live")
+        assert browser.driver.current_url == f"{one.url}/"
+        assert browser.complaints() == []
+    with served(runs, str(runs), "--no-token", RESILIENCE_DASHBOARD_TOKEN="t0ken") as open_to_all:
+        assert open_to_all.get("/")[0] == 200
+        assert "token" not in open_to_all.said.lower()
+
+
+def test_what_is_missing_is_told_beside_the_others(browser: Any, runs: Path) -> None:
+    """One directory that is not there keeps nobody from the others; its runs are shown once it is."""
+    late = runs.parent / "late"
+    with served(runs, str(runs), str(late)) as one:
+        assert f"there is no directory {late}" in one.said
+        assert len(one.said.splitlines()) == 2
+        browser.open(f"{one.url}/")
+        until(browser, lambda: f"there is no directory {late}" in text_of(browser, "#problems"), "what is missing")
+        count = "return document.querySelectorAll('tbody tr').length"
+        before = browser.ask(count)
+        assert before >= RUNS
+        late.mkdir()
+        fleet(late, 1)
+        until(browser, lambda: browser.ask(count) == before + 1, "the run that is new")
+        until(browser, lambda: text_of(browser, "#problems").strip() == "", "that nothing is missing")
+
+
 def test_other_hosts_need_a_token(browser: Any, runs: Path) -> None:
-    """Without one it is not served to them; with one a person brings it once, and a cookie from then on."""
-    refused = subprocess.run(
-        [sys.executable, "-m", "resilience_sdk", "dashboard", str(runs), "--host", "0.0.0.0", "--port", "0"],
-        env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    assert refused.returncode == 2
-    assert "RESILIENCE_DASHBOARD_TOKEN" in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
+    """A person brings it once, and a cookie from then on; what the variable holds is not printed."""
     with served(runs, str(runs), "--host", "0.0.0.0", RESILIENCE_DASHBOARD_TOKEN="t0ken") as one:
+        assert "t0ken" not in one.said
         here = f"http://127.0.0.1:{one.port}"
         one.url = here
         assert one.get("/")[0] == 401
@@ -326,6 +364,7 @@ def test_who_takes_nothing_delays_nobody(shown: Served) -> None:
     ("words", "told"),
     [
         (["nowhere"], "there is no directory nowhere"),
+        (["nowhere", "there"], "there is no directory nowhere, there"),
         (["--port", "x"], "--port x"),
         (["--port", "65536"], "--port 65536"),
         (["--host", "no.such.host.invalid"], "no address of this machine"),
