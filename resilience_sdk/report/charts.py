@@ -124,11 +124,13 @@ def _segment(segment: Segment, name: str | None, span: TimeSpan, bottom: float, 
 
 def _attempt_mark(attempt: AttemptTimes, name: str, span: TimeSpan, top: float, height: float) -> Markup:
     left, right = span.share(attempt.began_at), span.share(attempt.ended_at)
-    words = [
-        tag("text", name if right - left > _ROOM_FOR_NAME else attempt.attempt, x=5, y=height - 4)
+    # Its number alone does not say which job it belongs to.
+    short = "" if "job" in name else attempt.attempt
+    words = (
+        [tag("text", name if right - left > _ROOM_FOR_NAME else short, x=5, y=height - 4)]
         if right - left > 0.022
-        else Markup("")
-    ]
+        else []
+    )
     told = tip(
         name,
         scales.elapsed(attempt.ended_at - attempt.began_at),

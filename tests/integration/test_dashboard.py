@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,6 +23,11 @@ import pytest
 from browser import DOWN, ENTER
 from dashboard_fleet import HOSTILE, fleet, hostile, odd
 from harness import PROJECT, job
+from told_fleet import ToldFleetRun
+
+from resilience_sdk.core.journal import Event
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 for _module in ("jinja2", "starlette", "uvicorn"):
@@ -161,6 +167,38 @@ def test_every_page_is_quiet_and_asks_nobody_else(browser: Any, shown: Served, w
     browser.open(f"{shown.url}/", width=width)
     for text in HOSTILE[:2]:
         assert text in browser.ask("return document.querySelector('#rows').textContent")
+
+
+CUT = """return [...document.querySelectorAll('#runs table, #runs td, #runs tbody th, #runs .state, #runs .gauge')]
+  .map((part) => [part.getBoundingClientRect().right, part.outerHTML.slice(0, 99)])
+  .filter(([right]) => right > document.querySelector('#runs').getBoundingClientRect().right + 1)"""
+
+
+@pytest.mark.parametrize("width", [1600, 1440, 1310, 1290, 1200, 1130, 1100, 800, 390])
+def test_no_column_is_cut(browser: Any, tmp_path: Path, width: int) -> None:
+    """With long names, steps and reasons of a run that stands still each column is inside of the list."""
+    name = "llama-70b-pretraining-with-a-long-name"
+    run = ToldFleetRun.make(tmp_path / "runs" / name, ["node1"], ranks_per_node=2, at=time.time() - 1000)
+    run.start()
+    for rank in range(2):
+        run.tell("node1", Event.FIRST_BEAT, rank=rank, step=12_345_678, step_is_global=True)
+    run.fail("node1", "rank_killed_sigkill", "process")
+    run.tell("node1", Event.FIRST_BEAT, rank=0, step=12_345_678, step_is_global=True)
+    why = "no rank has made progress for 42 s: the others wait for rank 1 on node1, stuck at /home/me/train.py:83 fetch"
+    run.tell("node1", Event.STALL, text=why, since=run.at)
+    lease = Lease.acquire(RunDirectory(run.path), "job")
+    try:
+        with served(tmp_path / "runs") as one:
+            browser.open(f"{one.url}/", width=width)
+            until(browser, lambda: is_live(browser), "live")
+            assert "stands still" in text_of(browser, "#rows")
+            assert browser.ask(CUT) == []
+            assert browser.ask("return document.documentElement.scrollWidth") == width
+            # The reason has room for its words.
+            across = browser.ask("return document.querySelector('td[data-key=state] .detail').offsetWidth")
+            assert across >= (300 if width == 390 else 120)
+    finally:
+        lease.release()
 
 
 def test_the_list_is_sorted_and_filtered_by_keyboard(browser: Any, shown: Served) -> None:

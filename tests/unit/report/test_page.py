@@ -248,13 +248,10 @@ def test_what_was_lost_and_not_counted_is_unknown_after_a_fault():
 
 def test_jobs_and_attempts_are_told_apart():
     """Of several jobs in a directory the page says which is meant, in the summary, the time and the incidents."""
-    facts = told_facts.four_ranks()
-    jobs = tuple(attrs.evolve(one, job_number=number) for number, one in enumerate(facts.attempts, 1))
-    several = attrs.evolve(facts, attempts=jobs, job_number=3, job_started_at=jobs[-1].began_at)
-    one, many = render_sections(facts), render_sections(several)
+    one, many = (render_sections(facts) for facts in (told_facts.four_ranks(), told_facts.several_jobs()))
     assert "all 3 jobs since" in many["summary"]
-    assert "job 3: <b>exp1-4711</b>, since" in many["summary"]
-    assert ">job 3, attempt 2<" in many["time"]
+    assert "job 3: <b>4714.3-node01" in many["summary"]
+    assert ">job 3, attempt 0<" in many["time"]
     assert "job 1, attempt 0 &middot;" in many["incidents"]
     assert not [name for name, html in one.items() if "job 1" in html or "all 1" in html]
 
