@@ -65,10 +65,10 @@ class _Parts:
         """Return what `read` returns; `otherwise`, and a problem that names the part, where it fails."""
         try:
             return read()
-        except PermissionError as error:
-            self.problems.append(str(error))
         except OSError as error:
-            self.problems.append(f"{name}: cannot read {error.filename or 'it'}: {error.strerror or error}")
+            is_ours = error.errno is None  # it says in a sentence what is wrong with whose file
+            told = str(error) if is_ours else f"{name}: cannot read {error.filename or 'it'}: {error.strerror}"
+            self.problems.append(told)
         except Exception as error:  # noqa: BLE001 - a report is wanted most when something is broken
             self.problems.append(f"{name}: left out, it could not be understood ({type(error).__name__}: {error})")
         return otherwise
