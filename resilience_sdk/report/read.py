@@ -153,9 +153,6 @@ def _figures(account: Summary | None) -> dict[str, Any]:
         return {}
     told = account.to_json()
     del told["attempts"]
-    if account.lost_steps is None and account.faults:
-        # Nobody has counted what was done again: it lies in productive.
-        told["buckets"] = {**told["buckets"], Bucket.REPLAYED.value: None}
     return told
 
 

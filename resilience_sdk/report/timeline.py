@@ -69,7 +69,7 @@ def attempts_of(
             buckets={
                 name: seconds
                 for name in dict.fromkeys([*order.get(place, ()), *one["buckets"]])
-                if (seconds := one["buckets"].get(name) or 0.0) > 0
+                if (seconds := one["buckets"].get(name, 0.0)) > 0
             },
             first_step=one["first_step"],
             steps=one["steps"],
