@@ -68,6 +68,17 @@ def four_ranks():
     return told_run(4, nodes=2, faults=3, seconds=5400.0)
 
 
+def several_jobs():
+    """The same of three jobs that used the directory one after the other, as a scheduler names them."""
+    facts = four_ranks()
+    named = [
+        attrs.evolve(one, job=f"{4711 + number}.{number}-node01.cluster.example:29500", job_number=number, attempt=0)
+        for number, one in enumerate(facts.attempts, 1)
+    ]
+    began_at = named[-1].began_at
+    return attrs.evolve(facts, attempts=tuple(named), job=named[-1].job, job_number=len(named), job_started_at=began_at)
+
+
 def many_ranks():
     """4,096 ranks for three days, with everything that a reader of them could want."""
     return told_run(4096, nodes=512, faults=14, seconds=3 * 86400.0)
@@ -430,5 +441,8 @@ def hostile():
     """Facts of four ranks in which every text is hostile, and the texts."""
     hostility = Hostility()
     facts = hostility.of(four_ranks())
+    drawn = [attrs.evolve(one, parts={one.bucket: one.ended_at - one.began_at}) for one in facts.segments]
+    jobs = [attrs.evolve(one, job_number=number) for number, one in enumerate(facts.attempts, 1)]
+    facts = attrs.evolve(facts, segments=tuple(drawn), attempts=tuple(jobs), job_number=len(jobs))
     # Attempts tell of incidents by their ids, and a key of goodput is a name of ours.
     return facts, hostility.put

@@ -39,6 +39,10 @@ def main(argv: Sequence[str]) -> int:
         "--allow-host", metavar="NAME", action="append", default=[],
         help="a name by which browsers reach it, such as that of a proxy; may be given several times",
     )  # fmt: skip
+    parser.add_argument(
+        "--no-token", action="store_true",
+        help="show the runs to whoever reaches the address, all users of this machine among them",
+    )  # fmt: skip
     options = parser.parse_args(argv)
     _check_extra()
     source = _source(options)
@@ -67,9 +71,11 @@ def _source(options: Any) -> RunSource:
         raise ConfigError(f"DIR or --db, not both: the index knows its runs itself; leave out {options.dirs[0]}")
     if options.db is not None:
         return IndexedRuns(options.db)
-    for folder in options.dirs:
-        if not os.path.isdir(folder):
-            raise ConfigError(f"there is no directory {folder}; name a run directory, or a folder of them")
+    missing = [folder for folder in options.dirs if not os.path.isdir(folder)]
+    if missing and missing == options.dirs:
+        raise ConfigError(f"there is no directory {', '.join(missing)}; name a run directory, or a folder of them")
+    for folder in missing:
+        say(f"there is no directory {folder}: the others are shown, and its runs once it is there")
     return FoundRuns(options.dirs or [DEFAULT_ROOT])
 
 
@@ -108,9 +114,14 @@ def _serve(source: RunSource, listening: socket.socket, options: Any) -> int:
 
     address, port = listening.getsockname()[:2]
     is_loopback = ipaddress.ip_address(address).is_loopback
-    token = token_of(environ.environment().get(environ.DASHBOARD_TOKEN), host=options.host, is_loopback=is_loopback)
+    told = environ.environment().get(environ.DASHBOARD_TOKEN)
+    token = None if options.no_token else token_of(told)
     own = [] if is_loopback else [options.host, host_name(), host_name().partition(".")[0]]
     dashboard = Dashboard(RunBook(source), hosts=Hosts.of(*own, *options.allow_host), token=token)
-    needed = ", for who has RESILIENCE_DASHBOARD_TOKEN" if token is not None else ""
-    shown = f"[{address}]" if ":" in address else address
-    return serve(dashboard, listening, lambda: say(f"dashboard at http://{shown}:{port}/{needed}; Ctrl-C ends it"))
+    shown = f"http://[{address}]:{port}/" if ":" in address else f"http://{address}:{port}/"
+    if token is not None and told:
+        shown += ", for who has RESILIENCE_DASHBOARD_TOKEN"
+    elif token is not None:
+        shown += f"?token={token}"
+    # Not wrapped: the address is to be copied.
+    return serve(dashboard, listening, lambda: say(f"dashboard at {shown} (Ctrl-C ends it)", wrap=False))

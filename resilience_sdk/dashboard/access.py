@@ -2,9 +2,9 @@
 
 An ASGI layer around the whole application, so that no answer gets out without its headers and no request in without
 these questions. A request has to name a host that cannot be somebody else's name for this address: a web page that
-resolves its own name to 127.0.0.1 (DNS rebinding) gets nothing. Where a token is set it has to be brought, as
-`Authorization: Bearer`, or once as `?token=`, which becomes a cookie and leaves the address. Only GET and HEAD are
-known.
+resolves its own name to 127.0.0.1 (DNS rebinding) gets nothing. The token has to be brought, as `Authorization:
+Bearer`, or once as `?token=`, which becomes a cookie and leaves the address: every user of a machine reaches its
+loopback address. Only GET and HEAD are known.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
@@ -27,6 +28,7 @@ NO_TOKEN = "none"  # noqa: S105 - the word that refuses one
 OPEN = "/static/"  # files of this package, which the page that asks for the token needs as well
 _METHODS = ("GET", "HEAD")
 _LONGEST_TOKEN = 256
+_RANDOM_BYTES = 24
 _LONGEST_QUERY = 4096
 _NAMES_OF_LOOPBACK = frozenset({"localhost"})
 
@@ -59,23 +61,17 @@ def policy(more: Mapping[str, str] | None = None) -> str:
     return "; ".join(f"{name} {sources} {added.get(name, '')}".strip() for name, sources in POLICY.items())
 
 
-def token_of(text: str | None, *, host: str, is_loopback: bool) -> str | None:
-    """Return the token that has to be brought, None for none; raises ConfigError where that would serve other hosts.
+def token_of(text: str | None) -> str | None:
+    """Return the token that has to be brought: what the variable holds, None for `none`, else a new random one.
 
-    `text` is what the variable holds.
+    Raises:
+        ConfigError: It holds what no request could bring.
     """
     if text == NO_TOKEN:
         return None
-    if text:
-        if len(text) > _LONGEST_TOKEN or not all("!" <= c <= "~" for c in text):
-            raise ConfigError("RESILIENCE_DASHBOARD_TOKEN: expected 1 to 256 visible ASCII characters")
-        return text
-    if not is_loopback:
-        raise ConfigError(
-            f"--host {host} serves other hosts, without a token: set RESILIENCE_DASHBOARD_TOKEN (a long random text), "
-            "or set it to `none` where everybody may see the runs"
-        )
-    return None
+    if text and (len(text) > _LONGEST_TOKEN or not all("!" <= c <= "~" for c in text)):
+        raise ConfigError("RESILIENCE_DASHBOARD_TOKEN: expected 1 to 256 visible ASCII characters")
+    return text or secrets.token_urlsafe(_RANDOM_BYTES)
 
 
 @attrs.frozen
@@ -191,7 +187,8 @@ class Door:
             await _redirect(send_guarded, scope, self._pass.set_cookie())
         else:
             text = (
-                "This dashboard is shown to those who have its token (RESILIENCE_DASHBOARD_TOKEN where it was started)."
+                "This dashboard is shown to those who have its token: it is in the address that was printed where the "
+                "dashboard was started, unless RESILIENCE_DASHBOARD_TOKEN was set there."
             )
             await self._refuse(send_guarded, scope, 401, "Token needed", text, asks_for_token=True)
 

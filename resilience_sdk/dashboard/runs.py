@@ -26,7 +26,7 @@ from resilience_sdk.core.words import one_line
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.summary import goodput
-from resilience_sdk.history.indexer import run_directories
+from resilience_sdk.history.indexer import NO_RUN, run_directories
 from resilience_sdk.history.questions import History, IndexedRun
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.incidents.record import headline
@@ -126,9 +126,14 @@ class FoundRuns:
         for folder in self._folders:
             try:
                 os.listdir(folder)
-                found |= dict.fromkeys(run_directories([folder])[0])
+                below, told = run_directories([folder])
+                found |= dict.fromkeys(below)
+                closed = sorted(one for one in told if not one.endswith(NO_RUN))  # those of others, on a shared disk
+                more = f", and {len(closed) - 1} more like it" if len(closed) > 1 else ""
+                problems += [f"{one}{more}" for one in closed[:1]]
             except FileNotFoundError:
-                pass  # the first run makes it
+                if len(self._folders) > 1:  # else the first run makes it
+                    problems.append(f"there is no directory {folder}; its runs are shown once it is there")
             except OSError as error:
                 problems.append(f"{folder} cannot be read: {error.strerror}")
         return list(found.items()), problems

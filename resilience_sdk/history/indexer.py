@@ -43,6 +43,9 @@ class Indexed:
     problems: tuple[str, ...] = ()
 
 
+NO_RUN = "is no run directory and has none in it"
+
+
 def run_directories(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[str]]:
     """Return the run directories among `folders` and right below them, and what is none of either."""
     found: dict[str, None] = {}
@@ -55,7 +58,7 @@ def run_directories(folders: Iterable[str | os.PathLike[str]]) -> tuple[list[Pat
             except OSError as error:
                 problems.append(f"{folder}: {error.strerror}")
         if not below:
-            problems.append(f"{folder} is no run directory and has none in it")
+            problems.append(f"{folder} {NO_RUN}")
         found.update(dict.fromkeys(os.path.realpath(one) for one in below))
     return [Path(path) for path in found], problems
 

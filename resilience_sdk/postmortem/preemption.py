@@ -149,7 +149,7 @@ class Account:
 
     def _told_checkpoint(self) -> str:
         if self.saved is None:
-            told = "the SDK saved none"
+            told = "the SDK saved no checkpoint"
             if self.saved_by is not None:
                 told += f", {self.saved_by[0]} its own after {count_words(self.saved_by[1])}"
         else:

@@ -32,6 +32,7 @@ from resilience_sdk.report.svg import (
 _PIN_APART = 0.026  # nearer than this, pins become one with a number
 _PIN_LEVEL = 0.055  # nearer than this, the second stands above the first
 _MOST_TOLD = 6
+_ROOM_FOR_NAME = 0.2
 _FLAT = 1e-3
 
 
@@ -73,46 +74,65 @@ def time_strip(
     cards: frozenset[str],
 ) -> Markup:
     """Return what each second went into, pins of incidents above, attempts below; pins with a card lead to it."""
-    pin_height, bar, below = 50, 44, 20
+    pin_height, bar, below = 50 if pins else 4, 44, 20
     top = pin_height + bar
+    # By the place among all attempts, of which these are the newest.
+    first = 1 + max((one.attempt for one in segments if one.attempt is not None), default=-1) - len(attempts)
+    names: dict[int | None, str] = {first + place: attempt_name(one, attempts) for place, one in enumerate(attempts)}
     bars = [
-        tag(
-            "rect",
-            tip(
-                segment.bucket,
-                scales.elapsed(segment.ended_at - segment.began_at),
-                segment.attempt is not None and f"attempt {segment.attempt}",
-                f"from {scales.clock(segment.began_at)}",
-            ),
-            x=percent_at(span.share(segment.began_at)),
-            width=percent_at(span.share(segment.ended_at) - span.share(segment.began_at)),
-            y=pin_height,
-            height=bar,
-            class_=f"segment {bucket_class(segment.bucket)}",
-        )
+        part
         for segment in segments
         if segment.ended_at > segment.began_at
+        for part in _segment(segment, names.get(segment.attempt), span, top, bar)
     ]
     return plot(
         f"Time strip: {len(attempts)} attempts over {scales.elapsed(span.seconds)}, {len(pins)} incidents and stops",
         top + below + AXIS,
         span,
         *bars,
-        *(_attempt_mark(attempt, span, top + 3, below - 5) for attempt in attempts),
+        *(_attempt_mark(attempt, attempt_name(attempt, attempts), span, top + 3, below - 5) for attempt in attempts),
         time_axis(span, top + below - 2, top + below + 2),
         *_pins(pins, span, pin_height, bar, cards),
     )
 
 
-def _attempt_mark(attempt: AttemptTimes, span: TimeSpan, top: float, height: float) -> Markup:
+def attempt_name(attempt: AttemptTimes, attempts: Sequence[AttemptTimes]) -> str:
+    """Return what an attempt is called among those: with its job, where there are several."""
+    has_several = any(one.job_number != attempt.job_number for one in attempts)
+    return f"job {attempt.job_number}, attempt {attempt.attempt}" if has_several else f"attempt {attempt.attempt}"
+
+
+def _segment(segment: Segment, name: str | None, span: TimeSpan, bottom: float, height: float) -> Iterable[Markup]:
+    """Yield a bar for each bucket of a segment, one upon the other: their areas are the seconds of each."""
+    whole = sum(segment.parts.values())
+    left, right = span.share(segment.began_at), span.share(segment.ended_at)
+    for bucket, seconds in segment.parts.items():
+        part = height * scales.share_of(seconds, 0.0, whole)
+        bottom -= part
+        told = tip(
+            bucket,
+            scales.elapsed(seconds),
+            len(segment.parts) > 1 and f"{scales.percent(scales.share_of(seconds, 0.0, whole))} of this time",
+            name,
+            f"from {scales.clock(segment.began_at)}",
+        )
+        yield tag(
+            "rect", told, x=percent_at(left), width=percent_at(right - left), y=bottom, height=part,
+            class_=f"segment {bucket_class(bucket)}",
+        )  # fmt: skip
+
+
+def _attempt_mark(attempt: AttemptTimes, name: str, span: TimeSpan, top: float, height: float) -> Markup:
     left, right = span.share(attempt.began_at), span.share(attempt.ended_at)
-    words = [
-        tag("text", f"attempt {attempt.attempt}" if right - left > 0.2 else attempt.attempt, x=5, y=height - 4)
+    # Its number alone does not say which job it belongs to.
+    short = "" if "job" in name else attempt.attempt
+    words = (
+        [tag("text", name if right - left > _ROOM_FOR_NAME else short, x=5, y=height - 4)]
         if right - left > 0.022
-        else Markup("")
-    ]
+        else []
+    )
     told = tip(
-        f"attempt {attempt.attempt}",
+        name,
         scales.elapsed(attempt.ended_at - attempt.began_at),
         attempt.steps is not None and f"up to step {attempt.steps}",
         attempt.lost_steps and f"{attempt.lost_steps} steps lost",

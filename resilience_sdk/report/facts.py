@@ -27,20 +27,30 @@ class Headline:
 
 @attrs.frozen
 class Segment:
-    """A stretch of the run's time that went into one bucket; `attempt` counts over all jobs, None while none ran."""
+    """A stretch of the run's time; `attempt` is the place among the attempts of all jobs, None while none ran.
+
+    Of training it is known how long it waited for data, saved and did lost steps, but not when: `parts` then has
+    several buckets, which are those of the whole attempt in proportion.
+    """
 
     bucket: str
+    """The one that takes most of it."""
     began_at: float
     ended_at: float
     attempt: int | None
+    parts: Mapping[str, float] = attrs.field(
+        default=attrs.Factory(lambda self: {self.bucket: self.ended_at - self.began_at}, takes_self=True)
+    )
+    """Seconds by bucket, which add up to its length. Over all segments they add up to the buckets of the run."""
 
 
 @attrs.frozen
 class AttemptTimes:
-    """One attempt: the seconds of each bucket and what it did."""
+    """One attempt: the seconds of each bucket, in the order in which they began, and what it did."""
 
     job: str
     attempt: int
+    """As its job counts, from 0."""
     began_at: float
     ended_at: float
     buckets: Mapping[str, float]
@@ -50,6 +60,8 @@ class AttemptTimes:
     lost_steps: int | None
     incidents: tuple[str, ...]
     """Ids."""
+    job_number: int = 1
+    """Which job of the run directory it belongs to, from 1."""
 
 
 @attrs.frozen
@@ -230,10 +242,15 @@ class RunFacts:
     """Of the SDK."""
     headline: Headline
     job: str | None = None
+    """The newest one."""
+    job_number: int = 1
+    """Which job of the run directory that is, from 1."""
+    job_started_at: float | None = None
     script: str | None = None
     world_size: int | None = None
     nodes: int | None = None
     started_at: float | None = None
+    """When the first job began."""
     ended_at: float | None = None
     """When the last thing happened; now while it runs."""
     goodput: Mapping[str, Any] = attrs.field(factory=dict)

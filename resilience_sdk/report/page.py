@@ -169,13 +169,12 @@ def _clock(unix_s: float | None) -> Markup:
 
 @attrs.frozen
 class BucketRow:
-    """A bucket with what it took and what it is."""
+    """A bucket with what it took and what it is; None: nobody knows."""
 
     name: str
-    seconds: float
+    seconds: float | None
     share: float
     meaning: str
-    nothing: str = "-"
 
 
 @attrs.frozen
@@ -197,7 +196,8 @@ def _view(facts: RunFacts) -> dict[str, Any]:
         "facts": facts,
         "has_run": bool(facts.segments or facts.attempts or facts.incidents),
         "headline": facts.headline,
-        "jobs": list(dict.fromkeys(attempt.job for attempt in facts.attempts)),
+        "has_jobs": facts.job_number > 1,
+        "job_of": {id: one.job_number for one in facts.attempts for id in one.incidents if facts.job_number > 1},
         "span": span,
         "tiles": _tiles(facts.goodput),
         "buckets": _bucket_rows(facts.goodput, facts.segments),
@@ -252,13 +252,9 @@ def _tiles(goodput: Mapping[str, Any]) -> list[Tile]:
     ]
 
 
-def _is_loss_unknown(goodput: Mapping[str, Any]) -> bool:
-    return goodput.get("lost_steps") is None and bool(goodput.get("faults"))
-
-
 def _lost(goodput: Mapping[str, Any]) -> tuple[str, str]:
     """Return the number of lost steps, and why there is none after a fault."""
-    if _is_loss_unknown(goodput):
+    if (goodput.get("buckets") or {}).get(Bucket.REPLAYED.value, 0.0) is None:
         return "unknown", "steps are not counted over attempts"
     lost = goodput.get("lost_steps")
     return "-" if lost is None else str(lost), ""
@@ -266,22 +262,19 @@ def _lost(goodput: Mapping[str, Any]) -> tuple[str, str]:
 
 def _bucket_rows(goodput: Mapping[str, Any], segments: Sequence[Segment]) -> list[BucketRow]:
     """Return every bucket in its order; without an account what the segments add up to."""
-    seconds: dict[str, float] = {name: part or 0.0 for name, part in (goodput.get("buckets") or {}).items()}
+    seconds: dict[str, float | None] = dict(goodput.get("buckets") or {})
     if not seconds:
         for segment in segments:
-            seconds[segment.bucket] = seconds.get(segment.bucket, 0.0) + segment.ended_at - segment.began_at
+            for name, part in segment.parts.items():
+                seconds[name] = (seconds.get(name) or 0.0) + part
     whole = sum(scales.finite(seconds.values()))
     if not whole:
         return []
     known = [bucket.value for bucket in Bucket]
     meanings = {bucket.value: text for bucket, text in DEFINITIONS.items()} | (goodput.get("definitions") or {})
     names = [*known, *(name for name in seconds if name not in known)]
-    # What is done again and was not counted lies in productive.
-    nothing = {Bucket.REPLAYED.value: "unknown"} if _is_loss_unknown(goodput) else {}
     return [
-        BucketRow(
-            name, seconds.get(name, 0.0), seconds.get(name, 0.0) / whole, meanings.get(name, ""), nothing.get(name, "-")
-        )
+        BucketRow(name, seconds.get(name, 0.0), (seconds.get(name) or 0.0) / whole, meanings.get(name, ""))
         for name in names
     ]
 

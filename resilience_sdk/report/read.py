@@ -19,6 +19,7 @@ from resilience_sdk.core.console import printable
 from resilience_sdk.core.journal import Event
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import duration, one_line, when
+from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.slowness import WhySlow, slowness_of, standing_of
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
 from resilience_sdk.goodput.summary import Summary
@@ -33,13 +34,14 @@ from resilience_sdk.report.facts import (
     RankFacts,
     RunFacts,
     ScoreFacts,
+    Segment,
     StragglerFacts,
 )
 from resilience_sdk.report.heat import heat_map
 from resilience_sdk.report.outcome import supervised_end
 from resilience_sdk.report.run_state import RankHistory
 from resilience_sdk.report.run_view import STATES, RunView, look_at, step_time_words, untold_stall, untold_words
-from resilience_sdk.report.series import loss_curves, step_time_curves
+from resilience_sdk.report.series import gaps_of, loss_curves, step_time_curves
 from resilience_sdk.report.why_page import ending_words
 from resilience_sdk.straggler.published import read_report
 from resilience_sdk.straggler.reports import Report
@@ -63,10 +65,10 @@ class _Parts:
         """Return what `read` returns; `otherwise`, and a problem that names the part, where it fails."""
         try:
             return read()
-        except PermissionError as error:
-            self.problems.append(str(error))
         except OSError as error:
-            self.problems.append(f"{name}: cannot read {error.filename or 'it'}: {error.strerror or error}")
+            is_ours = error.errno is None  # it says in a sentence what is wrong with whose file
+            told = str(error) if is_ours else f"{name}: cannot read {error.filename or 'it'}: {error.strerror}"
+            self.problems.append(told)
         except Exception as error:  # noqa: BLE001 - a report is wanted most when something is broken
             self.problems.append(f"{name}: left out, it could not be understood ({type(error).__name__}: {error})")
         return otherwise
@@ -87,6 +89,8 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
     parts.problems += [f"the report of incident {name} cannot be read" for name in unread]
     cards: tuple[IncidentFacts, ...] = parts.part("incidents", lambda: incident_cards(view, incidents), ())
     beginnings = [] if account is None else timeline.beginnings_of(account)
+    segments: tuple[Segment, ...] = parts.part("time", lambda: timeline.segments_of(account) if account else (), ())
+    hangs = [(one.began_at, one.ended_at) for one in segments if one.bucket == Bucket.HANG.value]
     timeline.note_bad_numbers(digest.losses, events)
     steps: StepTime | None = parts.part("steps", lambda: step_time_of(events), None)
     slow: WhySlow | None = parts.part("steps", lambda: slowness_of(steps, standing_of(events)), None)
@@ -95,7 +99,7 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
         untold = parts.part("stalls", lambda: untold_stall(view, incidents), None)
     none: tuple[tuple[Any, ...], int] = ((), 0)
     attempts, hidden_attempts = parts.part(
-        "attempts", lambda: none if account is None else timeline.attempts_of(account, cards), none
+        "attempts", lambda: none if account is None else timeline.attempts_of(account, segments, cards), none
     )
     checkpoints, hidden_checkpoints = parts.part("checkpoints", lambda: checkpoint_cards(events), none)
     heat = parts.part("heat map", lambda: heat_map(digest.progress), None)
@@ -112,18 +116,20 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
         version=__version__,
         headline=headline,
         job=None if state.job is None else one_line(state.job),
+        job_number=attempts[-1].job_number if attempts else 1,
+        job_started_at=state.started_at,
         script=parts.part("script", lambda: _script(events), None),
         world_size=state.world_size,
         nodes=parts.part("nodes", lambda: _nodes(view), None),
         started_at=float(events[0]["t"]) if events else None,
-        ended_at=at if view.is_running else _ended_at(events),
+        ended_at=at if view.is_running else state.last_event_at,
         goodput=_figures(account),
-        segments=parts.part("time", lambda: timeline.segments_of(account) if account else (), ()),
+        segments=segments,
         attempts=attempts,
         hidden_attempts=hidden_attempts,
         pins=parts.part("pins", lambda: timeline.pins_of(cards, events), ()),
-        step_time=parts.part("step times", lambda: step_time_curves(digest.progress, beginnings), ()),
-        loss=parts.part("losses", lambda: loss_curves(digest.losses, digest.logged, beginnings), ()),
+        step_time=parts.part("step times", lambda: step_time_curves(digest.progress, beginnings, hangs), ()),
+        loss=parts.part("losses", lambda: loss_curves(digest.losses, digest.logged, gaps_of(beginnings, hangs)), ()),
         shares=() if steps is None else _shares(steps),
         why_slow=None if slow is None else text(slow.text),
         throughput=None if steps is None or not steps.work_per_s else f"{steps.work_per_s:.4g} of work per second",
@@ -218,12 +224,6 @@ def headline_of(
 def _command(name: str, run_dir: RunDirectory) -> str:
     """Return a command about the directory, for a shell: its name may hold anything."""
     return printable(shlex.join(["resilience", name, str(run_dir.path)]))
-
-
-def _ended_at(events: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return when the last thing happened; that the page was written is nothing of the run."""
-    newest = next((event for event in reversed(events) if event.get("event") != Event.REPORT.value), None)
-    return None if newest is None else float(newest["t"])
 
 
 def _sentence(words: str) -> str:

@@ -84,6 +84,8 @@ def state_of(events: Iterable[Mapping[str, Any]], before: RunState | None = None
     """
     state = RunState() if before is None else before
     for event in events:
+        if event["event"] == Event.REPORT.value:
+            continue  # the page is written when the job is over, or by whoever looks
         if _is_new_job(state, event):
             state = RunState(
                 checkpoint_step=state.checkpoint_step,

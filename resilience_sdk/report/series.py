@@ -1,7 +1,7 @@
 """The curves of a run: steps and losses over time, thinned to what a picture can show. Pure.
 
 A point that stands for several has the least and the most of them as its band, so that a spike of one step in 100,000
-is still to be seen. Between two attempts there is a gap.
+is still to be seen. Between two attempts, and behind a hang, there is a gap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_POINTS = 400
 
 @attrs.frozen
 class CurvePoint:
-    """One point of a curve. `attempt` counts the attempts of a run; where it changes, the curve has a gap."""
+    """One point of a curve. `attempt` counts attempts, and parts of one between hangs; where it changes is a gap."""
 
     at: float
     step: int
@@ -42,6 +42,11 @@ def _lone(at: float, step: int, value: float, attempt: int) -> CurvePoint:
 def attempt_at(beginnings: Sequence[float], at: float) -> int:
     """Return the place of the attempt that ran at a time; `beginnings` are sorted."""
     return max(0, bisect.bisect_right(beginnings, at) - 1)
+
+
+def gaps_of(beginnings: Sequence[float], hangs: Sequence[tuple[float, float]]) -> list[float]:
+    """Return where curves have gaps: at the beginnings of attempts and the ends of hangs."""
+    return sorted([*beginnings, *(ended_at for _, ended_at in hangs)])
 
 
 def thinned(points: Sequence[CurvePoint], most: int = MOST_POINTS) -> list[CurvePoint]:
@@ -134,14 +139,22 @@ def curve_of(
     )
 
 
-def step_time_curves(rows: ProgressRows, beginnings: Sequence[float]) -> tuple[CurveFacts, ...]:
+def step_time_curves(
+    rows: ProgressRows, beginnings: Sequence[float], hangs: Sequence[tuple[float, float]] = ()
+) -> tuple[CurveFacts, ...]:
     """Return what a step took on average, and the longest one, over time; seconds.
 
-    The band of the mean goes from the node with the least to the one with the most at that time.
+    The band of the mean goes from the node with the least to the one with the most at that time. What a hang lasted
+    is no time of a step; `hangs` are times from and to, sorted.
     """
     means: list[CurvePoint] = []
     longest: list[CurvePoint] = []
-    for attempt, places in sorted(_by_attempt(rows, beginnings).items()):
+    places_of: dict[int, list[int]] = {}
+    gaps = gaps_of(beginnings, hangs)
+    for place, at in enumerate(rows.at):
+        if not _hung(at, rows.wall_s[place], hangs):
+            places_of.setdefault(attempt_at(gaps, at), []).append(place)
+    for attempt, places in sorted(places_of.items()):
         for group in _at_one_time(rows, places):
             at, step = max(rows.at[i] for i in group), max(rows.steps[i] for i in group)
             of_nodes = [rows.mean_s[i] for i in group]
@@ -158,11 +171,10 @@ def _highest(points: Sequence[CurvePoint]) -> list[CurvePoint]:
     return [attrs.evolve(one, value=one.high, low=one.high) for one in points]
 
 
-def _by_attempt(rows: ProgressRows, beginnings: Sequence[float]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for place, at in enumerate(rows.at):
-        found.setdefault(attempt_at(beginnings, at), []).append(place)
-    return found
+def _hung(at: float, took_s: float, hangs: Sequence[tuple[float, float]]) -> bool:
+    """Tell whether most of the time that is told of was a hang, the newest one that had begun by then."""
+    place = bisect.bisect_left(hangs, (at,)) - 1
+    return place >= 0 and min(at, hangs[place][1]) - max(at - took_s, hangs[place][0]) > took_s / 2
 
 
 def _at_one_time(rows: ProgressRows, places: Sequence[int]) -> list[list[int]]:
@@ -183,14 +195,17 @@ def _at_one_time(rows: ProgressRows, places: Sequence[int]) -> list[list[int]]:
     return [group for group in groups if group]
 
 
-def loss_curves(losses: LossRows, logged: LossRows, beginnings: Sequence[float]) -> tuple[CurveFacts, ...]:
-    """Return the loss and the norm of the gradients over time, as the ranks checked them and as they were logged."""
+def loss_curves(losses: LossRows, logged: LossRows, gaps: Sequence[float]) -> tuple[CurveFacts, ...]:
+    """Return the loss and the norm of the gradients over time, as the ranks checked them and as they were logged.
+
+    `gaps` are as `gaps_of` has them.
+    """
     told = []
     for rows, suffix in ((losses, ""), (logged, ", logged")):
         order = sorted(range(len(rows.at)), key=lambda place: rows.at[place])
         for name, values in (("loss", rows.loss), ("grad_norm", rows.grad_norm)):
             points = [
-                _lone(rows.at[i], rows.steps[i], values[i], attempt_at(beginnings, rows.at[i]))
+                _lone(rows.at[i], rows.steps[i], values[i], attempt_at(gaps, rows.at[i]))
                 for i in order
                 if values[i] == values[i]
             ]

@@ -97,7 +97,7 @@ def _going_on(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _dashboard(folder: Path, log: Path) -> Iterator[tuple[str, psutil.Process]]:
-    command = [sys.executable, "-m", "resilience_sdk", "dashboard", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "resilience_sdk", "dashboard", str(folder), "--port", "0", "--no-token"]
     with processes.started(command, processes.environment(), log) as process:
         until_s = time.monotonic() + _PATIENCE_S
         while (found := re.search(r"http://\S+/", log.read_text())) is None:

@@ -257,7 +257,7 @@ GARBAGE = {
     "control": b'{"id": "0001-hang", "kind": "hang", "cause": "\\u001b[2J\\u001b]0;owned\\u0007"}',
     "empty": b"",
 }
-READING = ("status", "why", "outcome")
+READING = ("status", "why", "outcome", "report")
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +276,12 @@ def read(passable):
         cases.add(f"{command} option", [command, "--jsno", private.path])
         if os.geteuid() == 0:
             cases.add(f"{command} private", [command, private.path], uid=NOBODY)
+    if os.geteuid() == 0:
+        shared = used_run(folder / "shared")
+        for path in (shared.path, *shared.path.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        shared.incidents.chmod(0o700)
+        cases.add("report shared", ["report", shared.path, "--json"], uid=NOBODY)
     for name, data in GARBAGE.items():
         for where in ("report", "journal", "outcome", "lease", "timeouts"):
             run = used_run(folder / f"{where}-{name}")
@@ -304,6 +310,16 @@ def test_a_directory_that_cannot_be_read_is_refused(read, command):
 def test_another_users_directory_is_refused(read, command):
     """Who may read it, or what to ask for."""
     check_refused(read[f"{command} private"], "cannot read", "Permission denied", "group_readable")
+
+
+@needs_root
+def test_a_part_that_may_not_be_read_is_named(read):
+    """Of a directory that another user shares but for its incidents, the rest is told."""
+    code, out, err = read["report shared"]
+    assert (code, err) == (0, "")
+    (problem,) = json.loads(out)["problems"]
+    assert problem.startswith("incidents: cannot read /")
+    assert problem.endswith("incidents: Permission denied")
 
 
 @pytest.mark.parametrize("where", ["report", "journal", "outcome", "lease", "timeouts"])

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,6 +23,11 @@ import pytest
 from browser import DOWN, ENTER
 from dashboard_fleet import HOSTILE, fleet, hostile, odd
 from harness import PROJECT, job
+from told_fleet import ToldFleetRun
+
+from resilience_sdk.core.journal import Event
+from resilience_sdk.core.lease import Lease
+from resilience_sdk.core.run_directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 for _module in ("jinja2", "starlette", "uvicorn"):
@@ -39,6 +45,8 @@ class Served:
     process: subprocess.Popen[str]
     url: str
     port: int
+    said: str
+    """Its first line."""
 
     def get(self, path: str = "", **headers: str) -> tuple[int, str]:
         """Return status and text of an answer; redirects are not followed."""
@@ -64,23 +72,31 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 @contextlib.contextmanager
 def served(folder: Path, *words: str, port: int = 0, **env: str) -> Iterator[Served]:
-    """Start the command in a directory of its own, as a person does."""
+    """Start the command in a directory of its own, as a person does; without a token, unless `env` has one."""
     elsewhere = folder.parent / f"cwd-{folder.name}"
     elsewhere.mkdir(exist_ok=True)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
     process = subprocess.Popen(
         [sys.executable, "-m", "resilience_sdk", "dashboard", *(words or (str(folder),)), "--port", str(port)],
         cwd=elsewhere,
-        env={**kept, "PYTHONPATH": str(PROJECT), "RESILIENCE_PAGE_DIR": str(elsewhere), **env},
+        env={
+            **kept,
+            "PYTHONPATH": str(PROJECT),
+            "RESILIENCE_PAGE_DIR": str(elsewhere),
+            "RESILIENCE_DASHBOARD_TOKEN": "none",
+            **env,
+        },
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
         assert process.stderr is not None
-        line = process.stderr.readline()
-        found = _ADDRESS.search(line)
-        assert found is not None, line + process.stderr.read()
-        yield Served(process, found[0].rstrip("/"), int(found[1]))
+        said = ""
+        while (found := _ADDRESS.search(said)) is None:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        yield Served(process, found[0].rstrip("/"), int(found[1]), said)
     finally:
         process.kill()
         process.communicate()
@@ -151,6 +167,38 @@ def test_every_page_is_quiet_and_asks_nobody_else(browser: Any, shown: Served, w
     browser.open(f"{shown.url}/", width=width)
     for text in HOSTILE[:2]:
         assert text in browser.ask("return document.querySelector('#rows').textContent")
+
+
+CUT = """return [...document.querySelectorAll('#runs table, #runs td, #runs tbody th, #runs .state, #runs .gauge')]
+  .map((part) => [part.getBoundingClientRect().right, part.outerHTML.slice(0, 99)])
+  .filter(([right]) => right > document.querySelector('#runs').getBoundingClientRect().right + 1)"""
+
+
+@pytest.mark.parametrize("width", [1600, 1440, 1310, 1290, 1200, 1130, 1100, 800, 390])
+def test_no_column_is_cut(browser: Any, tmp_path: Path, width: int) -> None:
+    """With long names, steps and reasons of a run that stands still each column is inside of the list."""
+    name = "llama-70b-pretraining-with-a-long-name"
+    run = ToldFleetRun.make(tmp_path / "runs" / name, ["node1"], ranks_per_node=2, at=time.time() - 1000)
+    run.start()
+    for rank in range(2):
+        run.tell("node1", Event.FIRST_BEAT, rank=rank, step=12_345_678, step_is_global=True)
+    run.fail("node1", "rank_killed_sigkill", "process")
+    run.tell("node1", Event.FIRST_BEAT, rank=0, step=12_345_678, step_is_global=True)
+    why = "no rank has made progress for 42 s: the others wait for rank 1 on node1, stuck at /home/me/train.py:83 fetch"
+    run.tell("node1", Event.STALL, text=why, since=run.at)
+    lease = Lease.acquire(RunDirectory(run.path), "job")
+    try:
+        with served(tmp_path / "runs") as one:
+            browser.open(f"{one.url}/", width=width)
+            until(browser, lambda: is_live(browser), "live")
+            assert "stands still" in text_of(browser, "#rows")
+            assert browser.ask(CUT) == []
+            assert browser.ask("return document.documentElement.scrollWidth") == width
+            # The reason has room for its words.
+            across = browser.ask("return document.querySelector('td[data-key=state] .detail').offsetWidth")
+            assert across >= (300 if width == 390 else 120)
+    finally:
+        lease.release()
 
 
 def test_the_list_is_sorted_and_filtered_by_keyboard(browser: Any, shown: Served) -> None:
@@ -287,16 +335,44 @@ def test_it_only_reads(shown: Served, runs: Path) -> None:
     assert facts() == before
 
 
+def test_nobody_else_on_the_machine_can_look(browser: Any, runs: Path) -> None:
+    """The address that is printed has a token, which becomes a cookie; without it there is no answer but 401."""
+    with served(runs, RESILIENCE_DASHBOARD_TOKEN="") as one, served(runs, RESILIENCE_DASHBOARD_TOKEN="") as other:
+        address = re.search(r"http://\S+", one.said)
+        assert address is not None
+        assert (one.get("/")[0], one.get("/events")[0], one.get("/?token=x")[0]) == (401, 401, 401)
+        query = address[0].removeprefix(one.url)
+        assert (one.get(query)[0], other.get(query)[0]) == (303, 401)
+        browser.open(address[0])
+        until(browser, lambda: is_live(browser), "live")
+        assert browser.driver.current_url == f"{one.url}/"
+        assert browser.complaints() == []
+    with served(runs, str(runs), "--no-token", RESILIENCE_DASHBOARD_TOKEN="t0ken") as open_to_all:
+        assert open_to_all.get("/")[0] == 200
+        assert "token" not in open_to_all.said.lower()
+
+
+def test_what_is_missing_is_told_beside_the_others(browser: Any, runs: Path) -> None:
+    """One directory that is not there keeps nobody from the others; its runs are shown once it is."""
+    late = runs.parent / "late"
+    with served(runs, str(runs), str(late)) as one:
+        assert f"there is no directory {late}" in one.said
+        assert len(one.said.splitlines()) == 2
+        browser.open(f"{one.url}/")
+        until(browser, lambda: f"there is no directory {late}" in text_of(browser, "#problems"), "what is missing")
+        count = "return document.querySelectorAll('tbody tr').length"
+        before = browser.ask(count)
+        assert before >= RUNS
+        late.mkdir()
+        fleet(late, 1)
+        until(browser, lambda: browser.ask(count) == before + 1, "the run that is new")
+        until(browser, lambda: text_of(browser, "#problems").strip() == "", "that nothing is missing")
+
+
 def test_other_hosts_need_a_token(browser: Any, runs: Path) -> None:
-    """Without one it is not served to them; with one a person brings it once, and a cookie from then on."""
-    refused = subprocess.run(
-        [sys.executable, "-m", "resilience_sdk", "dashboard", str(runs), "--host", "0.0.0.0", "--port", "0"],
-        env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    assert refused.returncode == 2
-    assert "RESILIENCE_DASHBOARD_TOKEN" in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
+    """A person brings it once, and a cookie from then on; what the variable holds is not printed."""
     with served(runs, str(runs), "--host", "0.0.0.0", RESILIENCE_DASHBOARD_TOKEN="t0ken") as one:
+        assert "t0ken" not in one.said
         here = f"http://127.0.0.1:{one.port}"
         one.url = here
         assert one.get("/")[0] == 401
@@ -326,6 +402,7 @@ def test_who_takes_nothing_delays_nobody(shown: Served) -> None:
     ("words", "told"),
     [
         (["nowhere"], "there is no directory nowhere"),
+        (["nowhere", "there"], "there is no directory nowhere, there"),
         (["--port", "x"], "--port x"),
         (["--port", "65536"], "--port 65536"),
         (["--host", "no.such.host.invalid"], "no address of this machine"),

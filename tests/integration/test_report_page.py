@@ -8,7 +8,7 @@ from resilience_sdk.report.page import render_page
 
 pytestmark = pytest.mark.slow
 
-PAGES = ("empty", "one_rank", "four_ranks", "many_ranks", "hostile")
+PAGES = ("empty", "one_rank", "four_ranks", "several_jobs", "many_ranks", "hostile")
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +164,34 @@ def test_paper_shows_what_is_closed(browser, urls):
     browser.ask("dispatchEvent(new Event('afterprint'))")
     assert browser.ask(closed) == before
     assert len(browser.command("Page.printToPDF", printBackground=True)["data"]) > 10_000
+
+
+@pytest.mark.parametrize("width", [1280, 1200, 910, 890, 641, 390])
+@pytest.mark.parametrize("name", ["four_ranks", "several_jobs"])
+def test_no_table_of_rows_is_cut(browser, urls, name, width):
+    """Attempts, ranks and saves fit: on a telephone each row is a card with the names of its values."""
+    browser.open(urls[name], width=width)
+    browser.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    cut = """return [...document.querySelectorAll('.scroll')]
+      .filter((part) => part.querySelector('.cards') && part.scrollWidth > part.clientWidth)
+      .map((part) => [part.getAttribute('aria-label'), part.scrollWidth, part.clientWidth])"""
+    assert browser.ask(cut) == []
+    label = "return getComputedStyle(document.querySelector('#attempts td'), '::before').content"
+    assert browser.ask(label) == ('"Began"' if width <= 900 else "none")
+
+
+def test_paper_is_white_and_nothing_is_cut(browser, urls):
+    """Printed from a system that is dark, at the width of a sheet: ink on white, and no table goes beyond the edge."""
+    browser.open(urls["four_ranks"], width=700, dark=True)
+    browser.look_like(dark=True, media="print")
+    browser.ask("dispatchEvent(new Event('beforeprint'))")
+    colours = """return [...document.querySelectorAll('main .card, main .tiles div, main .verdict')]
+      .map((part) => getComputedStyle(part).backgroundColor)"""
+    assert set(browser.ask(colours)) == {"rgb(255, 255, 255)"}
+    assert browser.ask("return document.documentElement.scrollWidth") == 700
+    beyond = """return [...document.querySelectorAll('main table')]
+      .filter((part) => part.getBoundingClientRect().right > innerWidth).map((part) => part.outerHTML.slice(0, 99))"""
+    assert browser.ask(beyond) == []
 
 
 def test_a_command_is_copied_whole(browser, urls):

@@ -45,7 +45,7 @@ def run(case: dict) -> tuple[int, str, str]:
 
 
 # Loads what a command needs, which another user may not be able to read.
-LOADING = {"run": "--no-such-option", "status": "/", "why": "/", "outcome": "/"}
+LOADING = {"run": "--no-such-option", "status": "/", "why": "/", "outcome": "/", "report": "/"}
 
 cases = json.load(sys.stdin)
 with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):

@@ -212,6 +212,24 @@ def test_what_cannot_be_listed_is_told(tmp_path: Path) -> None:
     assert table.problems == (f"{tmp_path} cannot be read: Input/output error",)
 
 
+def test_runs_of_others_that_may_not_be_read_are_counted(tmp_path: Path) -> None:
+    """On a disk that many share: in one line, however many there are; the others are shown."""
+    for name in ("mine", "theirs", "a third one's"):
+        told(tmp_path / name).close()
+    is_dir = Path.is_dir
+
+    def refuse(path: Path) -> bool:
+        if path.parent.parent == tmp_path and path.parent.name != "mine":
+            raise PermissionError(13, "Permission denied")
+        return is_dir(path)
+
+    with mock.patch.object(Path, "is_dir", refuse):
+        table = RunBook(FoundRuns([str(tmp_path)])).table(LONG_S)
+    assert [row.name for row in table.rows] == ["mine"]
+    (problem,) = table.problems
+    assert problem.endswith("a third one's: Permission denied, and 1 more like it")
+
+
 def test_so_many_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest; the others are counted."""
     monkeypatch.setattr(runs, "_MOST_RUNS", 3)

@@ -126,7 +126,7 @@ def test_a_loop_that_saves_without_the_sdk_reads_that_and_no_puzzle():
     assert found.reason().endswith(
         "; all ranks stopped, the SDK saved nothing: what is kept is what the script saved itself"
     )
-    assert "the SDK saved none" in str(found.incident(0, 1.0, {}).evidence)
+    assert "the SDK saved no checkpoint" in str(found.incident(0, 1.0, {}).evidence)
 
 
 def test_a_stop_that_came_too_late_for_its_save_names_who_was_late():

@@ -74,6 +74,53 @@ def test_the_strip_stays_inside(segments, pins):
     parsed(charts.time_strip(segments, attempts, pins, SPAN, frozenset()))
 
 
+NAMES = st.sampled_from(["productive", "data", "replayed", "hang"])
+PARTS = st.dictionaries(NAMES, st.floats(0.5, 40.0), min_size=1)
+
+
+@given(st.lists(PARTS, min_size=1, max_size=12))
+def test_the_colours_of_the_strip_are_the_seconds_of_their_buckets(lengths):
+    """The area of each colour is its share of the run, as in the table below the strip."""
+    segments, now = [], SPAN.began_at
+    for number, parts in enumerate(lengths):
+        segments.append(Segment("any", now, now + sum(parts.values()), number, parts))
+        now += sum(parts.values())
+    root = parsed(charts.time_strip(segments, (), (), svg.TimeSpan(SPAN.began_at, now), frozenset()))
+    drawn = [one for one in root.iter("rect") if "segment" in one.get("class")]
+    whole = sum(float(one.get("width")[:-1]) * float(one.get("height")) for one in drawn)
+    for name in ("productive", "data", "replayed", "hang"):
+        area = sum(
+            float(one.get("width")[:-1]) * float(one.get("height"))
+            for one in drawn
+            if one.get("class") == f"segment b-{name}"
+        )
+        share = sum(parts.get(name, 0.0) for parts in lengths) / (now - SPAN.began_at)
+        assert area / whole == pytest.approx(share, abs=0.01)
+
+
+def test_a_strip_without_pins_has_no_room_for_them():
+    """Of a run in which nothing happened the strip begins at the top."""
+    segment = Segment("productive", 1000.0, 2000.0, 0)
+    heights = []
+    for pins in ((), (Pin("0001-hang", 1500.0, "hang", "told"),)):
+        root = parsed(charts.time_strip([segment], (), pins, SPAN, frozenset()))
+        heights.append(float(next(one for one in root.iter("rect") if "segment" in one.get("class")).get("y")))
+    assert heights[0] < 10 < heights[1]
+
+
+def test_attempts_of_several_jobs_are_told_apart():
+    """The strip had two attempts 0 side by side, each of another job."""
+    attempts = [
+        AttemptTimes("a", 0, 1000.0, 1500.0, {}, None, None, None, (), job_number=1),
+        AttemptTimes("b", 0, 1500.0, 2000.0, {}, None, None, None, (), job_number=2),
+    ]
+    segments = [Segment("productive", 1000.0, 1500.0, 0), Segment("productive", 1500.0, 2000.0, 1)]
+    root = parsed(charts.time_strip(segments, attempts, (), SPAN, frozenset()))
+    titles = [title.text for title in root.iter("title")]
+    assert [sum(f"job {number}, attempt 0" in title for title in titles) for number in (1, 2)] == [2, 2]
+    assert [text.text for text in root.iter("text")][:2] == ["job 1, attempt 0", "job 2, attempt 0"]
+
+
 OUTCOMES = st.sampled_from(["committed", "failed", "?<>"])
 STEPS = st.none() | st.integers()
 SAVES = st.builds(CheckpointFacts, MOMENTS, STEPS, OUTCOMES, MAYBE, MAYBE, st.none(), WORDS)

@@ -40,7 +40,7 @@ ATTRIBUTES = {
         "preserveaspectratio",
     ),
     *("patternunits", "data-from", "data-to", "data-name", "data-unit", "data-first", "data-at", "data-values"),
-    *("data-steps", "data-ranks", "data-edges", "data-live", "data-tip"),
+    *("data-steps", "data-ranks", "data-edges", "data-live", "data-tip", "data-label"),
 }
 ELEMENTS = {
     *("html", "head", "meta", "title", "link", "style", "body", "a", "header", "div", "span", "nav", "button", "main"),
@@ -234,12 +234,40 @@ def test_what_is_left_out_is_counted():
 def test_what_was_lost_and_not_counted_is_unknown_after_a_fault():
     """A dash would say that nothing was done again; without a fault there is nothing to count."""
     facts = told_facts.four_ranks()
-    goodput = {**facts.goodput, "lost_steps": None, "buckets": {**facts.goodput["buckets"], "replayed": 0.0}}
-    uncounted, good = (render_sections(attrs.evolve(facts, goodput={**goodput, "faults": n})) for n in (1, 0))
+
+    def sections(replayed_s):
+        buckets = {**facts.goodput["buckets"], "replayed": replayed_s}
+        return render_sections(attrs.evolve(facts, goodput={**facts.goodput, "lost_steps": None, "buckets": buckets}))
+
+    uncounted, good = sections(None), sections(0.0)
     assert "unknown" in uncounted["time"]
     assert "steps are not counted over attempts" in uncounted["summary"]
     assert "unknown" not in good["time"]
     assert "not counted" not in good["summary"]
+
+
+def test_jobs_and_attempts_are_told_apart():
+    """Of several jobs in a directory the page says which is meant, in the summary, the time and the incidents."""
+    one, many = (render_sections(facts) for facts in (told_facts.four_ranks(), told_facts.several_jobs()))
+    assert "all 3 jobs since" in many["summary"]
+    assert "job 3: <b>4714.3-node01" in many["summary"]
+    assert ">job 3, attempt 0<" in many["time"]
+    assert "job 1, attempt 0 &middot;" in many["incidents"]
+    assert not [name for name, html in one.items() if "job 1" in html or "all 1" in html]
+
+
+def test_verdicts_on_stragglers_are_newest_first():
+    """As incidents, saves and events are."""
+    ranks = render_sections(told_facts.four_ranks())["ranks"]
+    assert 0 < ranks.index("as fast as the others again") < ranks.index("rank 1 on node0 is slow")
+
+
+def test_a_run_that_is_over_is_told_nothing_yet():
+    """What comes may still come in a run that goes on, and only there."""
+    facts = attrs.evolve(told_facts.one_rank(), why_slow=None, shares=(), throughput=None)
+    running = attrs.evolve(facts, headline=attrs.evolve(facts.headline, state="running"))
+    assert "Nothing was told of a step." in render_sections(facts)["step"]
+    assert "Nothing is told of a step yet." in render_sections(running)["step"]
 
 
 def test_a_map_of_whole_steps_says_that_it_hides_who_is_slow():

@@ -181,6 +181,32 @@ def test_curves_pins_and_lists_of_a_run(tmp_path: Path) -> None:
     assert names.count("incident") == 1
 
 
+@pytest.mark.parametrize("is_global", [False, True])
+def test_programs_are_not_told_a_number_that_nobody_counted(tmp_path: Path, is_global: bool) -> None:
+    """The page says `unknown` of the steps that were done again; its JSON said 0.0."""
+    told = ToldRun.make(tmp_path)
+    told.begin()
+    for rank in (0, 1):
+        told.tell(Event.FIRST_BEAT, attempt=0, rank=rank, step=0, step_is_global=is_global)
+    told.tell(Event.INCIDENT, attempt=0, action="restart", id="0001-crash", kind="crash")
+    facts = read_run(told.run_dir)
+    assert (facts.goodput["faults"], facts.goodput["buckets"]["replayed"]) == (1, 0.0 if is_global else None)
+
+
+def test_the_second_job_of_a_directory_is_named(tmp_path: Path) -> None:
+    """The newest job stood beside the beginning of the first."""
+    told = ToldRun.make(tmp_path)
+    told.begin()
+    told.tell(Event.DECISION, exit_code=75, verdict="preempted")
+    one = read_run(told.run_dir)
+    told.begin()
+    two = read_run(told.run_dir)
+    assert (one.job_number, one.job_started_at) == (1, one.started_at)
+    assert (two.job_number, two.started_at) == (2, one.started_at)
+    assert (two.job_started_at or 0.0) >= (one.ended_at or 0.0) > 0.0
+    assert [(attempt.job_number, attempt.attempt) for attempt in two.attempts] == [(1, 0), (2, 0)]
+
+
 def test_an_incident_has_what_why_says_of_it(tmp_path: Path) -> None:
     """Its frames say which are the user's; the newest one has the command to go on with."""
     told = ToldRun.make(tmp_path)

@@ -39,6 +39,12 @@ def test_ranks_of_the_newest_attempt() -> None:
     assert not state.attempt_ended
 
 
+def test_that_the_page_was_written_is_no_event_of_the_job() -> None:
+    """`status` said that the last event of a job was `report`."""
+    state = state_of(_events({"event": "run_start"}, {"event": "finished"}, {"event": "report"}))
+    assert (state.last_event, state.last_event_at) == ("finished", 1.0)
+
+
 def test_a_notice_stands_until_the_job_goes_on() -> None:
     """The newest counts; steps that go on, and the end of the attempt, end it."""
     first = {"event": "stall", "since": 100.0, "text": "no progress for 10 s: rank 1 stuck"}

@@ -66,6 +66,24 @@ def test_nodes_that_tell_at_about_the_same_time_are_one_point() -> None:
     assert longest.values[0] == pytest.approx(0.15)  # a step that took longer than the longest that was told
 
 
+def test_a_hang_is_a_gap_and_no_time_of_a_step() -> None:
+    """A line climbed through the hang to what was told of the step that hung; the next one begins behind it."""
+    before = [progress(at, [0], [50.0], wall_s=1.0) for at in (10.0, 11.0, 12.0)]
+    hung = progress(75.0, [0], [0.0], wall_s=62.0, mean_ms=62_000.0, longest_ms=62_000.0, steps=1)
+    after = [progress(at, [0], [50.0], wall_s=1.0) for at in (77.0, 78.0)]
+    for hangs in ([(13.0, 74.0)], [(13.0, 75.5)]):  # the last words of a node come about as its ranks are ended
+        mean, longest = step_time_curves(rows_of(*before, hung, *after), [0.0], hangs)
+        assert [value is None for value in mean.values] == [False] * 3 + [True] + [False] * 2
+        assert max(value for value in longest.values if value is not None) == pytest.approx(0.12)
+
+
+def test_a_long_step_beside_a_hang_stays() -> None:
+    """A spike that is no hang is the job's own, whatever happened an hour before."""
+    slow = progress(200.0, [0], [50.0], wall_s=60.0, mean_ms=60_000.0, longest_ms=60_000.0, steps=1)
+    mean, _ = step_time_curves(rows_of(progress(10.0, [0], [50.0]), slow), [0.0], [(20.0, 80.0)])
+    assert [value for value in mean.values if value is not None] == pytest.approx([0.1, 60.0])
+
+
 @pytest.mark.parametrize(
     "change",
     [

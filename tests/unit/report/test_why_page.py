@@ -89,7 +89,7 @@ LEFT = incident(
     *("preemption", "preemption_sigterm"),
     ("stall", STOOD),
     ("notice", ASKED),
-    ("checkpoint", "the SDK saved none; 41 steps done"),
+    ("checkpoint", "the SDK saved no checkpoint; 41 steps done"),
     ("exit", "rank 0 died by SIGTERM, rank 1 died by SIGKILL"),
     ranks=(),
     id="0002-preemption",
