@@ -21,7 +21,7 @@ from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.settings import Settings
-from resilience_sdk.errors import ConfigError, MissingExtraError
+from resilience_sdk.errors import ConfigError, MissingExtraError, Preempted
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import session_on_all_ranks
 from resilience_sdk.rank.lifecycle import current
@@ -137,6 +137,12 @@ class SdkCallback(Late):
     def steps(self, fit: Fit) -> None:
         """Do what is particular to it after a batch."""
 
+    def fails(self, fit: Fit, error: Exception) -> None:
+        """Do what is particular to it where the fit ends by an exception of this rank."""
+
+    def leaves(self, fit: Fit) -> None:
+        """Do what is particular to it where all ranks leave behind the same step."""
+
     def ends(self, fit: Fit) -> None:
         """Give up what `begins` has taken."""
 
@@ -223,6 +229,10 @@ class SdkCallback(Late):
         """Leave the trainer as it was. No collective: the other ranks may be elsewhere."""
         fit, self._fit = self._fit, None
         if fit is not None:
+            if isinstance(exception, Preempted):
+                self.leaves(fit)
+            elif isinstance(exception, Exception):
+                self.fails(fit, exception)
             self.ends(fit)
             fit.fails(exception)
 

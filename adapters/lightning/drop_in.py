@@ -73,6 +73,8 @@ _OF_SECTIONS = (
     "the thresholds of the straggler callback are for the scores of the sections (data, fwd, bwd, optim and your own, "
     "each weighted by its time): GPU kernels are not timed here"
 )
+_WINDOWS_PER_REPORT = 3
+_MAX_PAUSE_S = 30.0
 
 
 class FaultToleranceCallback(SdkCallback):
@@ -129,8 +131,10 @@ class FaultToleranceCallback(SdkCallback):
 class StragglerDetectionCallback(SdkCallback):
     """NVIDIA's `StragglerDetectionCallback`: logs scores of all ranks now and then, and who is slow.
 
-    The scores are those of a rank's sections, which is said once; where GPU kernels are timed, of its GPU. No
-    collective, no synchronisation with the device.
+    On CUDA the kernels of one step are timed three times per report, every 30 s at least, unless the setting
+    `kernels_every` says otherwise: "GPU relative performance" and "GPU individual performance". The scores of the
+    sections come beside them; on a CPU they are all there is, which is said once. No collective. A step whose kernels
+    are timed waits for the device once; what that costs is printed, and kept below 1 %.
 
     Args:
         report_time_interval: Seconds between two reports; also as `straggler_report_time_interval`.
@@ -144,8 +148,11 @@ class StragglerDetectionCallback(SdkCallback):
             calculated, and at nothing else; also as `stop_if_detected_straggler`. For a stop on the SDK's own verdict,
             which sees 3 to 5 %, give the job the setting `stop_if_detected`.
         enable_ptl_logging: Log minimum, median and maximum of the scores to the loggers of the trainer.
-        profiling_interval: Has no meaning here: every step is timed.
+        profiling_interval: Has no meaning here: sections are timed in every step, kernels by the clock.
         logger_name: The name of the logger that is written to.
+
+    Raises:
+        ConfigError: A value is wrong, two spellings are given, or neither kind of score is to be calculated.
     """
 
     duties = frozenset({roles.SECTIONS, roles.REPORT})
@@ -168,6 +175,11 @@ class StragglerDetectionCallback(SdkCallback):
         stop_if_detected_straggler: bool = _UNSET,
     ) -> None:
         del profiling_interval
+        if not (calc_relative_gpu_perf or calc_individual_gpu_perf):
+            raise ConfigError(
+                "No straggler performance scores specified. Check if calc_relative_gpu_perf=True or "
+                "calc_individual_gpu_perf=True"
+            )
         interval = _either(
             300.0,
             report_time_interval=report_time_interval,
@@ -191,6 +203,7 @@ class StragglerDetectionCallback(SdkCallback):
         }
         super().__init__(None, logger_name=logger_name)
         load_settings(arguments=self._options_of_job, strict_env=False)
+        self.kernels_every = min(_MAX_PAUSE_S, float(interval) / _WINDOWS_PER_REPORT)
         self.stops_for_stragglers = stops
         self._relative, self._individual = calc_relative_gpu_perf, calc_individual_gpu_perf
         self._logs_scores = enable_ptl_logging  # also to the loggers of the trainer
@@ -203,7 +216,8 @@ class StragglerDetectionCallback(SdkCallback):
         apply_options(session, self._options_of_job)
         self._next_s, self._last = 0.0, straggler.report()
         if session.identity.rank == 0:
-            say_once("scores of sections", _OF_SECTIONS)
+            if fit.trainer.strategy.root_device.type != "cuda" or session.settings.kernels_every == 0:
+                say_once("scores of sections", _OF_SECTIONS)
             with suppress(OSError):
                 note_logging(session.run_dir.path, session.config.job, session.attempt)
 
@@ -213,6 +227,18 @@ class StragglerDetectionCallback(SdkCallback):
         if now < self._next_s:
             return
         self._next_s = now + _PERIOD_S
+        self._log_news(fit)
+
+    def leaves(self, fit: Fit) -> None:
+        """Log the report that all ranks stop for, in the words of the original."""
+        self._log_news(fit)
+        report, below = self._last, self._options_of_job
+        if not self.stops_for_stragglers or report is None or not fit.trainer.is_global_zero:
+            return
+        if report.below(relative=below["stop_below_relative"], individual=below["stop_below_individual"]):
+            logging.getLogger(self._logger_name).error("Detected stragglers. Terminating training...")
+
+    def _log_news(self, fit: Fit) -> None:
         report = straggler.report()
         if report is None or report is self._last:
             return

@@ -48,7 +48,7 @@ from resilience_sdk.recorder.page_directory import job_page_directory, page_stem
 from resilience_sdk.recorder.page_reader import PageReader, snapshot_to_json
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
-from resilience_sdk.straggler import callbacks
+from resilience_sdk.straggler import callbacks, kernels
 from resilience_sdk.system import gloo_teardown, hostinfo, linux
 
 
@@ -227,6 +227,7 @@ class WatchedSession(Session):
             page=self.page.path.name,
         )
         callbacks.begin(self.run_dir.path, self.attempt)
+        kernels.sample_by_default(self.settings.kernels_every)
         self._helper.start()
         preemption.listen(self._preemption_side())
         numerics.listen(_WatchedNumbers(self))
