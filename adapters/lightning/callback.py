@@ -114,7 +114,7 @@ class SdkCallback(Late):
         *,
         settings: Settings | None = None,
         overrides: dict[str, Any] | None = None,
-        logger_name: str = "resilience_sdk.lightning",
+        logger_name: str | None = "resilience_sdk.lightning",
     ) -> None:
         """Check the options; nothing is started before the fit."""
         self._options = SessionOptions(run_dir, settings, dict(overrides or {}))
@@ -133,6 +133,9 @@ class SdkCallback(Late):
 
     def begins(self, fit: Fit) -> None:
         """Do what is particular to this callback, when a fit begins in which it has a part."""
+
+    def batch_begins(self, fit: Fit) -> None:
+        """Do what is particular to it before a batch of the training or of an evaluation."""
 
     def steps(self, fit: Fit) -> None:
         """Do what is particular to it after a batch."""
@@ -190,6 +193,7 @@ class SdkCallback(Late):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Begin a step."""
         if self._fit is not None:
+            self.batch_begins(self._fit)
             self._fit.batch_starts()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -202,6 +206,13 @@ class SdkCallback(Late):
         """Begin the evaluation."""
         if self._fit is not None:
             self._fit.eval_starts()
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Begin a batch of an evaluation."""
+        if self._fit is not None:
+            self.batch_begins(self._fit)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End it."""

@@ -1,16 +1,12 @@
-"""Drop-in callbacks of NVIDIA's extension and of NeMo, by their names and parameters: a script changes an import."""
+"""Straggler and preemption callbacks of NVIDIA's extension and of NeMo, by their names and parameters."""
 
 from __future__ import annotations
 
 import logging
-import os
-import random
 import signal
-import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,53 +15,11 @@ from resilience_sdk import straggler
 from resilience_sdk.adapters.lightning import fit as roles
 from resilience_sdk.adapters.lightning.callback import SdkCallback, apply_options
 from resilience_sdk.adapters.lightning.fit import Fit
-from resilience_sdk.core import environ
-from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.console import say_once
 from resilience_sdk.core.settings import load_settings
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.straggler.published import note_logging, note_no_logging
 from resilience_sdk.straggler.reports import Report, Straggler
-
-KINDS = ("random", "rank_killed", "rank_hung")
-
-
-def _kind(value: Any) -> str:
-    """Return the name of a fault, which may be a member of an enumeration."""
-    return str(getattr(value, "name", value)).lower()
-
-
-@attrs.frozen
-class SimulatedFaultParams:
-    """Which fault, and when: `base_delay` seconds after the start, and up to `rand_delay` more."""
-
-    fault_type: str = attrs.field(converter=_kind)
-    base_delay: float = attrs.field(converter=float)
-    rand_delay: float = attrs.field(default=0.0, converter=float)
-    rank_to_fail: int | None = None
-
-    @fault_type.validator
-    def _check(self, _attribute: Any, value: str) -> None:
-        if value not in KINDS:
-            raise ValueError(f"SimulatedFaultParams(fault_type={value!r}): expected one of {', '.join(KINDS)}")
-
-
-@attrs.frozen
-class PlannedFault:
-    """What was drawn."""
-
-    rank: int
-    number: int
-    delay_s: float
-
-
-def plan(params: SimulatedFaultParams, world_size: int, seed: str) -> PlannedFault:
-    """Draw what is left open, equally on all ranks, which share the seed. Pure."""
-    drawn = random.Random(seed)  # noqa: S311 - no secret
-    kind = drawn.choice(KINDS[1:]) if params.fault_type == "random" else params.fault_type
-    rank = drawn.randrange(world_size) if params.rank_to_fail is None else params.rank_to_fail
-    number = signal.SIGKILL if kind == "rank_killed" else signal.SIGSTOP
-    return PlannedFault(rank, number, params.base_delay + params.rand_delay * drawn.random())
-
 
 _UNSET: Any = object()
 _PERIOD_S = 1.0
@@ -75,57 +29,6 @@ _OF_SECTIONS = (
 )
 _WINDOWS_PER_REPORT = 3
 _MAX_PAUSE_S = 30.0
-
-
-class FaultToleranceCallback(SdkCallback):
-    """NVIDIA's `FaultToleranceCallback`: heartbeats, sections, learned timeouts, and the flag of a finished training.
-
-    Saving and resuming stay with your `ModelCheckpoint` and `fit(ckpt_path=...)`; `ResilienceCallback` does that too.
-
-    Args:
-        autoresume: Create the file that `FAULT_TOL_FINISHED_FLAG_FILE` names, and the run directory's own flag, when
-            training is complete. One device alone does it, too.
-        calculate_timeouts: Timeouts are learned from the first steps on and kept in the run directory. With False,
-            those that the job was started with hold, and what was not set is learned all the same: never none at all.
-        simulated_fault_params: A fault to rehearse, see `SimulatedFaultParams`.
-        exp_dir: The run directory is `resilience` in it, where neither launcher nor environment names one.
-        logger_name: The name of the logger that is written to.
-    """
-
-    def __init__(
-        self,
-        autoresume: bool,
-        calculate_timeouts: bool,
-        simulated_fault_params: SimulatedFaultParams | None = None,
-        exp_dir: str | os.PathLike[str] | None = None,
-        logger_name: str = "resilience_sdk.FaultToleranceCallback",
-    ) -> None:
-        super().__init__(_run_dir_in(exp_dir), logger_name=logger_name)
-        self.duties = frozenset({roles.BEAT, roles.SECTIONS} | ({roles.FINISH} if autoresume else set()))
-        self._fault = simulated_fault_params
-        self._timer: threading.Timer | None = None
-
-    def begins(self, fit: Fit) -> None:
-        """Arm the simulated fault, in the first attempt."""
-        if self._fault is None or fit.session.attempt > 0:
-            return
-        fault, rank = plan(self._fault, fit.trainer.world_size, fit.session.config.job), fit.trainer.global_rank
-        if rank != fault.rank:
-            return
-
-        def strike() -> None:
-            say(f"simulated fault: {signal.Signals(fault.number).name} to rank {rank} now")
-            os.kill(os.getpid(), fault.number)
-
-        self._timer = threading.Timer(fault.delay_s, strike)
-        self._timer.name, self._timer.daemon = "resilience-fault", True
-        self._timer.start()
-
-    def ends(self, fit: Fit) -> None:
-        """Disarm it."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class StragglerDetectionCallback(SdkCallback):
@@ -168,7 +71,7 @@ class StragglerDetectionCallback(SdkCallback):
         stop_if_detected: bool = _UNSET,
         enable_ptl_logging: bool = False,
         profiling_interval: int = 1,
-        logger_name: str = "resilience_sdk.StragglerDetectionCallback",
+        logger_name: str | None = "nemo_logger.StragglerDetectionCallback",
         *,
         straggler_report_time_interval: float = _UNSET,
         num_gpu_perf_scores_to_print: int = _UNSET,
@@ -332,10 +235,3 @@ def _either(default: Any, **spellings: Any) -> Any:
         names = "=..., ".join(given)
         raise ConfigError(f"StragglerDetectionCallback({names}=...): both mean the same, give one of them")
     return next(iter(given.values()), default)
-
-
-def _run_dir_in(exp_dir: str | os.PathLike[str] | None) -> Path | None:
-    env = environ.environment()
-    if exp_dir is None or environ.INTERNAL_JOB in env or environ.RUN_DIR in env:
-        return None
-    return Path(exp_dir) / "resilience"

@@ -10,7 +10,8 @@ from adapter_frameworks import require
 
 from resilience_sdk.adapters import lightning as ours
 from resilience_sdk.adapters.lightning import callback, fit
-from resilience_sdk.adapters.lightning.drop_in import lines_of, plan, without
+from resilience_sdk.adapters.lightning.drop_in import lines_of, without
+from resilience_sdk.adapters.lightning.fault_tolerance import plan
 from resilience_sdk.adapters.lightning.fit import is_complete, lines_of_stop
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.straggler.reports import Report, Straggler
