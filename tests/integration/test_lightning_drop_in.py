@@ -125,14 +125,18 @@ def test_gpu_scores_have_their_tables_and_metrics_and_stop_the_job(tmp_path):
     Operators of the CPU stand in for kernels. What timing them costs is said by rank 0, once.
     """
     with job(tmp_path, *RANKS, "lightning_kernels.py") as run:
+        for said in ("GPU relative performance:", "GPU individual performance:", "GPU kernels are timed in one step"):
+            run.wait(lambda said=said: said in run.screen, said)
+        (tmp_path / "told" / "slower").touch()
         assert run.finish() == 76, run.screen
         screen = run.screen
         assert (
             "STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. "
             "Affected ranks: {StragglerId(rank=1, node='"
         ) in screen
+        last = screen.rpartition("STRAGGLER DETECTION WARNING: ")[2]
         for table in ("GPU relative performance:\n  Rank=1 Node=", "GPU individual performance:\n  Rank="):
-            assert table in screen
+            assert table in last
         assert screen.index("Straggler report processing time: ") < screen.index("Detected stragglers. Terminating")
         assert screen.count("Detected stragglers. Terminating training...") == 1
         assert screen.count("GPU kernels are timed in one step every ") == 1
@@ -141,9 +145,9 @@ def test_gpu_scores_have_their_tables_and_metrics_and_stop_the_job(tmp_path):
         assert [each["rank"] for each in incident["culprits"]] == [1]
         assert "of its GPU" in incident["evidence"][0]["text"]
     with (tmp_path / "scores" / "metrics.csv").open() as file:
-        [row] = [row for row in csv.DictReader(file) if row.get("gpu_relative_perf/min")]
+        *_, row = [row for row in csv.DictReader(file) if row.get("gpu_relative_perf/min")]
     relative = [float(row[f"gpu_relative_perf/{name}"]) for name in ("min", "median", "max")]
-    assert 0 < relative[0] < 0.7 <= relative[2] <= 1
+    assert 0 < relative[0] < 0.2 < relative[2] <= 1
     assert relative[0] <= relative[1] <= relative[2]
     assert all(0 < float(row[f"gpu_individual_perf/{name}"]) <= 1 for name in ("min", "median", "max"))
     assert (tmp_path / "last.ckpt").exists()
