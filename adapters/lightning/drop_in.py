@@ -213,7 +213,10 @@ class PreemptionCallback(SdkCallback):
 
 
 def straggler_det_callback(
-    straggler_report_time_interval: float = 300, stop_if_detected_straggler: bool = True
+    straggler_report_time_interval: float = 300,
+    stop_if_detected_straggler: bool = True,
+    gpu_relative_perf_threshold: float = 0.7,
+    gpu_individual_perf_threshold: float = 0.7,
 ) -> StragglerDetectionCallback:
     """Return NeMo's recipe of the straggler callback: a report every 300 seconds, and a stop at a score below 0.7."""
     return StragglerDetectionCallback(
@@ -221,8 +224,8 @@ def straggler_det_callback(
         calc_relative_gpu_perf=True,
         calc_individual_gpu_perf=True,
         num_gpu_perf_scores_to_print=5,
-        gpu_relative_perf_threshold=0.7,
-        gpu_individual_perf_threshold=0.7,
+        gpu_relative_perf_threshold=gpu_relative_perf_threshold,
+        gpu_individual_perf_threshold=gpu_individual_perf_threshold,
         stop_if_detected=stop_if_detected_straggler,
         enable_ptl_logging=True,
     )

@@ -109,30 +109,32 @@ class FaultToleranceCallback(SdkCallback):
         self._calculates = calculate_timeouts
         self._fault = None if simulated_fault_params is None else _params(simulated_fault_params)
         self._timer: threading.Timer | None = None
+        self._logs = False
         self._next_s = 0.0
         self._seen: Version | None = None
 
     def begins(self, fit: Fit) -> None:
         """Log which timeouts hold, and arm the simulated fault in the first attempt."""
-        self._next_s, self._seen = time.monotonic() + _PERIOD_S, version_of(fit.session.run_dir.timeouts)
-        self._log(fit, f"Fault tolerance dir: {fit.session.run_dir.path}")
-        timeouts = None if self._seen is None else self._timeouts(fit.session)
-        if timeouts is not None and self._calculates:
-            self._log(fit, f"Fault tolerance timeouts loaded: {timeouts}")
-        shown = timeouts or ("not calculated yet." if self._calculates else self._timeouts(fit.session))
-        self._log(fit, f"Fault tolerance client initialized. Timeouts: {shown}")
+        log = logging.getLogger(self._logger_name)
+        self._logs = fit.trainer.is_global_zero and log.isEnabledFor(logging.INFO)
+        if self._logs:
+            self._next_s, self._seen = time.monotonic() + _PERIOD_S, version_of(fit.session.run_dir.timeouts)
+            self._log_start(fit.session)
         self._arm(fit)
 
     def steps(self, fit: Fit) -> None:
         """Log timeouts that are new; costs a reading of the clock, and a stat of a file every five seconds."""
+        if not self._logs:
+            return
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + _PERIOD_S
-            self._log_news(fit)
+            self._log_news(fit.session)
 
     def ends(self, fit: Fit) -> None:
         """Log what was learned, and disarm the fault."""
-        self._log_news(fit)
+        if self._logs:
+            self._log_news(fit.session)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -152,17 +154,24 @@ class FaultToleranceCallback(SdkCallback):
         self._timer.name, self._timer.daemon = "resilience-fault", True
         self._timer.start()
 
-    def _log_news(self, fit: Fit) -> None:
-        found = version_of(fit.session.run_dir.timeouts)
+    def _log_start(self, session: Session) -> None:
+        self._log(f"Fault tolerance dir: {session.run_dir.path}")
+        timeouts = None if self._seen is None else self._timeouts(session)
+        if timeouts is not None and self._calculates:
+            self._log(f"Fault tolerance timeouts loaded: {timeouts}")
+        shown = timeouts or ("not calculated yet." if self._calculates else self._timeouts(session))
+        self._log(f"Fault tolerance client initialized. Timeouts: {shown}")
+
+    def _log_news(self, session: Session) -> None:
+        found = version_of(session.run_dir.timeouts)
         if found is None or found == self._seen:
             return
         self._seen = found
-        if self._calculates and (timeouts := self._timeouts(fit.session)) is not None:
-            self._log(fit, f"Updated FT timeouts. New values: {timeouts}")
+        if self._calculates and (timeouts := self._timeouts(session)) is not None:
+            self._log(f"Updated FT timeouts. New values: {timeouts}")
 
-    def _log(self, fit: Fit, text: str) -> None:
-        if fit.trainer.is_global_zero:
-            logging.getLogger(self._logger_name).info("[FaultToleranceCallback@rank0] %s", text)
+    def _log(self, text: str) -> None:
+        logging.getLogger(self._logger_name).info("[FaultToleranceCallback@rank0] %s", text)
 
     def _timeouts(self, session: Session) -> str | None:
         """Return which timeouts hold, in the words of the original; None where they cannot be read."""
