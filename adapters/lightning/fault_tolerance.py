@@ -359,7 +359,7 @@ class FaultToleranceSectionsCallback(FaultToleranceCallback):
             )
             return
         reason = f"{getattr(request, 'description', '')} ({action} of exc_handling_policy)"
-        if not fit.session.request_ending(_ENDINGS[action], reason):
+        if not fit.session.ask_launcher(_ENDINGS[action], reason):
             say(f"exc_handling_policy wants {action}, and nobody hears of it: that takes `resilience run`")
         if action == WorkloadAction.ShutdownWorkload.name:
             log.warning("Shutdown workload requested, so creating finished flag file.")

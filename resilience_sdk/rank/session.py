@@ -73,7 +73,7 @@ class Session:
     def declare(self) -> None:
         """Note that the user's code uses the SDK, so that a first beat is to be expected."""
 
-    def request_ending(self, action: str, reason: str) -> bool:
+    def ask_launcher(self, action: str, reason: str) -> bool:
         """Ask the launcher to do that in the place of a restart, see `EndingRequest`; tell whether it will hear of it.
 
         It counts when this attempt ends by a failure. Never raises.
@@ -317,7 +317,7 @@ class WatchedSession(Session):
             path = self._stem.with_suffix(".thread.json")
             exceptions.write(path, error, step if step >= 0 else None, thread=thread)
 
-    def request_ending(self, action: str, reason: str) -> bool:
+    def ask_launcher(self, action: str, reason: str) -> bool:
         """Ask the launcher to do that in the place of a restart; tell whether ours has started this rank."""
         from resilience_sdk.postmortem.facts import ENDING_SUFFIX, EndingRequest
 
