@@ -91,3 +91,21 @@ def test_the_policy_for_exceptions_is_obeyed(tmp_path, action, code, attempts, v
         assert [each["rank"] for each in run.incidents()[0]["culprits"]] == [1]
         assert not (run.run_dir / "finished").exists()
     assert flag.exists() == (action == "ShutdownWorkload")
+
+
+def test_a_section_has_the_deadline_of_nvidias_configuration(tmp_path):
+    """A rank that hangs in a step is named with this section when its time is over, and all start again."""
+    config = tmp_path / "ft.yaml"
+    config.write_text(
+        "fault_tolerance:\n  rank_section_timeouts: {setup: 600, step: 3, checkpointing: 420}\n"
+        "  rank_out_of_section_timeout: 300\n"
+    )
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--fault-tol-cfg-path", str(config))
+    env = {"RESILIENCE_FAULT": "hang:rank=1,step=6,section=step"}
+    with job(tmp_path, *options, "lightning_sections.py", "twice", env=env) as run:
+        assert run.finish() == 0, run.screen
+        [incident] = run.incidents()
+        [culprit] = incident["culprits"]
+        assert (incident["kind"], culprit["rank"], culprit["section"]) == ("hang", 1, "step")
+        assert len(run.events("attempt_start")) == 2
+        assert "section_timeouts has" not in run.screen
