@@ -11,19 +11,27 @@ NVIDIA's extension and of NeMo, so that a script changes an import.
 
 from resilience_sdk.adapters.lightning.callback import ResilienceCallback, callbacks_from_environment
 from resilience_sdk.adapters.lightning.drop_in import (
-    FaultToleranceCallback,
     PreemptionCallback,
-    SimulatedFaultParams,
     StragglerDetectionCallback,
     straggler_det_callback,
+)
+from resilience_sdk.adapters.lightning.fault_tolerance import (
+    FaultToleranceCallback,
+    FaultToleranceSectionsCallback,
+    SimulatedFaultParams,
+    WorkloadAction,
+    WorkloadControlRequest,
 )
 
 __all__ = [
     "FaultToleranceCallback",
+    "FaultToleranceSectionsCallback",
     "PreemptionCallback",
     "ResilienceCallback",
     "SimulatedFaultParams",
     "StragglerDetectionCallback",
+    "WorkloadAction",
+    "WorkloadControlRequest",
     "callbacks_from_environment",
     "straggler_det_callback",
 ]

@@ -21,7 +21,7 @@ from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.settings import Settings
-from resilience_sdk.errors import ConfigError, MissingExtraError
+from resilience_sdk.errors import ConfigError, MissingExtraError, Preempted
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import session_on_all_ranks
 from resilience_sdk.rank.lifecycle import current
@@ -114,7 +114,7 @@ class SdkCallback(Late):
         *,
         settings: Settings | None = None,
         overrides: dict[str, Any] | None = None,
-        logger_name: str = "resilience_sdk.lightning",
+        logger_name: str | None = "resilience_sdk.lightning",
     ) -> None:
         """Check the options; nothing is started before the fit."""
         self._options = SessionOptions(run_dir, settings, dict(overrides or {}))
@@ -134,8 +134,17 @@ class SdkCallback(Late):
     def begins(self, fit: Fit) -> None:
         """Do what is particular to this callback, when a fit begins in which it has a part."""
 
+    def batch_begins(self, fit: Fit) -> None:
+        """Do what is particular to it before a batch of the training or of an evaluation."""
+
     def steps(self, fit: Fit) -> None:
         """Do what is particular to it after a batch."""
+
+    def fails(self, fit: Fit, error: Exception) -> None:
+        """Do what is particular to it where the fit ends by an exception of this rank."""
+
+    def leaves(self, fit: Fit) -> None:
+        """Do what is particular to it where all ranks leave behind the same step."""
 
     def ends(self, fit: Fit) -> None:
         """Give up what `begins` has taken."""
@@ -184,6 +193,7 @@ class SdkCallback(Late):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Begin a step."""
         if self._fit is not None:
+            self.batch_begins(self._fit)
             self._fit.batch_starts()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -196,6 +206,13 @@ class SdkCallback(Late):
         """Begin the evaluation."""
         if self._fit is not None:
             self._fit.eval_starts()
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Begin a batch of an evaluation."""
+        if self._fit is not None:
+            self.batch_begins(self._fit)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End it."""
@@ -223,6 +240,10 @@ class SdkCallback(Late):
         """Leave the trainer as it was. No collective: the other ranks may be elsewhere."""
         fit, self._fit = self._fit, None
         if fit is not None:
+            if isinstance(exception, Preempted):
+                self.leaves(fit)
+            elif isinstance(exception, Exception):
+                self.fails(fit, exception)
             self.ends(fit)
             fit.fails(exception)
 

@@ -1,16 +1,12 @@
-"""Drop-in callbacks of NVIDIA's extension and of NeMo, by their names and parameters: a script changes an import."""
+"""Straggler and preemption callbacks of NVIDIA's extension and of NeMo, by their names and parameters."""
 
 from __future__ import annotations
 
 import logging
-import os
-import random
 import signal
-import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,53 +15,11 @@ from resilience_sdk import straggler
 from resilience_sdk.adapters.lightning import fit as roles
 from resilience_sdk.adapters.lightning.callback import SdkCallback, apply_options
 from resilience_sdk.adapters.lightning.fit import Fit
-from resilience_sdk.core import environ
-from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.console import say_once
 from resilience_sdk.core.settings import load_settings
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.straggler.published import note_logging, note_no_logging
 from resilience_sdk.straggler.reports import Report, Straggler
-
-KINDS = ("random", "rank_killed", "rank_hung")
-
-
-def _kind(value: Any) -> str:
-    """Return the name of a fault, which may be a member of an enumeration."""
-    return str(getattr(value, "name", value)).lower()
-
-
-@attrs.frozen
-class SimulatedFaultParams:
-    """Which fault, and when: `base_delay` seconds after the start, and up to `rand_delay` more."""
-
-    fault_type: str = attrs.field(converter=_kind)
-    base_delay: float = attrs.field(converter=float)
-    rand_delay: float = attrs.field(default=0.0, converter=float)
-    rank_to_fail: int | None = None
-
-    @fault_type.validator
-    def _check(self, _attribute: Any, value: str) -> None:
-        if value not in KINDS:
-            raise ValueError(f"SimulatedFaultParams(fault_type={value!r}): expected one of {', '.join(KINDS)}")
-
-
-@attrs.frozen
-class PlannedFault:
-    """What was drawn."""
-
-    rank: int
-    number: int
-    delay_s: float
-
-
-def plan(params: SimulatedFaultParams, world_size: int, seed: str) -> PlannedFault:
-    """Draw what is left open, equally on all ranks, which share the seed. Pure."""
-    drawn = random.Random(seed)  # noqa: S311 - no secret
-    kind = drawn.choice(KINDS[1:]) if params.fault_type == "random" else params.fault_type
-    rank = drawn.randrange(world_size) if params.rank_to_fail is None else params.rank_to_fail
-    number = signal.SIGKILL if kind == "rank_killed" else signal.SIGSTOP
-    return PlannedFault(rank, number, params.base_delay + params.rand_delay * drawn.random())
-
 
 _UNSET: Any = object()
 _PERIOD_S = 1.0
@@ -73,64 +27,17 @@ _OF_SECTIONS = (
     "the thresholds of the straggler callback are for the scores of the sections (data, fwd, bwd, optim and your own, "
     "each weighted by its time): GPU kernels are not timed here"
 )
-
-
-class FaultToleranceCallback(SdkCallback):
-    """NVIDIA's `FaultToleranceCallback`: heartbeats, sections, learned timeouts, and the flag of a finished training.
-
-    Saving and resuming stay with your `ModelCheckpoint` and `fit(ckpt_path=...)`; `ResilienceCallback` does that too.
-
-    Args:
-        autoresume: Create the file that `FAULT_TOL_FINISHED_FLAG_FILE` names, and the run directory's own flag, when
-            training is complete. One device alone does it, too.
-        calculate_timeouts: Timeouts are learned from the first steps on and kept in the run directory. With False,
-            those that the job was started with hold, and what was not set is learned all the same: never none at all.
-        simulated_fault_params: A fault to rehearse, see `SimulatedFaultParams`.
-        exp_dir: The run directory is `resilience` in it, where neither launcher nor environment names one.
-        logger_name: The name of the logger that is written to.
-    """
-
-    def __init__(
-        self,
-        autoresume: bool,
-        calculate_timeouts: bool,
-        simulated_fault_params: SimulatedFaultParams | None = None,
-        exp_dir: str | os.PathLike[str] | None = None,
-        logger_name: str = "resilience_sdk.FaultToleranceCallback",
-    ) -> None:
-        super().__init__(_run_dir_in(exp_dir), logger_name=logger_name)
-        self.duties = frozenset({roles.BEAT, roles.SECTIONS} | ({roles.FINISH} if autoresume else set()))
-        self._fault = simulated_fault_params
-        self._timer: threading.Timer | None = None
-
-    def begins(self, fit: Fit) -> None:
-        """Arm the simulated fault, in the first attempt."""
-        if self._fault is None or fit.session.attempt > 0:
-            return
-        fault, rank = plan(self._fault, fit.trainer.world_size, fit.session.config.job), fit.trainer.global_rank
-        if rank != fault.rank:
-            return
-
-        def strike() -> None:
-            say(f"simulated fault: {signal.Signals(fault.number).name} to rank {rank} now")
-            os.kill(os.getpid(), fault.number)
-
-        self._timer = threading.Timer(fault.delay_s, strike)
-        self._timer.name, self._timer.daemon = "resilience-fault", True
-        self._timer.start()
-
-    def ends(self, fit: Fit) -> None:
-        """Disarm it."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+_WINDOWS_PER_REPORT = 3
+_MAX_PAUSE_S = 30.0
 
 
 class StragglerDetectionCallback(SdkCallback):
     """NVIDIA's `StragglerDetectionCallback`: logs scores of all ranks now and then, and who is slow.
 
-    The scores are those of a rank's sections, which is said once; where GPU kernels are timed, of its GPU. No
-    collective, no synchronisation with the device.
+    On CUDA the kernels of one step are timed three times per report, every 30 s at least, unless the setting
+    `kernels_every` says otherwise: "GPU relative performance" and "GPU individual performance". The scores of the
+    sections come beside them; on a CPU they are all there is, which is said once. No collective. A step whose kernels
+    are timed waits for the device once; what that costs is printed, and kept below 1 %.
 
     Args:
         report_time_interval: Seconds between two reports; also as `straggler_report_time_interval`.
@@ -144,8 +51,11 @@ class StragglerDetectionCallback(SdkCallback):
             calculated, and at nothing else; also as `stop_if_detected_straggler`. For a stop on the SDK's own verdict,
             which sees 3 to 5 %, give the job the setting `stop_if_detected`.
         enable_ptl_logging: Log minimum, median and maximum of the scores to the loggers of the trainer.
-        profiling_interval: Has no meaning here: every step is timed.
+        profiling_interval: Has no meaning here: sections are timed in every step, kernels by the clock.
         logger_name: The name of the logger that is written to.
+
+    Raises:
+        ConfigError: A value is wrong, two spellings are given, or neither kind of score is to be calculated.
     """
 
     duties = frozenset({roles.SECTIONS, roles.REPORT})
@@ -161,13 +71,18 @@ class StragglerDetectionCallback(SdkCallback):
         stop_if_detected: bool = _UNSET,
         enable_ptl_logging: bool = False,
         profiling_interval: int = 1,
-        logger_name: str = "resilience_sdk.StragglerDetectionCallback",
+        logger_name: str | None = "nemo_logger.StragglerDetectionCallback",
         *,
         straggler_report_time_interval: float = _UNSET,
         num_gpu_perf_scores_to_print: int = _UNSET,
         stop_if_detected_straggler: bool = _UNSET,
     ) -> None:
         del profiling_interval
+        if not (calc_relative_gpu_perf or calc_individual_gpu_perf):
+            raise ConfigError(
+                "No straggler performance scores specified. Check if calc_relative_gpu_perf=True or "
+                "calc_individual_gpu_perf=True"
+            )
         interval = _either(
             300.0,
             report_time_interval=report_time_interval,
@@ -191,6 +106,7 @@ class StragglerDetectionCallback(SdkCallback):
         }
         super().__init__(None, logger_name=logger_name)
         load_settings(arguments=self._options_of_job, strict_env=False)
+        self.kernels_every = min(_MAX_PAUSE_S, float(interval) / _WINDOWS_PER_REPORT)
         self.stops_for_stragglers = stops
         self._relative, self._individual = calc_relative_gpu_perf, calc_individual_gpu_perf
         self._logs_scores = enable_ptl_logging  # also to the loggers of the trainer
@@ -203,7 +119,8 @@ class StragglerDetectionCallback(SdkCallback):
         apply_options(session, self._options_of_job)
         self._next_s, self._last = 0.0, straggler.report()
         if session.identity.rank == 0:
-            say_once("scores of sections", _OF_SECTIONS)
+            if fit.trainer.strategy.root_device.type != "cuda" or session.settings.kernels_every == 0:
+                say_once("scores of sections", _OF_SECTIONS)
             with suppress(OSError):
                 note_logging(session.run_dir.path, session.config.job, session.attempt)
 
@@ -213,6 +130,18 @@ class StragglerDetectionCallback(SdkCallback):
         if now < self._next_s:
             return
         self._next_s = now + _PERIOD_S
+        self._log_news(fit)
+
+    def leaves(self, fit: Fit) -> None:
+        """Log the report that all ranks stop for, in the words of the original."""
+        self._log_news(fit)
+        report, below = self._last, self._options_of_job
+        if not self.stops_for_stragglers or report is None or not fit.trainer.is_global_zero:
+            return
+        if report.below(relative=below["stop_below_relative"], individual=below["stop_below_individual"]):
+            logging.getLogger(self._logger_name).error("Detected stragglers. Terminating training...")
+
+    def _log_news(self, fit: Fit) -> None:
         report = straggler.report()
         if report is None or report is self._last:
             return
@@ -284,7 +213,10 @@ class PreemptionCallback(SdkCallback):
 
 
 def straggler_det_callback(
-    straggler_report_time_interval: float = 300, stop_if_detected_straggler: bool = True
+    straggler_report_time_interval: float = 300,
+    stop_if_detected_straggler: bool = True,
+    gpu_relative_perf_threshold: float = 0.7,
+    gpu_individual_perf_threshold: float = 0.7,
 ) -> StragglerDetectionCallback:
     """Return NeMo's recipe of the straggler callback: a report every 300 seconds, and a stop at a score below 0.7."""
     return StragglerDetectionCallback(
@@ -292,8 +224,8 @@ def straggler_det_callback(
         calc_relative_gpu_perf=True,
         calc_individual_gpu_perf=True,
         num_gpu_perf_scores_to_print=5,
-        gpu_relative_perf_threshold=0.7,
-        gpu_individual_perf_threshold=0.7,
+        gpu_relative_perf_threshold=gpu_relative_perf_threshold,
+        gpu_individual_perf_threshold=gpu_individual_perf_threshold,
         stop_if_detected=stop_if_detected_straggler,
         enable_ptl_logging=True,
     )
@@ -306,10 +238,3 @@ def _either(default: Any, **spellings: Any) -> Any:
         names = "=..., ".join(given)
         raise ConfigError(f"StragglerDetectionCallback({names}=...): both mean the same, give one of them")
     return next(iter(given.values()), default)
-
-
-def _run_dir_in(exp_dir: str | os.PathLike[str] | None) -> Path | None:
-    env = environ.environment()
-    if exp_dir is None or environ.INTERNAL_JOB in env or environ.RUN_DIR in env:
-        return None
-    return Path(exp_dir) / "resilience"

@@ -33,6 +33,7 @@ from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import finish, reopen
 from resilience_sdk.rank.checkpoints import fits, save_at_stop, say_how_to_resume
 from resilience_sdk.recorder import lookup
+from resilience_sdk.straggler.kernels import sampling_interval
 
 BEAT = "heartbeat"
 SECTIONS = "sections"
@@ -140,12 +141,19 @@ class HearingProfiler:
         return getattr(self.inner, name)
 
 
+def kernels_every(callbacks: Sequence[Any]) -> float | None:
+    """Return how often callbacks of ours want kernels to be timed, in seconds; None: none does. Pure."""
+    wanted = [getattr(callback, "kernels_every", None) for callback in callbacks if hasattr(callback, "duties")]
+    return min((every_s for every_s in wanted if every_s is not None), default=None)
+
+
 class FitSections(Patches):
     """What is hung on a trainer for the time of one fit."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__()
         self._trainer = trainer
+        self._kernels_every = kernels_every(trainer.callbacks)
         self.eval = HookedSection("eval", "compute")
         self.profiler = HearingProfiler(trainer.profiler)
         self.replace(trainer, "profiler", self.profiler)
@@ -158,7 +166,8 @@ class FitSections(Patches):
             return
         is_automatic = bool(module.automatic_optimization)
         # In manual optimization the backward is inside of the training step: what the module calls itself is timed.
-        attached = straggler.attach(strategy.model if is_automatic else module)
+        model = strategy.model if is_automatic else module
+        attached = straggler.attach(model, kernels_every=sampling_interval(None, self._kernels_every))
         self.on_detach(attached.detach)
         if is_automatic:
             self.replace(strategy, "training_step", attached.around(strategy.training_step))

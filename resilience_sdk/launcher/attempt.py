@@ -24,6 +24,7 @@ from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.job_config import FILE, JobConfig
 from resilience_sdk.core.journal import Event, Journal
+from resilience_sdk.core.json_records import from_text
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.core.settings.parse import signal_name
@@ -31,7 +32,7 @@ from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.launcher.ranks import RankProcesses
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.monitor.pending_exceptions import read_thread_exception
-from resilience_sdk.postmortem.facts import EndedBy, RankExit, RankTrace
+from resilience_sdk.postmortem.facts import ENDING_SUFFIX, EndedBy, EndingRequest, RankExit, RankTrace
 from resilience_sdk.preemption.context import time_to_leave
 from resilience_sdk.rank.exceptions import frames_in, user_frame
 from resilience_sdk.recorder import page_directory
@@ -303,6 +304,7 @@ class AttemptFiles:
                 written_ns(error_file) if exception is not None else None,
                 _text(stem.with_name(stem.name + ".stack")),
                 read_thread_exception(stem),
+                from_text(EndingRequest, _text(stem.with_name(stem.name + ENDING_SUFFIX)) or ""),
             )
         return traces
 

@@ -19,7 +19,7 @@ from resilience_sdk.postmortem.exit_codes import (
     EXIT_FINISHED,
     JobVerdict,
 )
-from resilience_sdk.postmortem.facts import AttemptEnd, EndedBy
+from resilience_sdk.postmortem.facts import STOP, AttemptEnd, EndedBy
 
 FREE_RESTART = "restart, not counted: first ending at this place"
 FREE_OF_SERVER = "restart, not counted: no rank is at fault"
@@ -88,7 +88,7 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
     if _stopped_for_straggler(last) and not last.straggler_is_here and last.spare_nodes:
         # No fault of ours, and there are no more such restarts than nodes: it costs nothing of the budget.
         return Decision(JobVerdict.RESTART, "going on without the slow node", left)
-    ending = _wanted_ending(last) or _good_ending(last)
+    ending = _wanted_ending(last) or _good_ending(last) or _requested_ending(last)
     if ending is None:
         ending = _hopeless(history)
     if ending is not None:
@@ -193,6 +193,15 @@ def _good_ending(last: AttemptEnd) -> tuple[JobVerdict, str] | None:
             )
         return JobVerdict.FINISHED, "all ranks exited with 0"
     return None
+
+
+def _requested_ending(last: AttemptEnd) -> tuple[JobVerdict, str] | None:
+    """End the job, or its part on this node, where a rank that failed wants it so."""
+    if last.requested is None:
+        return None
+    if last.requested.action == STOP:
+        return JobVerdict.STOP, f"a rank asked for the end of the job: {last.requested.reason}"
+    return JobVerdict.HARDWARE, f"a rank asked to leave this node out: {last.requested.reason}"
 
 
 def _hopeless(history: Sequence[AttemptEnd]) -> tuple[JobVerdict, str] | None:

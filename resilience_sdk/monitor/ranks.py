@@ -370,7 +370,17 @@ def _collected_status(target: Target) -> int | None:
 
 def remove_files(stem: Path) -> None:
     """Remove all files of one rank process from the page directory."""
-    for suffix in (".page", ".stack", ".threads", ".fifo", ".fr.json", ".error.json", ".kernels.json", ".role"):
+    for suffix in (
+        ".page",
+        ".stack",
+        ".threads",
+        ".fifo",
+        ".fr.json",
+        ".error.json",
+        ".ending.json",
+        ".kernels.json",
+        ".role",
+    ):
         with contextlib.suppress(OSError):
             os.unlink(f"{stem}{suffix}")
 

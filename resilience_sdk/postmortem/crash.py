@@ -17,7 +17,16 @@ from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.hang.evidence import main_frames, parse_faulthandler
 from resilience_sdk.incidents import CURE, Culprit, Evidence, Incident, step_words
 from resilience_sdk.incidents.record import in_short, ranks_words
-from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, KnownError, RankExit, RankTrace, ServerEnd
+from resilience_sdk.postmortem.facts import (
+    STOP,
+    AttemptEnd,
+    AttemptFacts,
+    EndingRequest,
+    KnownError,
+    RankExit,
+    RankTrace,
+    ServerEnd,
+)
 from resilience_sdk.recorder.page_reader import RankSnapshot
 
 if TYPE_CHECKING:
@@ -109,7 +118,15 @@ def attempt_end(facts: AttemptFacts, first: FirstDeath) -> AttemptEnd:
         aborted=tuple(sorted(end.rank for end in facts.exits if end.aborted_at_exit)),
         all_done=bool(snapshots) and all(page is not None and page.done for page in snapshots),
         resource=failed_resource(known.cause, (item.text for item in known.evidence)),
+        requested=_requested(facts, first),
     )
+
+
+def _requested(facts: AttemptFacts, first: FirstDeath) -> EndingRequest | None:
+    """Return what a rank wants done, a culprit before a victim, and an end of the job before one of its node alone."""
+    made = {rank: trace.request for rank, trace in facts.traces.items() if trace.request is not None}
+    of_culprits = [made[rank] for rank in first.culprits if rank in made]
+    return min(of_culprits or made.values(), key=lambda one: one.action != STOP, default=None)
 
 
 def completed_a_step(snapshots: Sequence[RankSnapshot | None], lasted_s: float | None) -> bool | None:

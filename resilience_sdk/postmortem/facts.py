@@ -48,6 +48,20 @@ class KnownError:
     step: int | None = None
 
 
+ENDING_SUFFIX = ".ending.json"
+"""Of the file beside a rank's page that has its `EndingRequest`."""
+STOP, EXCLUDE_NODE = "stop", "exclude_node"
+
+
+@attrs.frozen
+class EndingRequest:
+    """What a rank wants done when its attempt has ended by a failure, in the place of a restart."""
+
+    action: str = attrs.field(validator=attrs.validators.in_((STOP, EXCLUDE_NODE)))
+    """`stop`: the job ends. `exclude_node`: it goes on without the node of the rank."""
+    reason: str
+
+
 @attrs.frozen
 class AttemptEnd:
     """One ended attempt, as far as the decision needs it. Exit codes are by rank; a signal is negative."""
@@ -75,6 +89,7 @@ class AttemptEnd:
     all_done: bool = False  # every rank said that its training is over
     aborted: Sequence[int] = ()  # ranks that died by SIGABRT when their scripts had left with those codes
     resource: Resource | None = None  # what has to work again before another attempt makes sense
+    requested: EndingRequest | None = None  # what a rank of this node wants done in the place of a restart
 
     @property
     def made_checkpoint(self) -> bool:
@@ -118,6 +133,7 @@ class RankTrace:
     exception_ns: int | None  # monotonic nanoseconds of this host at which the exception was written
     stacks: str | None
     thread_exception: Mapping[str, Any] | None = None  # of a thread other than the main one, which went on
+    request: EndingRequest | None = None
 
 
 @attrs.frozen

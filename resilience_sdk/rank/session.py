@@ -17,10 +17,12 @@ from typing import Any
 from resilience_sdk import faults
 from resilience_sdk.attribution.taxonomy import meaning
 from resilience_sdk.core import console, environ, job_config
+from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import Event, Journal
-from resilience_sdk.core.json_records import from_values
+from resilience_sdk.core.json_records import from_values, to_text
+from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings, settings_from_json
 from resilience_sdk.errors import ConfigError, ResilienceError
@@ -48,7 +50,7 @@ from resilience_sdk.recorder.page_directory import job_page_directory, page_stem
 from resilience_sdk.recorder.page_reader import PageReader, snapshot_to_json
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
-from resilience_sdk.straggler import callbacks
+from resilience_sdk.straggler import callbacks, kernels
 from resilience_sdk.system import gloo_teardown, hostinfo, linux
 
 
@@ -70,6 +72,13 @@ class Session:
 
     def declare(self) -> None:
         """Note that the user's code uses the SDK, so that a first beat is to be expected."""
+
+    def ask_launcher(self, action: str, reason: str) -> bool:
+        """Ask the launcher to do that in the place of a restart, see `EndingRequest`; tell whether it will hear of it.
+
+        It counts when this attempt ends by a failure. Never raises.
+        """
+        return False
 
     def settle(self) -> bool:
         """Correct a provisional identity once a process group is there; tell whether it is final now."""
@@ -149,6 +158,7 @@ def remove_unwatched(pages: Path, stem: Path) -> None:
                 doomed.rmdir()
 
 
+_MAX_REASON = 500
 _LAST_ROUND_S = 0.5  # for what the helper thread is at when the process ends; it asks no network
 
 
@@ -227,6 +237,7 @@ class WatchedSession(Session):
             page=self.page.path.name,
         )
         callbacks.begin(self.run_dir.path, self.attempt)
+        kernels.sample_by_default(self.settings.kernels_every)
         self._helper.start()
         preemption.listen(self._preemption_side())
         numerics.listen(_WatchedNumbers(self))
@@ -305,6 +316,16 @@ class WatchedSession(Session):
             step = self.recorder.owner.current_step()
             path = self._stem.with_suffix(".thread.json")
             exceptions.write(path, error, step if step >= 0 else None, thread=thread)
+
+    def ask_launcher(self, action: str, reason: str) -> bool:
+        """Ask the launcher to do that in the place of a restart; tell whether ours has started this rank."""
+        from resilience_sdk.postmortem.facts import ENDING_SUFFIX, EndingRequest
+
+        with contextlib.suppress(Exception):
+            request = EndingRequest(action, redact_text(reason)[:_MAX_REASON])
+            write_whole(self._stem.with_suffix(ENDING_SUFFIX), to_text(request))
+            return not self.config.foreign
+        return False
 
     def leave_with(self, code: int) -> None:
         """Note the exit code that the script leaves with: what ends the process after it may change that."""

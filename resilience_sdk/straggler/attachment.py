@@ -13,7 +13,7 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler.gpu import GpuClock, gpu_clock
-from resilience_sdk.straggler.kernels import SUFFIX, KernelSampler
+from resilience_sdk.straggler.kernels import SUFFIX, KernelSampler, sampled_device, sampling_interval
 from resilience_sdk.straggler.model_hooks import Brackets, Guard, loaded, sharded_modules
 from resilience_sdk.straggler.passes import Callback, CompiledCall, Engine, ModelPasses, PassListener
 
@@ -77,8 +77,9 @@ def attach(
         model: The `nn.Module` that the loop calls. Attaching it again replaces the earlier hooks.
         optimizer: The `torch.optim.Optimizer`; None means every optimizer that steps in this process.
         prefix: Put before the names of the sections, for a second model in one loop.
-        kernels_every: On CUDA, profile one step every so many seconds for the times of its kernels; None never does.
-            The end of such a step waits for the device once.
+        kernels_every: On CUDA, profile one step every so many seconds for the times of its kernels; None: as the
+            setting `kernels_every` says, which is never unless it is given. The end of such a step waits for the device
+            once; windows that would cost more than 1 % of the time come less often.
         on_forward: Called before each forward with gradients, on the thread that trains; for adapters.
         on_inference: The same before each forward without gradients.
         on_step: The same before each step of the optimizer.
@@ -106,8 +107,8 @@ def attach(
     earlier = _ATTACHED.get(model)
     if earlier is not None:
         earlier.detach()
-    blind, identity = blind_spot(model), environ.rank_identity(environ.environment())
-    if blind is not None and (identity is None or identity.rank == 0):  # one line per job, not one per rank
+    blind = blind_spot(model)
+    if blind is not None and _is_first_rank():
         say_once("attach", f"attach: {blind}")
     lookup.recorder()  # what comes now, up to the first step, is a start-up that may get stuck
     _ATTACHED[model] = attachment = Attachment(
@@ -118,6 +119,12 @@ def attach(
         PassListener(on_forward, on_inference, on_step, on_step_end, on_failure),
     )
     return attachment
+
+
+def _is_first_rank() -> bool:
+    """Tell whether this process says what concerns all ranks: one line per job, not one per rank."""
+    identity = environ.rank_identity(environ.environment())
+    return identity is None or identity.rank == 0
 
 
 class ModelDevice:
@@ -139,11 +146,13 @@ class ModelDevice:
                 "attach: the model was sharded by fully_shard() after it was attached, so what it waits for other "
                 "ranks counts as work of its own; attach it afterwards",
             )
-        clock = None if model is None else gpu_clock(model)
-        recorder = lookup.recorder()
-        if clock is not None and self._kernels_every is not None and recorder is not None:
-            self.sampler = KernelSampler(self._kernels_every, recorder.page.path.with_suffix(SUFFIX))
-        return clock
+        if model is None:
+            return None
+        recorder, every_s, device = lookup.recorder(), sampling_interval(self._kernels_every), sampled_device(model)
+        if device is not None and every_s is not None and recorder is not None:
+            path = recorder.page.path.with_suffix(SUFFIX)
+            self.sampler = KernelSampler(every_s, path, device, says_cost=_is_first_rank())
+        return gpu_clock(model)
 
 
 class Attachment:

@@ -7,6 +7,7 @@ may differ between ranks and windows; a score compares what both have.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import threading
@@ -109,21 +110,58 @@ def read(path: Path) -> KernelWindow | None:
         return None
 
 
+_default_every_s: float | None = None
+
+
+def sample_by_default(every_s: float | None) -> None:
+    """Have every `attach` of this process that does not say otherwise sample kernels every so many seconds.
+
+    0 never does, whatever an adapter proposes; None leaves it to each `attach`.
+    """
+    global _default_every_s
+    _default_every_s = every_s
+
+
+def sampling_interval(asked_s: float | None, proposed_s: float | None = None) -> float | None:
+    """Return the seconds between two windows, None where there are none.
+
+    `asked_s` is what the code says, which has precedence; the setting comes next, then what an adapter proposes.
+    """
+    for every_s in (asked_s, _default_every_s, proposed_s):
+        if every_s is not None:
+            return every_s or None
+    return None
+
+
+def sampled_device(model: Any) -> str | None:
+    """Return on what device of the profiler the kernels of a model run, None where they are not sampled."""
+    parameter = next(iter(model.parameters()), None)
+    return "CUDA" if parameter is not None and parameter.device.type == "cuda" else None
+
+
+MAX_SHARE = 0.01
+"""Of the time of the thread that trains, which windows may cost; where they would cost more, they come less often."""
+
+
 class KernelSampler:
     """Profiles one optimizer step every `every_s` seconds, and publishes what it saw at `path`.
 
     Called at the end of each step by the thread that trains. A window costs that thread the profiler's start and
-    stop, which waits for the device once; the events are read in a thread of their own. A profiler of the user's
-    has precedence: there is one at a time in a process.
+    stop, which waits for the device once; the events are read in a thread of their own. What that costs is measured
+    and said once (`says_cost`), and windows come less often where it would be more than one percent. A profiler of
+    the user's has precedence: there is one at a time in a process. Where none can be started, that is said, and
+    nothing is sampled any more.
     """
 
-    def __init__(self, every_s: float, path: Path, device: str = "CUDA") -> None:
+    def __init__(self, every_s: float, path: Path, device: str = "CUDA", *, says_cost: bool = False) -> None:
         self._every_s = every_s
         self._path = path
         self._device = device
+        self._says_cost = says_cost
         self._profile: Any = None
         self._reader: threading.Thread | None = None
         self._windows = 0
+        self._started_s = 0.0  # what the start of the open window took
         self._due_at = monotonic() + min(every_s, 30.0)  # not the first steps: they compile, tune and allocate
 
     def step_ends(self) -> None:
@@ -131,18 +169,42 @@ class KernelSampler:
         if self._profile is not None:
             self.stop()
         elif monotonic() >= self._due_at:
-            self._start()
+            try:
+                self._start()
+            except Exception as error:  # noqa: BLE001 - another tool may have the device's counters: sections go on
+                self._give_up(error)
 
     def stop(self) -> None:
         """End the open window, if there is one, and read it."""
         profile, self._profile = self._profile, None
         if profile is None:
             return
-        profile.stop()
-        self._due_at = monotonic() + self._every_s
+        began_s = monotonic()
+        try:
+            profile.stop()
+        except Exception as error:  # noqa: BLE001 - see above
+            self._give_up(error)
+            return
         self._windows += 1
+        self._wait(self._started_s + monotonic() - began_s)
         self._reader = threading.Thread(target=self._read, args=(profile,), name="resilience-kernels", daemon=True)
         self._reader.start()
+
+    def _wait(self, cost_s: float) -> None:
+        """Say when the next window is due after one that has cost the thread that trains so long."""
+        # The first window of a process also loads and sets up the profiler, which tells nothing of the next.
+        pause_s = self._every_s if self._windows == 1 else max(self._every_s, cost_s / MAX_SHARE)
+        self._due_at = monotonic() + pause_s
+        if self._windows == 2 and self._says_cost:
+            say_once(
+                "kernel cost",
+                f"GPU kernels are timed in one step every {pause_s:.3g} s, which takes {1e3 * cost_s:.3g} ms each time "
+                f"({100 * cost_s / pause_s:.2g} % of the training); kernels_every = 0 switches it off",
+            )
+
+    def _give_up(self, error: Exception) -> None:
+        self._due_at = math.inf
+        say_once("kernels", f"the times of GPU kernels are not known: {type(error).__name__}: {error}")
 
     def join(self, timeout_s: float) -> None:
         """Wait until the last window is read."""
@@ -155,10 +217,11 @@ class KernelSampler:
         if torch._C._autograd._profiler_enabled() or (self._reader is not None and self._reader.is_alive()):
             self._due_at = monotonic() + self._every_s
             return
+        began_s = monotonic()
         activity = getattr(torch.profiler.ProfilerActivity, self._device)
         profile = torch.profiler.profile(activities=[activity])
         profile.start()
-        self._profile = profile
+        self._profile, self._started_s = profile, monotonic() - began_s
 
     def _read(self, profile: Any) -> None:
         try:

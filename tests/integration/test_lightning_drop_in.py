@@ -117,3 +117,49 @@ def test_the_recipe_stops_at_its_threshold_and_at_nothing_else(tmp_path):
         assert "starting the ranks again" not in run.screen
     [stopped] = {told(tmp_path, f"step-{rank}")["step"] + 1 for rank in range(5)}
     assert torch.load(tmp_path / "last.ckpt", weights_only=False)["global_step"] == stopped
+
+
+def test_gpu_scores_have_their_tables_and_metrics_and_stop_the_job(tmp_path):
+    """By the kernels of one step now and then; a rank whose kernels are slow is named, and all stop, in NVRx's words.
+
+    Operators of the CPU stand in for kernels. What timing them costs is said by rank 0, once.
+    """
+    with job(tmp_path, *RANKS, "lightning_kernels.py") as run:
+        for said in ("GPU relative performance:", "GPU individual performance:", "GPU kernels are timed in one step"):
+            run.wait(lambda said=said: said in run.screen, said)
+        (tmp_path / "told" / "slower").touch()
+        assert run.finish() == 76, run.screen
+        screen = run.screen
+        assert (
+            "STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. "
+            "Affected ranks: {StragglerId(rank=1, node='"
+        ) in screen
+        last = screen.rpartition("STRAGGLER DETECTION WARNING: ")[2]
+        for table in ("GPU relative performance:\n  Rank=1 Node=", "GPU individual performance:\n  Rank="):
+            assert table in last
+        assert screen.index("Straggler report processing time: ") < screen.index("Detected stragglers. Terminating")
+        assert screen.count("Detected stragglers. Terminating training...") == 1
+        assert screen.count("GPU kernels are timed in one step every ") == 1
+        assert "GPU kernels are not timed here" in screen  # the device of the trainer is a CPU
+        [incident] = run.incidents()
+        assert [each["rank"] for each in incident["culprits"]] == [1]
+        assert "of its GPU" in incident["evidence"][0]["text"]
+    with (tmp_path / "scores" / "metrics.csv").open() as file:
+        *_, row = [row for row in csv.DictReader(file) if row.get("gpu_relative_perf/min")]
+    relative = [float(row[f"gpu_relative_perf/{name}"]) for name in ("min", "median", "max")]
+    assert 0 < relative[0] < 0.2 < relative[2] <= 1
+    assert relative[0] <= relative[1] <= relative[2]
+    assert all(0 < float(row[f"gpu_individual_perf/{name}"]) <= 1 for name in ("min", "median", "max"))
+    assert (tmp_path / "last.ckpt").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gpu_scores_of_a_real_device(tmp_path):
+    """The callback alone has kernels timed on it; both tables come of them, and sections are not spoken of."""
+    with job(tmp_path, "--nproc-per-node", "1", "lightning_kernels.py", "cuda") as run:
+        for table in ("GPU relative performance:\n  Rank=0 Node=", "GPU individual performance:\n  Rank=0 Node="):
+            run.wait(lambda table=table: table in run.screen, table)
+        assert "GPU kernels are not timed here" not in run.screen
+        assert "the times of GPU kernels are not known" not in run.screen
+        assert "GPU kernels are timed in one step every " in run.screen

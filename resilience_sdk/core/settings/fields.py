@@ -192,6 +192,13 @@ class Settings:
         "one role",
     )
     report_interval: float = _seconds(300.0, "Time between two straggler reports.")
+    kernels_every: float | None = _unset(
+        parse.optional_duration,
+        "On CUDA, time the GPU kernels of one step every so many seconds, for the scores of GPUs; 0 never does. What "
+        "it costs is printed, and kept below 1 %.",
+        _SECONDS,
+        "never, with `StragglerDetectionCallback` 3 times per report",
+    )
     relative_threshold: float = _score(0.7, "A rank whose score against the fastest rank is below this is a straggler.")
     individual_threshold: float = _score(0.7, "A rank whose score against its own best is below this is a straggler.")
     scores_to_print: int = _count(5, "How many of the best and worst scores a report prints.")

@@ -101,6 +101,11 @@ def duration_or_zero(value: Any) -> float:
     return seconds
 
 
+def optional_duration(value: Any) -> float | None:
+    """Return a duration of 0 s or more, or None (also `null` or `none`) where nothing is said."""
+    return None if is_nothing(value) else duration_or_zero(value)
+
+
 def learned_duration(value: Any) -> float | None:
     """Return a duration above 0 s, or None (also `null`, `none`, `learned`) for the learned deadline."""
     return None if is_nothing(value) else positive_duration(value)

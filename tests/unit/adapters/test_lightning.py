@@ -10,7 +10,8 @@ from adapter_frameworks import require
 
 from resilience_sdk.adapters import lightning as ours
 from resilience_sdk.adapters.lightning import callback, fit
-from resilience_sdk.adapters.lightning.drop_in import lines_of, plan, without
+from resilience_sdk.adapters.lightning.drop_in import lines_of, without
+from resilience_sdk.adapters.lightning.fault_tolerance import plan
 from resilience_sdk.adapters.lightning.fit import is_complete, lines_of_stop
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.straggler.reports import Report, Straggler
@@ -117,6 +118,11 @@ def test_the_recipe_of_nemo_has_its_defaults():
     [
         ("StragglerDetectionCallback", {"report_time_interval": 1, "straggler_report_time_interval": 2}, "give one of"),
         ("StragglerDetectionCallback", {"gpu_relative_perf_threshold": 7}, "relative_threshold"),
+        (
+            "StragglerDetectionCallback",
+            {"calc_relative_gpu_perf": False, "calc_individual_gpu_perf": False},
+            "No straggler performance scores specified",
+        ),
         ("ResilienceCallback", {"checkpoint_evry": 3}, "checkpoint_every"),
         ("ResilienceCallback", {"stop_if_detected": 7.0}, r"stop_if_detected=7\.0: expected"),
         ("ResilienceCallback", {"stop_if_detected": 0.7, "stop_below_relative": 0.6}, "give one of them"),
@@ -163,6 +169,16 @@ def test_trainers_get_a_callback_with_no_code_only_where_that_is_asked(monkeypat
     monkeypatch.setenv("RESILIENCE_AUTO", "1")
     [found] = ours.callbacks_from_environment()
     assert found.is_automatic
+
+
+@pytest.mark.usefixtures("framework")
+def test_kernels_are_timed_some_times_per_report_by_whichever_callback_times_the_sections():
+    """Three times per report, and every 30 seconds at least; nobody else asks for it."""
+    every_minute, recipe = ours.StragglerDetectionCallback(report_time_interval=60), ours.straggler_det_callback()
+    assert (every_minute.kernels_every, recipe.kernels_every) == (20.0, 30.0)
+    beats = ours.FaultToleranceCallback(autoresume=False, calculate_timeouts=True)
+    assert fit.kernels_every([object(), beats]) is None
+    assert fit.kernels_every([object(), beats, recipe]) == 30.0
 
 
 # -- which of several does what

@@ -15,7 +15,7 @@ from resilience_sdk.launcher.restart_policy import (
     failures_since_progress,
 )
 from resilience_sdk.postmortem.exit_codes import JobVerdict
-from resilience_sdk.postmortem.facts import AttemptEnd, EndedBy, KnownError
+from resilience_sdk.postmortem.facts import EXCLUDE_NODE, STOP, AttemptEnd, EndedBy, EndingRequest, KnownError
 
 CRASH = AttemptEnd(0, EndedBy.RANKS, {0: -15, 1: -9}, cause="rank_killed_sigkill", category="process")
 ERROR = KnownError("ValueError", "bad", "train.py:3 main")
@@ -53,6 +53,8 @@ ends = st.builds(
     stood=st.none() | st.just("rank 1 made no progress"),
     free=st.booleans(),
     final=st.none() | st.just("it hung here for the third time"),
+    requested=st.none()
+    | st.builds(EndingRequest, st.sampled_from([STOP, EXCLUDE_NODE]), st.just("as a policy has it")),
 )
 
 
@@ -324,3 +326,22 @@ def test_ranks_that_aborted_when_they_were_done_have_finished():
     decision = decide([attrs.evolve(FINISHED, aborted=(0, 1))], 3)
     assert (decision.verdict, decision.exit_code) == (JobVerdict.FINISHED, 0)
     assert decision.reason == "all ranks were done; ranks 0, 1 died by SIGABRT after that"
+
+
+@pytest.mark.parametrize(("action", "verdict"), [(STOP, JobVerdict.STOP), (EXCLUDE_NODE, JobVerdict.HARDWARE)])
+def test_what_a_rank_asks_for_counts_where_it_failed(action, verdict):
+    """In the place of a restart, with its reason; not where all finished, or the job was asked to leave."""
+    request = EndingRequest(action, "loss is broken")
+    asked = attrs.evolve(CRASH, requested=request)
+    assert decide([asked], 3).verdict is verdict
+    assert "loss is broken" in decide([asked], 3).reason
+    assert decide([attrs.evolve(FINISHED, requested=request)], 3).verdict is JobVerdict.FINISHED
+    left = attrs.evolve(asked, ended_by=EndedBy.PREEMPTION)
+    assert decide([left], 3).verdict is JobVerdict.PREEMPTED
+
+
+def test_a_node_that_is_to_be_left_out_leaves_alone_where_the_others_can_go_on():
+    """Nodes to spare go on without it, unless it has the store."""
+    asked = attrs.evolve(CRASH, requested=EndingRequest(EXCLUDE_NODE, "bad memory"), spare_nodes=1)
+    assert decide([asked], 3).others_go_on
+    assert not decide([attrs.evolve(asked, holds_store=True)], 3).others_go_on

@@ -16,7 +16,7 @@ from resilience_sdk.postmortem.crash import (
     first_traceback,
     headline,
 )
-from resilience_sdk.postmortem.facts import AttemptFacts, EndedBy, RankExit, RankTrace, ServerEnd
+from resilience_sdk.postmortem.facts import AttemptFacts, EndedBy, EndingRequest, RankExit, RankTrace, ServerEnd
 
 
 def page(beats=0, declared=False, source="none"):
@@ -198,3 +198,20 @@ def test_what_an_exception_was_raised_from_is_evidence(how, told):
     found = crash_incident(facts, first_death(facts), 1.0, None)
     chain = [item.text for item in found.evidence if item.source == "chain"]
     assert chain == (["raised from FileNotFoundError: [Errno 2] No such file or directory"] if told else []), chain
+
+
+def test_the_request_of_the_culprit_counts_before_those_of_its_victims():
+    """A victim fails by the loss of its peer, so its wish is about something else; of several the end of the job."""
+    error = {"type": "ValueError", "message": "bad", "frames": ["u.py:1 f"], "user_frame": "u.py:1 f"}
+    stop, exclude = EndingRequest("stop", "lost a peer"), EndingRequest("exclude_node", "bad memory")
+    exits = [RankExit(rank, rank, 100 + rank, 1, rank, 10 + rank, False) for rank in range(2)]
+    culprit = RankTrace(1, 101, None, error, 5, None, request=exclude)
+    victim = RankTrace(0, 100, None, None, None, None, request=stop)
+    facts = AttemptFacts(attempt=0, node="n", exits=exits, traces={0: victim, 1: culprit}, ended_by=EndedBy.RANKS)
+    first = first_death(facts)
+    assert first.culprits == (1,)
+    assert attempt_end(facts, first).requested == exclude
+    silent = attrs.evolve(facts, traces={0: victim, 1: attrs.evolve(culprit, request=None)})
+    assert attempt_end(silent, first).requested == stop
+    both = attrs.evolve(facts, traces={0: victim, 1: culprit})
+    assert attempt_end(both, attrs.evolve(first, culprits=())).requested == stop

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 
 import pytest
 import torch
@@ -17,6 +19,9 @@ from resilience_sdk.straggler.kernels import (
     is_communication,
     publish,
     read,
+    sample_by_default,
+    sampled_device,
+    sampling_interval,
     summarize,
 )
 
@@ -174,3 +179,61 @@ def test_a_window_that_is_open_can_be_ended(path):
     made.join(30)
     made.stop()
     assert read(path).window == 1
+
+
+@pytest.fixture
+def by_default():
+    yield sample_by_default
+    sample_by_default(None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "asked", "proposed", "expected"),
+    [
+        (None, None, None, None),
+        (None, None, 30.0, 30.0),
+        (60.0, None, 30.0, 60.0),
+        (60.0, 5.0, 30.0, 5.0),
+        (0.0, None, 30.0, None),
+        (0.0, 5.0, None, 5.0),
+    ],
+)
+def test_the_code_says_how_often_then_the_setting_then_the_adapter(by_default, setting, asked, proposed, expected):
+    """A setting of 0 switches off what an adapter proposes."""
+    by_default(setting)
+    assert sampling_interval(asked, proposed) == expected
+
+
+def test_no_kernels_of_a_cpu_are_sampled():
+    """Nor of a model without parameters."""
+    assert sampled_device(torch.nn.Linear(1, 1)) is None
+    assert sampled_device(torch.nn.ReLU()) is None
+
+
+def next_window(made):
+    while made._profile is None:
+        work()
+        made.step_ends()
+    made.step_ends()
+    made.join(30)
+
+
+def test_what_windows_cost_is_said_and_kept_small(path, capfd):
+    """Of the second, as the first sets the profiler up; the next one comes when the cost is below 1 % of the time."""
+    made = KernelSampler(1e-3, path, device="CPU", says_cost=True)
+    next_window(made)
+    assert "GPU kernels are timed" not in capfd.readouterr().err
+    next_window(made)
+    [share] = re.findall(
+        r"GPU kernels are timed in one step every .* \((.*) % of the training\)", capfd.readouterr().err
+    )
+    assert 0 < float(share) <= 1.01
+
+
+def test_a_profiler_that_cannot_be_started_costs_the_kernels_alone(path, capfd):
+    """As where another tool has the counters of the device: one line, and nothing is raised into the training."""
+    made = KernelSampler(1e-9, path, device="NoSuchDevice")
+    for _ in range(3):
+        made.step_ends()
+    assert capfd.readouterr().err.count("the times of GPU kernels are not known") == 1
+    assert made._due_at == math.inf
