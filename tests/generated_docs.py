@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from resilience_sdk.core.settings.fields import FIELDS, shown_default
-from resilience_sdk.core.settings.load import SECTION, TRANSLATED, WITHOUT_COUNTERPART
+from resilience_sdk.core.settings.nvrx import SECTION, TRANSLATED, WITHOUT_COUNTERPART
 from resilience_sdk.health.probes import GPU, HealthCheck
 from resilience_sdk.telemetry.metrics import FAMILIES
 

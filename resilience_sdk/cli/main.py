@@ -91,6 +91,10 @@ COMMANDS = {
         work="looking at this machine",
     ),
     "slurm": Command("resilience_sdk.cli.slurm", "print a batch script for Slurm, with signal, requeue and resume"),
+    "nvrx": Command(
+        "resilience_sdk.cli.nvrx",
+        "print where ft_launcher is, for the PATH of scripts of NVIDIA's resiliency extension",
+    ),
     "demo": Command(
         "resilience_sdk.demo",
         "train a small model on 2 CPU ranks while it is hung and killed",

@@ -28,7 +28,7 @@ _VERDICT_S = 10.0  # for the launcher to write incident and outcome after its ra
 FLAGS = frozenset(
     (
         *("-h", "--help", "--help-all", "-m", "--module", "--fresh", "--no-python", "--preflight", "--run-path"),
-        "--standalone",
+        *("--standalone", "--provide-nvrx", "--ft-ignore-missing-cfg", "--ignore-missing-fault-tol-cfg"),
         *("--checkpoint-async", "--no-checkpoint-async", "--group-readable", "--no-group-readable"),
         *("--report", "--no-report"),
         *("--stop-if-detected", "--no-stop-if-detected", "--virtual-local-rank"),

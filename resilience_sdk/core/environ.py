@@ -35,6 +35,7 @@ INTERNAL_CONFIG = (
     "RESILIENCE_INTERNAL_CONFIG"  # the job as its launcher knows it, settings included: `JobConfig` as JSON
 )
 INTERNAL_RUN_NAMED = "RESILIENCE_INTERNAL_RUN_NAMED"  # "1": the user named the run directory, so resuming is allowed
+INTERNAL_NVRX = "RESILIENCE_INTERNAL_NVRX"  # what NVIDIA's extension is configured with, for what stands in its place
 FINISHED_FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"
 
 

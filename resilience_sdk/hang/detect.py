@@ -361,7 +361,8 @@ def _idle_together(watches: Sequence[RankTimers]) -> bool:
 
 def _is_idle(state: RankState) -> bool:
     stack: Sequence[OpenSection] = state.stack
-    if any(section.kind != "pulse" for section in stack):
+    # Whoever sets how long the interval between two pulses may be also tells when the loop is over.
+    if any(section.kind != "pulse" or section.timeout_s is not None for section in stack):
         return False
     return not stack or state.in_collective is False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from resilience_sdk.core import environ
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.json_records import to_text
 from resilience_sdk.core.settings.fields import SECRET_FIELDS, SINK_FIELDS
+from resilience_sdk.core.settings.nvrx import provided_directory
 from resilience_sdk.system.hostinfo import host_name, process_start_ticks
 
 if TYPE_CHECKING:
@@ -35,6 +37,18 @@ def prepare_launcher() -> None:
         env.pop(environ.RUN_DIR, None)
     for name in [name for name in env if name.startswith(environ.INTERNAL_PREFIX)]:
         del env[name]
+
+
+def provide_nvrx(section: Mapping[str, Any]) -> None:
+    """Let the ranks import the SDK as NVIDIA's extension, configured with `section`, and find its launcher.
+
+    Raises ConfigError where the extension itself is installed: which of the two is meant must not depend on a path.
+    """
+    env = environ.environment()
+    place = provided_directory("--provide-nvrx")
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(place), env.get("PYTHONPATH"))))
+    env["PATH"] = os.pathsep.join(filter(None, (str(place / "bin"), env.get("PATH"))))
+    env[environ.INTERNAL_NVRX] = json.dumps(section, default=str)
 
 
 def tell_signals(options: Options) -> None:

@@ -89,6 +89,8 @@ def _main(argv: Sequence[str]) -> int:
     try:
         chosen = options.parse_options(argv)
         env.tell_signals(chosen)
+        if chosen.nvrx_section is not None:
+            env.provide_nvrx(chosen.nvrx_section)
         console.bind(node=host_name())
         console.use_json(chosen.settings.event_log == "json")
         run_dir, named = _open_run_dir(chosen)

@@ -19,6 +19,7 @@ import os
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import attrs
@@ -27,8 +28,9 @@ from resilience_sdk import faults
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say
 from resilience_sdk.core.redaction import redact_argv
-from resilience_sdk.core.settings import Settings, load_settings
+from resilience_sdk.core.settings import Settings, load_settings, nvrx
 from resilience_sdk.core.settings import options as setting_options
+from resilience_sdk.core.settings.load import read_file
 from resilience_sdk.core.settings.options import MORE_OF_SETTINGS, add_short_help
 from resilience_sdk.errors import ConfigError, MissingExtraError
 from resilience_sdk.launcher.forkserver_wire import Script
@@ -181,6 +183,8 @@ class Options:
     start_method: StartMethod
     local: bool  # one node and no rendezvous given
     argv: tuple[str, ...]
+    nvrx_section: Mapping[str, Any] | None = None
+    """What the ranks find in place of NVIDIA's extension is told: its configuration; None: nothing is provided."""
 
     @property
     def elastic_signals(self) -> str:
@@ -231,13 +235,22 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
         no_python=bool(namespace.no_python),
     )
     script.check()
+    _settle_nvrx(namespace, parser)
     settings = _settings(namespace, env)
     faults.parse(env.get(environ.FAULT, ""))  # a fault that is misspelt must not look like a promise that held
     start_method = _start_method(namespace.start_method)
     local = _settle_rendezvous(namespace)
     _settle_for_elastic(namespace, settings)
     options = Options(
-        namespace, settings, script, bool(namespace.fresh), bool(namespace.preflight), start_method, local, tuple(argv)
+        namespace,
+        settings,
+        script,
+        bool(namespace.fresh),
+        bool(namespace.preflight),
+        start_method,
+        local,
+        tuple(argv),
+        _nvrx_section(namespace) if namespace.provide_nvrx else None,
     )
     _check_counts(namespace)
     _settle_threads(options, env)
@@ -354,6 +367,12 @@ def _parser() -> argparse.ArgumentParser:
         help="what `accelerate launch --config_file FILE` tells its ranks (precision, FSDP, ...) and their number; "
         "an option given here counts before it",
     )
+    group.add_argument(
+        "--provide-nvrx",
+        action="store_true",
+        help="the ranks find the SDK under the names of NVIDIA's resiliency extension, so that its users' scripts run "
+        "unchanged; see docs/nvrx.md",
+    )
     setting_options.add_setting_options(parser)
     add_short_help(parser, _USUAL, usage="[options] script.py [arguments]", more=MORE_OF_SETTINGS)
     parser.error = _usage_error  # type: ignore[method-assign]
@@ -378,6 +397,8 @@ def _refuse_unknown(word: str, parser: argparse.ArgumentParser) -> NoReturn:
     known = [option for action in parser._actions for option in action.option_strings]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]}?" if close else "; see `resilience run --help-all`"
+    if not close and name.startswith(("--ft-", "--ft_")):
+        hint = ": of NVIDIA's launcher those of docs/nvrx.md are known; leave it out"
     raise ConfigError(f"unknown option {name}{hint} (options of the script go after the script)")
 
 
@@ -388,7 +409,7 @@ def _settings(namespace: argparse.Namespace, env: Mapping[str, str]) -> Settings
         return load_settings(
             arguments=given,
             config_file=setting_options.config_option(namespace),
-            nvrx_file=getattr(namespace, "nvrx:file", None),
+            nvrx_file=setting_options.nvrx_file(namespace),
             env=env,
             strict_env=True,
         )
@@ -399,6 +420,40 @@ def _settings(namespace: argparse.Namespace, env: Mapping[str, str]) -> Settings
     if torchruns := {name: value for name in unset if (value := env.get(f"PET_{name.upper()}"))}:
         settings = load({**torchruns, **arguments})
     return attrs.evolve(settings, on_hang="restart") if settings.on_hang is None else settings
+
+
+def _settle_nvrx(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Do what options of NVIDIA's launcher ask for that become options of torchrun, where those are not given.
+
+    Raises ConfigError for a policy that is not there.
+    """
+    given = setting_options.nvrx_options(args)
+    policy = given.get(nvrx.RESTART_POLICY, "any-failed")
+    if policy != "any-failed":
+        raise ConfigError(
+            f"{nvrx.spellings(nvrx.RESTART_POLICY)[0]} {policy}: only any-failed is known here, the ranks of all nodes "
+            "start again together; leave it out, and with --nnodes MIN:MAX the job goes on without a node that is lost"
+        )
+    prefix = given.get(nvrx.PER_CYCLE_LOGS)
+    if prefix is not None:
+        directory = os.path.dirname(os.path.abspath(prefix))
+        if args.log_dir is None:
+            args.log_dir = directory
+        if args.tee == parser.get_default("tee"):
+            args.tee = "3"
+        option = nvrx.spellings(nvrx.PER_CYCLE_LOGS)[0]
+        say(f"{option}: each rank has a file of its own for each attempt, below {args.log_dir}")
+
+
+def _nvrx_section(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the configuration of NVIDIA's extension as its launcher would have it: the file, with options over it.
+
+    Of values that were checked before, as settings.
+    """
+    file = setting_options.config_option(args) or setting_options.nvrx_file(args)
+    section = nvrx.find_section(read_file(Path(file)), file) if file is not None else None
+    options = setting_options.nvrx_options(args, without=nvrx.OPTIONS)
+    return {**{str(name): value for name, value in (section or {}).items()}, **options}
 
 
 def _start_method(name: str) -> StartMethod:

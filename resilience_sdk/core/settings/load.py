@@ -8,10 +8,6 @@ must not end a training that has begun.
 
 A file of settings has a few dozen lines. So one that is long, that is no file at all, or that multiplies itself by
 aliases is refused before anything is made of it.
-
-The `fault_tolerance:` section of NVIDIA's extension may sit at any depth of a YAML file, and its launcher takes the
-same names as `--ft-param-<name>` (older versions) or `--ft-<name>`. Every key is translated, or named with the reason
-why it has no counterpart. A bad value or an unknown name is an error: a typo must not disable a protection.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import importlib.util
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +24,7 @@ import attrs
 
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
-from resilience_sdk.core.settings import parse
+from resilience_sdk.core.settings import nvrx
 from resilience_sdk.core.settings.fields import FIELDS, Settings, nearest, read_value
 from resilience_sdk.core.settings.parse import shown
 from resilience_sdk.errors import ConfigError
@@ -238,19 +234,19 @@ def _take_environment(found: _Found, env: Mapping[str, str]) -> None:
 def _take_file(found: _Found, file: str, *, nvrx_only: bool, speaks: bool) -> None:
     try:
         data = read_file(Path(file))
-        section = find_section(data, file)
+        section = nvrx.find_section(data, file)
         if section is None and nvrx_only:
-            raise ConfigError(f"{file}: has no `{SECTION}:` section")
+            raise ConfigError(f"{file}: has no `{nvrx.SECTION}:` section")
     except ConfigError as error:
         found.problems.append(error)
         return
     if section is not None:
-        translation = translate(section, source=file)
+        translation = nvrx.translate(section, source=file)
         found.problems += translation.problems
         found.values |= translation.values
-        found.sources |= dict.fromkeys(translation.values, f"{file} ({SECTION})")
+        found.sources |= dict.fromkeys(translation.values, f"{file} ({nvrx.SECTION})")
         if speaks:
-            say_notes(translation.notes, file)
+            nvrx.say_notes(translation.notes, file)
     if not nvrx_only:
         others = _take_own_keys(found, data, file, foreign=section is not None)
         if others and speaks:
@@ -263,7 +259,7 @@ def _take_own_keys(found: _Found, data: Mapping[Any, Any], file: str, *, foreign
     others: list[str] = []
     for key, value in data.items():
         name = str(key).replace("-", "_")
-        if key == SECTION:
+        if key == nvrx.SECTION:
             continue
         if name in seen:
             found.problems.append(ConfigError(f"{file}: {name} is given twice"))
@@ -276,136 +272,6 @@ def _take_own_keys(found: _Found, data: Mapping[Any, Any], file: str, *, foreign
             what = f"unknown key {shown(key)} with value {shown(value)}{nearest(name, FIELDS)}"
             found.problems.append(ConfigError(f"{file}: {what}"))
     return others
-
-
-SECTION = "fault_tolerance"
-_HEALTH = "health checks of nodes are not part of the settings"
-_MEMORY = "GPU memory is freed with the process"
-_PROGRESS = "attempts that end before their first completed step stop the job after three"
-_ATTRIBUTION = "causes are attributed locally, without a service"
-
-TRANSLATED: Mapping[str, str] = {
-    "initial_rank_heartbeat_timeout": "initial_heartbeat_timeout",
-    "rank_heartbeat_timeout": "heartbeat_timeout",
-    "rank_section_timeouts": "section_timeouts",
-    "rank_out_of_section_timeout": "out_of_section_timeout",
-    "safety_factor": "safety_factor",
-}
-"""Option of NVIDIA's extension -> ours."""
-WITHOUT_COUNTERPART: Mapping[str, str] = {
-    "workload_check_interval": "the monitor looks when a deadline is due, and every monitor_interval",
-    "rank_termination_signal": "a stuck rank gets SIGTERM and, after term_grace, SIGKILL",
-    "node_health_check_interval": _HEALTH,
-    "log_level": "what a person must know is always one line on standard error",
-    "restart_check_interval": "it had no effect there either",
-    "enable_nic_monitor": _HEALTH,
-    "enable_nic_healthcheck": _HEALTH,
-    "enable_dist_storage_healthcheck": _HEALTH,
-    "storage_healthcheck_path": _HEALTH,
-    "pci_topo_file": _HEALTH,
-    "link_down_path_template": _HEALTH,
-    "link_state_path_template": _HEALTH,
-    "skip_section_response": "a section never waits for an answer",
-    "segment": "ranks are placed by the launcher and the scheduler",
-    "numa_bind_strict": "NUMA binding is an option of the launcher",
-    "gpu_memory_reclaim_timeout": _MEMORY,
-    "gpu_memory_tolerance_mb": _MEMORY,
-    "gpu_memory_poll_interval": _MEMORY,
-    "check_remaining_processes": "ranks are always ended with their whole session",
-    "max_no_progress_cycles": _PROGRESS,
-    "min_progress_iterations": _PROGRESS,
-    "checkpoint_iteration_file": "steps are read from the ranks themselves",
-    "install_exception_hook": "an uncaught exception is always recorded",
-    "num_warmup_iterations": "the first occurrence of everything has initial_heartbeat_timeout",
-    "attribution_endpoint": _ATTRIBUTION,
-    "attribution_stop_action": _ATTRIBUTION,
-    "attribution_export_url": _ATTRIBUTION,
-    "cycle_info_dir": "the journal in the run directory tells of every attempt",
-}
-"""Option of NVIDIA's extension -> the reason why there is none of ours."""
-KEYS = (*TRANSLATED, *WITHOUT_COUNTERPART)
-
-
-@attrs.frozen
-class Translation:
-    """Values for our options, one line per key about what became of it, and what was wrong."""
-
-    values: Mapping[str, Any]
-    notes: tuple[str, ...]
-    problems: tuple[ConfigError, ...]
-
-
-def find_section(data: Any, source: str) -> Mapping[Any, Any] | None:
-    """Return the `fault_tolerance:` mapping at any depth of `data`, or None; two of them are an error."""
-    found = list(_sections(data, source))
-    if len(found) > 1:
-        raise ConfigError(f"{source}: has {len(found)} `{SECTION}:` sections; keep one")
-    return found[0] if found else None
-
-
-def _sections(data: Any, source: str) -> Iterator[Mapping[Any, Any]]:
-    if isinstance(data, list):
-        for item in data:
-            yield from _sections(item, source)
-    if not isinstance(data, Mapping):
-        return
-    for key, value in data.items():
-        if key != SECTION:
-            yield from _sections(value, source)
-        elif value is None or isinstance(value, Mapping):
-            yield value or {}
-        else:
-            raise ConfigError(f"{source}: {SECTION} is {shown(value)}; expected `name: value` lines under it")
-
-
-def translate(section: Mapping[Any, Any], *, source: str, name_of: Callable[[str], str] = str) -> Translation:
-    """Return our values for a `fault_tolerance` mapping, with a note about every key.
-
-    `name_of` spells a key as its writer did: an option or a YAML key.
-    """
-    values: dict[str, Any] = {}
-    notes: list[str] = []
-    problems: list[ConfigError] = []
-    for raw_name, raw in section.items():
-        name = str(raw_name)
-        place, given = f"{source}: {name_of(name)}", f"{name_of(name)}={_shown(raw)}"
-        if name in WITHOUT_COUNTERPART:
-            notes.append(f"{given} has no counterpart: {WITHOUT_COUNTERPART[name]}")
-        elif name not in TRANSLATED:
-            what = f"unknown key of {SECTION} with value {shown(raw)}{nearest(name, list(KEYS))}"
-            problems.append(ConfigError(f"{place}: {what}"))
-        else:
-            field = TRANSLATED[name]
-            try:
-                values[field] = read_value(field, raw, source=place)
-            except ConfigError as error:
-                problems.append(error)
-            else:
-                notes.append(f"{given} became {field}={_meaning(values[field], raw)}")
-    return Translation(values, tuple(notes), tuple(problems))
-
-
-def _meaning(value: Any, raw: Any) -> str:
-    if value is None:
-        return "learned (here no deadline is ever without bound)"
-    given = raw.items() if isinstance(raw, Mapping) else ()
-    unset = [str(section) for section, timeout in given if parse.is_nothing(timeout)]
-    return _shown(value) + (f"; learned: {', '.join(unset)}" if unset else "")
-
-
-def say_notes(notes: tuple[str, ...], source: str) -> None:
-    """Print, once per source, what became of each key."""
-    if notes:
-        lines = "\n".join(f"  {note}" for note in notes)
-        say_once(f"nvrx:{source}", f"{source}: settings of NVIDIA's extension, translated:\n{lines}")
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, Mapping):
-        return ",".join(f"{name}:{_shown(item)}" for name, item in value.items()) or "{}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 LIBRARIES: Mapping[str, tuple[str, str]] = {

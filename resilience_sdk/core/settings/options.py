@@ -13,18 +13,19 @@ import argparse
 import copy
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from resilience_sdk.core.settings import load
+from resilience_sdk.core.settings import nvrx
 from resilience_sdk.core.settings.fields import FIELDS, Settings, read_value, shown_default
 from resilience_sdk.core.settings.load import load_settings
 from resilience_sdk.core.settings.parse import SWITCH_WORDS
 
 _SETTING = "setting:"
 _NVRX = "nvrx:"
+_SPELT = "spelt nvrx"
 
 
 def add_setting_options(parser: argparse.ArgumentParser) -> None:
@@ -45,21 +46,19 @@ def add_setting_options(parser: argparse.ArgumentParser) -> None:
     for name, field in FIELDS.items():
         _add_field(group, name, field)
     group.add_argument(
-        "--fault-tol-cfg-path",
-        "--ft-cfg-path",
+        *nvrx.FILE_OPTIONS,
         dest=f"{_NVRX}file",
         default=None,
         metavar="FILE",
-        help=f"file with a `{load.SECTION}:` section of NVIDIA's extension",
+        help=f"file with a `{nvrx.SECTION}:` section of NVIDIA's extension",
     )
-    for name in load.KEYS:
-        dashed = name.replace("_", "-")
+    for name in (*nvrx.KEYS, *nvrx.OPTIONS):
         group.add_argument(
-            f"--ft-param-{name}",
-            f"--ft-param-{dashed}",
-            f"--ft-{dashed}",
+            *nvrx.spellings(name),
             dest=f"{_NVRX}{name}",
             default=None,
+            nargs=0 if name in nvrx.SWITCHES else None,
+            action=_StoreSpelt,
             help=argparse.SUPPRESS,
         )
     group.conflict_handler = handler
@@ -74,6 +73,22 @@ def _add_field(group: argparse._ArgumentGroup, name: str, field: attrs.Attribute
         add_switch(group, names, dest=dest, help_text=text)
     else:
         group.add_argument(*names, dest=dest, default=None, metavar=field.metadata["metavar"] or None, help=text)
+
+
+class _StoreSpelt(argparse.Action):
+    """Stores the value of an option of NVIDIA's launcher, and how it was spelt; that of a switch is True."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        del parser
+        setattr(namespace, self.dest, True if self.nargs == 0 else values)
+        spelt = {**getattr(namespace, _SPELT, {}), self.dest[len(_NVRX) :]: option_string}
+        setattr(namespace, _SPELT, spelt)
 
 
 def plain_switches(words: Sequence[str], takes_value: Callable[[str], bool], *, to_the_end: bool = False) -> list[str]:
@@ -124,22 +139,29 @@ def settings_arguments(namespace: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: An option of NVIDIA's launcher has a bad value.
     """
-    given = vars(namespace)
-    theirs = {
-        name: value
-        for dest, value in given.items()
-        if dest.startswith(_NVRX) and value is not None and (name := dest[len(_NVRX) :]) in load.KEYS
-    }
-    translation = load.translate(theirs, source="command line", name_of=lambda name: f"--ft-param-{name}")
+    theirs = nvrx_options(namespace, without=nvrx.OPTIONS_TAKEN)
+    translation = nvrx.translate_options(theirs, getattr(namespace, _SPELT, {}))
     if translation.problems:
         raise translation.problems[0]
-    load.say_notes(translation.notes, "command line")
+    nvrx.say_notes(translation.notes, "command line")
     ours = {
         name: value
-        for dest, value in given.items()
+        for dest, value in vars(namespace).items()
         if dest.startswith(_SETTING) and value is not None and (name := dest[len(_SETTING) :]) in FIELDS
     }
     return {**translation.values, **ours}
+
+
+def nvrx_options(namespace: argparse.Namespace, *, without: Iterable[str] = ()) -> dict[str, Any]:
+    """Return what was given of the options of NVIDIA's launcher, by the names of `nvrx.KEYS` and `nvrx.OPTIONS`."""
+    given = {dest[len(_NVRX) :]: value for dest, value in vars(namespace).items() if dest.startswith(_NVRX)}
+    return {name: value for name, value in given.items() if value is not None and name not in ("file", *without)}
+
+
+def nvrx_file(namespace: argparse.Namespace) -> str | None:
+    """Return the file that is named with an option of NVIDIA's launcher, or None."""
+    value = getattr(namespace, f"{_NVRX}file", None)
+    return None if value is None else str(value)
 
 
 def config_option(namespace: argparse.Namespace) -> str | None:
@@ -154,11 +176,10 @@ def settings_from_options(namespace: argparse.Namespace, env: Mapping[str, str] 
     Raises:
         ConfigError: Anything in them is unknown or bad.
     """
-    nvrx_file = getattr(namespace, f"{_NVRX}file", None)
     return load_settings(
         arguments=settings_arguments(namespace),
         config_file=config_option(namespace),
-        nvrx_file=nvrx_file,
+        nvrx_file=nvrx_file(namespace),
         env=env,
         strict_env=True,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resilience_sdk.core.settings import Settings, load_settings
-from resilience_sdk.core.settings.load import translate
+from resilience_sdk.core.settings.nvrx import translate
 from resilience_sdk.errors import ConfigError
 
 NESTED = """
