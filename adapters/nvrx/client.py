@@ -33,7 +33,7 @@ from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.settings import nvrx
 from resilience_sdk.heartbeats import heartbeat
-from resilience_sdk.rank.lifecycle import current, ensure_started
+from resilience_sdk.rank.lifecycle import current
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.blocks import Pulse
 from resilience_sdk.straggler.sections import section
@@ -250,7 +250,8 @@ class RankMonitorClient:
 
     def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
         """Have the launcher leave this node out, or start nothing again, when an attempt fails after this."""
-        session = current() or ensure_started()
+        lookup.recorder()  # the first use begins to record
+        session = current()
         if session is None:
             say_once("nvrx request", f"a request to the launcher is lost, this rank is not watched: {req}")
         elif req.action is not WorkloadAction.Continue:
@@ -355,7 +356,8 @@ def _configuration() -> tuple[FaultToleranceConfig, Collection[str]]:
     except (ValueError, TypeError) as error:
         say_once("nvrx configuration", f"the configuration of NVRx cannot be read, the settings count: {error}")
         values = {}
-    session = current() or ensure_started()
+    lookup.recorder()  # the first use begins to record
+    session = current()
     settings = None if session is None else session.settings
     for name in _OF_SETTINGS:
         if settings is not None and nvrx.TRANSLATED[name] in settings.explicit:

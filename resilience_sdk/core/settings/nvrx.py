@@ -41,7 +41,7 @@ TRANSLATED: Mapping[str, str] = {
 }
 """Key of the section -> our setting."""
 WITHOUT_COUNTERPART: Mapping[str, str] = {
-    "workload_check_interval": "the monitor looks when a deadline is due; no calculated timeout of a client is below it",
+    "workload_check_interval": "the monitor looks when a deadline is due; no calculated timeout is below it",
     "rank_termination_signal": "a stuck rank gets SIGTERM and, after term_grace, SIGKILL",
     "log_level": "what a person must know is always one line on standard error",
     "restart_check_interval": "it had no effect there either",

@@ -237,6 +237,10 @@ def test_pulses_end_like_steps_that_do_not_end(make, verdict):
     over = [make.rank(r, make.beat(9e4, kind="pulse"), in_collective=False) for r in (0, 1)]
     assert verdict(*over).kind == "suspect"
     assert verdict(over[0], attrs.evolve(over[1], in_collective=True)).kind == "confirmed"
+    # Whoever sets the time between two says when there is none to come.
+    timed = attrs.evolve(make.beat(9e4, kind="pulse"), timeout_s=5.0)
+    late = [make.rank(r, timed, in_collective=False) for r in (0, 1)]
+    assert verdict(*late).kind == "confirmed"
 
 
 @pytest.mark.parametrize("fact", [{"traced": True}, {"reads_terminal": True}, {"slow_work": "prompt"}])

@@ -160,3 +160,52 @@ def test_help_fits_two_screens_and_help_all_has_all(word, script, monkeypatch, c
 def test_help_behind_the_script_is_the_scripts(script):
     """As torchrun has it."""
     assert parse(script, "--help").script.args == ("--help",)
+
+
+def test_every_option_of_nvidias_launcher_is_taken(script, tmp_path, capsys):
+    """In each of its spellings: it becomes a setting, or it is said why not; none is unknown."""
+    values = {"rank_section_timeouts": "a:10", "ft_restart_policy": "any-failed", "segment": "4"}
+    for name in (*nvrx.KEYS, *nvrx.OPTIONS):
+        for spelling in nvrx.spellings(name):
+            value = values.get(name, str(tmp_path / "log") if name == nvrx.PER_CYCLE_LOGS else "10")
+            given = [spelling] if name in nvrx.SWITCHES else [spelling, value]
+            settings = parse(*given, script).settings
+            field = {**nvrx.TRANSLATED, **nvrx.OPTIONS_TRANSLATED}.get(name)
+            if field is not None:
+                assert getattr(settings, field) in (10, {"a": 10}), spelling
+
+
+def test_a_file_of_nvidias_is_named_in_each_spelling(script, tmp_path):
+    """With what it holds of keys that are settings here."""
+    config = tmp_path / "ft.yaml"
+    config.write_text("fault_tolerance: {rank_heartbeat_timeout: 7, node_health_check_interval: 8}\n")
+    for spelling in nvrx.FILE_OPTIONS:
+        settings = parse(spelling, config, script).settings
+        assert (settings.heartbeat_timeout, settings.health_interval) == (7, 8)
+
+
+def test_logs_of_each_cycle_become_files_of_each_rank(script, tmp_path):
+    """In the directory of their prefix, unless torchrun's own options say something else."""
+    prefix = tmp_path / "logs" / "job.log"
+    elastic = parse("--ft-per-cycle-applog-prefix", prefix, script).elastic
+    assert (elastic.log_dir, elastic.tee) == (str(tmp_path / "logs"), "3")
+    elastic = parse("--ft_per_cycle_applog_prefix", prefix, "--log-dir", "x", "--tee", "1", script).elastic
+    assert (elastic.log_dir, elastic.tee) == ("x", "1")
+
+
+def test_what_cannot_be_had_is_refused_with_its_cure(script):
+    """A policy that keeps healthy nodes, and options of a launcher that nobody here knows."""
+    with pytest.raises(ConfigError, match=r"min-healthy: only any-failed.*--nnodes MIN:MAX"):
+        parse("--restart-policy", "min-healthy", script)
+    with pytest.raises(ConfigError, match=r"--ft-warp-drive.*docs/nvrx.md"):
+        parse("--ft-warp-drive=9", script)
+
+
+def test_the_ranks_are_told_what_nvidias_extension_is_configured_with(script, tmp_path):
+    """Options over the file, with sections that have no timeout; only where it is provided."""
+    config = tmp_path / "ft.yaml"
+    config.write_text("a: [{fault_tolerance: {rank_heartbeat_timeout: 7, rank_section_timeouts: {a: null}}}]\n")
+    words = ("--ft-cfg-path", config, "--ft-rank-heartbeat-timeout", "9", "--term-timeout", "3", script)
+    assert parse(*words).nvrx_section is None
+    told = parse("--provide-nvrx", *words).nvrx_section
+    assert told == {"rank_heartbeat_timeout": "9", "rank_section_timeouts": {"a": None}}

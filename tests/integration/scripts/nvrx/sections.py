@@ -1,6 +1,7 @@
 """The sections of NVRx's client in a DDP loop, as its guide has them: nested, timed, and with a deadline each.
 
-The first attempt of a job hangs where HANG says: in `step` or `checkpointing`, or `outside` of any.
+The first attempt of a job hangs where HANG says: in `forward`, in `step` around it, in `checkpointing`, or
+`outside` of any.
 """
 
 import json
@@ -42,6 +43,8 @@ def main():
         client.start_section("step")
         client.start_section("forward")
         loss = model(torch.ones(8, 4)).sum()
+        if step == 6:
+            maybe_hang(rank, "forward")
         client.end_section("forward")
         if step == 6:
             maybe_hang(rank, "step")

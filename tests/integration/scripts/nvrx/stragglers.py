@@ -48,6 +48,12 @@ def main():
     (Path(os.environ["TOLD"]) / f"stragglers-{rank}").write_text(json.dumps(told))
     straggler.Detector.shutdown()
     assert "forward" not in vars(trainer)
+    if rank == 0:  # alone: the scores of one's own need nobody
+        straggler.Detector.initialize(scores_to_compute=["individual_perf_scores"], gather_on_rank0=False)
+        with straggler.Detector.detection_section("alone"):
+            pass
+        assert straggler.Detector.generate_report().section_individual_perf_scores == {"alone": {0: 1.0}}
+        straggler.Detector.shutdown()
     dist.destroy_process_group()
 
 
