@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from resilience_sdk.core.settings import nvrx
 from resilience_sdk.core.settings.fields import FIELDS, shown_default
-from resilience_sdk.core.settings.nvrx import SECTION, TRANSLATED, WITHOUT_COUNTERPART
 from resilience_sdk.health.probes import GPU, HealthCheck
 from resilience_sdk.telemetry.metrics import FAMILIES
 
@@ -15,27 +15,30 @@ CURE = "run: python -m tests.generated_docs"
 
 
 def settings_table() -> str:
-    """Return a row per setting, and what NVIDIA's keys become."""
+    """Return a row per setting."""
     fields = [
         f"| `{name}` | {cell(shown_default(field))} | {cell(field.metadata['doc'])} |" for name, field in FIELDS.items()
-    ]
-    theirs = [
-        *(f"| `{name}` | `{field}` |" for name, field in TRANSLATED.items()),
-        *(f"| `{name}` | no counterpart: {reason} |" for name, reason in WITHOUT_COUNTERPART.items()),
     ]
     return "\n".join(
         [
             "| setting | default | meaning |",
             "|---|---|---|",
             *fields,
-            "",
-            f"Keys of a `{SECTION}:` section of NVIDIA's extension:",
-            "",
-            "| key there | becomes |",
-            "|---|---|",
-            *theirs,
         ]
     )
+
+
+def nvrx_table() -> str:
+    """Return a row per option of NVIDIA's launcher, those of keys of its section first."""
+    becomes = {name: f"`{field}`" for name, field in {**nvrx.TRANSLATED, **nvrx.OPTIONS_TRANSLATED}.items()}
+    becomes |= nvrx.OPTIONS_TAKEN
+    without = {**nvrx.WITHOUT_COUNTERPART, **nvrx.OPTIONS_WITHOUT_COUNTERPART}
+    becomes |= {name: f"no counterpart: {reason}" for name, reason in without.items()}
+    rows = [
+        f"| `{nvrx.spellings(name)[0]}` | {f'`{name}`' if name in nvrx.KEYS else ''} | {cell(becomes[name])} |"
+        for name in (*nvrx.KEYS, *nvrx.OPTIONS)
+    ]
+    return "\n".join([f"| option | key of `{nvrx.SECTION}:` | becomes |", "|---|---|---|", *rows])
 
 
 def metrics_table() -> str:
@@ -72,6 +75,7 @@ def _limit(rule: HealthCheck) -> str:
 
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("settings.md", "settings"): settings_table,
+    ("nvrx.md", "nvrx"): nvrx_table,
     ("telemetry.md", "metrics"): metrics_table,
     ("health.md", "gpu checks"): gpu_table,
 }

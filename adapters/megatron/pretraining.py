@@ -13,6 +13,7 @@ from resilience_sdk import preemption
 from resilience_sdk.adapters.megatron import attached
 from resilience_sdk.adapters.megatron.attached import Attached
 from resilience_sdk.adapters.megatron.step import KINDS, LOAD
+from resilience_sdk.adapters.nvrx.client import RankMonitorClient
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import ConfigError, Preempted
@@ -299,6 +300,8 @@ class Pretraining:
         ft = attached.module("training.ft_integration")
         if ft is None or not hasattr(ft, "_GLOBAL_RANK_MONITOR_CLIENT"):
             return
+        if isinstance(ft._GLOBAL_RANK_MONITOR_CLIENT, RankMonitorClient):
+            return  # ours by the name of NVRx's: its sections are the SDK's
         if ft._GLOBAL_RANK_MONITOR_CLIENT is not None:
             attached.say_first(
                 "megatron client",

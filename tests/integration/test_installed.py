@@ -94,6 +94,24 @@ def test_a_job_of_each_kind(
     assert [each["lost_steps"] is not None for each in incidents] == [True, True]
 
 
+@pytest.mark.parametrize("kind", ["editable", "wheel"])
+def test_the_place_of_nvidias_extension(
+    kind: str, tmp_path: Path, built: tuple[Path, Path, Path], elsewhere: Path, pages: dict[str, str]
+) -> None:
+    """Its launcher is a program there, whose ranks import it; nothing of that name is found without."""
+    made = install(kind, tmp_path, built)
+    code, _, err = made.run(made.python, "-c", "import nvidia_resiliency_ext", where=elsewhere)
+    assert code == 1
+    assert "No module named 'nvidia_resiliency_ext'" in err
+    code, out, err = made.run(made.resilience, "nvrx", where=elsewhere)
+    assert code == 0, err
+    script = elsewhere / "job.py"
+    script.write_text("from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient as it; print(it.__module__)")
+    path = os.pathsep.join((out.strip(), str(made.resilience.parent), os.environ["PATH"]))
+    code, out, err = made.run("ft_launcher", script, where=elsewhere, PATH=path, **pages)
+    assert (code, out) == (0, "resilience_sdk.adapters.nvrx.client\n"), err
+
+
 def doctor(made: Installation, where: Path) -> None:
     """The doctor looks at everything, and nothing of it fails by a fault of the SDK."""
     run = ("doctor", "--json", "--compute", "--patience", "10", "--run-dir", where / "run")

@@ -25,7 +25,7 @@ SECTION = "fault_tolerance"
 FILE_OPTIONS = ("--fault-tol-cfg-path", "--ft-cfg-path", "--ft-cfg_path", "--ft_cfg_path")
 
 _FABRIC = "the watch beside the job looks at the links of the fabric, see health_interval"
-_STORAGE = "`--preflight` and the watch beside the job look at the storage of the run directory"
+_STORAGE = "`--preflight` looks at the storage of the run directory"
 _MEMORY = "GPU memory is freed with the process"
 _PROGRESS = "attempts that end before their first completed step stop the job after three"
 _ATTRIBUTION = "causes are attributed locally, without a service"
