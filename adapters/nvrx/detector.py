@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -159,10 +159,14 @@ class ReportInterval:
         self._count = 0
 
 
-class _Kernels:
-    """Times of the kernels of a few passes, by torch's profiler; nothing where there is no GPU in use."""
+class Kernels:
+    """Times of the kernels of a few passes, by torch's profiler; nothing where there is no GPU in use.
 
-    def __init__(self) -> None:
+    With the device `CPU` they are those of operators.
+    """
+
+    def __init__(self, device: str = "CUDA") -> None:
+        self._device = device
         self._profile: Any = None
         self._windows: list[Any] = []
         self._passes = 0
@@ -173,12 +177,12 @@ class _Kernels:
         self._passes += 1
         # Not the first pass: it compiles, tunes and allocates.
         is_due = self._passes > 1 and self._profile is None and len(self._windows) < _WINDOWS
-        if not is_due or torch is None or not torch.cuda.is_initialized():
+        if not is_due or torch is None or (self._device == "CUDA" and not torch.cuda.is_initialized()):
             return False
         try:
             if torch._C._autograd._profiler_enabled():
                 return False  # the user's own has precedence
-            profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            profile = torch.profiler.profile(activities=[getattr(torch.profiler.ProfilerActivity, self._device)])
             profile.start()
         except Exception as error:  # noqa: BLE001 - the pass is to run, timed or not
             say_once("nvrx kernels", f"Detector: GPU kernels are not timed: {type(error).__name__}: {error}")
@@ -190,7 +194,8 @@ class _Kernels:
         """End the window that is open."""
         profile, self._profile = self._profile, None
         try:
-            sys.modules["torch"].cuda.synchronize()  # else the last kernels are still to come
+            if self._device == "CUDA":
+                sys.modules["torch"].cuda.synchronize()  # else the last kernels are still to come
             profile.stop()
             self._windows.append(profile)
         except Exception as error:  # noqa: BLE001 - as in `begin`
@@ -201,7 +206,7 @@ class _Kernels:
         windows, self._windows = self._windows, []
         found: dict[str, list[float]] = {}
         for profile in windows:
-            for name, times in durations_of(profile.events(), "CUDA").items():
+            for name, times in durations_of(profile.events(), self._device).items():
                 found.setdefault(shortened(name, _MOST_NAME), []).extend(times)
         return found
 
@@ -219,7 +224,7 @@ class _Detection:
     """Milliseconds, by section."""
     entries: dict[str, int] = attrs.field(factory=dict)
     history: OwnHistory = attrs.field(factory=OwnHistory)
-    kernels: _Kernels = attrs.field(factory=_Kernels)
+    kernels: Kernels = attrs.field(factory=Kernels)
     originals: list[tuple[object, str, Any]] = attrs.field(factory=list)
 
     @property
@@ -253,7 +258,7 @@ class _Detection:
         if self.gather_on_rank0 and rank != 0:
             return None
         return DetectorReport(
-            **self._scores(by_rank, shown),
+            **scores_of(by_rank, shown, self.scores),
             rank_to_node={each: one["node"] for each, one in shown.items()},
             local_section_summaries=sections,
             local_kernel_summaries={name: summary_of([t / 1e3 for t in times]) for name, times in by_kernel.items()},
@@ -279,26 +284,28 @@ class _Detection:
             "iterations": self.interval.estimate(),
         }
 
-    def _scores(self, by_rank: Mapping[int, Any], shown: Mapping[int, Any]) -> dict[str, Any]:
-        relative: dict[str, dict[int, float]] = {}
-        individual: dict[str, dict[int, float]] = {}
-        names = sorted({name for one in by_rank.values() for name in one["sections"]})
-        for name in names:
-            if _RELATIVE in self.scores:
-                medians = {rank: one["sections"][name] for rank, one in by_rank.items() if name in one["sections"]}
-                found = relative_scores(medians)
-                relative[name] = {rank: found[rank] for rank in shown if rank in found}
-            if _INDIVIDUAL in self.scores:
-                own = {rank: one["individual"].get(name) for rank, one in shown.items()}
-                individual[name] = {rank: score for rank, score in own.items() if score is not None}
-        gpus = relative_gpu_scores({r: [KernelTime(*row) for row in one["kernels"]] for r, one in by_rank.items()})
-        of_gpus = {rank: one["gpu_individual"] for rank, one in shown.items()}
-        return {
-            "gpu_relative_perf_scores": _or_nan(gpus, shown) if _RELATIVE in self.scores else {},
-            "section_relative_perf_scores": {name: scores for name, scores in relative.items() if scores},
-            "gpu_individual_perf_scores": _or_nan(of_gpus, shown) if _INDIVIDUAL in self.scores else {},
-            "section_individual_perf_scores": {name: scores for name, scores in individual.items() if scores},
-        }
+
+def scores_of(
+    by_rank: Mapping[int, Mapping[str, Any]], shown: Collection[int], wanted: Collection[str]
+) -> dict[str, dict[Any, Any]]:
+    """Return the wanted tables of a report, for the ranks that it shows, from what all ranks have told. Pure."""
+    relative: dict[str, dict[int, float]] = {}
+    individual: dict[str, dict[int, float]] = {}
+    for name in sorted({name for told in by_rank.values() for name in told["sections"]}):
+        if _RELATIVE in wanted:
+            found = relative_scores({r: t["sections"][name] for r, t in by_rank.items() if name in t["sections"]})
+            relative[name] = {rank: found[rank] for rank in shown if rank in found}
+        if _INDIVIDUAL in wanted:
+            own = {rank: by_rank[rank]["individual"].get(name) for rank in shown}
+            individual[name] = {rank: score for rank, score in own.items() if score is not None}
+    gpus = relative_gpu_scores({rank: [KernelTime(*row) for row in told["kernels"]] for rank, told in by_rank.items()})
+    of_gpus = {rank: by_rank[rank]["gpu_individual"] for rank in shown}
+    return {
+        "gpu_relative_perf_scores": _or_nan(gpus, shown) if _RELATIVE in wanted else {},
+        "section_relative_perf_scores": {name: scores for name, scores in relative.items() if scores},
+        "gpu_individual_perf_scores": _or_nan(of_gpus, shown) if _INDIVIDUAL in wanted else {},
+        "section_individual_perf_scores": {name: scores for name, scores in individual.items() if scores},
+    }
 
 
 def summary_of(times: Sequence[float]) -> dict[Statistic, float]:
@@ -315,7 +322,7 @@ def summary_of(times: Sequence[float]) -> dict[Statistic, float]:
     }
 
 
-def _or_nan(scores: Mapping[int, float | None], ranks: Mapping[int, Any]) -> dict[int, float]:
+def _or_nan(scores: Mapping[int, float | None], ranks: Collection[int]) -> dict[int, float]:
     return {rank: math.nan if (score := scores.get(rank)) is None else score for rank in ranks}
 
 

@@ -6,14 +6,17 @@ import math
 import socket
 
 import pytest
+import torch
 
 from resilience_sdk.adapters.nvrx.detector import (
     CallableId,
     Detector,
     DetectorReport,
+    Kernels,
     ReportInterval,
     Statistic,
     StragglerId,
+    scores_of,
     summary_of,
 )
 
@@ -193,3 +196,58 @@ def test_figures_of_durations():
     assert summary_of([1.0, 2.0, 6.0])[Statistic.MED] == 2
     assert summary_of([1.0, 2.0, 6.0])[Statistic.STD] == pytest.approx(2.6457, abs=1e-3)
     assert math.isnan(summary_of([1.0])[Statistic.STD])
+
+
+ALL = ("relative_perf_scores", "individual_perf_scores")
+
+
+def told_by(sections, kernels=(), individual=None, gpu=None):
+    rows = [[name, 1, seconds, seconds] for name, seconds in kernels]
+    return {"sections": sections, "kernels": rows, "individual": individual or {}, "gpu_individual": gpu}
+
+
+def test_ranks_are_compared_with_the_fastest():
+    """Sections and kernels alike; of one's own scores each rank tells its own."""
+    by_rank = {r: told_by({"a": 0.01 * (r + 1)}, [("k", 1e-3 * (r + 1))], {"a": 0.5}, 0.25) for r in range(4)}
+    found = scores_of(by_rank, by_rank, ALL)
+    expected = {rank: pytest.approx(1 / (rank + 1)) for rank in range(4)}
+    assert found["section_relative_perf_scores"] == {"a": expected}
+    assert found["gpu_relative_perf_scores"] == expected
+    assert found["section_individual_perf_scores"] == {"a": dict.fromkeys(range(4), 0.5)}
+    assert found["gpu_individual_perf_scores"] == dict.fromkeys(range(4), 0.25)
+    assert scores_of(by_rank, [2], ALL)["section_relative_perf_scores"] == {"a": {2: expected[2]}}
+    assert scores_of(by_rank, by_rank, ALL[:1])["section_individual_perf_scores"] == {}
+
+
+def test_what_one_rank_lacks_leaves_the_others_their_scores():
+    """A section and a kernel that it has not run; it has no score in them, where the original has none for anybody."""
+    by_rank = {r: told_by({"a": 0.01 * (1 + (r == 3))}, [("k", 1e-3)]) for r in range(4)}
+    by_rank[0] = told_by({}, [("other", 1e-3)])
+    found = scores_of(by_rank, by_rank, ALL)
+    assert found["section_relative_perf_scores"]["a"] == {1: 1, 2: 1, 3: pytest.approx(0.5)}
+    gpus = found["gpu_relative_perf_scores"]
+    assert math.isnan(gpus.pop(0))
+    assert gpus == {1: 1, 2: 1, 3: 1}
+
+
+def test_one_rank_that_is_too_fast_makes_nobody_slow():
+    """It has an early exit, say."""
+    by_rank = {r: told_by({"a": 0.01 if r else 0.001}) for r in range(8)}
+    assert set(scores_of(by_rank, by_rank, ALL)["section_relative_perf_scores"]["a"].values()) == {1.0}
+
+
+def test_kernels_are_timed_in_three_passes_after_the_first():
+    """Here the operators of a processor; what was taken is forgotten."""
+    kernels = Kernels("CPU")
+    begun = []
+    for _ in range(6):
+        begun.append(kernels.begin())
+        torch.ones(4).add(1)
+        if begun[-1]:
+            assert not kernels.begin()  # in a section inside it
+            kernels.end()
+    assert sum(begun) == 3
+    assert not begun[0]
+    assert len(kernels.take()["aten::add"]) == 3
+    assert kernels.take() == {}
+    assert not Kernels().begin()
