@@ -312,9 +312,11 @@ class RankMonitorClient:
 
     def _timeout_of(self, name: str) -> float | None:
         of_sections = self.section_timeouts
-        if of_sections is None:
-            return None
-        return self._deadline(of_sections.section.get(name), name in of_sections.calculated_sections)
+        timeout = None if of_sections is None else of_sections.section.get(name)
+        if of_sections is not None and timeout is not None:
+            return self._deadline(timeout, name in of_sections.calculated_sections)
+        # A first pass would have the timeout of the first heartbeat, which is none of a section in NVRx.
+        return self._subsequent_timeout() if self._longest.sections.get(name) is None else None
 
     def _leave_first(self) -> None:
         first, self._first = self._first, None

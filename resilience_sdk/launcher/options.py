@@ -139,6 +139,7 @@ def _as_a_launcher() -> Iterator[None]:
 StartMethod = Literal["forkserver", "exec"]
 
 _LAST_PORT = 65535
+_MASTER_PORT = 29500
 _RENDEZVOUS_TIMES = (
     "timeout",
     "join_timeout",
@@ -425,8 +426,13 @@ def _settings(namespace: argparse.Namespace, env: Mapping[str, str]) -> Settings
 def _settle_nvrx(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Do what options of NVIDIA's launcher ask for that become options of torchrun, where those are not given.
 
-    Raises ConfigError for a policy that is not there.
+    There nodes meet by c10d unless something else is asked for, and one node alone meets nobody. Raises ConfigError
+    for a policy that is not there.
     """
+    if args.provide_nvrx and args.rdzv_backend in ("static", "c10d"):
+        if not args.rdzv_endpoint and most_nodes(args) > 1:
+            args.rdzv_endpoint = f"{args.master_addr}:{args.master_port or _MASTER_PORT}"
+        args.rdzv_backend = "c10d" if args.rdzv_endpoint else "static"
     given = setting_options.nvrx_options(args)
     policy = given.get(nvrx.RESTART_POLICY, "any-failed")
     if policy != "any-failed":
@@ -479,7 +485,7 @@ def _settle_rendezvous(args: argparse.Namespace) -> bool:
     else:
         _check_backend(str(args.rdzv_backend))
     if args.master_port is None:
-        args.master_port = 29500
+        args.master_port = _MASTER_PORT
     return local
 
 

@@ -54,12 +54,20 @@ def test_each_configured_timeout_is_the_deadline_of_a_block(client, recording):
     assert deadlines(recording) == {BETWEEN: 9, "step": 20}
     client.start_section("step")
     client.start_section("setup")
-    assert deadlines(recording)["setup"] is None
     assert BETWEEN not in deadlines(recording)
     client.end_section("step")  # they may overlap
     client.end_section("setup")
     assert deadlines(recording) == {BETWEEN: 9, "step": 20}
     assert recording.snapshot().beats == 1
+
+
+def test_a_section_without_a_timeout_has_that_of_heartbeats_in_its_first_pass(client, recording):
+    """Not that of the first heartbeat, which first occurrences have elsewhere; later passes are learned."""
+    client.start_section("setup")
+    assert deadlines(recording)["setup"] == 20
+    client.end_section("setup")
+    client.start_section("setup")
+    assert deadlines(recording)["setup"] is None
 
 
 def test_what_nobody_has_set_is_learned(recording):

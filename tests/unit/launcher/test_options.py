@@ -209,3 +209,19 @@ def test_the_ranks_are_told_what_nvidias_extension_is_configured_with(script, tm
     assert parse(*words).nvrx_section is None
     told = parse("--provide-nvrx", *words).nvrx_section
     assert told == {"rank_heartbeat_timeout": "9", "rank_section_timeouts": {"a": None}}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--nnodes=2", "--rdzv-endpoint=h:1", "--rdzv-id=x"], ("c10d", "h:1", False)),
+        (["--nnodes=2", "--master-addr=h", "--master-port=7"], ("c10d", "h:7", False)),
+        (["--nnodes=2", "--master-addr=h"], ("c10d", "h:29500", False)),
+        (["--rdzv-backend=c10d"], ("c10d", "localhost:0", True)),
+        ([], ("c10d", "localhost:0", True)),
+    ],
+)
+def test_nodes_meet_as_under_nvidias_launcher(script, words, expected):
+    """By c10d, where torchrun would need the number of each node; one alone takes a free port."""
+    options = parse("--provide-nvrx", *words, script)
+    assert (options.elastic.rdzv_backend, options.elastic.rdzv_endpoint, options.local) == expected
