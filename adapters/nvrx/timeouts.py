@@ -108,6 +108,10 @@ def _level(value: Any) -> int:
     return level
 
 
+def _shown(seconds: float | None) -> str:
+    return "None" if seconds is None else f"{seconds:.2f}"
+
+
 @dataclasses.dataclass
 class HeartbeatTimeouts:
     """Timeouts of heartbeats in seconds: until the first one, and between two."""
@@ -115,6 +119,11 @@ class HeartbeatTimeouts:
     initial: float | None = None
     subsequent: float | None = None
     were_calculated: bool | None = None
+
+    def __str__(self) -> str:
+        initial, subsequent = _shown(self.initial), _shown(self.subsequent)
+        calculated = f"were_calculated={self.were_calculated}"
+        return f"HeartbeatTimeouts(initial={initial}, subsequent={subsequent}, {calculated})"
 
     @property
     def are_valid(self) -> bool:
@@ -133,6 +142,12 @@ class SectionTimeouts:
 
     def __post_init__(self) -> None:
         self.calculated_sections = set(self.calculated_sections)
+
+    def __str__(self) -> str:
+        sections = ", ".join(f"{name}={_shown(seconds)}" for name, seconds in self.section.items())
+        calculated = sorted(self.calculated_sections)
+        outside = f"{_shown(self.out_of_section)}, calculated: {self.is_out_of_section_calculated}"
+        return f"SectionTimeouts(sections=[{sections}], calculated_sections={calculated}, out_of_section={outside})"
 
     @property
     def were_calculated(self) -> bool:

@@ -72,6 +72,21 @@ def test_a_hang_is_ended_by_the_timeout_of_where_it_is(tmp_path, hang, section):
     assert found["section"]["setup"] == 60
 
 
+def test_states_of_the_original_are_taken(tmp_path):
+    """The same script under the original, with two ranks, keeps timeouts that count here."""
+    if not (python := os.environ.get("NVRX_PYTHON")):
+        pytest.skip("NVRX_PYTHON names no Python with nvidia_resiliency_ext 0.4.1")
+    theirs = (python, "-m", "nvidia_resiliency_ext.fault_tolerance.launcher", "--standalone", "--nproc-per-node=2")
+    script, env = NVRX / "heartbeats.py", {**os.environ, "TOLD": str(tmp_path / "told")}
+    env.pop("PYTHONPATH", None)
+    (tmp_path / "told").mkdir()
+    subprocess.run([*theirs, "--ft-rank-heartbeat-timeout=60", script], env=env, timeout=120, check=True)
+    kept = json.loads((tmp_path / "told" / "ft_state.json").read_text())["current_timeouts"]["heartbeat"]
+    with job(tmp_path, *RANKS, "nvrx/heartbeats.py") as run:
+        assert run.finish() == 0, run.screen
+    assert told(tmp_path, "heartbeats-0")["began"].startswith(f"HeartbeatTimeouts(initial={kept['initial']:.2f}, ")
+
+
 def test_a_rank_that_never_beats_is_ended(tmp_path):
     """The first heartbeat has a timeout of its own, which holds where no rank sends one."""
     options = ("--max-restarts", "0", "--ft-initial-rank-heartbeat-timeout", "2")

@@ -166,3 +166,12 @@ def test_values_of_a_command_line_are_text():
     )
     assert config.rank_section_timeouts == {"setup": 60, "step": None}
     assert config.rank_heartbeat_timeout is None
+
+
+def test_timeouts_are_printed_as_people_read_them():
+    """In log lines of scripts and callbacks."""
+    assert str(HeartbeatTimeouts(1.234, None, True)) == (
+        "HeartbeatTimeouts(initial=1.23, subsequent=None, were_calculated=True)"
+    )
+    text = str(SectionTimeouts({"a": 1.234, "b": None}, 2, {"a"}))
+    assert "sections=[a=1.23, b=None], calculated_sections=['a'], out_of_section=2.00, calculated: False" in text
