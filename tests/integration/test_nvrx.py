@@ -96,6 +96,15 @@ def test_a_rank_that_never_beats_is_ended(tmp_path):
         assert incident["kind"] == "hang"
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_end_is_no_hang(tmp_path, when):
+    """Before the first heartbeat, or long after the shutdown: all ranks leave with 0, nobody is ended."""
+    options = ("--ft-initial-rank-heartbeat-timeout", "2", "--ft-rank-heartbeat-timeout", "2", "--max-restarts", "0")
+    with job(tmp_path, *RANKS, *options, "nvrx/ends.py", env={"WHEN": when}) as run:
+        assert run.finish() == 0, run.screen
+        assert run.incidents() == []
+
+
 def test_under_its_own_launcher(tmp_path):
     """One line of a job script finds `ft_launcher`; it takes its options and a file, and restarts nothing unasked."""
     place = command("nvrx", "--json")
