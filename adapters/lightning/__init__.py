@@ -19,9 +19,8 @@ from resilience_sdk.adapters.lightning.fault_tolerance import (
     FaultToleranceCallback,
     FaultToleranceSectionsCallback,
     SimulatedFaultParams,
-    WorkloadAction,
-    WorkloadControlRequest,
 )
+from resilience_sdk.adapters.nvrx.client import WorkloadAction, WorkloadControlRequest
 
 __all__ = [
     "FaultToleranceCallback",

@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,12 @@ from resilience_sdk.adapters._base import HookedSection, Patches
 from resilience_sdk.adapters.lightning import fit as roles
 from resilience_sdk.adapters.lightning.callback import SdkCallback
 from resilience_sdk.adapters.lightning.fit import Fit
+from resilience_sdk.adapters.nvrx.client import ENDINGS, WorkloadAction, WorkloadControlRequest
 from resilience_sdk.core import environ
 from resilience_sdk.core.atomic_write import Version, version_of
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.run_directory import tell_finished
 from resilience_sdk.hang.timeouts import LearnedTimeouts, Limit
-from resilience_sdk.postmortem.facts import EXCLUDE_NODE, STOP
 from resilience_sdk.rank import Session
 from resilience_sdk.recorder.page_reader import OpenSection
 
@@ -215,26 +214,6 @@ def _is_calculated(*limits: Limit) -> bool:
     return all(limit.source == "learned" for limit in limits)
 
 
-class WorkloadAction(Enum):
-    """What the launcher is to do when the ranks have ended by a failure."""
-
-    Continue = 0
-    """Restart them as usual."""
-    ExcludeThisNode = 1
-    """Go on without the node of this rank; the job leaves with 76 where it cannot."""
-    ShutdownWorkload = 2
-    """End the job with 77: nobody starts it again."""
-
-
-@attrs.define
-class WorkloadControlRequest:
-    """What a policy for exceptions returns: an action, and why."""
-
-    action: WorkloadAction
-    description: str = "<not set>"
-
-
-_ENDINGS = {WorkloadAction.ExcludeThisNode.name: EXCLUDE_NODE, WorkloadAction.ShutdownWorkload.name: STOP}
 SECTION_KINDS = {"setup": "idle", "step": "compute", "checkpointing": "io"}
 """Of the setup no times are compared: ranks wait for one another in it."""
 
@@ -352,14 +331,14 @@ class FaultToleranceSectionsCallback(FaultToleranceCallback):
         action = getattr(getattr(request, "action", None), "name", None)
         if action == WorkloadAction.Continue.name:
             return
-        if action not in _ENDINGS:
+        if action not in ENDINGS:
             say(
                 f"exc_handling_policy returned {request!r}, so the ranks are restarted as usual: expected a "
                 "WorkloadControlRequest"
             )
             return
         reason = f"{getattr(request, 'description', '')} ({action} of exc_handling_policy)"
-        if not fit.session.ask_launcher(_ENDINGS[action], reason):
+        if not fit.session.ask_launcher(ENDINGS[action], reason):
             say(f"exc_handling_policy wants {action}, and nobody hears of it: that takes `resilience run`")
         if action == WorkloadAction.ShutdownWorkload.name:
             log.warning("Shutdown workload requested, so creating finished flag file.")

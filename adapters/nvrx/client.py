@@ -19,6 +19,8 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
+import attrs
+
 from resilience_sdk.adapters.nvrx.timeouts import (
     FaultToleranceConfig,
     HeartbeatTimeouts,
@@ -30,9 +32,10 @@ from resilience_sdk.adapters.nvrx.timeouts import (
 )
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.core import environ
-from resilience_sdk.core.console import say_once
+from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.settings import nvrx
 from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.postmortem.facts import EXCLUDE_NODE, STOP
 from resilience_sdk.rank.lifecycle import current
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.blocks import Pulse
@@ -59,14 +62,21 @@ class RankMonitorClientError(Exception):
 
 
 class WorkloadAction(Enum):
-    """What a rank asks its launcher to do when the ranks are to start again."""
+    """What the launcher is to do when the ranks have ended by a failure."""
 
     Continue = 0
+    """Restart them as usual."""
     ExcludeThisNode = 1
+    """Go on without the node of this rank; the job leaves with 76 where it cannot."""
     ShutdownWorkload = 2
+    """End the job with 77: nobody starts it again."""
 
 
-@dataclasses.dataclass
+ENDINGS = {WorkloadAction.ExcludeThisNode.name: EXCLUDE_NODE, WorkloadAction.ShutdownWorkload.name: STOP}
+"""By name of an action what the launcher is asked for."""
+
+
+@attrs.define
 class WorkloadControlRequest:
     """An action, and why it is asked for."""
 
@@ -250,12 +260,12 @@ class RankMonitorClient:
 
     def send_workload_control_request(self, req: WorkloadControlRequest) -> None:
         """Have the launcher leave this node out, or start nothing again, when an attempt fails after this."""
+        if req.action is WorkloadAction.Continue:
+            return
         lookup.recorder()  # the first use begins to record
         session = current()
-        if session is None:
-            say_once("nvrx request", f"a request to the launcher is lost, this rank is not watched: {req}")
-        elif req.action is not WorkloadAction.Continue:
-            session.ask_launcher(_ACTIONS[req.action], req.description)
+        if session is None or not session.ask_launcher(ENDINGS[req.action.name], req.description):
+            say(f"{req.action.name} is asked for, and nobody hears of it: that takes `resilience run`")
 
     def _require_initialized(self) -> None:
         if not self.is_initialized:
@@ -337,9 +347,6 @@ class RankMonitorClient:
             block = section(BETWEEN, kind="idle", timeout=timeout)
             if BETWEEN not in self._open:
                 self._open[BETWEEN] = block.__enter__()
-
-
-_ACTIONS = {WorkloadAction.ExcludeThisNode: "exclude_node", WorkloadAction.ShutdownWorkload: "stop"}
 
 
 def _block(name: str, timeout: float | None) -> Any:

@@ -166,7 +166,11 @@ SCENARIOS = {
         "unit/hang/test_timeouts.py::test_reused_by_the_same_script_and_world_size",
         reason="the monitor keeps them each minute and at the end of whatever kind, not only at a graceful one",
     ),
-    39: of("what an exception asks the launcher for", f"{_NVRX}::test_a_request_counts_when_the_attempt_fails"),
+    39: of(
+        "what an exception asks the launcher for",
+        f"{_NVRX}::test_a_request_counts_when_the_attempt_fails",
+        "integration/test_lightning_sections.py::test_the_policy_for_exceptions_is_obeyed",
+    ),
     40: of(
         "scores printed, logged, and a stop",
         f"{_DROP_IN}::test_the_recipe_stops_at_its_threshold_and_at_nothing_else",

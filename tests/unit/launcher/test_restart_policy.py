@@ -161,20 +161,6 @@ def test_what_the_user_or_the_scheduler_asked_for_comes_first():
     assert decide([attrs.evolve(left, all_done=True)], 3).exit_code == 0
 
 
-def test_what_a_rank_asked_for_counts_where_the_attempt_failed():
-    """No restart, or one without this node; of an attempt that ended well, or was asked to leave, nobody asks."""
-    stop, leave = {"stop": "rank 1 asked for it: x"}, {"exclude_node": "rank 1 asked for it: x"}
-    assert decide([attrs.evolve(CRASH, asked=stop)], 3).verdict is JobVerdict.STOP
-    assert decide([attrs.evolve(CRASH, asked={**leave, **stop})], 3).verdict is JobVerdict.STOP
-    decision = decide([attrs.evolve(CRASH, asked=leave)], 3)
-    assert (decision.verdict, decision.others_go_on) == (JobVerdict.HARDWARE, False)
-    assert "rank 1 asked for it: x" in decision.reason
-    assert decide([attrs.evolve(CRASH, asked=leave, spare_nodes=1)], 3).others_go_on
-    assert decide([attrs.evolve(FINISHED, asked=stop)], 3).verdict is JobVerdict.FINISHED
-    left = attrs.evolve(FINISHED, ended_by=EndedBy.PREEMPTION, asked=stop)
-    assert decide([left], 3).verdict is JobVerdict.PREEMPTED
-
-
 def test_a_stop_for_a_straggler_is_requeued_elsewhere_unless_somebody_else_asked():
     """76 where the job stopped itself for it; a signal at the same time is 75, an end without a stop what it is."""
     slow = attrs.evolve(FINISHED, straggler="rank 3 is slow; leave out node n7")

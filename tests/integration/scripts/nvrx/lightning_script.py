@@ -1,11 +1,15 @@
-"""NVRx's callbacks of Lightning, as its guide has them."""
+"""NVRx's callbacks of Lightning, as its guide has them: that of heartbeats, or, with SECTIONS, that of sections."""
 
 import os
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
-from nvidia_resiliency_ext.ptl_resiliency import FaultToleranceCallback, StragglerDetectionCallback
+from nvidia_resiliency_ext.ptl_resiliency import (
+    FaultToleranceCallback,
+    FaultToleranceSectionsCallback,
+    StragglerDetectionCallback,
+)
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -22,7 +26,8 @@ class Model(pl.LightningModule):
 
 
 def main():
-    fault_tolerance = FaultToleranceCallback(autoresume=True, calculate_timeouts=True, exp_dir=os.environ["TOLD"])
+    kind = FaultToleranceSectionsCallback if os.environ.get("SECTIONS") else FaultToleranceCallback
+    fault_tolerance = kind(autoresume=True, calculate_timeouts=True, exp_dir=os.environ["TOLD"])
     stragglers = StragglerDetectionCallback(
         report_time_interval=300,
         calc_relative_gpu_perf=True,
