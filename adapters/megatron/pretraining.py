@@ -167,8 +167,8 @@ def around(pretrain: Callable[..., Any]) -> Callable[..., Any]:
                     raise
                 raise ConfigError(
                     f"Megatron-LM needs {error.name}, which is not installed ({_NVRX_OPTIONS} ask for it): leave the "
-                    "option out, since resilience_sdk looks for hangs and restarts without it, or "
-                    "pip install nvidia-resiliency-ext"
+                    "option out, since resilience_sdk looks for hangs and restarts without it, start with "
+                    "`resilience run --provide-nvrx`, or pip install nvidia-resiliency-ext"
                 ) from error
             except SystemExit as error:
                 if error.code in (None, 0):

@@ -141,6 +141,15 @@ def test_nvrx_that_is_missing_is_said_with_a_cure_and_not_tried_again(tmp_path):
     assert [incident["cause"] for incident in run.incidents()] == ["user_config_error"]
 
 
+def test_nvrx_that_is_provided_is_ours(tmp_path):
+    """Its client is watched as one of the SDK, beside the adapter; nothing asks to leave the option out."""
+    words = ("--provide-nvrx", "--nproc-per-node", "2", "megatron_lm.py", "--train-iters", "9", "--enable-ft-package")
+    with job(tmp_path, *words, "--save", str(tmp_path / "saves")) as run:
+        assert run.finish(90.0) == 0, run.screen
+    assert "leave the option out" not in run.screen
+    assert run.incidents() == []
+
+
 def test_exit_code_16_asks_for_another_node(tmp_path):
     """The result came again on the same GPU: requeued elsewhere, not restarted here."""
     with pretraining(tmp_path, "--train-iters", 9, "--reject-at", 3) as run:

@@ -183,7 +183,9 @@ def pretrain(
     if args.exit_signal_handler:
         global_vars._GLOBAL_SIGNAL_HANDLER = LocalSignalHandler()
     if args.enable_ft_package:
-        importlib.import_module("nvidia_resiliency_ext.fault_tolerance")  # as `ft_integration.setup`
+        package = importlib.import_module("nvidia_resiliency_ext.fault_tolerance")  # as `ft_integration.setup`
+        ft_integration._GLOBAL_RANK_MONITOR_CLIENT = package.RankMonitorClient()
+        ft_integration._GLOBAL_RANK_MONITOR_CLIENT.init_workload_monitoring()
     make_model = inspect.unwrap(model_provider) if args.newest else model_provider
     loop = Loop(Training(1, make_model()), args)
     if args.newest:

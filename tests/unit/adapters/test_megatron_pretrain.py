@@ -14,6 +14,7 @@ from resilience_sdk import preemption
 from resilience_sdk.adapters import megatron
 from resilience_sdk.adapters.megatron import attached
 from resilience_sdk.adapters.megatron.pretraining import MonitorClient
+from resilience_sdk.adapters.nvrx.client import RankMonitorClient
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.hang.timeouts import LearnedTimeouts, Limit
@@ -143,6 +144,13 @@ def test_a_client_of_nvrx_stays(recording, lm, capsys):
     client = lm.ft._GLOBAL_RANK_MONITOR_CLIENT = object()
     assert run(lambda *_: lm.ft._GLOBAL_RANK_MONITOR_CLIENT) is client
     assert "--enable-ft-package" in capsys.readouterr().err
+
+
+def test_a_client_of_ours_by_nvrxs_name_stays_without_a_word(recording, lm, capsys):
+    """Its sections are those of the SDK."""
+    client = lm.ft._GLOBAL_RANK_MONITOR_CLIENT = RankMonitorClient()
+    assert run(lambda *_: lm.ft._GLOBAL_RANK_MONITOR_CLIENT) is client
+    assert "--enable-ft-package" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
