@@ -452,14 +452,14 @@ def _settle_nvrx(args: argparse.Namespace, parser: argparse.ArgumentParser) -> N
 
 
 def _nvrx_section(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the configuration of NVIDIA's extension as its launcher would have it: the file, with options over it.
+    """Return what a client of NVIDIA's extension is configured with: by the file, with options over it.
 
     Of values that were checked before, as settings.
     """
     file = setting_options.config_option(args) or setting_options.nvrx_file(args)
     section = nvrx.find_section(read_file(Path(file)), file) if file is not None else None
-    options = setting_options.nvrx_options(args, without=nvrx.OPTIONS)
-    return {**{str(name): value for name, value in (section or {}).items()}, **options}
+    given = {**(section or {}), **setting_options.nvrx_options(args)}
+    return {name: given[name] for name in nvrx.OF_CLIENT if name in given}
 
 
 def _start_method(name: str) -> StartMethod:

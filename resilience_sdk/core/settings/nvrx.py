@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.settings import parse
 from resilience_sdk.core.settings.fields import nearest, read_value
 from resilience_sdk.core.settings.parse import shown
@@ -75,6 +76,8 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
 }
 """Key of the section -> the reason why there is none of ours."""
 KEYS = (*TRANSLATED, *WITHOUT_COUNTERPART)
+OF_CLIENT = (*TRANSLATED, "workload_check_interval", "rank_termination_signal", "log_level")
+"""Keys that a rank's client is told; others may hold addresses with passwords."""
 
 OPTIONS_TRANSLATED: Mapping[str, str] = {
     "term_timeout": "preempt_time",
@@ -197,7 +200,8 @@ def translate(
         name = str(raw_name)
         place, given = f"{source}: {name_of(name)}", f"{name_of(name)}={_shown(raw)}"
         if name in without:
-            notes.append(f"{name_of(name) if raw is True else given} has no counterpart: {without[name]}")
+            said = name_of(name) if raw is True else redact_text(given)
+            notes.append(f"{said} has no counterpart: {without[name]}")
         elif name not in fields:
             what = f"unknown key of {SECTION} with value {shown(raw)}{nearest(name, list(KEYS))}"
             problems.append(ConfigError(f"{place}: {what}"))

@@ -204,7 +204,9 @@ def test_what_cannot_be_had_is_refused_with_its_cure(script):
 def test_the_ranks_are_told_what_nvidias_extension_is_configured_with(script, tmp_path):
     """Options over the file, with sections that have no timeout; only where it is provided."""
     config = tmp_path / "ft.yaml"
-    config.write_text("a: [{fault_tolerance: {rank_heartbeat_timeout: 7, rank_section_timeouts: {a: null}}}]\n")
+    config.write_text(
+        "a: [{fault_tolerance: {rank_heartbeat_timeout: 7, rank_section_timeouts: {a: null}, cycle_info_dir: x}}]\n"
+    )
     words = ("--ft-cfg-path", config, "--ft-rank-heartbeat-timeout", "9", "--term-timeout", "3", script)
     assert parse(*words).nvrx_section is None
     told = parse("--provide-nvrx", *words).nvrx_section

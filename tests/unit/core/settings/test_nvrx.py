@@ -91,6 +91,13 @@ def test_an_empty_section_is_fine(tmp_path: Path) -> None:
     assert load_settings(config_file=_file(tmp_path, "fault_tolerance:\n"), env={}, strict_env=True) == Settings()
 
 
+def test_a_note_keeps_no_password() -> None:
+    """What is said of an address is said on a screen that others may see."""
+    [note] = translate({"attribution_endpoint": "http://me:hunter2hunter2@host/x"}, source="x").notes
+    assert "hunter2" not in note
+    assert "attribution_endpoint" in note
+
+
 def test_a_note_per_key() -> None:
     """Keys and notes are one to one."""
     section = {"rank_heartbeat_timeout": 10, "max_no_progress_cycles": 3}
