@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from resilience_sdk.core import environ
 from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir
-from resilience_sdk.core.settings import Settings, load_settings
+from resilience_sdk.core.settings import Settings, load_settings, nvrx
 from resilience_sdk.core.settings.options import plain_switches
 from resilience_sdk.core.settings.parse import duration_or_zero
 from resilience_sdk.errors import ConfigError
@@ -21,7 +21,7 @@ _DESCRIPTION = (
     "or hardware (76), and when it is told to leave. CMD finds the run directory in RESILIENCE_RUN_DIR."
 )
 _EPILOG = "example: resilience supervise --run-dir runs/exp1 -- resilience run --nproc-per-node 8 train.py"
-_OURS = ("resilience", "resilience_sdk", "resilience_sdk.launcher")
+_OURS = ("resilience", "resilience_sdk", "resilience_sdk.launcher", "ft_launcher")
 _SHARED = ("run_dir", "preempt_time", "preempt_signals", "term_grace")
 _VERDICT_S = 10.0  # for the launcher to write incident and outcome after its ranks have gone
 # Options of `resilience run` without a value. Its own parser would load torch; a test compares.
@@ -85,6 +85,8 @@ def shared_options(command: Sequence[str]) -> tuple[dict[str, str], str | None]:
     Else the two would look at different directories, or the supervisor would end a command that still has time.
     """
     given = _run_options(command)
+    as_nvrx = {field: given[name] for name, field in nvrx.OPTIONS_TRANSLATED.items() if name in given}
+    given = {**as_nvrx, **given}
     return {name: given[name] for name in _SHARED if name in given}, given.get("config")
 
 

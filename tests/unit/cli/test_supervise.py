@@ -52,6 +52,8 @@ def test_mistakes_are_one_line_and_2(
         (["resilience", "run", "train.py", "--run-dir", "its-own"], {}),
         (["python", "train.py", "--run-dir", "its-own"], {}),
         (["resilience", "run", "--run-dir"], {}),
+        (["ft_launcher", "--term-timeout=90", "--run-dir", "runs/a", "x"], {"run_dir": "runs/a", "preempt_time": "90"}),
+        (["ft_launcher", "--workers_stop_timeout", "5", "--term-grace", "6", "x"], {"term_grace": "6"}),
     ],
 )
 def test_what_the_command_names_is_the_job_s(command: list[str], shared: dict[str, str]) -> None:
