@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import attrs
 
 from resilience_sdk import straggler
 from resilience_sdk.adapters import pytorch
-from resilience_sdk.adapters._base import Late, checkpointer, framework, refuse_second
+from resilience_sdk.adapters._base import Late, checkpointer, framework, refuse_second, say_left_out
 from resilience_sdk.adapters.accelerate.saves import Position, StateSaves, kind_of, read_file
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
@@ -373,7 +373,29 @@ class Attached(pytorch.Attached):
                 "without an end: write `with accelerator.join_uneven_inputs([model]):` around the pass, or leave out "
                 "even_batches=False",
             )
-        return self._position.walk(batches)
+        walked = self._position.walk(batches)
+        bad_steps = () if self._checkpointer is None else self._checkpointer.skipped_steps
+        return self._without(bad_steps, walked) if bad_steps else walked
+
+    def _without(self, bad_steps: Collection[int], batches: Iterator[Any]) -> Iterator[Any]:
+        """Leave out the batches of steps whose numbers were bad; each counts as a step, so that all have their own."""
+        per_step = int(self._accelerator.gradient_accumulation_steps)
+        step, read, left = self.step, 0, 0
+        for batch in batches:
+            if self.step != step:
+                step, read = self.step, 0
+            if not left and not read and step in bad_steps:
+                say_left_out(step, int(self._accelerator.process_index))
+                left = per_step
+            if left:
+                left -= 1
+                if not left:
+                    self.go_to(self.step + 1)
+                continue
+            read += 1
+            yield batch
+        if left:  # a pass ends with fewer
+            self.go_to(self.step + 1)
 
     @contextmanager
     def _join_uneven_inputs(self, *args: Any, **options: Any) -> Iterator[None]:

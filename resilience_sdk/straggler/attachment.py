@@ -60,6 +60,7 @@ def attach(
     kernels_every: float | None = None,
     on_forward: Callback | None = None,
     on_inference: Callback | None = None,
+    on_inference_end: Callback | None = None,
     on_step: Callback | None = None,
     on_step_end: Callback | None = None,
     on_failure: Callback | None = None,
@@ -82,6 +83,7 @@ def attach(
             once; windows that would cost more than 1 % of the time come less often.
         on_forward: Called before each forward with gradients, on the thread that trains; for adapters.
         on_inference: The same before each forward without gradients.
+        on_inference_end: The same behind it.
         on_step: The same before each step of the optimizer.
         on_step_end: The same behind it.
         on_failure: The same when a hook has failed, the model is gone, or the hooks are taken off: none of these is
@@ -116,7 +118,7 @@ def attach(
         optimizer,
         prefix,
         kernels_every,
-        PassListener(on_forward, on_inference, on_step, on_step_end, on_failure),
+        PassListener(on_forward, on_inference, on_inference_end, on_step, on_step_end, on_failure),
     )
     return attachment
 

@@ -25,6 +25,7 @@ FAULTS = (
 )
 HANG_S = 5.0
 SLOW_S = 0.05
+NAN_AT, EVALUATED_EVERY, EVALUATION = 7, 4, 3  # batches
 RAISES_AT = 60
 
 
@@ -95,6 +96,20 @@ def slow(adapter, folder):
 def asked_early(adapter, folder):
     """Rank 1 is asked to leave before the first step."""
     return end_of(folder / "early", adapter, "--steps", FOREVER, "--save", FOREVER, "--asked-early")
+
+
+@pytest.fixture(scope="module")
+def bad(adapter, folder):
+    """The loss of rank 1 is NaN in one step; the training is evaluated every so many steps."""
+    args = ("--steps", STEPS, "--nan-at", NAN_AT, "--evaluate", EVALUATED_EVERY)
+    return end_of(folder / "bad", adapter, *args)
+
+
+@pytest.fixture(scope="module")
+def rolled_back(adapter, folder):
+    """The same, where the way back is asked for."""
+    args = ("--steps", STEPS, "--nan-at", NAN_AT, "--save", SAVE)
+    return end_of(folder / "back", adapter, *args, RESILIENCE_NUMERICS="rollback")
 
 
 # -- a training that nothing happens to
@@ -227,3 +242,34 @@ def test_an_exception_of_the_step_leaves_nothing_open(adapter, slow):
         assert end["caught"] == "this batch is bad"
         assert end["open"] == []
         assert end["step"] == end["beats"] == RAISES_AT
+
+
+# -- bad numbers, and an evaluation
+
+
+def test_a_nan_of_one_rank_is_named_with_no_line_for_it(bad):
+    """The rank and the step, though both ranks have bad weights from then on; the training goes on."""
+    assert bad.code == 0, bad.screen
+    [incident] = bad.run.incidents()
+    assert (incident["kind"], incident["cause"], incident["action"]) == ("numerics", "nan_loss", "none")
+    assert [(culprit["rank"], culprit["step"]) for culprit in incident["culprits"]] == [(1, NAN_AT)]
+
+
+def test_each_batch_of_an_evaluation_is_a_heartbeat_and_no_step(bad):
+    """A long evaluation shows that it moves, and steps are counted as ever. One before the first step is start-up."""
+    for end in bad.told("end"):
+        assert end["evaluation_beats"] == STEPS // EVALUATED_EVERY * EVALUATION <= end["evaluated"]
+        assert end["beats"] == STEPS
+        assert end["open"] == []
+
+
+def test_the_way_back_leads_before_the_bad_step(adapter, rolled_back):
+    """All ranks go on from the checkpoint before it, with good weights, and leave its batch out."""
+    assert rolled_back.code == 0, rolled_back.screen
+    [incident] = rolled_back.run.incidents()
+    assert (incident["kind"], incident["action"]) == ("numerics", "rollback")
+    assert [(culprit["rank"], culprit["step"]) for culprit in incident["culprits"]] == [(1, NAN_AT)]
+    assert [each["step"] for each in rolled_back.told("start", attempt=1)] == [SAVE, SAVE]
+    for end in rolled_back.told("end", attempt=1):
+        assert end["finite"]
+        assert end["forwards"] == STEPS - SAVE - 1

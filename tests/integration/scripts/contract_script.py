@@ -21,9 +21,11 @@ from torch.utils.data import Dataset
 
 from resilience_sdk.rank import current
 from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.page_layout import EVALUATION
 from resilience_sdk.recorder.page_reader import PageReader
 
 SAMPLES = 1 << 20
+EVALUATED = 3
 WIDTH = 16
 attempt = int(os.environ.get("RESILIENCE_INTERNAL_ATTEMPT", "0"))
 told = Path(os.environ["TOLD"])
@@ -40,6 +42,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of an optimizer step")
     parser.add_argument("--save", type=int, default=0, help="save every so many steps, and resume; 0: neither")
     parser.add_argument("--raise-at", type=int, default=-1, help="the forward of this step raises StepError")
+    parser.add_argument("--nan-at", type=int, default=-1, help="the loss of rank 1 is NaN in this step of attempt 0")
+    parser.add_argument("--evaluate", type=int, default=0, help="evaluate every so many steps, EVALUATED batches")
     parser.add_argument("--asked-early", action="store_true", help="SIGTERM to rank 1 when all is prepared")
     return parser.parse_args()
 
@@ -56,21 +60,31 @@ class Numbers(Dataset):
 
 
 class Net(nn.Module):
-    """A small network whose training forward number `raise_at * accumulate`, from 0, raises `StepError`."""
+    """A small network whose training forward number `raise_at * accumulate`, from 0, raises `StepError`.
+
+    That number `nan_at * accumulate` gives NaN, on rank 1 of attempt 0.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 1))
         self._fatal = args.raise_at * args.accumulate
-        self._forwards = 0
+        self._bad = args.nan_at * args.accumulate if (attempt, rank()) == (0, 1) else -1
+        self.forwards = 0
+        """Training forwards of this attempt."""
+        self.evaluated = 0
+        """Other ones."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the prediction."""
-        if self.training:
-            self._forwards += 1
-            if self._forwards - 1 == self._fatal:
-                raise StepError("this batch is bad")
-        return self.body(inputs)
+        outputs = self.body(inputs)
+        if not self.training:
+            self.evaluated += 1
+            return outputs
+        self.forwards += 1
+        if self.forwards - 1 == self._fatal:
+            raise StepError("this batch is bad")
+        return outputs * float("nan") if self.forwards - 1 == self._bad else outputs
 
 
 def rank() -> int:
@@ -123,7 +137,10 @@ def prepared() -> None:
 
 def end(steps: Steps, model: nn.Module, **facts: Any) -> None:
     """Tell how the training ended; call it last, when the adapter is detached or the framework has torn it down."""
-    tell("end", step=steps.step, digest=digest(model), **_page(), **facts)
+    [net] = [part for part in model.modules() if isinstance(part, Net)]
+    finite = all(bool(value.isfinite().all()) for value in model.parameters())
+    counted = {"forwards": net.forwards, "evaluated": net.evaluated, "finite": finite}
+    tell("end", step=steps.step, digest=digest(model), **counted, **_page(), **facts)
 
 
 def digest(model: nn.Module) -> str:
@@ -160,9 +177,11 @@ def _page() -> dict[str, Any]:
     reader = PageReader(recorder.page.path)
     try:
         snapshot = reader.snapshot()
-        passes = {name: count for (name, kind), count in _counts(recorder).items() if kind != "heartbeat"}
+        counts = _counts(recorder)
+        passes = {name: count for (name, kind), count in counts.items() if kind != "heartbeat"}
         return {
             "beats": snapshot.beats,
+            "evaluation_beats": counts.get((EVALUATION, "heartbeat"), 0),
             "sections": passes,
             "open": [section.name for lane in snapshot.lanes for section in lane.stack],
             "done": snapshot.done,

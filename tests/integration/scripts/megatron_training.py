@@ -99,6 +99,22 @@ class Training:
         )
         self.optimizer.step()
 
+    def evaluate(self, batches: Iterator[Any]) -> None:
+        """Evaluate."""
+        self.model.eval()
+        with torch.no_grad():
+            for _ in range(contract.EVALUATED):
+                self._forward_backward(
+                    forward_step_func=self.forward_step,
+                    data_iterator=batches,
+                    model=[self.model],
+                    num_microbatches=1,
+                    seq_length=1,
+                    micro_batch_size=BATCH,
+                    forward_only=True,
+                )
+        self.model.train()
+
     def sharded_state(self, is_loading: bool = False) -> dict[str, Any]:
         """Return what `dist_checkpointing` saves, or loads into."""
         model = self.model.module.sharded_state_dict()
@@ -155,8 +171,16 @@ def main() -> None:
     except resilience_sdk.ConfigError as error:
         second = f"ConfigError: {error}"
     try:
+        bad_steps = saver.skipped_steps if saver else ()
         while handle.step < args.steps:
+            if handle.step in bad_steps:
+                for _ in range(args.accumulate):
+                    next(batches)
+                handle.go_to(handle.step + 1)
+                continue
             training.step(batches)
+            if args.evaluate and handle.step % args.evaluate == 0:
+                training.evaluate(own_batches(0, 1))
             if handle.should_stop():
                 if saver:
                     saver.save(handle.step)
