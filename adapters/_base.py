@@ -22,6 +22,7 @@ import attrs
 
 from resilience_sdk import preemption
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.memory_staging import Stager
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.settings import Settings, load_settings
 from resilience_sdk.errors import ConfigError, MissingExtraError
@@ -377,10 +378,11 @@ class SessionOptions:
         return begin_session(caller, self.run_dir, self.settings, overrides)
 
 
-def checkpointer(session: Session, writer: Callable[[Path], object]) -> Checkpointer:
+def checkpointer(session: Session, writer: Callable[[Path], object], stager: Stager | None = None) -> Checkpointer:
     """Return what saves for a framework that writes by itself, with the options of the session.
 
-    Raises `ConfigError` and `RunDirectoryError` as `Checkpointer`.
+    `stager`: takes what `writer` writes for a save in the background. Raises `ConfigError` and `RunDirectoryError` as
+    `Checkpointer`.
     """
     settings = session.settings
     made = Checkpointer(
@@ -388,9 +390,11 @@ def checkpointer(session: Session, writer: Callable[[Path], object]) -> Checkpoi
         run_dir=session.run_dir,
         every=settings.checkpoint_every,
         keep=settings.checkpoint_keep,
+        in_background=settings.checkpoint_async,
         group_readable=settings.group_readable,
         journal=session.journal,
         writer=writer,
+        stager=stager,
     )
     made.time_left = preemption.time_left
     return made

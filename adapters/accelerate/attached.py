@@ -275,7 +275,7 @@ class Attached(pytorch.Attached):
         self._state = StateSaves(accelerator, self)
         self._checkpointer: Checkpointer | None = None
         if session is not None and saves:
-            self._checkpointer = checkpointer(session, self._state.write)
+            self._checkpointer = checkpointer(session, self._state.write, self._state.stage)
         elif saves and has_failed_to_start():
             say_once("nothing saved", "attach: NOTHING IS SAVED or resumed in this run, for the reason above")
         # Before the hooks: what loads the state of a sharded optimizer makes a step of its own, which is none of ours.
@@ -436,7 +436,8 @@ class Attached(pytorch.Attached):
             return saved
 
         saved = raise_together(find_ranks(), read)  # before what may be collective
-        self._state.load(place)
+        with section("resume", kind="io"):
+            self._state.load(place)
         self._go_on_in_data(saved)
         return int(saved["step"])
 

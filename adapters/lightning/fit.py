@@ -241,16 +241,51 @@ def save(trainer: Any, path: Path) -> None:
     if part_name(strategy) != FILE:
         trainer.save_checkpoint(path, weights_only=False)
         return
+    with _innermost_io(strategy) as writes, errors_kept(writes, "save_checkpoint"):
+        trainer.save_checkpoint(path, weights_only=False)
+
+
+@contextmanager
+def _innermost_io(strategy: Any) -> Iterator[Any]:
+    """Let what really writes checkpoints be the strategy's; a wrapper (asynchronous, mirroring) may do so later."""
     plain = innermost = strategy.checkpoint_io
     while hasattr(innermost, "checkpoint_io"):
-        # A wrapper (asynchronous, mirroring) may not have written it when it returns.
         innermost = innermost.checkpoint_io
     strategy.checkpoint_io = innermost
     try:
-        with errors_kept(innermost, "save_checkpoint"):
-            trainer.save_checkpoint(path, weights_only=False)
+        yield innermost
     finally:
         strategy.checkpoint_io = plain
+
+
+class CheckpointStaging:
+    """Takes what a trainer would save between its `dump_checkpoint` and its `CheckpointIO`; a `Stager`.
+
+    For checkpoints that are one file. Keeps its copies' memory from one save to the next.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        from resilience_sdk.checkpoint.capture import Staging
+
+        self._trainer = trainer
+        self._staging = Staging()
+
+    def __call__(self, directory: Path) -> Callable[[], object]:
+        """Take it; on all ranks, where Lightning calls collectives. Raises what Lightning or a copy raises."""
+        given: list[tuple[Any, ...]] = []
+        patches = Patches()
+        with _innermost_io(self._trainer.strategy) as writes:
+            plain = writes.save_checkpoint
+            patches.replace(writes, "save_checkpoint", lambda *arguments, **_: given.append(arguments))
+            try:
+                self._trainer.save_checkpoint(directory / FILE, weights_only=False)
+            finally:
+                patches.detach()
+        if not given:
+            return lambda: None  # another rank writes
+        [(checkpoint, path, *_)] = given
+        copied = self._staging.copy_all(checkpoint)
+        return lambda: plain(copied, path)
 
 
 def save_last(trainer: Any, step: int) -> None:
@@ -279,7 +314,7 @@ class FitCheckpoints:
         self._name = name
         self._resumed: Path | None = None
         self._own_loaders: list[Any] = []
-        self.checkpointer = checkpointer(session, self._write)
+        self.checkpointer = checkpointer(session, self._write, CheckpointStaging(trainer) if name == FILE else None)
         self.checkpointer.add_data("lightning.loader", self)
 
     def _write(self, directory: Path) -> None:
@@ -315,7 +350,8 @@ class FitCheckpoints:
                 f"{self._resumed} is to be resumed, and this version of Lightning does not let a callback do it: "
                 "call trainer.fit(model, ckpt_path=callback.ckpt_path)"
             )
-        start(str(self._resumed))
+        with straggler.section("resume", kind="io"):
+            start(str(self._resumed))
 
     def loaded(self, checkpoint: dict[str, Any]) -> None:
         """Put this rank's own position of the data in the place of rank 0's in what Lightning has loaded."""

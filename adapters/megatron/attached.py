@@ -27,6 +27,7 @@ from resilience_sdk.adapters.megatron.step import (
 )
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import SHARDED
+from resilience_sdk.checkpoint.memory_staging import MemoryStaging
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
@@ -36,6 +37,7 @@ from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.rank.lifecycle import current
 from resilience_sdk.rank.run import is_stepping
 from resilience_sdk.recorder import lookup
+from resilience_sdk.straggler import section
 from resilience_sdk.straggler.model_hooks import Guard
 from resilience_sdk.straggler.workload import set_role
 
@@ -413,7 +415,7 @@ def checkpointer(
     Args:
         sharded_state: Returns the sharded state dict of this rank; `sharded_state(True)` that to load into.
         load: Takes the loaded one, of the same shape.
-        **options: Those of `Checkpointer`: `run_dir`, `every`, `keep`.
+        **options: Those of `Checkpointer`: `run_dir`, `every`, `keep`, `in_background`.
 
     Raises:
         ConfigError: An option cannot be used.
@@ -435,7 +437,7 @@ class MegatronCheckpointer(Checkpointer):
 
     def __init__(self, sharded_state: State, load: Callable[[Mapping[str, Any]], None], **options: Any) -> None:
         """Prepare the run directory; use `checkpointer`."""
-        super().__init__({}, writer=self._write, **options)
+        super().__init__({}, writer=self._write, stager=MemoryStaging(self._write), **options)
         self._sharded_state = sharded_state
         self._load_into = load
 
@@ -448,7 +450,8 @@ class MegatronCheckpointer(Checkpointer):
         step = super().resume()
         good = self.last_good
         if step and good is not None:
-            self._load_into(_framework().load(self._sharded_state(True), str(good.path / SHARDED)))
+            with section("resume", kind="io"):
+                self._load_into(_framework().load(self._sharded_state(True), str(good.path / SHARDED)))
             self.restore_rng()
         return step
 

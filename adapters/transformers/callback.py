@@ -426,7 +426,8 @@ class Training:
         put_back_on_all_ranks(output_dir, is_keeper=self._trainer.args.should_save)
         is_first = by_itself and asked is None and not self._is_trial and self._session not in _TRAINED
         if is_first and self._session.may_resume:
-            found, self._bad_steps = checkpoint_of_run(self._session, output_dir)
+            with straggler.section("resume", kind="io"):
+                found, self._bad_steps = checkpoint_of_run(self._session, output_dir)
         return checked(asked, output_dir, found)
 
     def begins(self) -> None:

@@ -316,6 +316,11 @@ def _choose(session: Session, output_dir: Path) -> tuple[str | None, list[int]]:
             say(f"no checkpoint is resumed, passed over: {told}")
         return None, skipped_steps(rollbacks)
     path = str(paths[chosen.name])
+    from resilience_sdk.checkpoint.capture import restore_trackers  # imports torch
+    from resilience_sdk.checkpoint.payload import rank_document, read_json
+
+    # The trainer's trackers begin behind this, on this rank alone.
+    restore_trackers(read_json(place / chosen.name / rank_document(0)).get("trackers"))
     say(f"resumed from {path}: step {manifest.step} is next" + (f", passed over: {told}" if told else ""))
     facts: dict[str, Any] = {"checkpoint": chosen.name, "created_at": manifest.created_at, "bytes": manifest.size}
     session.journal.emit(Event.RESUME, step=manifest.step, **facts)

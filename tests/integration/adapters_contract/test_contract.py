@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 from adapter_frameworks import require
 from harness import steps_lost
 from straggler_runs import least_of, named
-from to_the_end import ended
+from to_the_end import ended, output_of
 
 from .table import ADAPTERS
 
@@ -25,8 +26,10 @@ FAULTS = (
 )
 HANG_S = 5.0
 SLOW_S = 0.05
+SAVE_OFTEN = 3
 NAN_AT, EVALUATED_EVERY, EVALUATION = 7, 4, 3  # batches
 RAISES_AT = 60
+TRACKED = "tracked-run-7"  # of the script
 
 
 def end_of(folder, adapter, *args, timeout_s=180.0, **env):
@@ -110,6 +113,13 @@ def rolled_back(adapter, folder):
     """The same, where the way back is asked for."""
     args = ("--steps", STEPS, "--nan-at", NAN_AT, "--save", SAVE)
     return end_of(folder / "back", adapter, *args, RESILIENCE_NUMERICS="rollback")
+
+
+@pytest.fixture(scope="module")
+def background(adapter, folder):
+    """The training of `clean`, saved in the background, killed once, in which a tracker has a run."""
+    args = ("--steps", STEPS, "--accumulate", MICRO_BATCHES, "--save", SAVE_OFTEN, "--background")
+    return end_of(folder / "background", adapter, *args, RESILIENCE_FAULT=f"kill:rank=1,step={KILLED_AT}")
 
 
 # -- a training that nothing happens to
@@ -273,3 +283,36 @@ def test_the_way_back_leads_before_the_bad_step(adapter, rolled_back):
     for end in rolled_back.told("end", attempt=1):
         assert end["finite"]
         assert end["forwards"] == STEPS - SAVE - 1
+
+
+# -- saved in the background
+
+
+def test_a_save_in_the_background_is_as_good_as_any(adapter, clean, background):
+    """What was killed goes on at the very batch: the weights end equal bit for bit to those of `clean`."""
+    assert background.code == 0, background.screen
+    [first, other] = background.told("start", attempt=1)
+    assert first["step"] == other["step"] in range(SAVE_OFTEN, KILLED_AT)
+    assert {end["digest"] for end in background.told("end", attempt=1) + clean.told("end")} == {
+        clean.told("end")[0]["digest"]
+    }
+    commits = background.run.events("ckpt_commit")
+    assert any(event["stall_s"] < event["seconds"] for event in commits) is adapter.saves_in_background
+
+
+def test_its_resume_is_declared_and_its_tracker_goes_on(background):
+    """What loads is a section, so that its time is told; the run of a tracker is that of before."""
+    assert all(end["sections"]["resume"] for end in background.told("end", attempt=1))
+    assert [told["run"] for told in background.told("tracker")] == [None, None]
+    assert background.told("tracker", attempt=1)[0]["run"] == TRACKED
+
+
+def test_its_time_is_accounted_for(background):
+    """Each second is in one bucket, the start-up in its own; what was killed is a fault, and its steps are lost."""
+    account = json.loads(
+        output_of(background.run.folder, "-m", "resilience_sdk", "goodput", background.run.run_dir, "--json")
+    )
+    assert sum(account["buckets"].values()) == pytest.approx(account["wall_s"], rel=0.01)
+    assert account["faults"] == 1
+    assert account["lost_steps"] in range(1, KILLED_AT - SAVE_OFTEN + 2)
+    assert account["buckets"]["startup"] > 0.0

@@ -39,7 +39,7 @@ def hung() -> list[object]:
 
 
 before = hung()
-handle = resilience.attach(accelerator, save=bool(args.save), **({"checkpoint_every": args.save} if args.save else {}))
+handle = resilience.attach(accelerator, save=bool(args.save), **contract.saves(args))
 caught = second = None
 try:
     resilience.attach(accelerator)

@@ -79,7 +79,7 @@ def hung() -> list[object]:
     return [type(trainer.profiler).__name__, strategy, *contract.traces(module.net, loader)]
 
 
-callback = ResilienceCallback(save=bool(args.save), **({"checkpoint_every": args.save} if args.save else {}))
+callback = ResilienceCallback(save=bool(args.save), **contract.saves(args))
 module = Module()
 loader = StatefulDataLoader(Subset(contract.Numbers(), range(rank, contract.SAMPLES, ranks)), batch_size=BATCH)
 

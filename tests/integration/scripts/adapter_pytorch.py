@@ -26,12 +26,15 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 saver = None
 if args.save:
     saver = Checkpointer(
-        {"model": model, "optimizer": optimizer}, run_dir=os.environ["RESILIENCE_RUN_DIR"], every=args.save
+        {"model": model, "optimizer": optimizer},
+        run_dir=os.environ["RESILIENCE_RUN_DIR"],
+        every=args.save,
+        in_background=args.background,
     )
 first = saver.resume() if saver else 0
 steps = contract.Steps(first)
 steps.watch(optimizer)
-done = first * args.accumulate * BATCH
+done = first * args.accumulate * BATCH * dist.get_world_size()
 own = range(done + dist.get_rank(), contract.SAMPLES, dist.get_world_size())
 loader = DataLoader(Subset(contract.Numbers(), own), batch_size=BATCH)
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.machinery
 import json
 import os
 import signal
 import sys
+import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from resilience_sdk.recorder.page_reader import PageReader
 
 SAMPLES = 1 << 20
 EVALUATED = 3
+TRACKED = "tracked-run-7"
 WIDTH = 16
 attempt = int(os.environ.get("RESILIENCE_INTERNAL_ATTEMPT", "0"))
 told = Path(os.environ["TOLD"])
@@ -44,8 +47,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--raise-at", type=int, default=-1, help="the forward of this step raises StepError")
     parser.add_argument("--nan-at", type=int, default=-1, help="the loss of rank 1 is NaN in this step of attempt 0")
     parser.add_argument("--evaluate", type=int, default=0, help="evaluate every so many steps, EVALUATED batches")
+    parser.add_argument("--wide", type=int, default=32, help="hidden units of the network")
+    parser.add_argument("--background", action="store_true", help="save in the background")
     parser.add_argument("--asked-early", action="store_true", help="SIGTERM to rank 1 when all is prepared")
     return parser.parse_args()
+
+
+def saves(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options by which an adapter saves as the arguments say."""
+    return {"checkpoint_every": args.save, "checkpoint_async": args.background} if args.save else {}
 
 
 class Numbers(Dataset):
@@ -67,7 +77,7 @@ class Net(nn.Module):
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 1))
+        self.body = nn.Sequential(nn.Linear(WIDTH, args.wide), nn.Tanh(), nn.Linear(args.wide, 1))
         self._fatal = args.raise_at * args.accumulate
         self._bad = args.nan_at * args.accumulate if (attempt, rank()) == (0, 1) else -1
         self.forwards = 0
@@ -117,11 +127,23 @@ class Steps:
         tell("step", step=self.step)
 
 
+def tracker() -> types.ModuleType:
+    """Return what stands for Weights & Biases in a process that has begun a run there."""
+    module = types.ModuleType("wandb")
+    module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    module.run = types.SimpleNamespace(id=TRACKED)
+    return module
+
+
 def prepared() -> None:
     """Tell whether this rank's page promises a first beat; call it when the adapter is in place, before a step.
 
+    And the run of a tracker that is to go on, which the first attempt begins.
     With `--asked-early` rank 1 is then asked to leave, by a signal that reaches it alone.
     """
+    tell("tracker", run=os.environ.get("WANDB_RUN_ID"))
+    if attempt == 0:
+        sys.modules["wandb"] = tracker()
     if "--asked-early" in sys.argv and rank() == 1:
         tell("asked")
         os.kill(os.getpid(), signal.SIGTERM)

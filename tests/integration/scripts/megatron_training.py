@@ -154,7 +154,9 @@ def main() -> None:
     saver = None
     if args.save:
         run_dir = os.environ["RESILIENCE_RUN_DIR"]
-        saver = megatron.checkpointer(training.sharded_state, training.load, run_dir=run_dir, every=args.save)
+        saver = megatron.checkpointer(
+            training.sharded_state, training.load, run_dir=run_dir, every=args.save, in_background=args.background
+        )
     first = saver.resume() if saver else 0
     steps = contract.Steps(first)
     [inner] = training.optimizer.chained_optimizers
