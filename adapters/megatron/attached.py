@@ -38,6 +38,8 @@ from resilience_sdk.rank.lifecycle import current
 from resilience_sdk.rank.run import is_stepping
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler import section
+from resilience_sdk.straggler.attachment import kernel_sampler
+from resilience_sdk.straggler.kernels import KernelSampler
 from resilience_sdk.straggler.model_hooks import Guard
 from resilience_sdk.straggler.workload import set_role
 
@@ -164,6 +166,7 @@ class Attached(AttachedLoop):
         self._grad_norm: Any = None
         self._unfinished = 0
         self._has_stepped = False
+        self._sampler: KernelSampler | None = None
         self._losses = StepLoss()
         self._hears_losses = False  # by `config.grad_scale_func`, so that a forward step need not tell them
         self.is_on = not environ.is_disabled(environ.environment())
@@ -279,6 +282,8 @@ class Attached(AttachedLoop):
         if self._is_attached:
             for span in self.spans.values():
                 span.drop()
+            if self._sampler is not None:
+                self._sampler.stop()
         super().detach()
 
     def drop(self) -> None:
@@ -331,9 +336,13 @@ class Attached(AttachedLoop):
         is_global = number is not None or under_way.global_step is not None
         if under_way.global_step is not None:
             under_way.global_step = self.step
-        self._has_stepped = True
+        is_first, self._has_stepped = not self._has_stepped, True
         if self.guard.is_on:
             try:
+                if is_first:
+                    self._sampler = kernel_sampler(kernels_device())
+                if self._sampler is not None:
+                    self._sampler.step_ends()
                 self._update.end()
                 under_way.is_open = False
                 self._losses.end(self.step - 1 if is_global else None, grad_norm)
@@ -372,6 +381,13 @@ class HeardScale:
     def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
         """Be Megatron's own function in a copy of the configuration, perhaps in another process."""
         return itself, (self.plain,)
+
+
+def kernels_device() -> str | None:
+    """Return on what device of the profiler Megatron's kernels run, None where they are not sampled."""
+    import torch
+
+    return "CUDA" if torch.cuda.is_available() else None
 
 
 def declare() -> None:

@@ -129,6 +129,17 @@ def _is_first_rank() -> bool:
     return identity is None or identity.rank == 0
 
 
+def kernel_sampler(device: str | None, asked_s: float | None = None) -> KernelSampler | None:
+    """Return what samples the kernels of this process on a device of the profiler; None where none are sampled.
+
+    `asked_s`: the seconds between two windows; None: as the setting says.
+    """
+    recorder, every_s = lookup.recorder(), sampling_interval(asked_s)
+    if device is None or every_s is None or recorder is None:
+        return None
+    return KernelSampler(every_s, recorder.page.path.with_suffix(SUFFIX), device, says_cost=_is_first_rank())
+
+
 class ModelDevice:
     """Where an attached model runs. Holds no reference to it."""
 
@@ -150,10 +161,7 @@ class ModelDevice:
             )
         if model is None:
             return None
-        recorder, every_s, device = lookup.recorder(), sampling_interval(self._kernels_every), sampled_device(model)
-        if device is not None and every_s is not None and recorder is not None:
-            path = recorder.page.path.with_suffix(SUFFIX)
-            self.sampler = KernelSampler(every_s, path, device, says_cost=_is_first_rank())
+        self.sampler = kernel_sampler(sampled_device(model), self._kernels_every)
         return gpu_clock(model)
 
 

@@ -26,7 +26,7 @@ FAULTS = (
 )
 HANG_S = 5.0
 SLOW_S = 0.05
-SAVE_OFTEN = 3
+SAVE_OFTEN, KERNELS_EVERY_S = 3, 0.001
 NAN_AT, EVALUATED_EVERY, EVALUATION = 7, 4, 3  # batches
 RAISES_AT = 60
 TRACKED = "tracked-run-7"  # of the script
@@ -103,9 +103,9 @@ def asked_early(adapter, folder):
 
 @pytest.fixture(scope="module")
 def bad(adapter, folder):
-    """The loss of rank 1 is NaN in one step; the training is evaluated every so many steps."""
-    args = ("--steps", STEPS, "--nan-at", NAN_AT, "--evaluate", EVALUATED_EVERY)
-    return end_of(folder / "bad", adapter, *args)
+    """The loss of rank 1 is NaN in one step; the training is evaluated every so many steps, and has kernels timed."""
+    args = ("--steps", STEPS, "--nan-at", NAN_AT, "--evaluate", EVALUATED_EVERY, "--kernels")
+    return end_of(folder / "bad", adapter, *args, RESILIENCE_KERNELS_EVERY=str(KERNELS_EVERY_S))
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +271,11 @@ def test_each_batch_of_an_evaluation_is_a_heartbeat_and_no_step(bad):
         assert end["evaluation_beats"] == STEPS // EVALUATED_EVERY * EVALUATION <= end["evaluated"]
         assert end["beats"] == STEPS
         assert end["open"] == []
+
+
+def test_kernels_are_timed_by_the_setting(bad):
+    """On each rank, for the scores of its GPU, by the profiler and the files of a real job."""
+    assert all(end["kernels"] for end in bad.told("end"))
 
 
 def test_the_way_back_leads_before_the_bad_step(adapter, rolled_back):

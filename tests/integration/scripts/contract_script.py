@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import time
 import types
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +26,7 @@ from resilience_sdk.rank import current
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.page_layout import EVALUATION
 from resilience_sdk.recorder.page_reader import PageReader
+from resilience_sdk.straggler import attachment, kernels
 
 SAMPLES = 1 << 20
 EVALUATED = 3
@@ -49,8 +51,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--evaluate", type=int, default=0, help="evaluate every so many steps, EVALUATED batches")
     parser.add_argument("--wide", type=int, default=32, help="hidden units of the network")
     parser.add_argument("--background", action="store_true", help="save in the background")
+    parser.add_argument("--kernels", action="store_true", help="operators of the CPU stand in for kernels of a GPU")
     parser.add_argument("--asked-early", action="store_true", help="SIGTERM to rank 1 when all is prepared")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.kernels:
+        attachment.sampled_device = lambda _model: "CPU"
+    return args
 
 
 def saves(args: argparse.Namespace) -> dict[str, Any]:
@@ -162,7 +168,7 @@ def end(steps: Steps, model: nn.Module, **facts: Any) -> None:
     [net] = [part for part in model.modules() if isinstance(part, Net)]
     finite = all(bool(value.isfinite().all()) for value in model.parameters())
     counted = {"forwards": net.forwards, "evaluated": net.evaluated, "finite": finite}
-    tell("end", step=steps.step, digest=digest(model), **counted, **_page(), **facts)
+    tell("end", step=steps.step, digest=digest(model), kernels=_kernels(), **counted, **_page(), **facts)
 
 
 def digest(model: nn.Module) -> str:
@@ -210,6 +216,20 @@ def _page() -> dict[str, Any]:
         }
     finally:
         reader.close()
+
+
+def _kernels() -> int:
+    """Return how many kernels the newest window of this rank had, as its monitor finds it; 0 where none are asked for.
+
+    A thread reads a window behind its step, and may be late.
+    """
+    until = time.monotonic() + 20 if "--kernels" in sys.argv else 0.0
+    while time.monotonic() < until:
+        window = kernels.read(lookup.recorder().page.path.with_suffix(kernels.SUFFIX))
+        if window is not None:
+            return len(window.kernels)
+        time.sleep(0.01)
+    return 0
 
 
 def _counts(recorder: Any) -> dict[tuple[str, str], int]:

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Subset
 import resilience_sdk
 from resilience_sdk import preemption
 from resilience_sdk.adapters import megatron
+from resilience_sdk.adapters.megatron import attached
 
 BATCH = 4
 
@@ -148,6 +149,8 @@ def start(stages: int = 1) -> None:
 def main() -> None:
     """Train."""
     args = contract.arguments()
+    if args.kernels:
+        attached.kernels_device = lambda: "CPU"
     start()
     net = contract.Net(args)
     training = Training(args.accumulate, lambda config: Model(config, net))
