@@ -245,6 +245,12 @@ def test_a_straggler_is_named_with_its_section(adapter, slow):
     assert {ranks for ranks, _ in found} == {(1,)}
 
 
+def test_the_shares_of_a_step_are_told(adapter, slow):
+    """By the monitor, of the loop's own sections."""
+    shares = {each["name"]: each["share"] for each in slow.run.events("step_time")[-1]["sections"]}
+    assert all(0.0 < shares[name] < 1.0 for name in (adapter.forward, adapter.backward, adapter.optimizer))
+
+
 def test_an_exception_of_the_step_leaves_nothing_open(adapter, slow):
     """It reaches the script as it is, and no section or heartbeat stays behind it."""
     assert slow.code == 0, slow.screen

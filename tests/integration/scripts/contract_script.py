@@ -65,14 +65,14 @@ def saves(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Numbers(Dataset):
-    """Samples `(inputs, target)` that follow from their index, enough of them for any test."""
+    """Samples `(inputs, target)` that follow from their index, enough of them for any test; no loss is a spike."""
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         inputs = torch.sin(torch.arange(WIDTH) * (index % 977 + 1.0))
-        return inputs, inputs.sum(0, keepdim=True)
+        return inputs, inputs.sum(0, keepdim=True).tanh()
 
 
 class Net(nn.Module):
