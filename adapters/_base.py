@@ -400,6 +400,15 @@ def checkpointer(session: Session, writer: Callable[[Path], object], stager: Sta
     return made
 
 
+def say_not_copied(error: Exception) -> None:
+    """Say once that a state was written while the training waited, since it cannot be copied."""
+    say_once(
+        "state not copied",
+        f"a save in the background was written while the training waited: its state cannot be copied "
+        f"({type(error).__name__}: {error})",
+    )
+
+
 def check_first_step(first_step: Any) -> None:
     """Raise ConfigError unless `attach(first_step=...)` is a number of steps, or None."""
     is_number = isinstance(first_step, int) and not isinstance(first_step, bool) and first_step >= 0

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilience_sdk.adapters._base import Patches, framework
+from resilience_sdk.adapters._base import Patches, framework, say_not_copied
 from resilience_sdk.checkpoint.ranks import Alone, find_ranks, raise_together
 from resilience_sdk.checkpoint.whole_directory import UNFINISHED, merge
 from resilience_sdk.core.console import say, say_once
@@ -118,8 +118,13 @@ class StateSaves:
             if not isinstance(state, Mapping):
                 plain(state, file, *args, **options)
             elif is_keeper:  # Accelerate writes it on no other rank
-                copied = self._staging_of(len(given)).copy_all(state)
-                given.append(lambda: plain(copied, file, *args, **options))
+                try:
+                    copied = self._staging_of(len(given)).copy_all(state)
+                except Exception as error:  # noqa: BLE001 - what the script has registered may be anything
+                    say_not_copied(error)
+                    plain(state, file, *args, **options)
+                else:
+                    given.append(lambda: plain(copied, file, *args, **options))
 
         patches = Patches()
         patches.replace(serializers, "save", keep)

@@ -29,6 +29,7 @@ from resilience_sdk.adapters._base import (
     checkpointer,
     errors_kept,
     say_left_out,
+    say_not_copied,
 )
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import SHARDED
@@ -284,7 +285,12 @@ class CheckpointStaging:
         if not given:
             return lambda: None  # another rank writes
         [(checkpoint, path, *_)] = given
-        copied = self._staging.copy_all(checkpoint)
+        try:
+            copied = self._staging.copy_all(checkpoint)
+        except Exception as error:  # noqa: BLE001 - what callbacks and hyperparameters hold may be anything
+            say_not_copied(error)
+            plain(checkpoint, path)
+            return lambda: None
         return lambda: plain(copied, path)
 
 
