@@ -254,7 +254,9 @@ class StepLoss:
         if not self._is_on or loss is None:
             return
         try:
-            loss = prepared(loss, "loss")
+            # `prepared`, written out for what most are on a CPU: in every step a call that can be spared is.
+            is_plain = type(loss).__name__ in ("Tensor", "Parameter") and loss.is_cpu and loss.numel() == 1
+            loss = loss.item() if is_plain else prepared(loss, "loss")
         except ConfigError as error:
             self._fail(error)
             return

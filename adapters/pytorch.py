@@ -260,7 +260,9 @@ class Attached(AttachedLoop):
             self.replace(kind, "scale", unscaled_kept(kind.scale))
 
     def _heard(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        guard, losses = self.guard, self._losses
+        import torch
+
+        guard, losses, tensor = self.guard, self._losses, torch.Tensor
 
         @functools.wraps(plain)
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> Any:
@@ -270,9 +272,9 @@ class Attached(AttachedLoop):
             result = plain(tensors, grad_tensors, *args, **options)
             if is_ours and guard.is_on:
                 try:
-                    for loss in (tensors,) if hasattr(tensors, "numel") else tuple(tensors):
+                    for loss in (tensors,) if isinstance(tensors, tensor) else tuple(tensors):
                         if loss.numel() == 1:
-                            losses.add(getattr(loss, _UNSCALED, loss))
+                            losses.add(loss.__dict__.get(_UNSCALED, loss))
                 except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
                     guard.fail(error)
             return result

@@ -23,6 +23,7 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.core.journal import Event
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import CheckpointError, ConfigError
+from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import finish, session_on_all_ranks
@@ -330,10 +331,13 @@ class Attached(pytorch.Attached):
     def finish(self) -> None:
         """End a training that is complete: save once more, set the finished flag, detach. Collective.
 
-        Where ranks are at different steps, it says so, and neither saves nor sets the flag.
+        Where ranks are at different steps, it says so, and neither saves nor sets the flag. Raises `NumericsError`
+        where the last losses were bad and the setting `numerics` asks for that.
         """
         if not self.is_attached:
             return
+        if self._session is not None:
+            numerics.settle()  # the last losses are not judged yet, and the save is to be good
         is_one = self._save_the_end()
         self.detach()
         if self._session is not None:

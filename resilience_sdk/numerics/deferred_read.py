@@ -41,6 +41,11 @@ class DeferredRead:
         self._next = 0
         self.left_out = 0
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether values were put that were not read yet."""
+        return bool(self._waiting)
+
     def put(self, step: int, is_global: bool, loss: Any, grad_norm: Any) -> None:
         """Take the values of a step. Never waits; a device that is too far behind has this step left out.
 

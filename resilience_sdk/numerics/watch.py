@@ -72,6 +72,7 @@ class NumericsWatch:
         self._side = side
         self._reading = DeferredRead()
         self._spikes = (Spikes(LOSS_FACTOR), Spikes(GRAD_NORM_FACTOR))
+        self._noted: list[tuple[int, bool, float | None, float | None]] = []  # by adapters, as numbers
         self._calls = -1
         self._policy: Policy = "warn"
         self._is_asked = False  # the script calls `check` itself, and adapters keep away
@@ -96,18 +97,31 @@ class NumericsWatch:
 
     def note(self, step: int | None, loss: Any, grad_norm: Any) -> None:
         """See `note_step`."""
-        policy: Any = self._side.policy
-        if self._is_asked or policy == "off":
+        if self._is_asked or self._side.policy == "off":
             return
-        if policy != self._policy:
-            self._choose(policy)
         number, is_global = self._side.step() if step is None else (step, True)
-        self._reading.put(number, is_global, loss, grad_norm)
+        if (type(loss) is float or loss is None) and (type(grad_norm) is float or grad_norm is None):
+            self._noted.append((number, is_global, loss, grad_norm))
+        else:
+            self._reading.put(number, is_global, loss, grad_norm)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything was noted or given that was not judged yet."""
+        return bool(self._noted) or self._reading.is_waiting
+
+    def judge_noted(self) -> None:
+        """See `judge_steps`."""
+        policy: Any = self._side.policy
+        if policy != self._policy and not self._is_asked and policy != "off":
+            self._choose(policy)
+        self.judge()
 
     def judge(self, *, wait: bool = False) -> Trouble | None:
         """Judge the values that are there; return the first trouble among them. May raise NumericsError."""
         first = None
-        for values in self._reading.ready(wait=wait):
+        noted, self._noted = self._noted, []
+        for values in (*noted, *self._reading.ready(wait=wait)):
             self._newest = values
             step, is_global, loss, grad_norm = values
             trouble = self._look(step, is_global, loss, grad_norm)
@@ -289,10 +303,10 @@ def judge_steps() -> None:
         NumericsError: The setting is `rollback` or `raise`, and a value was bad.
     """
     watch = _watch
-    if watch is None:
+    if watch is None or not watch.is_waiting:
         return
     try:
-        watch.judge()
+        watch.judge_noted()
     except NumericsError as error:
         raise error.with_traceback(None) from None  # as in `check`
 
