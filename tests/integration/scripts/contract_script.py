@@ -49,7 +49,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--raise-at", type=int, default=-1, help="the forward of this step raises StepError")
     parser.add_argument("--nan-at", type=int, default=-1, help="the loss of rank 1 is NaN in this step of attempt 0")
     parser.add_argument("--evaluate", type=int, default=0, help="evaluate every so many steps, EVALUATED batches")
-    parser.add_argument("--wide", type=int, default=32, help="hidden units of the network")
     parser.add_argument("--background", action="store_true", help="save in the background")
     parser.add_argument("--kernels", action="store_true", help="operators of the CPU stand in for kernels of a GPU")
     parser.add_argument("--asked-early", action="store_true", help="SIGTERM to rank 1 when all is prepared")
@@ -83,7 +82,7 @@ class Net(nn.Module):
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(WIDTH, args.wide), nn.Tanh(), nn.Linear(args.wide, 1))
+        self.body = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 1))
         self._fatal = args.raise_at * args.accumulate
         self._bad = args.nan_at * args.accumulate if (attempt, rank()) == (0, 1) else -1
         self.forwards = 0
