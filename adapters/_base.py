@@ -22,15 +22,19 @@ import attrs
 
 from resilience_sdk import preemption
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.memory_staging import Stager
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.settings import Settings, load_settings
 from resilience_sdk.errors import ConfigError, MissingExtraError
 from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.numerics import watch as numerics
+from resilience_sdk.numerics.deferred_read import prepared
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.run import begin_session, is_stepping
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.blocks import Beat, Block
 from resilience_sdk.recorder.lookup import BEATS
+from resilience_sdk.recorder.page_layout import EVALUATION, W_FIRST_BEAT_NS
 from resilience_sdk.straggler.model_hooks import Guard
 
 
@@ -229,6 +233,105 @@ class StepBeat:
         return spent_ns
 
 
+class StepLoss:
+    """The loss of each optimizer step, looked at by `numerics`: what its micro-batches add up to.
+
+    For the thread that trains. A step of more or fewer micro-batches than usual, as at the end of an epoch or where a
+    scaler has left one out, is scaled to the usual number, so that it is no spike. What cannot be read switches this
+    off, which is said once.
+    """
+
+    __slots__ = ("_before", "_count", "_is_on", "_total", "_usual")
+
+    def __init__(self) -> None:
+        """Begin with no loss."""
+        self._is_on = True
+        self._total: Any = None
+        self._count = self._before = self._usual = 0
+
+    def add(self, loss: Any) -> None:
+        """Take the loss of one micro-batch, on any device. Waits for none."""
+        if not self._is_on or loss is None:
+            return
+        try:
+            # `prepared`, written out for what most are on a CPU: in every step a call that can be spared is.
+            is_plain = type(loss).__name__ in ("Tensor", "Parameter") and loss.is_cpu and loss.numel() == 1
+            loss = loss.item() if is_plain else prepared(loss, "loss")
+        except ConfigError as error:
+            self._fail(error)
+            return
+        self._total = loss if self._count == 0 else self._total + loss
+        self._count += 1
+
+    def end(self, step: int | None, grad_norm: Any = None) -> None:
+        """Hand what was added to `numerics`: the step is complete. None: the step of the heartbeat that is open."""
+        total, count = self._total, self._count
+        self._total, self._count = None, 0
+        if not self._is_on or (total is None and grad_norm is None):
+            return
+        if count and count != self._usual:
+            if count == self._before or not self._usual:
+                self._usual = count
+            else:
+                total = total * (self._usual / count)
+        self._before = count
+        try:
+            numerics.note_step(step, loss=total, grad_norm=grad_norm)
+        except ConfigError as error:
+            self._fail(error)
+
+    def drop(self) -> None:
+        """Forget what was added: the step does not come to its end."""
+        self._total, self._count = None, 0
+
+    def _fail(self, error: Exception) -> None:
+        self._is_on = False
+        say_once("adapter numerics", f"losses are not looked at, and training goes on: {error}")
+
+
+def say_left_out(step: int, rank: int) -> None:
+    """Say once on rank 0 that a step makes nothing of its batches, on the way back from bad numbers."""
+    if rank == 0:
+        say_once(
+            f"left out:{step}",
+            f"the batch of step {step} is left out: its numbers were bad, and the run was rolled back",
+        )
+
+
+class EvaluationBeat:
+    """The heartbeat `eval_batch` of each batch of an evaluation, so that a long one shows that it moves.
+
+    For the thread that trains. None before the first step: what is before it is the start-up, whose end is that step.
+    """
+
+    __slots__ = ("_beat",)
+
+    def __init__(self) -> None:
+        """Be closed."""
+        self._beat: Beat | None = None
+
+    def begin(self) -> None:
+        """Open it, unless it is open; it stays within the step that was completed last."""
+        beat = lookup.find_own_beat(EVALUATION)
+        if beat is None or not beat.lane.recorder.page.words[W_FIRST_BEAT_NS]:
+            return
+        step = beat.lane.current_step() if beat.lane.step_is_global else None
+        if beat.begin(monotonic_ns(), step):
+            self._beat = beat
+
+    def end(self) -> None:
+        """Close it, and count it."""
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            beat.end(monotonic_ns())
+
+    def drop(self) -> None:
+        """Close it without counting, after an exception or behind the last batch."""
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            beat.drop(monotonic_ns())
+
+
 class HookedSection:
     """A section that one hook begins and another one ends; for the thread that trains."""
 
@@ -277,10 +380,11 @@ class SessionOptions:
         return begin_session(caller, self.run_dir, self.settings, overrides)
 
 
-def checkpointer(session: Session, writer: Callable[[Path], object]) -> Checkpointer:
+def checkpointer(session: Session, writer: Callable[[Path], object], stager: Stager | None = None) -> Checkpointer:
     """Return what saves for a framework that writes by itself, with the options of the session.
 
-    Raises `ConfigError` and `RunDirectoryError` as `Checkpointer`.
+    `stager`: takes what `writer` writes for a save in the background. Raises `ConfigError` and `RunDirectoryError` as
+    `Checkpointer`.
     """
     settings = session.settings
     made = Checkpointer(
@@ -288,12 +392,23 @@ def checkpointer(session: Session, writer: Callable[[Path], object]) -> Checkpoi
         run_dir=session.run_dir,
         every=settings.checkpoint_every,
         keep=settings.checkpoint_keep,
+        in_background=settings.checkpoint_async,
         group_readable=settings.group_readable,
         journal=session.journal,
         writer=writer,
+        stager=stager,
     )
     made.time_left = preemption.time_left
     return made
+
+
+def say_not_copied(error: Exception) -> None:
+    """Say once that a state was written while the training waited, since it cannot be copied."""
+    say_once(
+        "state not copied",
+        f"a save in the background was written while the training waited: its state cannot be copied "
+        f"({type(error).__name__}: {error})",
+    )
 
 
 def check_first_step(first_step: Any) -> None:

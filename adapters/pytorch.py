@@ -13,6 +13,7 @@ from resilience_sdk.adapters import pytorch
 from __future__ import annotations
 
 import copyreg
+import functools
 import math
 import types
 import weakref
@@ -23,11 +24,12 @@ from time import monotonic_ns
 from typing import Any
 
 from resilience_sdk import preemption, straggler
-from resilience_sdk.adapters._base import AttachedLoop, StepBeat
+from resilience_sdk.adapters._base import AttachedLoop, EvaluationBeat, StepBeat, StepLoss
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.rank.run import is_stepping, resilient
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.lookup import BLOCKS
@@ -213,6 +215,9 @@ class Attached(AttachedLoop):
         # Of the last forward with gradients, and of that of the last complete step: whether in training mode.
         self._mode = self._mode_of_steps = True
         self._beat = StepBeat()
+        self._losses = StepLoss()
+        self._evaluation = EvaluationBeat()
+        self._thread = 0  # that of the last forward with gradients
         self._loader: TimedLoader | None = None
         try:
             self._model, self._optimizer = weakref.ref(model), weakref.ref(optimizer)
@@ -237,11 +242,44 @@ class Attached(AttachedLoop):
             optimizer,
             on_forward=self._forward_begins,
             on_inference=self._inference_begins,
+            on_inference_end=self._evaluation.end,
             on_step=self._step_begins,
             on_step_end=self._step_ends,
             on_failure=self._sections_failed,
         )
         self.on_detach(sections.detach)
+        if numerics.is_on():
+            self._watch_losses()
+
+    def _watch_losses(self) -> None:
+        """Hear of each loss where its backward begins: a loop of one's own calls nothing else with it."""
+        import torch
+
+        self.replace(torch.autograd, "backward", self._heard(torch.autograd.backward))
+        for kind in scalers(torch.amp.GradScaler):
+            self.replace(kind, "scale", unscaled_kept(kind.scale))
+
+    def _heard(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        guard, losses, tensor = self.guard, self._losses, torch.Tensor
+
+        @functools.wraps(plain)
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> Any:
+            is_ours = grad_tensors is None and guard.is_on and get_ident() == self._thread
+            if is_ours:
+                numerics.judge_steps()  # here, since an error would not pass through a hook
+            result = plain(tensors, grad_tensors, *args, **options)
+            if is_ours and guard.is_on:
+                try:
+                    for loss in (tensors,) if isinstance(tensors, tensor) else tuple(tensors):
+                        if loss.numel() == 1:
+                            losses.add(loss.__dict__.get(_UNSCALED, loss))
+                except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
+                    guard.fail(error)
+            return result
+
+        return backward
 
     def _watch_loader(self, loader: Any) -> None:
         self._loader = TimedLoader(loader, self)
@@ -255,6 +293,8 @@ class Attached(AttachedLoop):
     def drop(self) -> None:
         """Close the step that is open, which does not count."""
         self._beat.drop()
+        self._losses.drop()
+        self._evaluation.drop()
 
     # -- for adapters built on this one
 
@@ -323,6 +363,7 @@ class Attached(AttachedLoop):
         if self.guard.is_on:
             model = self._model()
             self._mode = mode = model is None or bool(model.training)
+            self._thread = get_ident()
             if mode is self._mode_of_steps:
                 self._beat.begin(self.step if self._is_global else None)
             else:
@@ -332,6 +373,7 @@ class Attached(AttachedLoop):
         model = self._model()
         if (model is None or bool(model.training)) is not self._mode_of_steps:
             self._beat.interrupt()  # an evaluation, behind micro-batches that made no step
+            self._evaluation.begin()
 
     def _step_begins(self) -> None:
         self._is_in_step = True
@@ -360,6 +402,7 @@ class Attached(AttachedLoop):
             self._loader.due = self._leave_if_asked
 
     def _step_is_complete(self) -> None:
+        self._losses.end(self.step - 1 if self._is_global else None)
         self._beat.end()
         if not (self._is_apart or is_stepping()) and preemption.check(self.step):
             # Not here: a scheduler and a scaler still have their part of this step to do.
@@ -405,6 +448,30 @@ class Attached(AttachedLoop):
 
 def _ignore(_error: Exception) -> None:
     """Counting cannot fail."""
+
+
+_UNSCALED = "resilience_loss"
+
+
+def scalers(kind: Any) -> Iterator[Any]:
+    """Yield the class of gradient scalers and those below it that scale by themselves, as that of FSDP1 does."""
+    if "scale" in vars(kind):
+        yield kind
+    for below in kind.__subclasses__():
+        yield from scalers(below)
+
+
+def unscaled_kept(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `GradScaler.scale` such that a scaled loss brings along what it was: the scale changes by itself."""
+
+    @functools.wraps(plain)
+    def scale(scaler: Any, outputs: Any) -> Any:
+        scaled = plain(scaler, outputs)
+        if scaled is not outputs and hasattr(outputs, "detach"):
+            setattr(scaled, _UNSCALED, outputs.detach())
+        return scaled
+
+    return scale
 
 
 def _check(model: Any, optimizer: Any) -> None:

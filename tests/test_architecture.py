@@ -130,7 +130,6 @@ SMALL_LINES = 130
 SMALL = {
     "goodput.plan": "the formulas of a plan, which are tested without its command",
     "health.probe_main": "the process of a probe, which must be cheap to start",
-    "numerics.deferred_read": "loads torch, which the settings of the watch do not need",
     "telemetry.sinks.console": "a sink is one file",
     "telemetry.sinks.history": "a sink is one file",
     "telemetry.sinks.mlflow": "a sink is one file",

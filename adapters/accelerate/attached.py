@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import attrs
 
 from resilience_sdk import straggler
 from resilience_sdk.adapters import pytorch
-from resilience_sdk.adapters._base import Late, checkpointer, framework, refuse_second
+from resilience_sdk.adapters._base import Late, checkpointer, framework, refuse_second, say_left_out
 from resilience_sdk.adapters.accelerate.saves import Position, StateSaves, kind_of, read_file
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
@@ -23,6 +23,7 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.core.journal import Event
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import CheckpointError, ConfigError
+from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import finish, session_on_all_ranks
@@ -275,7 +276,7 @@ class Attached(pytorch.Attached):
         self._state = StateSaves(accelerator, self)
         self._checkpointer: Checkpointer | None = None
         if session is not None and saves:
-            self._checkpointer = checkpointer(session, self._state.write)
+            self._checkpointer = checkpointer(session, self._state.write, self._state.stage)
         elif saves and has_failed_to_start():
             say_once("nothing saved", "attach: NOTHING IS SAVED or resumed in this run, for the reason above")
         # Before the hooks: what loads the state of a sharded optimizer makes a step of its own, which is none of ours.
@@ -330,10 +331,13 @@ class Attached(pytorch.Attached):
     def finish(self) -> None:
         """End a training that is complete: save once more, set the finished flag, detach. Collective.
 
-        Where ranks are at different steps, it says so, and neither saves nor sets the flag.
+        Where ranks are at different steps, it says so, and neither saves nor sets the flag. Raises `NumericsError`
+        where the last losses were bad and the setting `numerics` asks for that.
         """
         if not self.is_attached:
             return
+        if self._session is not None:
+            numerics.settle()  # the last losses are not judged yet, and the save is to be good
         is_one = self._save_the_end()
         self.detach()
         if self._session is not None:
@@ -373,7 +377,29 @@ class Attached(pytorch.Attached):
                 "without an end: write `with accelerator.join_uneven_inputs([model]):` around the pass, or leave out "
                 "even_batches=False",
             )
-        return self._position.walk(batches)
+        walked = self._position.walk(batches)
+        bad_steps = () if self._checkpointer is None else self._checkpointer.skipped_steps
+        return self._without(bad_steps, walked) if bad_steps else walked
+
+    def _without(self, bad_steps: Collection[int], batches: Iterator[Any]) -> Iterator[Any]:
+        """Leave out the batches of steps whose numbers were bad; each counts as a step, so that all have their own."""
+        per_step = int(self._accelerator.gradient_accumulation_steps)
+        step, read, left = self.step, 0, 0
+        for batch in batches:
+            if self.step != step:
+                step, read = self.step, 0
+            if not left and not read and step in bad_steps:
+                say_left_out(step, int(self._accelerator.process_index))
+                left = per_step
+            if left:
+                left -= 1
+                if not left:
+                    self.go_to(self.step + 1)
+                continue
+            read += 1
+            yield batch
+        if left:  # a pass ends with fewer
+            self.go_to(self.step + 1)
 
     @contextmanager
     def _join_uneven_inputs(self, *args: Any, **options: Any) -> Iterator[None]:
@@ -414,7 +440,8 @@ class Attached(pytorch.Attached):
             return saved
 
         saved = raise_together(find_ranks(), read)  # before what may be collective
-        self._state.load(place)
+        with section("resume", kind="io"):
+            self._state.load(place)
         self._go_on_in_data(saved)
         return int(saved["step"])
 

@@ -19,12 +19,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilience_sdk.adapters._base import framework
+from resilience_sdk.adapters._base import Patches, framework, say_not_copied
 from resilience_sdk.checkpoint.ranks import Alone, find_ranks, raise_together
 from resilience_sdk.checkpoint.whole_directory import UNFINISHED, merge
 from resilience_sdk.core.console import say, say_once
@@ -34,6 +34,7 @@ from resilience_sdk.straggler import section
 
 if TYPE_CHECKING:
     from resilience_sdk.adapters.accelerate.attached import Attached
+    from resilience_sdk.checkpoint.capture import Staging
 
 _NUMBERED = re.compile(r"checkpoint_(\d+)")
 
@@ -89,6 +90,7 @@ class StateSaves:
         self._handle = handle
         self._save = accelerator.save_state
         self._load = accelerator.load_state
+        self._stagings: dict[int, Staging] = {}
 
     @property
     def is_keeper(self) -> bool:
@@ -102,6 +104,40 @@ class StateSaves:
             self._save(output_dir=str(directory), **options)
         if self.is_keeper:
             (directory / FILE).write_text(json.dumps({"v": _VERSION, **self._handle.describe()}))
+
+    def stage(self, directory: Path) -> Callable[[], object]:
+        """Take what `write` would write, and return what writes it, for a thread; raises what taking raises.
+
+        Accelerate gives each state to one function that writes it: that is heard, and called later with a copy. What
+        comes another way (random numbers, scaler, samplers, all of a sharded model) is written at once.
+        """
+        serializers, given = framework("accelerate.checkpointing", "accelerate"), list[Callable[[], object]]()
+        plain, is_keeper = serializers.save, self.is_keeper
+
+        def keep(state: Any, file: Any, *args: Any, **options: Any) -> None:
+            if not isinstance(state, Mapping):
+                plain(state, file, *args, **options)
+            elif is_keeper:  # Accelerate writes it on no other rank
+                try:
+                    copied = self._staging_of(len(given)).copy_all(state)
+                except Exception as error:  # noqa: BLE001 - what the script has registered may be anything
+                    say_not_copied(error)
+                    plain(state, file, *args, **options)
+                else:
+                    given.append(lambda: plain(copied, file, *args, **options))
+
+        patches = Patches()
+        patches.replace(serializers, "save", keep)
+        try:
+            self.write(directory)
+        finally:
+            patches.detach()
+        return lambda: [write() for write in given]
+
+    def _staging_of(self, number: int) -> Staging:
+        from resilience_sdk.checkpoint.capture import Staging
+
+        return self._stagings.setdefault(number, Staging())
 
     def load(self, directory: Path, *args: Any, **options: Any) -> None:
         """Load from a directory whose file of ours was read: what cannot be must not be half loaded. As `write`."""

@@ -200,7 +200,7 @@ class SdkCallback(Late):
         """End a step; save, or stop. Collective, if it is time."""
         if self._fit is not None:
             self.steps(self._fit)
-            self._fit.batch_ends()
+            self._fit.batch_ends(outputs)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin the evaluation."""
@@ -213,6 +213,14 @@ class SdkCallback(Late):
         """Begin a batch of an evaluation."""
         if self._fit is not None:
             self.batch_begins(self._fit)
+            self._fit.eval_batch_starts()
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """End it."""
+        if self._fit is not None:
+            self._fit.eval_batch_ends()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End it."""
@@ -321,7 +329,7 @@ class ResilienceCallback(SdkCallback):
         trainer.fit(model)
     """
 
-    duties = frozenset({roles.BEAT, roles.SECTIONS, roles.PREEMPTION, roles.CHECKPOINT, roles.FINISH})
+    duties = frozenset({roles.BEAT, roles.SECTIONS, roles.PREEMPTION, roles.CHECKPOINT, roles.FINISH, roles.NUMERICS})
 
     def __init__(
         self,

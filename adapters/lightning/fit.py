@@ -14,19 +14,30 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from resilience_sdk import preemption, straggler
-from resilience_sdk.adapters._base import HookedSection, Patches, StepBeat, checkpointer, errors_kept
+from resilience_sdk.adapters._base import (
+    EvaluationBeat,
+    HookedSection,
+    Patches,
+    StepBeat,
+    StepLoss,
+    checkpointer,
+    errors_kept,
+    say_left_out,
+    say_not_copied,
+)
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import SHARDED
 from resilience_sdk.checkpoint.ranks import describe
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.errors import CheckpointError, ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
 from resilience_sdk.preemption.signals import Handlers
 from resilience_sdk.rank import Session
@@ -40,6 +51,7 @@ SECTIONS = "sections"
 PREEMPTION = "preemption"
 CHECKPOINT = "checkpoint"
 FINISH = "finished flag"
+NUMERICS = "look at losses"
 REPORT = "straggler reports"
 
 _SHARED = frozenset({SECTIONS})  # one of those that ask for it does it for all
@@ -172,6 +184,30 @@ class FitSections(Patches):
         if is_automatic:
             self.replace(strategy, "training_step", attached.around(strategy.training_step))
 
+    def leave_out(self, is_bad: Callable[[], bool], module: Any) -> None:
+        """Let steps that `is_bad` tells make nothing of their batches: no forward, no gradients, no change.
+
+        They count as steps for Lightning, its schedulers and its loops.
+        """
+        strategy = self._trainer.strategy
+        if not module.automatic_optimization or getattr(strategy.precision_plugin, "scaler", None) is not None:
+            say_once(
+                "left out",
+                "batches whose numbers were bad are trained on again: neither manual optimization nor a gradient "
+                "scaler (16-mixed) can do a step without a loss",
+            )
+            return
+        plain = strategy.training_step
+
+        def training_step(*args: Any, **options: Any) -> Any:
+            import torch
+
+            if not is_bad():
+                return plain(*args, **options)
+            return torch.zeros((), device=strategy.root_device, requires_grad=True)
+
+        self.replace(strategy, "training_step", training_step)
+
     def detach(self) -> None:
         """Leave the trainer as it was, and nothing open, as an exception may have. May be repeated."""
         for section in (*self.profiler.sections.values(), self.eval):
@@ -206,16 +242,56 @@ def save(trainer: Any, path: Path) -> None:
     if part_name(strategy) != FILE:
         trainer.save_checkpoint(path, weights_only=False)
         return
+    with _innermost_io(strategy) as writes, errors_kept(writes, "save_checkpoint"):
+        trainer.save_checkpoint(path, weights_only=False)
+
+
+@contextmanager
+def _innermost_io(strategy: Any) -> Iterator[Any]:
+    """Let what really writes checkpoints be the strategy's; a wrapper (asynchronous, mirroring) may do so later."""
     plain = innermost = strategy.checkpoint_io
     while hasattr(innermost, "checkpoint_io"):
-        # A wrapper (asynchronous, mirroring) may not have written it when it returns.
         innermost = innermost.checkpoint_io
     strategy.checkpoint_io = innermost
     try:
-        with errors_kept(innermost, "save_checkpoint"):
-            trainer.save_checkpoint(path, weights_only=False)
+        yield innermost
     finally:
         strategy.checkpoint_io = plain
+
+
+class CheckpointStaging:
+    """Takes what a trainer would save between its `dump_checkpoint` and its `CheckpointIO`; a `Stager`.
+
+    For checkpoints that are one file. Keeps its copies' memory from one save to the next.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        from resilience_sdk.checkpoint.capture import Staging
+
+        self._trainer = trainer
+        self._staging = Staging()
+
+    def __call__(self, directory: Path) -> Callable[[], object]:
+        """Take it; on all ranks, where Lightning calls collectives. Raises what Lightning or a copy raises."""
+        given: list[tuple[Any, ...]] = []
+        patches = Patches()
+        with _innermost_io(self._trainer.strategy) as writes:
+            plain = writes.save_checkpoint
+            patches.replace(writes, "save_checkpoint", lambda *arguments, **_: given.append(arguments))
+            try:
+                self._trainer.save_checkpoint(directory / FILE, weights_only=False)
+            finally:
+                patches.detach()
+        if not given:
+            return lambda: None  # another rank writes
+        [(checkpoint, path, *_)] = given
+        try:
+            copied = self._staging.copy_all(checkpoint)
+        except Exception as error:  # noqa: BLE001 - what callbacks and hyperparameters hold may be anything
+            say_not_copied(error)
+            plain(checkpoint, path)
+            return lambda: None
+        return lambda: plain(copied, path)
 
 
 def save_last(trainer: Any, step: int) -> None:
@@ -244,7 +320,7 @@ class FitCheckpoints:
         self._name = name
         self._resumed: Path | None = None
         self._own_loaders: list[Any] = []
-        self.checkpointer = checkpointer(session, self._write)
+        self.checkpointer = checkpointer(session, self._write, CheckpointStaging(trainer) if name == FILE else None)
         self.checkpointer.add_data("lightning.loader", self)
 
     def _write(self, directory: Path) -> None:
@@ -280,7 +356,8 @@ class FitCheckpoints:
                 f"{self._resumed} is to be resumed, and this version of Lightning does not let a callback do it: "
                 "call trainer.fit(model, ckpt_path=callback.ckpt_path)"
             )
-        start(str(self._resumed))
+        with straggler.section("resume", kind="io"):
+            start(str(self._resumed))
 
     def loaded(self, checkpoint: dict[str, Any]) -> None:
         """Put this rank's own position of the data in the place of rank 0's in what Lightning has loaded."""
@@ -333,6 +410,8 @@ class Fit:
         self._has_ended = False
         self._is_trial = bool(trainer.fast_dev_run)  # saves nothing, completes nothing
         self._beat = StepBeat()
+        self._losses = StepLoss() if NUMERICS in role and not self._is_trial and numerics.is_on() else None
+        self._evaluation = EvaluationBeat()
         self._heard_before = listening.hears()
         if PREEMPTION in role:
             preemption.time_left()  # a signal in the start-up is answered behind the first step
@@ -390,17 +469,36 @@ class Fit:
             self.sections.attach(module)
             if self.checkpoints is not None and self._checkpointer is not None:
                 self.sections.profiler.before_fetch = self.checkpoints.restore_random_numbers
+                if self._checkpointer.skipped_steps:
+                    self.sections.leave_out(self._is_left_out, module)
+
+    def _is_left_out(self) -> bool:
+        """Tell whether the numbers of the step that is under way were bad, and the run was rolled back over it."""
+        if self._checkpointer is None or self._step not in self._checkpointer.skipped_steps:
+            return False
+        say_left_out(self._step, self.session.identity.rank)
+        return True
 
     def batch_starts(self) -> None:
         """Begin the heartbeat of an optimizer step, with its first batch."""
         if BEAT in self._role:
             self._beat.begin(self._step)
 
-    def batch_ends(self) -> None:
-        """End it with the batch that made the step; then stop if all ranks agreed to, or save if it is time."""
+    def batch_ends(self, outputs: Any = None) -> None:
+        """End it with the batch that made the step; then stop if all ranks agreed to, or save if it is time.
+
+        `outputs`: what the training step has given, such as its loss. May raise NumericsError.
+        """
+        if self._losses is not None:
+            self._losses.add(_loss_of(outputs))
         step = int(self.trainer.global_step)
         if step == self._step:
             return  # gradients are accumulated
+        if self._losses is not None:
+            numerics.judge_steps()
+            if self._is_left_out():
+                self._losses.drop()
+            self._losses.end(self._step)
         self._step, self._is_worked = step, True
         self._beat.end()
         if PREEMPTION in self._role and preemption.check(step):
@@ -433,6 +531,15 @@ class Fit:
         if self.sections is not None:
             self.sections.eval.begin()
 
+    def eval_batch_starts(self) -> None:
+        """Begin the heartbeat of a batch of the evaluation."""
+        if BEAT in self._role:
+            self._evaluation.begin()
+
+    def eval_batch_ends(self) -> None:
+        """End it."""
+        self._evaluation.end()
+
     def eval_ends(self) -> None:
         """End section `eval`."""
         if self.sections is not None:
@@ -446,6 +553,8 @@ class Fit:
         """Save once more: what has run its course can be resumed, or looked at, too. Collective."""
         self._has_ended = True
         self._beat.drop()
+        if self._losses is not None:
+            numerics.settle()  # the last step's loss is not judged yet, and the save is to be good
         if self._checkpointer is not None and self._is_worked:
             self._checkpointer.save(int(self.trainer.global_step))
 
@@ -467,6 +576,7 @@ class Fit:
 
     def _release(self, *, is_leaving: bool = False) -> None:
         self._beat.drop()
+        self._evaluation.drop()
         if self.sections is not None:
             self.sections.detach()
         if PREEMPTION in self._role and not is_leaving:  # who leaves may be signalled again
@@ -475,6 +585,11 @@ class Fit:
             heartbeat.done()
         if self._step >= 0:
             _TRAINED[self.session] = max(self._step, _TRAINED.get(self.session, 0))
+
+
+def _loss_of(outputs: Any) -> Any:
+    """Return the loss in what a training step has given, which is a tensor or a mapping; None where it has none."""
+    return outputs.get("loss") if isinstance(outputs, Mapping) else outputs
 
 
 def lines_of_stop(handlers: Handlers | None) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk import preemption
-from resilience_sdk.adapters._base import AttachedLoop, framework
+from resilience_sdk.adapters._base import AttachedLoop, StepLoss, framework
 from resilience_sdk.adapters.megatron.step import (
     IN_STEP,
     OPTIMIZER,
@@ -22,18 +22,25 @@ from resilience_sdk.adapters.megatron.step import (
     Heard,
     ObservingTimers,
     Step,
+    itself,
     spans,
 )
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import SHARDED
+from resilience_sdk.checkpoint.memory_staging import MemoryStaging
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.rank.lifecycle import current
 from resilience_sdk.rank.run import is_stepping
 from resilience_sdk.recorder import lookup
+from resilience_sdk.straggler import section
+from resilience_sdk.straggler.attachment import kernel_sampler
+from resilience_sdk.straggler.kernels import KernelSampler
+from resilience_sdk.straggler.model_hooks import Guard
 from resilience_sdk.straggler.workload import set_role
 
 
@@ -132,6 +139,7 @@ def attach(config: Any, optimizer: Any = None, *, first_step: int | None = None)
     handle = Attached(first_step)
     try:
         handle.watch_timers(config, "timers")
+        handle.watch_losses(config)
         if optimizer is not None:
             handle.watch_optimizer(optimizer)
     except BaseException:
@@ -155,8 +163,12 @@ class Attached(AttachedLoop):
         self._parts = tuple(self.spans[name] for name in IN_STEP)
         self._update = self.spans["optim"]
         self._optimizer_depth = 0
+        self._grad_norm: Any = None
         self._unfinished = 0
         self._has_stepped = False
+        self._sampler: KernelSampler | None = None
+        self._losses = StepLoss()
+        self._hears_losses = False  # by `config.grad_scale_func`, so that a forward step need not tell them
         self.is_on = not environ.is_disabled(environ.environment())
         """Whether anything is recorded at all."""
         lookup.recorder()  # the start-up begins, which may get stuck; where nothing is recorded, this says so
@@ -181,9 +193,11 @@ class Attached(AttachedLoop):
         if not self.is_on:
             return forward_step_func
         run, forward = self.guard.run, self.spans["fwd"]
+        is_to_hear = numerics.is_on()
 
         @functools.wraps(forward_step_func)
         def forward_step(*args: Any, **kwargs: Any) -> Any:
+            numerics.judge_steps()  # may raise: no hook is around it
             run(forward.begin)
             try:
                 result = forward_step_func(*args, **kwargs)
@@ -191,9 +205,34 @@ class Attached(AttachedLoop):
                 self.drop()
                 raise
             run(forward.end)
-            return result
+            return self._with_heard_loss(result) if is_to_hear and not self._hears_losses else result
 
         return forward_step
+
+    def _with_heard_loss(self, result: Any) -> Any:
+        """Return what a forward step has given, its output and what makes a loss of it, with the latter heard."""
+        is_known = isinstance(result, tuple) and len(result) == 2 and callable(result[1])
+        if not (is_known and self.guard.is_on and self.step_under_way.has_gradients()):
+            return result
+        output, loss_func = result
+
+        @functools.wraps(loss_func)
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            found = loss_func(*args, **kwargs)
+            if isinstance(found, tuple) and not kwargs:
+                loss = found[0].detach()
+                # Megatron divides it in place by what there is more of than one: per token it is a sum.
+                self.guard.run(lambda: self._losses.add(loss if loss.device.type == "cpu" else loss.clone()))
+            return found
+
+        return output, heard
+
+    def watch_losses(self, config: Any) -> None:
+        """Hear of each loss where its backward begins, and Megatron asks for the scale of the gradients."""
+        if not self.is_on or not numerics.is_on() or not hasattr(config, "grad_scale_func"):
+            return
+        self._hears_losses = True
+        self.replace(config, "grad_scale_func", HeardScale(config.grad_scale_func, self._losses, self.guard))
 
     def watch_timers(self, owner: Any, name: str) -> None:
         """Put a delegate in the place of the timers that `owner` has under that name."""
@@ -212,6 +251,7 @@ class Attached(AttachedLoop):
 
         @functools.wraps(plain)
         def step(*args: Any, **kwargs: Any) -> Any:
+            numerics.judge_steps()  # may raise: no hook is around it
             begins()
             try:
                 result = plain(*args, **kwargs)
@@ -219,10 +259,18 @@ class Attached(AttachedLoop):
                 self._optimizer_depth = 0
                 self.drop()
                 raise
+            # Of what `get_megatron_optimizer` gives: (whether it has stepped, norm of the gradients, number of zeros).
+            self._grad_norm = result[1] if isinstance(result, tuple) and len(result) > 1 else None
             ends()
             return result
 
         self.replace(optimizer, "step", step)
+
+    def go_to(self, step: int) -> None:
+        """Go on behind another number of steps, as where the batches of one are left out."""
+        self.step = step
+        if self.step_under_way.global_step is not None:
+            self.step_under_way.global_step = step
 
     def declare_role(self) -> None:
         """Say what this rank does, which its process groups tell."""
@@ -234,6 +282,8 @@ class Attached(AttachedLoop):
         if self._is_attached:
             for span in self.spans.values():
                 span.drop()
+            if self._sampler is not None:
+                self._sampler.stop()
         super().detach()
 
     def drop(self) -> None:
@@ -241,6 +291,7 @@ class Attached(AttachedLoop):
         for span in self._parts:
             span.drop()
         self.step_under_way.drop()
+        self._losses.drop()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         record(error)
@@ -278,16 +329,23 @@ class Attached(AttachedLoop):
         if depth:
             return
         # Whatever becomes of the rest: loops end by it.
+        grad_norm, self._grad_norm = self._grad_norm, None
         under_way = self.step_under_way
         number = None if under_way.number is None else under_way.number()
         self.step = (self.step if number is None else number) + 1
+        is_global = number is not None or under_way.global_step is not None
         if under_way.global_step is not None:
             under_way.global_step = self.step
-        self._has_stepped = True
+        is_first, self._has_stepped = not self._has_stepped, True
         if self.guard.is_on:
             try:
+                if is_first:
+                    self._sampler = kernel_sampler(kernels_device())
+                if self._sampler is not None:
+                    self._sampler.step_ends()
                 self._update.end()
                 under_way.is_open = False
+                self._losses.end(self.step - 1 if is_global else None, grad_norm)
                 under_way.beat.end()
             except Exception as error:  # noqa: BLE001 - as above
                 self.guard.fail(error)
@@ -300,6 +358,36 @@ class Attached(AttachedLoop):
                 "megatron: no step of an optimizer was seen, so no step is counted: attach(config, optimizer), or time "
                 "the step of the loop with its timer 'optimizer'",
             )
+
+
+class HeardScale:
+    """`config.grad_scale_func` in which each loss is heard; a config that had none goes on as if it had none."""
+
+    def __init__(self, plain: Callable[[Any], Any] | None, losses: StepLoss, guard: Guard) -> None:
+        """Delegate to `plain`."""
+        self.plain = plain
+        self._losses, self._guard = losses, guard
+
+    def __call__(self, loss: Any) -> Any:
+        """Return it scaled."""
+        # Without gradients it is the 1 by which Megatron learns the scale itself.
+        if loss.requires_grad and loss.numel() == 1 and self._guard.is_on:
+            try:
+                self._losses.add(loss)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
+                self._guard.fail(error)
+        return loss if self.plain is None else self.plain(loss)
+
+    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
+        """Be Megatron's own function in a copy of the configuration, perhaps in another process."""
+        return itself, (self.plain,)
+
+
+def kernels_device() -> str | None:
+    """Return on what device of the profiler Megatron's kernels run, None where they are not sampled."""
+    import torch
+
+    return "CUDA" if torch.cuda.is_available() else None
 
 
 def declare() -> None:
@@ -343,7 +431,7 @@ def checkpointer(
     Args:
         sharded_state: Returns the sharded state dict of this rank; `sharded_state(True)` that to load into.
         load: Takes the loaded one, of the same shape.
-        **options: Those of `Checkpointer`: `run_dir`, `every`, `keep`.
+        **options: Those of `Checkpointer`: `run_dir`, `every`, `keep`, `in_background`.
 
     Raises:
         ConfigError: An option cannot be used.
@@ -365,7 +453,7 @@ class MegatronCheckpointer(Checkpointer):
 
     def __init__(self, sharded_state: State, load: Callable[[Mapping[str, Any]], None], **options: Any) -> None:
         """Prepare the run directory; use `checkpointer`."""
-        super().__init__({}, writer=self._write, **options)
+        super().__init__({}, writer=self._write, stager=MemoryStaging(self._write), **options)
         self._sharded_state = sharded_state
         self._load_into = load
 
@@ -378,7 +466,8 @@ class MegatronCheckpointer(Checkpointer):
         step = super().resume()
         good = self.last_good
         if step and good is not None:
-            self._load_into(_framework().load(self._sharded_state(True), str(good.path / SHARDED)))
+            with section("resume", kind="io"):
+                self._load_into(_framework().load(self._sharded_state(True), str(good.path / SHARDED)))
             self.restore_rng()
         return step
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
-from resilience_sdk.adapters._base import HookedSection, StepBeat
+from resilience_sdk.adapters._base import EvaluationBeat, HookedSection, StepBeat
 from resilience_sdk.recorder.lookup import find_own_block
 from resilience_sdk.straggler.model_hooks import Guard
 
@@ -87,7 +87,7 @@ class ObservingTimers:
 
     def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
         """Be Megatron's own timers in a copy of the configuration, perhaps in another process."""
-        return _itself, (self.plain,)
+        return itself, (self.plain,)
 
 
 class ObservedTimer:
@@ -140,8 +140,9 @@ class _NoTimer:
 _NO_TIMER = _NoTimer()
 
 
-def _itself(timers: Any) -> Any:
-    return timers
+def itself(plain: Any) -> Any:
+    """Return it: what unpickling a delegate calls."""
+    return plain
 
 
 def _no_timers(_name: str, _log_level: int | None = None) -> _NoTimer:
@@ -231,6 +232,34 @@ class StepPart(SharedSection):
     begins_step = True
 
 
+class Forward(StepPart):
+    """A forward; in an evaluation it is the heartbeat of a batch."""
+
+    __slots__ = ("_batch", "_has_gradients")
+
+    def __init__(self, name: str, step: Step) -> None:
+        """Be closed."""
+        super().__init__(name, step)
+        self._has_gradients, self._batch = step.has_gradients, EvaluationBeat()
+
+    def begin(self) -> None:
+        """Begin it."""
+        if self._has_gradients():
+            super().begin()
+        else:
+            self._batch.begin()
+
+    def end(self) -> None:
+        """End what began."""
+        self._batch.end()
+        super().end()
+
+    def drop(self) -> None:
+        """Close it without counting, after an exception."""
+        self._batch.drop()
+        super().drop()
+
+
 class Fetch(SharedSection):
     """The wait for a batch, which Megatron has inside of its forward: a rank with slow storage has no slow model."""
 
@@ -269,7 +298,7 @@ class Fetch(SharedSection):
 
 def spans(step: Step) -> dict[str, SharedSection]:
     """Return a span for each section, by name."""
-    forward = StepPart("fwd", step)
+    forward = Forward("fwd", step)
     known = {
         "fwd": forward,
         "bwd": StepPart("bwd", step),

@@ -12,14 +12,17 @@ from typing import Any
 
 from resilience_sdk import preemption, straggler
 from resilience_sdk.adapters._base import (
+    EvaluationBeat,
     HookedSection,
     Late,
     Patches,
     SessionOptions,
     StepBeat,
+    StepLoss,
     framework,
     refuse_second,
     say_failed,
+    say_left_out,
 )
 from resilience_sdk.adapters.transformers.saving import (
     TrainerSaves,
@@ -32,6 +35,7 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
+from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import finish, reopen, session_on_all_ranks
@@ -203,7 +207,15 @@ class ResilienceCallback(Late):
 
 
 # What is called or wrapped on a trainer. It exists from Transformers 4.46 on.
-SEAMS = ("train", "get_batch_samples", "evaluate", "_save_checkpoint", "_get_output_dir")
+SEAMS = (
+    "train",
+    "training_step",
+    "get_batch_samples",
+    "evaluate",
+    "prediction_step",
+    "_save_checkpoint",
+    "_get_output_dir",
+)
 
 
 def calling_trainer(callback: Any) -> Any:
@@ -337,7 +349,7 @@ def _size(batch: Any, name: str) -> int | None:
     return size if type(size) is int else None
 
 
-def timed(method: Callable[..., Any], section: HookedSection) -> Callable[..., Any]:
+def timed(method: Callable[..., Any], section: HookedSection | EvaluationBeat) -> Callable[..., Any]:
     """Return a method of a trainer with a section around it; what it raises passes, and does not count."""
 
     def call(*args: Any, **options: Any) -> Any:
@@ -353,16 +365,30 @@ def timed(method: Callable[..., Any], section: HookedSection) -> Callable[..., A
     return call
 
 
+def heard(method: Callable[..., Any], losses: StepLoss) -> Callable[..., Any]:
+    """Return `training_step` of a trainer such that it tells the loss of each micro-batch."""
+
+    def training_step(*args: Any, **options: Any) -> Any:
+        loss = method(*args, **options)
+        losses.add(loss)
+        return loss
+
+    return training_step
+
+
 class TrainerPatches(Patches):
     """What is hung on a trainer for the time of one training."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, losses: StepLoss) -> None:
         """Hang it on, once the trainer has wrapped its model and made its optimizer."""
         super().__init__()
         try:
             fetch = timed(trainer.get_batch_samples, HookedSection("data", "io"))
             self.replace(trainer, "get_batch_samples", tell_sizes(fetch, trainer.model))
             self.replace(trainer, "evaluate", timed(trainer.evaluate, HookedSection("eval", "compute")))
+            self.replace(trainer, "prediction_step", timed(trainer.prediction_step, EvaluationBeat()))
+            if numerics.is_on():
+                self.replace(trainer, "training_step", heard(trainer.training_step, losses))
             self.on_detach(straggler.attach(trainer.model_wrapped, torch_optimizer(trainer)).detach)
         except BaseException:
             self.detach()
@@ -383,6 +409,8 @@ class Training:
         self._is_stopping = self._is_over = False
         self._resumed_step: int | None = None
         self._beat = StepBeat()
+        self._losses = StepLoss()
+        self._bad_steps: frozenset[int] = frozenset()
         self._guard = Guard(self._failed)
         self._saves: TrainerSaves | None = None
         self._patches: TrainerPatches | None = None
@@ -396,8 +424,10 @@ class Training:
         """Return what `train(resume_from_checkpoint=asked)` loads. Collective; raises CheckpointError."""
         found, output_dir = None, str(self._trainer.args.output_dir)
         put_back_on_all_ranks(output_dir, is_keeper=self._trainer.args.should_save)
-        if by_itself and asked is None and not self._is_trial and self._session not in _TRAINED:
-            found = checkpoint_of_run(self._session, output_dir) if self._session.may_resume else None
+        is_first = by_itself and asked is None and not self._is_trial and self._session not in _TRAINED
+        if is_first and self._session.may_resume:
+            with straggler.section("resume", kind="io"):
+                found, self._bad_steps = checkpoint_of_run(self._session, output_dir)
         return checked(asked, output_dir, found)
 
     def begins(self) -> None:
@@ -406,7 +436,9 @@ class Training:
         trainer = self._trainer
         self._resumed_step = int(trainer.state.global_step) or None
         warn(trainer)
-        patches = self._patches = TrainerPatches(trainer)
+        patches = self._patches = TrainerPatches(trainer, self._losses)
+        if self._bad_steps:
+            self._leave_out(patches)
         self._is_over = 0 < trainer.state.max_steps <= trainer.state.global_step
         if self._is_over:
             # The trainer looks at its limit behind a step: what was complete would be trained one step further.
@@ -417,6 +449,32 @@ class Training:
         if behind := handlers_before(trainer):
             listening.take_over(behind)
         listening.begin(self._expected_save_s)
+
+    def _leave_out(self, patches: TrainerPatches) -> None:
+        """Let steps whose numbers were bad make nothing of their batches: no forward, no gradients, no change.
+
+        They count as steps for the trainer and its schedules.
+        """
+        import torch
+
+        trainer = self._trainer
+        if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer.accelerator, "scaler", None) is not None:
+            say_once(
+                "left out",
+                "batches whose numbers were bad are trained on again: neither DeepSpeed nor a gradient scaler (fp16) "
+                "can do a step without a loss",
+            )
+            return
+        plain = trainer.training_step
+
+        def training_step(*args: Any, **options: Any) -> Any:
+            step = int(trainer.state.global_step)
+            if step not in self._bad_steps:
+                return plain(*args, **options)
+            say_left_out(step, int(trainer.args.process_index))
+            return torch.zeros((), device=trainer.args.device)
+
+        patches.replace(trainer, "training_step", training_step)
 
     def _is_known(self) -> bool:
         place = os.path.abspath(self._trainer.args.output_dir)
@@ -452,11 +510,13 @@ class Training:
                 self._guard.fail(error)
 
     def step_ends(self, state: Any, control: Any) -> None:
-        """End it; then stop if all ranks agreed to."""
+        """End it; then stop if all ranks agreed to. May raise NumericsError."""
         if self._guard.is_on:
+            numerics.judge_steps()
             try:
-                self._beat.end()
                 step = int(state.global_step)
+                self._losses.end(step - 1)
+                self._beat.end()
                 if preemption.check(step):
                     self._stop(step, control)
             except Exception as error:  # noqa: BLE001 - as above
@@ -490,6 +550,7 @@ class Training:
 
     def ends(self) -> None:
         """Set the finished flag, and leave the trainer as it was. Collective."""
+        numerics.settle()
         self._release()
         heartbeat.done()
         if not self._is_trial:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk.adapters._base import checkpointer, errors_kept
-from resilience_sdk.checkpoint.history import CheckpointId, find_quarantined
+from resilience_sdk.checkpoint.history import CheckpointId, Rollback, find_quarantined, find_rollbacks, skipped_steps
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError, Manifest, Selection, select_newest
 from resilience_sdk.checkpoint.ranks import Alone, Ranks, describe, find_ranks, group_is_ready, raise_together
 from resilience_sdk.checkpoint.store import verify_checkpoint
@@ -257,29 +257,35 @@ def _is_first(ranks: Ranks) -> bool:
     return ranks.rank == 0 and (identity is None or identity.rank == 0)
 
 
-def checkpoint_of_run(session: Session, output_dir: str) -> str | None:
-    """Return the newest complete checkpoint that this run directory knows of, for all ranks. Collective.
+def checkpoint_of_run(session: Session, output_dir: str) -> tuple[str | None, frozenset[int]]:
+    """Return the newest complete checkpoint that this run directory knows of, and which steps are left out then.
 
-    What is passed over is said, also newer ones in `output_dir` whose save did not end. Raises `CheckpointError` where
-    there were several, and none is left.
+    Those are the steps that the run was rolled back over. What is passed over is said, also newer ones in `output_dir`
+    whose save did not end. Collective; raises `CheckpointError` where there were several, and none is left.
     """
     ranks = find_ranks()
     chosen = raise_together(ranks, lambda: _choose(session, Path(output_dir)) if ranks.rank == 0 else None)
-    path: str | None = ranks.broadcast(chosen)
+    answer: tuple[str | None, list[int]] = ranks.broadcast(chosen)
+    path, bad_steps = answer
     if path is not None and not all(ranks.gather(os.path.isdir(path))):
         raise CheckpointError(
             f"{path} is to be resumed, and not all ranks can see it: put it on storage that all share"
         )
-    return path
+    return path, frozenset(bad_steps)
 
 
-def _choose(session: Session, output_dir: Path) -> str | None:
-    """Return the path by what rank 0 sees, and say what is passed over."""
+def _choose(session: Session, output_dir: Path) -> tuple[str | None, list[int]]:
+    """Return the path by what rank 0 sees, and the steps that are left out; say what is passed over."""
     place = session.run_dir.checkpoints
     paths: dict[str, Path] = {}
 
+    rollbacks: tuple[Rollback, ...] = ()
+
     def examine(name: str) -> Manifest:
         manifest = verify_checkpoint(place / name)
+        for back in rollbacks:
+            if why := back.why_bad(manifest.step, manifest.created_at):
+                raise InvalidCheckpointError(why, rolled_back=True)
         paths[name] = Path(json.loads((place / name / POINTER).read_bytes())["path"])
         fault = find_fault(paths[name])
         if fault is not None:
@@ -288,7 +294,8 @@ def _choose(session: Session, output_dir: Path) -> str | None:
 
     try:
         names = [name for name in os.listdir(place) if (place / name / POINTER).exists()]
-        bad = find_quarantined(read_journal(session.run_dir.journal).events)
+        events = read_journal(session.run_dir.journal).events
+        bad, rollbacks = find_quarantined(events), find_rollbacks(events)
         chosen = select_newest(names, examine, lambda name, seen: bad.get(CheckpointId(name, seen.created_at)))
     except FileNotFoundError:
         chosen = Selection(None, None, ())
@@ -300,19 +307,24 @@ def _choose(session: Session, output_dir: Path) -> str | None:
     passed_over = _not_ended(output_dir, after=-1 if manifest is None else manifest.step)
     told = "; ".join([*passed_over, *(f"step {one.step}: {one.why}" for one in chosen.skipped)])
     if chosen.name is None or manifest is None:
-        if len(chosen.skipped) > 1:
+        if sum(not one.rolled_back for one in chosen.skipped) > 1:
             raise CheckpointError(
                 f"none of the checkpoints of {session.run_dir.path} is left ({told}): start over in another run "
                 "directory, or name one: train(resume_from_checkpoint=...)"
             )
         if told:
             say(f"no checkpoint is resumed, passed over: {told}")
-        return None
+        return None, skipped_steps(rollbacks)
     path = str(paths[chosen.name])
+    from resilience_sdk.checkpoint.capture import restore_trackers  # imports torch
+    from resilience_sdk.checkpoint.payload import rank_document, read_json
+
+    # The trainer's trackers begin behind this, on this rank alone.
+    restore_trackers(read_json(place / chosen.name / rank_document(0)).get("trackers"))
     say(f"resumed from {path}: step {manifest.step} is next" + (f", passed over: {told}" if told else ""))
     facts: dict[str, Any] = {"checkpoint": chosen.name, "created_at": manifest.created_at, "bytes": manifest.size}
     session.journal.emit(Event.RESUME, step=manifest.step, **facts)
-    return path
+    return path, skipped_steps(rollbacks)
 
 
 def _not_ended(output_dir: Path, *, after: int) -> list[str]:

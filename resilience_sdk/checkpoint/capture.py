@@ -8,6 +8,7 @@ curves go on in the same directory, which `tensorboard_dir` names.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
@@ -87,6 +88,14 @@ class Staging:
         self._buffers = used
         return copied
 
+    def copy_all(self, value: Any) -> Any:
+        """Return a copy of what a framework gives, in which all else is copied too: it may hold objects of its own."""
+        tensors: dict[int, torch.Tensor] = {}
+        _collect(value, tensors)
+        # By their order: a buffer is used again for the tensor at the same place of the next save.
+        copies = self.copy(list(tensors.values()))
+        return copy.deepcopy(value, dict(zip(tensors, copies, strict=True)))
+
     def _copy(self, value: Any, place: str, used: dict[str, torch.Tensor], seen: dict[Any, Any]) -> Any:
         if isinstance(value, torch.Tensor):
             key = _identity(value)
@@ -109,6 +118,15 @@ class Staging:
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             return tensor.to("cpu", copy=True)
         return buffer.copy_(tensor)
+
+
+def _collect(value: Any, found: dict[int, torch.Tensor]) -> None:
+    """Add the tensors in nested mappings, lists and tuples, by their ids."""
+    if isinstance(value, torch.Tensor):
+        found[id(value)] = value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            _collect(item, found)
 
 
 def _identity(tensor: torch.Tensor) -> Any:

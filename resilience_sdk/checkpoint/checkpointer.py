@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import resilience_sdk
 from resilience_sdk.checkpoint.history import (
@@ -33,6 +33,9 @@ from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import CheckpointError, ConfigError, DirectoryInUseError, RunDirectoryError
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler import section
+
+if TYPE_CHECKING:
+    from resilience_sdk.checkpoint.memory_staging import Stager
 
 
 def directory_of_job() -> Path:
@@ -132,6 +135,7 @@ class Checkpointer:
         journal: Journal | None = None,
         clock: Clock | None = None,
         writer: Callable[[Path], object] | None = None,
+        stager: Stager | None = None,
     ) -> None:
         """Prepare the run directory; no checkpoint is read or written before the first call.
 
@@ -155,6 +159,8 @@ class Checkpointer:
             writer: For a framework that saves by itself: `writer(directory)` writes more files there, on all ranks at
                 once, in the thread that trains. Plain names, and these in directories, become a part of the checkpoint;
                 the framework reads them from `last_good.path`. It ends on all ranks, also where one of them fails.
+            stager: For the same in the background: takes the state as `writer` does, and returns what writes it, which
+                a thread calls. Without it `writer` writes while the training waits, and all else is left to a thread.
 
         Raises:
             ConfigError: `state` or `every` cannot be used; the message names the entry and the cure.
@@ -184,7 +190,7 @@ class Checkpointer:
         )
         self._record = CheckpointRecord(run_dir, journal, nowhere if read_only else None)
         self._clock = clock or SystemClock()
-        self._in_background = in_background and writer is None
+        self._in_background = in_background
         self._saver = Saver(
             self._state,
             self.values,
@@ -194,6 +200,7 @@ class Checkpointer:
             self._record.emit,
             self._clock,
             writer,
+            stager,
         )
         self._found: dict[str, Any] | None = None
         self._run_dir = run_dir

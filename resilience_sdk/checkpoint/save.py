@@ -8,6 +8,7 @@ those of the training, and would hang with a dead rank.
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import threading
@@ -32,6 +33,7 @@ from resilience_sdk.system import hostinfo
 
 if TYPE_CHECKING:
     from resilience_sdk.checkpoint.capture import RankPart
+    from resilience_sdk.checkpoint.memory_staging import Stager
     from resilience_sdk.checkpoint.state import StateMap
 
 
@@ -221,6 +223,7 @@ class Saver:
     """Saves `state` and `values` into `store`; of the thread that trains, on every rank.
 
     `capture_position` returns the data position as a JSON value, or None. `emit(event, step, **fields)` journals.
+    `stager`: takes what `writer` writes, for a save in the background.
     """
 
     def __init__(
@@ -233,6 +236,7 @@ class Saver:
         emit: Callable[..., None],
         clock: Clock,
         writer: Callable[[Path], object] | None = None,
+        stager: Stager | None = None,
     ) -> None:
 
         from resilience_sdk.checkpoint.capture import Staging
@@ -245,6 +249,7 @@ class Saver:
         self._record = emit
         self._clock = clock
         self._writer = writer
+        self._stager = stager
         self._staging = Staging()
         self._last_good: GoodCheckpoint | None = None
         self._saved_values: str | None = None
@@ -390,6 +395,8 @@ class Saver:
         from resilience_sdk.checkpoint.capture import write_part
 
         spread = sharded.Writing(unfinished, part.spread, self._group.group) if part.spread else None
+        if part.writer is not None:
+            part = attrs.evolve(part, writer=self._stage(part.writer, unfinished))
         stall_s = self._now_s() - began_s
 
         def work(written: Callable[[], None]) -> dict[str, Any]:
@@ -415,6 +422,21 @@ class Saver:
             return False
         _await_at_exit(self)
         return True
+
+    def _stage(self, writer: Callable[[Path], object], unfinished: Path) -> Callable[[Path], object]:
+        """Let a framework take its state, on all ranks at once; return what writes it, or raises what taking raised."""
+        try:
+            finish: Callable[[], object] = _nothing
+            if self._stager is None:
+                writer(unfinished)
+            else:
+                finish = self._stager(unfinished)
+        except BaseException as error:
+            # As in `write_part`: the others learn of it by this rank's part.
+            if not isinstance(error, Exception) and type(error).__name__ != "CheckpointException":
+                raise
+            return functools.partial(_fail, error)
+        return lambda _directory: finish()
 
     def settle(self, timeout_s: float | None) -> bool:
         """Take note of the end of a save in the background, if there is one; tell whether none is left."""
@@ -487,6 +509,14 @@ class Saver:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / NS_PER_S
+
+
+def _nothing() -> None:
+    """Write nothing more."""
+
+
+def _fail(error: BaseException, _directory: Path) -> None:
+    raise error
 
 
 _savers: weakref.WeakSet[Saver] = weakref.WeakSet()

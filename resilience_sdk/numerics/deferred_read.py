@@ -41,6 +41,11 @@ class DeferredRead:
         self._next = 0
         self.left_out = 0
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether values were put that were not read yet."""
+        return bool(self._waiting)
+
     def put(self, step: int, is_global: bool, loss: Any, grad_norm: Any) -> None:
         """Take the values of a step. Never waits; a device that is too far behind has this step left out.
 
@@ -49,7 +54,7 @@ class DeferredRead:
         if len(self._waiting) >= _MOST_LATE:
             self.left_out += 1
             return
-        loss, grad_norm = _prepared(loss, "loss"), _prepared(grad_norm, "grad_norm")
+        loss, grad_norm = prepared(loss, "loss"), prepared(grad_norm, "grad_norm")
         sample = StepValues(step, is_global, loss, grad_norm)
         for place, value in enumerate((loss, grad_norm)):
             if value is not None and type(value) is not float and value.is_cuda:
@@ -92,8 +97,8 @@ class DeferredRead:
         return float(self._slots[sample.slot, place] if sample.copied is not None and value.is_cuda else value)
 
 
-def _prepared(value: Any, name: str) -> Any:
-    """Return None, a float, or a tensor of another device that nothing changes any more."""
+def prepared(value: Any, name: str) -> Any:
+    """Return None, a float, or a tensor of another device that nothing changes any more; raises ConfigError."""
     if value is None or type(value) is float:
         return value
     kind = getattr(getattr(value, "device", None), "type", "cpu")

@@ -41,6 +41,11 @@ class NumericsRank(Protocol):
     """How many batches, from the bad one on, are left out after a rollback."""
 
     @property
+    def policy(self) -> str:
+        """Return what adapters do about bad values: a `Policy`, or `off`."""
+        ...
+
+    @property
     def journal(self) -> EventSink:
         """Its journal."""
 
@@ -67,8 +72,10 @@ class NumericsWatch:
         self._side = side
         self._reading = DeferredRead()
         self._spikes = (Spikes(LOSS_FACTOR), Spikes(GRAD_NORM_FACTOR))
+        self._noted: list[tuple[int, bool, float | None, float | None]] = []  # by adapters, as numbers
         self._calls = -1
         self._policy: Policy = "warn"
+        self._is_asked = False  # the script calls `check` itself, and adapters keep away
         self._good_in_a_row: int | None = None  # None: nothing is wrong
         self._writer: threading.Thread | None = None
         self._is_ending = False
@@ -79,6 +86,7 @@ class NumericsWatch:
 
     def check(self, loss: Any, grad_norm: Any, policy: Policy) -> Trouble | None:
         """See `check`."""
+        self._is_asked = True
         if policy != self._policy:
             self._choose(policy)
         found = self.judge()
@@ -87,10 +95,33 @@ class NumericsWatch:
         self._reading.put(step if step >= 0 else self._calls, is_global, loss, grad_norm)
         return found
 
+    def note(self, step: int | None, loss: Any, grad_norm: Any) -> None:
+        """See `note_step`."""
+        if self._is_asked or self._side.policy == "off":
+            return
+        number, is_global = self._side.step() if step is None else (step, True)
+        if (type(loss) is float or loss is None) and (type(grad_norm) is float or grad_norm is None):
+            self._noted.append((number, is_global, loss, grad_norm))
+        else:
+            self._reading.put(number, is_global, loss, grad_norm)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything was noted or given that was not judged yet."""
+        return bool(self._noted) or self._reading.is_waiting
+
+    def judge_noted(self) -> None:
+        """See `judge_steps`."""
+        policy: Any = self._side.policy
+        if policy != self._policy and not self._is_asked and policy != "off":
+            self._choose(policy)
+        self.judge()
+
     def judge(self, *, wait: bool = False) -> Trouble | None:
         """Judge the values that are there; return the first trouble among them. May raise NumericsError."""
         first = None
-        for values in self._reading.ready(wait=wait):
+        noted, self._noted = self._noted, []
+        for values in (*noted, *self._reading.ready(wait=wait)):
             self._newest = values
             step, is_global, loss, grad_norm = values
             trouble = self._look(step, is_global, loss, grad_norm)
@@ -167,7 +198,7 @@ class NumericsWatch:
         return self._side.restarts and trouble.is_global
 
     def _say_only_warns(self, why: str) -> None:
-        if console.say_once("numerics rollback", f'numerics.check(policy="rollback") only warns: {why}'):
+        if console.say_once("numerics rollback", f'numerics: "rollback" only warns: {why}'):
             self._side.journal.emit(Event.DEGRADED, what="numerics", why=why)
 
     def _leave(self, trouble: Trouble) -> NoReturn:
@@ -247,6 +278,37 @@ def check(*, loss: Any = None, grad_norm: Any = None, policy: Policy = "warn") -
         return watch.check(loss, grad_norm, policy)
     except NumericsError as error:
         raise error.with_traceback(None) from None  # of our frames: what counts is where the training stood
+
+
+def is_on() -> bool:
+    """Tell whether adapters are to look for bad values: something is recorded, and the setting is not `off`."""
+    return lookup.recorder() is not None and _side is not None and _side.policy != "off"
+
+
+def note_step(step: int | None, *, loss: Any = None, grad_norm: Any = None) -> None:
+    """Take the values of a step for an adapter, by the setting `numerics`; `judge_steps` looks at them.
+
+    `step` is the number of the global step, None: that of the heartbeat. Nothing where the script calls `check` itself.
+    Raises ConfigError where a value is no number.
+    """
+    watch = _watch or _start()
+    if watch is not None:
+        watch.note(step, loss, grad_norm)
+
+
+def judge_steps() -> None:
+    """Judge what `note_step` was given before and has come from the device.
+
+    Raises:
+        NumericsError: The setting is `rollback` or `raise`, and a value was bad.
+    """
+    watch = _watch
+    if watch is None or not watch.is_waiting:
+        return
+    try:
+        watch.judge_noted()
+    except NumericsError as error:
+        raise error.with_traceback(None) from None  # as in `check`
 
 
 def settle() -> None:

@@ -497,6 +497,10 @@ class _WatchedNumbers:
         self.restarts = environ.restarts(environ.environment(), session.settings.max_restarts)
         self.skip_batches = session.settings.rollback_skip_batches
 
+    @property
+    def policy(self) -> str:
+        return self._session.settings.numerics
+
     def rank(self) -> int:
         return self._session.identity.rank
 

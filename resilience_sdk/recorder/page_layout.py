@@ -99,6 +99,7 @@ KINDS = ("heartbeat", "compute", "comm", "io", "idle", "pulse", "gpu", "gpu_comm
 DEVICE_KINDS = {"compute": "gpu", "io": "gpu", "comm": "gpu_comm"}
 WORK = "work"  # amounts in place of durations, as doubles: rows that are never open either
 BEAT_KINDS = ("heartbeat", "pulse")
+EVALUATION = "eval_batch"  # a heartbeat that is progress and no step: batches of an evaluation, between two steps
 NEXT_STEPS = "data"  # between two counted steps it belongs to the one that comes, all else to the one that was
 
 # lanes

@@ -315,10 +315,11 @@ class PageReader:
             if name[1] in at.BEAT_KINDS:
                 if name[1] == "pulse":
                     count -= min(count, q[lane + at.L_PULSES_BEFORE])
-                beats += count
                 beat_ns = max(beat_ns, left)
-                step = max(step or 0, count)
-                inside = inside or is_open
+                if name[0] != at.EVALUATION:
+                    beats += count
+                    step = max(step or 0, count)
+                    inside = inside or is_open
                 if name[1] == "heartbeat":
                     # Behind the ring's words, as its writer stores them before these.
                     if left == q[lane + at.L_PASS_LEFT_NS]:

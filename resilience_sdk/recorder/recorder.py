@@ -128,10 +128,11 @@ class Lane:
         explicit = self.q[self.step_at]
         if explicit:
             return explicit - 1
-        if not self.beats:
+        beats = [beat for beat in self.beats if beat.name != at.EVALUATION]
+        if not beats:
             return -1
-        count = max(beat.passes() for beat in self.beats)
-        is_in_it = any(beat.t0 for beat in self.beats)
+        count = max(beat.passes() for beat in beats)
+        is_in_it = any(beat.t0 for beat in beats)
         is_for_next = any(block.t0 for (_, name), block in self.blocks.items() if name == at.NEXT_STEPS)
         return count if is_in_it or is_for_next else max(0, count - 1)
 

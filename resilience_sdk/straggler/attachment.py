@@ -60,6 +60,7 @@ def attach(
     kernels_every: float | None = None,
     on_forward: Callback | None = None,
     on_inference: Callback | None = None,
+    on_inference_end: Callback | None = None,
     on_step: Callback | None = None,
     on_step_end: Callback | None = None,
     on_failure: Callback | None = None,
@@ -82,6 +83,7 @@ def attach(
             once; windows that would cost more than 1 % of the time come less often.
         on_forward: Called before each forward with gradients, on the thread that trains; for adapters.
         on_inference: The same before each forward without gradients.
+        on_inference_end: The same behind it.
         on_step: The same before each step of the optimizer.
         on_step_end: The same behind it.
         on_failure: The same when a hook has failed, the model is gone, or the hooks are taken off: none of these is
@@ -116,7 +118,7 @@ def attach(
         optimizer,
         prefix,
         kernels_every,
-        PassListener(on_forward, on_inference, on_step, on_step_end, on_failure),
+        PassListener(on_forward, on_inference, on_inference_end, on_step, on_step_end, on_failure),
     )
     return attachment
 
@@ -125,6 +127,17 @@ def _is_first_rank() -> bool:
     """Tell whether this process says what concerns all ranks: one line per job, not one per rank."""
     identity = environ.rank_identity(environ.environment())
     return identity is None or identity.rank == 0
+
+
+def kernel_sampler(device: str | None, asked_s: float | None = None) -> KernelSampler | None:
+    """Return what samples the kernels of this process on a device of the profiler; None where none are sampled.
+
+    `asked_s`: the seconds between two windows; None: as the setting says.
+    """
+    recorder, every_s = lookup.recorder(), sampling_interval(asked_s)
+    if device is None or every_s is None or recorder is None:
+        return None
+    return KernelSampler(every_s, recorder.page.path.with_suffix(SUFFIX), device, says_cost=_is_first_rank())
 
 
 class ModelDevice:
@@ -148,10 +161,7 @@ class ModelDevice:
             )
         if model is None:
             return None
-        recorder, every_s, device = lookup.recorder(), sampling_interval(self._kernels_every), sampled_device(model)
-        if device is not None and every_s is not None and recorder is not None:
-            path = recorder.page.path.with_suffix(SUFFIX)
-            self.sampler = KernelSampler(every_s, path, device, says_cost=_is_first_rank())
+        self.sampler = kernel_sampler(sampled_device(model), self._kernels_every)
         return gpu_clock(model)
 
 

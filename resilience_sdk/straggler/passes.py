@@ -204,6 +204,8 @@ class PassListener:
     """Before each forward with gradients."""
     on_inference: Callback | None = None
     """Before each other one."""
+    on_inference_end: Callback | None = None
+    """Behind it."""
     on_step: Callback | None = None
     """Before each step of the optimizer."""
     on_step_end: Callback | None = None
@@ -249,6 +251,7 @@ class ModelPasses:
         self._guard = guard
         self._on_forward = listener.on_forward
         self._on_inference = listener.on_inference
+        self._on_inference_end = listener.on_inference_end
         self._tensor = engine.tensor
         self._is_watching = False  # inside a forward that is no export
         self._inside = 0  # calls of the model within its own forward
@@ -324,6 +327,8 @@ class ModelPasses:
             return
         self._is_watching = False
         if not self._fwd.is_open:
+            if self._on_inference_end is not None:
+                self._on_inference_end()
             return
         if not self._has_given:
             self._fwd.drop()

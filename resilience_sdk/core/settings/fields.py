@@ -240,6 +240,13 @@ class Settings:
         False,
         "Write checkpoints in a thread while the training goes on; takes as much memory of the host as the state has.",
     )
+    numerics: str = _option(
+        "warn",
+        parse.choice_or_off("warn", "rollback", "raise"),
+        "What adapters do about a loss that is NaN, infinite or a spike: write an incident, go back to the checkpoint "
+        "before it too, or raise.",
+        "{off,warn,rollback,raise}",
+    )
     rollback_skip_batches: int = _count(
         1, "How many batches, from the bad one on, are left out after `numerics.check` has rolled the run back."
     )

@@ -49,7 +49,7 @@ class Ways(transformers.TrainerCallback):
             training._patches.detach()
             training._patches = None
         elif way != "bare" and training._patches is None:
-            training._patches = TrainerPatches(self.trainer)
+            training._patches = TrainerPatches(self.trainer, training._losses)
         others = [one for one in self.trainer.callback_handler.callbacks if one is not self._adapter]
         self.trainer.callback_handler.callbacks = [self._adapter, *others] if way == "whole" else others
 

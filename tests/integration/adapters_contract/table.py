@@ -20,12 +20,14 @@ class Adapter:
     optimizer: str = "optim"
     data: str = "data"
     """Its names of the sections."""
+    saves_in_background: bool = True
+    """Whether its framework has a seam for that."""
 
 
 ADAPTERS = (
     Adapter("pytorch", "torch", "torch"),
     Adapter("lightning", "lightning.pytorch", "lightning torchdata"),
     Adapter("accelerate", "accelerate", "accelerate"),
-    Adapter("transformers", "transformers", "transformers accelerate"),
+    Adapter("transformers", "transformers", "transformers accelerate", saves_in_background=False),
     Adapter("megatron", "megatron.core", "megatron-core==0.16.1"),
 )

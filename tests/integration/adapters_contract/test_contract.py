@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 from adapter_frameworks import require
 from harness import steps_lost
 from straggler_runs import least_of, named
-from to_the_end import ended
+from to_the_end import ended, output_of
 
 from .table import ADAPTERS
 
@@ -25,7 +26,10 @@ FAULTS = (
 )
 HANG_S = 5.0
 SLOW_S = 0.05
+SAVE_OFTEN, KERNELS_EVERY_S = 3, 0.001
+NAN_AT, EVALUATED_EVERY, EVALUATION = 7, 4, 3  # batches
 RAISES_AT = 60
+TRACKED = "tracked-run-7"  # of the script
 
 
 def end_of(folder, adapter, *args, timeout_s=180.0, **env):
@@ -95,6 +99,27 @@ def slow(adapter, folder):
 def asked_early(adapter, folder):
     """Rank 1 is asked to leave before the first step."""
     return end_of(folder / "early", adapter, "--steps", FOREVER, "--save", FOREVER, "--asked-early")
+
+
+@pytest.fixture(scope="module")
+def bad(adapter, folder):
+    """The loss of rank 1 is NaN in one step; the training is evaluated every so many steps, and has kernels timed."""
+    args = ("--steps", STEPS, "--nan-at", NAN_AT, "--evaluate", EVALUATED_EVERY, "--kernels")
+    return end_of(folder / "bad", adapter, *args, RESILIENCE_KERNELS_EVERY=str(KERNELS_EVERY_S))
+
+
+@pytest.fixture(scope="module")
+def rolled_back(adapter, folder):
+    """The same, where the way back is asked for."""
+    args = ("--steps", STEPS, "--nan-at", NAN_AT, "--save", SAVE)
+    return end_of(folder / "back", adapter, *args, RESILIENCE_NUMERICS="rollback")
+
+
+@pytest.fixture(scope="module")
+def background(adapter, folder):
+    """The training of `clean`, saved in the background, killed once, in which a tracker has a run."""
+    args = ("--steps", STEPS, "--accumulate", MICRO_BATCHES, "--save", SAVE_OFTEN, "--background")
+    return end_of(folder / "background", adapter, *args, RESILIENCE_FAULT=f"kill:rank=1,step={KILLED_AT}")
 
 
 # -- a training that nothing happens to
@@ -220,6 +245,12 @@ def test_a_straggler_is_named_with_its_section(adapter, slow):
     assert {ranks for ranks, _ in found} == {(1,)}
 
 
+def test_the_shares_of_a_step_are_told(adapter, slow):
+    """By the monitor, of the loop's own sections."""
+    shares = {each["name"]: each["share"] for each in slow.run.events("step_time")[-1]["sections"]}
+    assert all(0.0 < shares[name] < 1.0 for name in (adapter.forward, adapter.backward, adapter.optimizer))
+
+
 def test_an_exception_of_the_step_leaves_nothing_open(adapter, slow):
     """It reaches the script as it is, and no section or heartbeat stays behind it."""
     assert slow.code == 0, slow.screen
@@ -227,3 +258,72 @@ def test_an_exception_of_the_step_leaves_nothing_open(adapter, slow):
         assert end["caught"] == "this batch is bad"
         assert end["open"] == []
         assert end["step"] == end["beats"] == RAISES_AT
+
+
+# -- bad numbers, and an evaluation
+
+
+def test_a_nan_of_one_rank_is_named_with_no_line_for_it(bad):
+    """The rank and the step, though both ranks have bad weights from then on; the training goes on."""
+    assert bad.code == 0, bad.screen
+    [incident] = bad.run.incidents()
+    assert (incident["kind"], incident["cause"], incident["action"]) == ("numerics", "nan_loss", "none")
+    assert [(culprit["rank"], culprit["step"]) for culprit in incident["culprits"]] == [(1, NAN_AT)]
+
+
+def test_each_batch_of_an_evaluation_is_a_heartbeat_and_no_step(bad):
+    """A long evaluation shows that it moves, and steps are counted as ever. One before the first step is start-up."""
+    for end in bad.told("end"):
+        assert end["evaluation_beats"] == STEPS // EVALUATED_EVERY * EVALUATION <= end["evaluated"]
+        assert end["beats"] == STEPS
+        assert end["open"] == []
+
+
+def test_kernels_are_timed_by_the_setting(bad):
+    """On each rank, for the scores of its GPU, by the profiler and the files of a real job."""
+    assert all(end["kernels"] for end in bad.told("end"))
+
+
+def test_the_way_back_leads_before_the_bad_step(adapter, rolled_back):
+    """All ranks go on from the checkpoint before it, with good weights, and leave its batch out."""
+    assert rolled_back.code == 0, rolled_back.screen
+    [incident] = rolled_back.run.incidents()
+    assert (incident["kind"], incident["action"]) == ("numerics", "rollback")
+    assert [(culprit["rank"], culprit["step"]) for culprit in incident["culprits"]] == [(1, NAN_AT)]
+    assert [each["step"] for each in rolled_back.told("start", attempt=1)] == [SAVE, SAVE]
+    for end in rolled_back.told("end", attempt=1):
+        assert end["finite"]
+        assert end["forwards"] == STEPS - SAVE - 1
+
+
+# -- saved in the background
+
+
+def test_a_save_in_the_background_is_as_good_as_any(adapter, clean, background):
+    """What was killed goes on at the very batch: the weights end equal bit for bit to those of `clean`."""
+    assert background.code == 0, background.screen
+    [first, other] = background.told("start", attempt=1)
+    assert first["step"] == other["step"] in range(SAVE_OFTEN, KILLED_AT)
+    assert {end["digest"] for end in background.told("end", attempt=1) + clean.told("end")} == {
+        clean.told("end")[0]["digest"]
+    }
+    commits = background.run.events("ckpt_commit")
+    assert any(event["stall_s"] < event["seconds"] for event in commits) is adapter.saves_in_background
+
+
+def test_its_resume_is_declared_and_its_tracker_goes_on(background):
+    """What loads is a section, so that its time is told; the run of a tracker is that of before."""
+    assert all(end["sections"]["resume"] for end in background.told("end", attempt=1))
+    assert [told["run"] for told in background.told("tracker")] == [None, None]
+    assert background.told("tracker", attempt=1)[0]["run"] == TRACKED
+
+
+def test_its_time_is_accounted_for(background):
+    """Each second is in one bucket, the start-up in its own; what was killed is a fault, and its steps are lost."""
+    account = json.loads(
+        output_of(background.run.folder, "-m", "resilience_sdk", "goodput", background.run.run_dir, "--json")
+    )
+    assert sum(account["buckets"].values()) == pytest.approx(account["wall_s"], rel=0.01)
+    assert account["faults"] == 1
+    assert account["lost_steps"] in range(1, KILLED_AT - SAVE_OFTEN + 2)
+    assert account["buckets"]["startup"] > 0.0

@@ -24,13 +24,22 @@ model, optimizer, loader = accelerator.prepare(
 )
 
 
+def evaluate() -> None:
+    """Evaluate."""
+    model.eval()
+    with torch.no_grad():
+        for number in range(contract.EVALUATED):
+            model(contract.Numbers()[number][0])
+    model.train()
+
+
 def hung() -> list[object]:
     """Return what the adapter may have hung on the objects."""
     return contract.traces(accelerator, model, optimizer, optimizer.optimizer, loader)
 
 
 before = hung()
-handle = resilience.attach(accelerator, save=bool(args.save), **({"checkpoint_every": args.save} if args.save else {}))
+handle = resilience.attach(accelerator, save=bool(args.save), **contract.saves(args))
 caught = second = None
 try:
     resilience.attach(accelerator)
@@ -49,6 +58,8 @@ try:
                 accelerator.backward(nn.functional.mse_loss(model(inputs), targets))
                 optimizer.step()
                 optimizer.zero_grad()
+            if args.evaluate and accelerator.sync_gradients and handle.step % args.evaluate == 0:
+                evaluate()
 except contract.StepError as error:
     caught = str(error)
 watching.remove()

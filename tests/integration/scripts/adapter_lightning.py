@@ -10,7 +10,7 @@ import contract_script as contract
 import lightning.pytorch as pl
 import torch
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import resilience_sdk
@@ -44,6 +44,10 @@ class Module(pl.LightningModule):
         inputs, targets = batch
         return nn.functional.mse_loss(self.net(inputs), targets)
 
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Evaluate."""
+        self.net(batch[0])
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer."""
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
@@ -54,6 +58,9 @@ def trainer_with(*callbacks: ResilienceCallback) -> pl.Trainer:
     return pl.Trainer(
         callbacks=list(callbacks),
         max_steps=args.steps,
+        limit_val_batches=contract.EVALUATED if args.evaluate else 0,
+        val_check_interval=args.evaluate * args.accumulate or None,
+        check_val_every_n_epoch=None if args.evaluate else 1,
         accumulate_grad_batches=args.accumulate,
         accelerator="cpu",
         devices=ranks,
@@ -72,7 +79,7 @@ def hung() -> list[object]:
     return [type(trainer.profiler).__name__, strategy, *contract.traces(module.net, loader)]
 
 
-callback = ResilienceCallback(save=bool(args.save), **({"checkpoint_every": args.save} if args.save else {}))
+callback = ResilienceCallback(save=bool(args.save), **contract.saves(args))
 module = Module()
 loader = StatefulDataLoader(Subset(contract.Numbers(), range(rank, contract.SAMPLES, ranks)), batch_size=BATCH)
 
@@ -85,7 +92,7 @@ except resilience_sdk.ConfigError as error:
 trainer = trainer_with(callback)
 before = hung()
 try:
-    trainer.fit(module, loader)
+    trainer.fit(module, loader, DataLoader(contract.Numbers(), batch_size=BATCH))
 except contract.StepError as error:
     caught = str(error)
 contract.end(module.told, module.net, before=before, after=hung(), second=second, caught=caught)

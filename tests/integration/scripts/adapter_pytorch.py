@@ -26,14 +26,27 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 saver = None
 if args.save:
     saver = Checkpointer(
-        {"model": model, "optimizer": optimizer}, run_dir=os.environ["RESILIENCE_RUN_DIR"], every=args.save
+        {"model": model, "optimizer": optimizer},
+        run_dir=os.environ["RESILIENCE_RUN_DIR"],
+        every=args.save,
+        in_background=args.background,
     )
 first = saver.resume() if saver else 0
 steps = contract.Steps(first)
 steps.watch(optimizer)
-done = first * args.accumulate * BATCH
+done = first * args.accumulate * BATCH * dist.get_world_size()
 own = range(done + dist.get_rank(), contract.SAMPLES, dist.get_world_size())
 loader = DataLoader(Subset(contract.Numbers(), own), batch_size=BATCH)
+
+
+def evaluate() -> None:
+    """Evaluate."""
+    model.eval()
+    with torch.no_grad():
+        for number in range(contract.EVALUATED):
+            model(contract.Numbers()[number][0])
+    model.train()
+
 
 before = contract.traces(model, optimizer, loader)
 handle = pytorch.attach(model, optimizer, loader, first_step=first)
@@ -45,8 +58,14 @@ except resilience_sdk.ConfigError as error:
     second = f"ConfigError: {error}"
 
 batches = iter(loader)
+bad_steps = saver.skipped_steps if saver else ()
 try:
     while handle.step < args.steps:
+        if handle.step in bad_steps:
+            for _ in range(args.accumulate):
+                next(batches)
+            handle.go_to(handle.step + 1)
+            continue
         for _ in range(args.accumulate):
             inputs, targets = next(batches)
             (nn.functional.mse_loss(model(inputs), targets) / args.accumulate).backward()
@@ -54,6 +73,8 @@ try:
         optimizer.zero_grad()
         if saver:
             saver.maybe_save(handle.step)
+        if args.evaluate and handle.step % args.evaluate == 0:
+            evaluate()
 except resilience_sdk.Preempted:
     if saver:
         saver.save(handle.step)

@@ -9,6 +9,7 @@ import contract_script as contract
 import torch
 import transformers
 from torch import nn
+from torch.utils.data import Subset
 
 import resilience_sdk
 from resilience_sdk.adapters.transformers import ResilienceCallback
@@ -69,6 +70,9 @@ trainer = transformers.Trainer(
         max_steps=args.steps,
         per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=args.accumulate,
+        eval_strategy="steps" if args.evaluate else "no",
+        eval_steps=args.evaluate or None,
+        per_device_eval_batch_size=BATCH,
         save_strategy="steps" if args.save else "no",
         save_steps=args.save or 1,
         save_total_limit=1,
@@ -81,6 +85,7 @@ trainer = transformers.Trainer(
     ),
     data_collator=collate,
     train_dataset=contract.Numbers(),
+    eval_dataset=Subset(contract.Numbers(), range(2 * BATCH * contract.EVALUATED)),
     callbacks=[tells],
     optimizers=(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)),
 )

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.machinery
 import json
 import os
 import signal
 import sys
+import time
+import types
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,9 +24,13 @@ from torch.utils.data import Dataset
 
 from resilience_sdk.rank import current
 from resilience_sdk.recorder import lookup
+from resilience_sdk.recorder.page_layout import EVALUATION
 from resilience_sdk.recorder.page_reader import PageReader
+from resilience_sdk.straggler import attachment, kernels
 
 SAMPLES = 1 << 20
+EVALUATED = 3
+TRACKED = "tracked-run-7"
 WIDTH = 16
 attempt = int(os.environ.get("RESILIENCE_INTERNAL_ATTEMPT", "0"))
 told = Path(os.environ["TOLD"])
@@ -40,37 +47,59 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches of an optimizer step")
     parser.add_argument("--save", type=int, default=0, help="save every so many steps, and resume; 0: neither")
     parser.add_argument("--raise-at", type=int, default=-1, help="the forward of this step raises StepError")
+    parser.add_argument("--nan-at", type=int, default=-1, help="the loss of rank 1 is NaN in this step of attempt 0")
+    parser.add_argument("--evaluate", type=int, default=0, help="evaluate every so many steps, EVALUATED batches")
+    parser.add_argument("--background", action="store_true", help="save in the background")
+    parser.add_argument("--kernels", action="store_true", help="operators of the CPU stand in for kernels of a GPU")
     parser.add_argument("--asked-early", action="store_true", help="SIGTERM to rank 1 when all is prepared")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.kernels:
+        attachment.sampled_device = lambda _model: "CPU"
+    return args
+
+
+def saves(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options by which an adapter saves as the arguments say."""
+    return {"checkpoint_every": args.save, "checkpoint_async": args.background} if args.save else {}
 
 
 class Numbers(Dataset):
-    """Samples `(inputs, target)` that follow from their index, enough of them for any test."""
+    """Samples `(inputs, target)` that follow from their index, enough of them for any test; no loss is a spike."""
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         inputs = torch.sin(torch.arange(WIDTH) * (index % 977 + 1.0))
-        return inputs, inputs.sum(0, keepdim=True)
+        return inputs, inputs.sum(0, keepdim=True).tanh()
 
 
 class Net(nn.Module):
-    """A small network whose training forward number `raise_at * accumulate`, from 0, raises `StepError`."""
+    """A small network whose training forward number `raise_at * accumulate`, from 0, raises `StepError`.
+
+    That number `nan_at * accumulate` gives NaN, on rank 1 of attempt 0.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 1))
         self._fatal = args.raise_at * args.accumulate
-        self._forwards = 0
+        self._bad = args.nan_at * args.accumulate if (attempt, rank()) == (0, 1) else -1
+        self.forwards = 0
+        """Training forwards of this attempt."""
+        self.evaluated = 0
+        """Other ones."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the prediction."""
-        if self.training:
-            self._forwards += 1
-            if self._forwards - 1 == self._fatal:
-                raise StepError("this batch is bad")
-        return self.body(inputs)
+        outputs = self.body(inputs)
+        if not self.training:
+            self.evaluated += 1
+            return outputs
+        self.forwards += 1
+        if self.forwards - 1 == self._fatal:
+            raise StepError("this batch is bad")
+        return outputs * float("nan") if self.forwards - 1 == self._bad else outputs
 
 
 def rank() -> int:
@@ -103,11 +132,23 @@ class Steps:
         tell("step", step=self.step)
 
 
+def tracker() -> types.ModuleType:
+    """Return what stands for Weights & Biases in a process that has begun a run there."""
+    module = types.ModuleType("wandb")
+    module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    module.run = types.SimpleNamespace(id=TRACKED)
+    return module
+
+
 def prepared() -> None:
     """Tell whether this rank's page promises a first beat; call it when the adapter is in place, before a step.
 
+    And the run of a tracker that is to go on, which the first attempt begins.
     With `--asked-early` rank 1 is then asked to leave, by a signal that reaches it alone.
     """
+    tell("tracker", run=os.environ.get("WANDB_RUN_ID"))
+    if attempt == 0:
+        sys.modules["wandb"] = tracker()
     if "--asked-early" in sys.argv and rank() == 1:
         tell("asked")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -123,7 +164,10 @@ def prepared() -> None:
 
 def end(steps: Steps, model: nn.Module, **facts: Any) -> None:
     """Tell how the training ended; call it last, when the adapter is detached or the framework has torn it down."""
-    tell("end", step=steps.step, digest=digest(model), **_page(), **facts)
+    [net] = [part for part in model.modules() if isinstance(part, Net)]
+    finite = all(bool(value.isfinite().all()) for value in model.parameters())
+    counted = {"forwards": net.forwards, "evaluated": net.evaluated, "finite": finite}
+    tell("end", step=steps.step, digest=digest(model), kernels=_kernels(), **counted, **_page(), **facts)
 
 
 def digest(model: nn.Module) -> str:
@@ -160,15 +204,31 @@ def _page() -> dict[str, Any]:
     reader = PageReader(recorder.page.path)
     try:
         snapshot = reader.snapshot()
-        passes = {name: count for (name, kind), count in _counts(recorder).items() if kind != "heartbeat"}
+        counts = _counts(recorder)
+        passes = {name: count for (name, kind), count in counts.items() if kind != "heartbeat"}
         return {
             "beats": snapshot.beats,
+            "evaluation_beats": counts.get((EVALUATION, "heartbeat"), 0),
             "sections": passes,
             "open": [section.name for lane in snapshot.lanes for section in lane.stack],
             "done": snapshot.done,
         }
     finally:
         reader.close()
+
+
+def _kernels() -> int:
+    """Return how many kernels the newest window of this rank had, as its monitor finds it; 0 where none are asked for.
+
+    A thread reads a window behind its step, and may be late.
+    """
+    until = time.monotonic() + 20 if "--kernels" in sys.argv else 0.0
+    while time.monotonic() < until:
+        window = kernels.read(lookup.recorder().page.path.with_suffix(kernels.SUFFIX))
+        if window is not None:
+            return len(window.kernels)
+        time.sleep(0.01)
+    return 0
 
 
 def _counts(recorder: Any) -> dict[tuple[str, str], int]:

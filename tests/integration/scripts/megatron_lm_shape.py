@@ -68,7 +68,7 @@ def datasets_provider(_samples: list[int]) -> None:
 
 def model_provider(pre_process: bool = True, post_process: bool = True) -> Any:
     """Return what makes the model."""
-    namespace = argparse.Namespace(raise_at=-1, accumulate=1)
+    namespace = argparse.Namespace(raise_at=-1, nan_at=-1, accumulate=1)
     return lambda config: Model(config, contract.Net(namespace))
 
 

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Subset
 import resilience_sdk
 from resilience_sdk import preemption
 from resilience_sdk.adapters import megatron
+from resilience_sdk.adapters.megatron import attached
 
 BATCH = 4
 
@@ -99,6 +100,22 @@ class Training:
         )
         self.optimizer.step()
 
+    def evaluate(self, batches: Iterator[Any]) -> None:
+        """Evaluate."""
+        self.model.eval()
+        with torch.no_grad():
+            for _ in range(contract.EVALUATED):
+                self._forward_backward(
+                    forward_step_func=self.forward_step,
+                    data_iterator=batches,
+                    model=[self.model],
+                    num_microbatches=1,
+                    seq_length=1,
+                    micro_batch_size=BATCH,
+                    forward_only=True,
+                )
+        self.model.train()
+
     def sharded_state(self, is_loading: bool = False) -> dict[str, Any]:
         """Return what `dist_checkpointing` saves, or loads into."""
         model = self.model.module.sharded_state_dict()
@@ -132,13 +149,17 @@ def start(stages: int = 1) -> None:
 def main() -> None:
     """Train."""
     args = contract.arguments()
+    if args.kernels:
+        attached.kernels_device = lambda: "CPU"
     start()
     net = contract.Net(args)
     training = Training(args.accumulate, lambda config: Model(config, net))
     saver = None
     if args.save:
         run_dir = os.environ["RESILIENCE_RUN_DIR"]
-        saver = megatron.checkpointer(training.sharded_state, training.load, run_dir=run_dir, every=args.save)
+        saver = megatron.checkpointer(
+            training.sharded_state, training.load, run_dir=run_dir, every=args.save, in_background=args.background
+        )
     first = saver.resume() if saver else 0
     steps = contract.Steps(first)
     [inner] = training.optimizer.chained_optimizers
@@ -155,8 +176,16 @@ def main() -> None:
     except resilience_sdk.ConfigError as error:
         second = f"ConfigError: {error}"
     try:
+        bad_steps = saver.skipped_steps if saver else ()
         while handle.step < args.steps:
+            if handle.step in bad_steps:
+                for _ in range(args.accumulate):
+                    next(batches)
+                handle.go_to(handle.step + 1)
+                continue
             training.step(batches)
+            if args.evaluate and handle.step % args.evaluate == 0:
+                training.evaluate(own_batches(0, 1))
             if handle.should_stop():
                 if saver:
                     saver.save(handle.step)

@@ -11,13 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from resilience_sdk import heartbeat
-from resilience_sdk.adapters._base import Patches, StepBeat, errors_kept, framework
+from resilience_sdk.adapters._base import EvaluationBeat, Patches, StepBeat, StepLoss, errors_kept, framework
 from resilience_sdk.adapters.lightning import fit
 from resilience_sdk.adapters.lightning.fit import Fit
 from resilience_sdk.adapters.transformers.callback import TrainerPatches
 from resilience_sdk.errors import ConfigError, MissingExtraError
+from resilience_sdk.numerics import watch as numerics
 
 ROOT = Path(__file__).parents[3]
 ADAPTERS = ["pytorch", *sorted(path.parent.name for path in (ROOT / "adapters").glob("*/__init__.py"))]
@@ -60,10 +62,11 @@ def test_an_error_is_kept_until_the_block_ends():
 
 def test_a_trainer_that_cannot_be_watched_has_its_methods_again():
     """Here a model that cannot be timed."""
-    trainer = SimpleNamespace(model=None, model_wrapped="no model", optimizer=None, get_batch_samples=0, evaluate=0)
+    methods = dict.fromkeys(("get_batch_samples", "evaluate", "prediction_step", "training_step"), 0)
+    trainer = SimpleNamespace(model=None, model_wrapped="no model", optimizer=None, **methods)
     before = dict(vars(trainer))
     with pytest.raises(ConfigError):
-        TrainerPatches(trainer)
+        TrainerPatches(trainer, StepLoss())
     assert vars(trainer) == before
 
 
@@ -78,6 +81,84 @@ def test_a_fit_that_cannot_save_gives_the_profiler_back():
     with pytest.raises(AttributeError):
         Fit(trainer, frozenset({fit.SECTIONS, fit.CHECKPOINT}), Session(), resumes=False, log=None)
     assert trainer.profiler is profiler
+
+
+# -- losses
+
+
+class Noted:
+    """The watch of the numbers of a rank: keeps what it is given."""
+
+    def __init__(self):
+        self.values = []
+
+    def note(self, step, loss, grad_norm):
+        """Keep it."""
+        self.values.append((step, loss, grad_norm))
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """What `numerics` is given."""
+    watch = Noted()
+    monkeypatch.setattr(numerics, "_watch", watch)
+    return watch.values
+
+
+def make_steps(losses, counts):
+    for step, count in enumerate(counts):
+        for _ in range(count):
+            losses.add(torch.tensor(0.5))
+        losses.end(step)
+
+
+def test_the_loss_of_a_step_is_what_its_micro_batches_add_up_to(noted):
+    """A dropped one is none, and a norm alone is one."""
+    losses = StepLoss()
+    losses.add(0.25)
+    losses.add(torch.tensor([0.5]))
+    losses.end(7)
+    losses.add(9.0)
+    losses.drop()
+    losses.end(8)
+    losses.end(9, grad_norm=1.5)
+    assert noted == [(7, 0.75, None), (9, None, 1.5)]
+
+
+def test_a_step_of_another_number_of_micro_batches_is_no_spike(noted):
+    """The end of an epoch has fewer, a step behind one that a scaler left out has twice as many; then a new usual."""
+    make_steps(StepLoss(), [4, 4, 1, 4, 8, 4, 2, 2, 2])
+    assert [loss for _, loss, _ in noted] == [2.0] * 7 + [1.0] * 2
+
+
+def test_what_is_no_loss_switches_this_off_and_says_so(noted, capsys):
+    """Nothing reaches the training."""
+    losses = StepLoss()
+    losses.add(torch.zeros(2, device="meta"))
+    losses.add(1.0)
+    losses.end(0)
+    assert noted == []
+    assert "losses are not looked at, and training goes on" in capsys.readouterr().err
+
+
+# -- a heartbeat of an evaluation
+
+
+def test_a_batch_of_an_evaluation_is_progress_and_no_step(recording):
+    """It leaves the number of the step; before the first step there is none, since that would end the start-up."""
+    beat, batch = StepBeat(), EvaluationBeat()
+    batch.begin()
+    assert recording.stack() == []
+    batch.end()
+    beat.begin(40)
+    beat.end()
+    before = recording.snapshot()
+    batch.begin()
+    assert recording.stack() == ["eval_batch"]
+    batch.end()
+    now = recording.snapshot()
+    assert (now.beats, now.step, now.step_is_global) == (1, 40, True)
+    assert now.main_lane.beat_ns > before.main_lane.beat_ns
 
 
 # -- a heartbeat

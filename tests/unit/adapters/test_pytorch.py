@@ -16,6 +16,7 @@ import resilience_sdk
 from resilience_sdk import heartbeat, straggler
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.errors import Preempted
+from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.rank.run import Run
 
 from .plain_loop import counts, train, train_step
@@ -87,7 +88,7 @@ def test_an_evaluation_behind_an_incomplete_step_is_in_no_step(recording, asked,
     model.eval()
     with torch.set_grad_enabled(wants_gradients):
         model(BATCH)
-    assert stacks == [["fwd"] if wants_gradients else []]
+    assert stacks == [["fwd"] if wants_gradients else ["eval_batch"]]
     assert "step" not in recording.stack()
     model.train()
     train_step(model, optimizer, BATCH)
@@ -302,3 +303,43 @@ def test_on_a_gpu_nothing_waits_for_the_device(recording, asked):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert handle.step == recording.snapshot().beats == 6
+
+
+# -- losses
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """The losses that `numerics` is given, by step."""
+    found = {}
+    monkeypatch.setattr(numerics, "is_on", lambda: True)
+    monkeypatch.setattr(numerics, "note_step", lambda step, *, loss, grad_norm: found.update({step: loss}))
+    return found
+
+
+@pytest.mark.parametrize("backward", [torch.Tensor.backward, lambda loss: torch.autograd.backward([loss])])
+def test_the_loss_of_each_step_is_heard(recording, asked, model, optimizer, heard, backward):
+    """Whichever way its backward is begun; a backward from gradients is of no loss, nor is one of another thread."""
+    plain = torch.autograd.backward
+    with pytorch.attach(model, optimizer, first_step=5):
+        for _ in range(2):
+            outputs = model(BATCH)
+            torch.autograd.backward(outputs, torch.zeros_like(outputs), retain_graph=True)
+            other = torch.ones(1, requires_grad=True)
+            thread = threading.Thread(target=other.sum().backward)
+            thread.start()
+            thread.join()
+            backward(outputs.sum() * 0 + 3.0)
+            optimizer.step()
+    assert heard == {5: 3.0, 6: 3.0}
+    assert torch.autograd.backward is plain
+
+
+def test_a_scaled_loss_is_heard_as_it_was_before(recording, asked, model, optimizer, heard):
+    """A scaler changes its scale by itself: what it made of the loss would be a spike."""
+    plain, scaler = torch.amp.GradScaler.scale, torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with pytorch.attach(model, optimizer, first_step=0):
+        scaler.scale(model(BATCH).sum() * 0 + 3.0).backward()
+        scaler.step(optimizer)
+    assert heard == {0: 3.0}
+    assert torch.amp.GradScaler.scale is plain

@@ -1,6 +1,9 @@
 """Checkpoints with files that a framework writes by itself, and how it is told which one to load."""
 
 import os
+import subprocess
+import sys
+import threading
 import types
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.capture import RankPart, write_part
 from resilience_sdk.checkpoint.manifest import SHARDED, FileEntry
+from resilience_sdk.checkpoint.memory_staging import MemoryStaging, _own_name, sweep
 from resilience_sdk.checkpoint.store import verify_checkpoint
 
 
@@ -159,3 +163,87 @@ def test_a_name_that_no_manifest_may_list_does_not_spoil_the_rest(tmp_path, caps
     again = checkpointer(tmp_path)
     assert again.resume() == 3
     assert (again.last_good.path / name).read_bytes() == b"weights"
+
+
+# -- in the background
+
+
+def staged(run_dir, stager, write=writer):
+    return Checkpointer({}, run_dir=run_dir, every=1, writer=write, stager=stager, in_background=True)
+
+
+def test_what_is_taken_is_written_by_a_thread(tmp_path):
+    """The training waits until it is taken, and not until it is written."""
+    may_write, threads = threading.Event(), []
+
+    def stager(directory):
+        threads.append(threading.get_ident())
+
+        def finish():
+            assert may_write.wait(20)
+            threads.append(threading.get_ident())
+            writer(directory)
+
+        return finish
+
+    saver = staged(tmp_path, stager)
+    assert saver.maybe_save(1)
+    assert saver.last_good is None
+    may_write.set()
+    assert saver.wait(20)
+    assert "model.bin" in verify_checkpoint(saver.last_good.path).names()
+    assert threads[0] == threading.get_ident() != threads[1]
+
+
+def test_without_a_stager_only_what_comes_behind_is_left_for_later(tmp_path):
+    """Checksums, sync and commit; the framework writes while the training waits."""
+    saver = staged(tmp_path, None)
+    assert saver.maybe_save(1)
+    assert saver.wait(20)
+    assert verify_checkpoint(saver.last_good.path).step == 1
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_failure_in_either_part_is_no_checkpoint(tmp_path, capfd, is_late):
+    """It is said, and training goes on."""
+
+    def fail():
+        raise OSError(28, "No space left on device")
+
+    saver = staged(tmp_path, lambda _directory: fail if is_late else fail())
+    saver.maybe_save(1)
+    assert saver.wait(20)
+    assert saver.last_good is None
+    assert "No space left" in capfd.readouterr().err
+
+
+def test_a_save_into_memory_is_moved_and_leaves_nothing_there(tmp_path):
+    """From the second one on, when it is known how much room it takes."""
+    memory, places = tmp_path / "memory", []
+    memory.mkdir()
+
+    def write(directory):
+        places.append(directory)
+        writer(directory)
+
+    saver = staged(tmp_path / "run", MemoryStaging(write, memory), write)
+    for step in (1, 2):
+        assert saver.maybe_save(step)
+        assert saver.wait(20)
+        names = verify_checkpoint(saver.last_good.path).names()
+        assert {"model.bin", f"{SHARDED}/meta.pt", "optimizer_0/.metadata"} <= names
+    assert [place.parent == memory for place in places] == [False, True]
+    assert list(memory.iterdir()) == []
+
+
+def test_what_a_killed_process_has_left_in_memory_is_removed(tmp_path):
+    """Of this user and this namespace of processes, and of nobody that may still be there."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    mine = _own_name()
+    namespace = mine.split("-")[0]
+    kept = [f"resilience-save-{name}" for name in (f"{mine}-abc", f"7{namespace}-{gone.pid}-1-abc")]
+    for name in (*kept, f"resilience-save-{namespace}-{gone.pid}-1-abc"):
+        (tmp_path / name).mkdir()
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)

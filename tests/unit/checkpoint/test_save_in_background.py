@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -317,3 +318,19 @@ def test_nobody_waits_for_a_rank_that_has_ended(tmp_path):
     # Of a process on another host nothing is known: it has its time.
     elsewhere = ["another boot", *dead[1:]]
     assert "within" in await_parts(tmp_path, own, 2, 0.0, processes=[own_process(), elsewhere])[1]["error"]
+
+
+def test_a_copy_of_what_a_framework_gives_shares_nothing_with_it():
+    """Tensors by memory that is used again for the next save, all else by a deep copy; what is tied stays tied."""
+    weight = torch.ones(3)
+    state = {"model": OrderedDict(a=weight, b=weight), "loops": [{"step": 1}], "step": torch.tensor(7)}
+    staging = Staging()
+    first = staging.copy_all(state)
+    assert first["model"]["a"] is first["model"]["b"] is not weight
+    assert (type(first["model"]), first["step"].item()) == (OrderedDict, 7)
+    weight.add_(1.0)
+    state["loops"][0]["step"] = 2
+    assert (first["model"]["a"].tolist(), first["loops"]) == ([1.0] * 3, [{"step": 1}])
+    again = staging.copy_all(state)
+    assert again["model"]["a"].data_ptr() == first["model"]["a"].data_ptr()
+    assert again["model"]["a"].tolist() == [2.0] * 3
