@@ -1,21 +1,15 @@
 """What the findings of a preflight mean for a job."""
 
 import os
-import time
 
 import pytest
 
 from resilience_sdk.core.journal import Journal
-from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.run_directory import RunDirectory
-from resilience_sdk.core.settings import Settings
 from resilience_sdk.health import Finding, Status
 from resilience_sdk.launcher import preflight as preflight_module
-from resilience_sdk.launcher import sidecars
-from resilience_sdk.launcher.main import _Launch
 from resilience_sdk.launcher.options import parse_options
 from resilience_sdk.launcher.preflight import decide, headline
-from resilience_sdk.launcher.sidecars import Beside
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.postmortem.exit_codes import JobVerdict
 
@@ -79,27 +73,3 @@ def test_a_finding_in_one_line():
     """With its subject, where there is one."""
     assert headline(finding("gpu", "row_remap_failure", subject="GPU 3")) == "gpu: row remap failure GPU 3: seen"
     assert headline(finding()) == "host: load: seen"
-
-
-def test_the_lease_is_renewed_meanwhile(tmp_path, monkeypatch):
-    """A preflight takes minutes where something hangs; another job must not take the run directory over."""
-    run_dir = RunDirectory.create(tmp_path / "run")
-    lease = Lease.acquire(run_dir, "job")
-    journal = Journal(run_dir.journal, writer="launcher", host="here", boot_id="", job="job")
-
-    found = preflight_module.Look()
-
-    def slow(*_):
-        old = time.time() - 50
-        os.utime(lease.path, (old, old))
-        until = time.monotonic() + 20
-        while lease.path.stat().st_mtime < old + 1:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        return found
-
-    monkeypatch.setattr(sidecars, "RENEW_INTERVAL_S", 0.02)
-    monkeypatch.setattr(preflight_module, "preflight", slow)
-    launch = _Launch(None, run_dir, True, None, "job", lease, journal)
-    beside = Beside(run_dir.path, "job", Settings(health_interval=0), None, journal)
-    assert launch._preflight(1, beside) is found
