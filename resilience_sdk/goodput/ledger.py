@@ -433,6 +433,8 @@ class Ledger:
                 account._hung_s += stood_s
                 account._hung_in_data_s += stood_s if in_data else 0.0
                 account._hung_in_saves_s += stood_s if in_saves else 0.0
+                self._enter(self._phase, self._bucket, at)
+                self._was(Bucket.HANG, stood_s)
                 break  # it is the time of the run, however many ranks stood
 
     def _on_incident(self, event: Mapping[str, Any], at: float) -> None:

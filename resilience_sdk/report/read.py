@@ -90,7 +90,7 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
     cards: tuple[IncidentFacts, ...] = parts.part("incidents", lambda: incident_cards(view, incidents), ())
     beginnings = [] if account is None else timeline.beginnings_of(account)
     segments: tuple[Segment, ...] = parts.part("time", lambda: timeline.segments_of(account) if account else (), ())
-    hangs = [(one.began_at, one.ended_at) for one in segments if one.bucket == Bucket.HANG.value]
+    hangs = [(one.began_at, one.ended_at) for one in segments if set(one.parts) == {Bucket.HANG.value}]
     timeline.note_bad_numbers(digest.losses, events)
     steps: StepTime | None = parts.part("steps", lambda: step_time_of(events), None)
     slow: WhySlow | None = parts.part("steps", lambda: slowness_of(steps, standing_of(events)), None)

@@ -34,6 +34,6 @@ def account_of(run_dir: Path) -> dict[str, float]:
     assert sum(buckets.values()) == pytest.approx(passed_s, rel=0.001)
     assert sum(buckets.values()) == pytest.approx(told["wall_s"], rel=0.001)
     for attempt in told["attempts"]:
-        seconds = sum(attempt["buckets"].values())
+        seconds = sum(spent or 0.0 for spent in attempt["buckets"].values())
         assert seconds == pytest.approx(attempt["ended_at"] - attempt["began_at"], rel=0.001, abs=0.001)
     return buckets

@@ -160,6 +160,16 @@ def test_a_stall_that_ended_by_itself_is_hung_time_unless_it_was_a_long_wait() -
         assert nothing == {"hang": 0, "data": 40, "checkpoint": 5, "productive": 55}
 
 
+def test_a_stall_that_ended_by_itself_is_a_stretch_of_its_own() -> None:
+    """From where the rank stood to where it went on, in the middle of the training."""
+    ranks = [{"rank": 0, "activity": "stopped", "section": "fwd"}]
+    told = [(1060.0, "stall", {"for_s": 10.0, "ranks": ranks}), (1080.0, "stall_end", {"why": "went on"})]
+    found = ledger_of(*START, *beats(1010.0), *told).read(1110.0).stretches
+    assert [(one.bucket.value, one.began_at, one.ended_at) for one in found[-3:]] == [
+        ("productive", 1010, 1050), ("hang", 1050, 1080), ("productive", 1080, 1110),
+    ]  # fmt: skip
+
+
 def test_a_slow_rank_or_a_warning_is_no_restart() -> None:
     """Though the action of its incident be to leave out a node."""
     for kind in ("slow", "numerics", "preemption"):

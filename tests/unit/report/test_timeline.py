@@ -85,9 +85,14 @@ def trained(data_s: float, hung_s: float = 0.0) -> list[tuple[float, dict[str, A
 
 def test_training_shows_data_and_lost_steps_where_only_their_sums_are_known() -> None:
     """A strip that was productive alone stood above a table with hundreds of seconds of other buckets."""
-    training = next(one for one in timeline.segments_of(account_of(trained(100.0, 50.0))) if "data" in one.parts)
-    assert training.parts == pytest.approx({"hang": 50.0, "data": 100.0, "replayed": 400.0, "productive": 400.0})
-    assert (training.bucket, training.attempt) in {("replayed", 0), ("productive", 0)}
+    segments = timeline.segments_of(account_of(trained(100.0, 50.0)))
+    training = [one for one in segments if "data" in one.parts]
+    parts = {name: sum(one.parts[name] for one in training) for name in training[0].parts}
+    assert parts == pytest.approx({"data": 100.0, "replayed": 400.0, "productive": 400.0})
+    assert all(one.bucket in ("replayed", "productive") and one.attempt == 0 for one in training)
+    (hang,) = (one for one in segments if "hang" in one.parts)
+    assert (hang.parts, hang.ended_at - hang.began_at) == ({"hang": pytest.approx(50.0)}, pytest.approx(50.0))
+    assert training[0].ended_at == hang.began_at < hang.ended_at == training[1].began_at
 
 
 def test_thousands_of_stretches_keep_their_sums() -> None:
