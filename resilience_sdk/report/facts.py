@@ -43,6 +43,11 @@ class Segment:
     )
     """Seconds by bucket, which add up to its length. Over all segments they add up to the buckets of the run."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is known what it went into, but not when."""
+        return len(self.parts) > 1
+
 
 @attrs.frozen
 class AttemptTimes:

@@ -291,6 +291,16 @@ def test_facts_without_an_account_have_the_sums_of_their_segments():
     assert "productive" in render_sections(facts)["time"]
 
 
+def test_colours_that_lie_upon_one_another_are_explained_where_there_are_any():
+    """A run all of whose times are known needs no such sentence."""
+    facts = told_facts.four_ranks()
+    alone = [attrs.evolve(one, parts={one.bucket: one.ended_at - one.began_at}) for one in facts.segments]
+    first = attrs.evolve(alone[0], parts={alone[0].bucket: 1.0, "data": 1.0})
+    for segments, is_told in ((alone, False), ([first, *alone[1:]], True)):
+        page = render_sections(attrs.evolve(facts, segments=segments))["time"]
+        assert ("upon one another" in page) is is_told
+
+
 SOLID = ("productive", "startup", "rendezvous", "data", "checkpoint", "hang", "preempted")
 # What is seen without one kind of cones, in linear light (Machado et al. 2009, severity 1).
 EYES = {
