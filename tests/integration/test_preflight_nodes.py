@@ -173,6 +173,6 @@ def test_what_one_node_refuses_ends_all_at_once(start, hosts):
     assert [run.finish(LONG_S) for run in nodes] == [76, 76], screens(nodes)
     for run in nodes:
         assert (
-            "leaves out host1: the preflight found what has to be cured first (network chosen_interface)" in run.screen
+            "leaves out host1: the preflight found what has to be cured first (network chosen interface)" in run.screen
         )
         assert "runs" not in run.out

@@ -126,7 +126,7 @@ def test_added_to_a_trainer_that_was_made_before_it_asks_to_be_attached(make, ho
         getattr(trainer.callback_handler, hook)(trainer.args, trainer.state, trainer.control)
 
 
-OLD = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[]), args=None, train=print)
+OLD = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[]), args=None, train=print, training_step=print)
 
 
 @pytest.mark.parametrize(
