@@ -354,8 +354,10 @@ class StepTimeWatch:
                 self._ranks[watched.stem] = watched.rank, RankSteps()
             page = watched.snapshot
             self._ranks[watched.stem][1].take(passes, page.beats, page.main_lane.beat_ns, page.first_beat_ns)
-            if page.step is not None and (self._step is None or page.step >= self._step):
-                self._step, self._step_is_global = page.step, page.step_is_global
+        told = [watched.snapshot for watched, _ in completed if watched.snapshot.step is not None]
+        if told:
+            newest = max(told, key=lambda page: page.step or 0)
+            self._step, self._step_is_global = newest.step, newest.step_is_global
         if self._due_at is None:
             self._due_at = now + self._pause_s
             self._began_at, self._progress_at = now, now + progress_pause_s(0.0)

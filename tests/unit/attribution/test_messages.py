@@ -26,12 +26,12 @@ def test_a_late_rank_is_named_and_the_watchdogs_of_the_others_are_its_victims():
 def test_who_is_not_in_the_barrier_is_named_by_the_stacks():
     """One of four computes: three wait for it."""
     frames = {rank: ("torch/distributed/distributed_c10d.py", 4818, "barrier") for rank in (0, 1, 3)}
-    frames[2] = ("/work/data.py", 12, "tokenize")
+    frames[2] = ("/home/user/data.py", 12, "tokenize")
     log = "".join(
         f"[rank{rank}]: Timeout (0:05:00)!\n"
         f"[rank{rank}]: Thread 0x00007f00000{rank}00 (most recent call first):\n"
         f'[rank{rank}]:   File "{file}", line {line} in {name}\n'
-        f'[rank{rank}]:   File "/work/train.py", line 40 in <module>\n'
+        f'[rank{rank}]:   File "/home/user/train.py", line 40 in <module>\n'
         for rank, (file, line, name) in frames.items()
     )
     found = diagnose(log)

@@ -519,3 +519,35 @@ def test_progress_is_told_often_at_first_and_seldom_later(node):
     assert progress_pause_s(86_400) == 300
     pace = [progress_pause_s(age) for age in range(0, 20_000, 100)]
     assert pace == sorted(pace)
+
+
+def test_progress_tells_the_step_of_now_and_what_was_done_by_those_that_are_gone(node):
+    """A script may count from 0 in each epoch, and the pages of an attempt may go before anybody looks again."""
+    times = StepTimeWatch(node.journal)
+
+    def beat_at(recorder, step):
+        beat = recorder.beat("step")
+        assert beat.begin(time.monotonic_ns(), step)
+        beat.end(time.monotonic_ns())
+
+    def look(steps):
+        node.now += 2.0
+        for recorder in node.recorders:
+            for step in steps:
+                beat_at(recorder, step)
+        for watched in node.table.all():
+            watched.refresh()
+        times.look([(watched, watched.reader.passes()) for watched in node.table.all()], node.now)
+
+    look([7])
+    look([8, 9])
+    look([0])
+    for recorder in node.recorders:
+        beat_at(recorder, 1)
+    passes = [(watched, watched.reader.passes()) for watched in node.table.all()]
+    for watched, _ in passes:
+        watched.refresh()
+    times.look(passes, node.now)  # too soon to tell
+    times.look([], node.now)
+    told = [event for event in read_journal(node.run_dir / "journal").events if event["event"] == "progress"]
+    assert [(event["step"], event["steps"]) for event in told] == [(9, 2), (0, 1), (1, 1)]
