@@ -63,7 +63,7 @@ def closing_lines(outcome: Outcome) -> list[str]:
     if hint := hint_of(outcome.verdict):
         lines.append(f"what to do: {hint}")
     if outcome.resume:
-        lines.append(to_resume(outcome.verdict, outcome.resume))
+        lines.append(to_resume(outcome.verdict, outcome.resume, outcome.checkpoint))
     return lines
 
 

@@ -373,7 +373,7 @@ class _Loop:
         if step.exit_code not in (EXIT_FINISHED, EXIT_USAGE):
             words = shlex.join(redact_argv(self.job.command))
             again = f"resilience supervise --run-dir {self.job.run_dir.path} -- {words}"
-            say(f"supervise: {to_resume(step.verdict, again)}", wrap=False)
+            say(f"supervise: {to_resume(step.verdict, again, self.best)}", wrap=False)
         if step.verdict is JobVerdict.HARDWARE and (found := self.job.nodes_to_leave_out()).reasons:
             say(f"supervise: leave out {found.hostlist}: {found.told}")
 

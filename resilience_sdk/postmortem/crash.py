@@ -255,8 +255,7 @@ def _culprit(rank: int, facts: AttemptFacts) -> Culprit:
     stack = tuple(str(frame) for frame in frames[:_MOST_FRAMES]) if isinstance(frames, list) else ()
     if not stack and trace is not None and trace.stacks:  # written by the handler of the signal that it died of
         stack = main_frames(parse_faulthandler(trace.stacks))[:_MOST_FRAMES]
-    open_sections = page.main_lane.stack if page is not None else ()
-    section = open_sections[-1].name if open_sections else None
+    section = None if page is None else page.main_lane.section
     node = next((peer.name for peer in facts.peers if rank in peer.ranks), facts.node)
     step, is_global = (None, None) if page is None else (page.step, page.step_is_global)
     return Culprit(rank, node, step, section, stack, is_global)
@@ -312,8 +311,7 @@ def _told_exit(end: RankExit) -> str:
 def _where(page: RankSnapshot | None) -> str:
     if page is None or page.step is None:
         return ""
-    sections = page.main_lane.stack
-    inside = f", in section {sections[-1].name!r}" if sections and sections[-1].kind != "heartbeat" else ""
+    inside = "" if page.main_lane.section is None else f", in section {page.main_lane.section!r}"
     return f" at {step_words(page.step, page.step_is_global)}{inside}"
 
 

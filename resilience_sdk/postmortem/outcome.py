@@ -61,10 +61,7 @@ _HINTS = {
     JobVerdict.HARDWARE: "requeue it without that node",
     JobVerdict.PREEMPTED: "requeue it",
 }
-_TO_RESUME = {
-    JobVerdict.STOP: "to run it again, once it is repaired",
-    JobVerdict.HARDWARE: "to resume on another node",
-}
+_WHEN = {JobVerdict.STOP: ", once it is repaired", JobVerdict.HARDWARE: " on another node"}
 TO_RESUME = ("to resume", "to run it again")
 """How the lines begin that end with a command to copy."""
 
@@ -74,9 +71,10 @@ def hint_of(verdict: str) -> str | None:
     return _HINTS.get(verdict)  # type: ignore[call-overload, no-any-return]
 
 
-def to_resume(verdict: JobVerdict, command: str) -> str:
-    """Return the line with the command that goes on, and when or where it makes sense."""
-    return f"{_TO_RESUME.get(verdict, 'to resume')}: {command}"
+def to_resume(verdict: JobVerdict, command: str, checkpoint: int | None) -> str:
+    """Return the line with the command that goes on, from a checkpoint if there is one, and when or where it helps."""
+    resumes = checkpoint is not None and verdict is not JobVerdict.STOP
+    return f"{TO_RESUME[0 if resumes else 1]}{_WHEN.get(verdict, '')}: {command}"
 
 
 def write_outcome(path: Path, outcome: Outcome) -> None:

@@ -22,8 +22,8 @@ from resilience_sdk.recorder.page_reader import RankSnapshot
 _TOLD, _UNTOLD = 0.9, 0.5  # confidence in the cause: somebody asked, or only the exit code 75 says so
 _MOST_EXITS = 16
 _MOST_GROUPS = 4
-_NEVER = "no rank has called preemption.check(), so nothing was saved at the end"
-_NOTHING_SAVED = "the SDK saved nothing: what is kept is what the script saved itself"
+_NEVER = "no rank has called preemption.check()"
+_NOTHING_SAVED = "the SDK saved nothing, what the script saved itself is kept"
 _ADD_CHECK = "call preemption.check() once per step on every rank, or train by run.steps(), which saves and stops"
 
 
@@ -108,9 +108,9 @@ class Account:
             at = "" if self.stopped_after is None else f" after {count_words(self.stopped_after)}"
             told += f"; all ranks stopped{at}, {self._told_lost()}"
         elif self._shown or self.stood is not None:
-            told += f"; no stop was agreed, {self._told_lost()}"
-        shown = "; ".join(map(str, self._shown))
-        return f"{told}: {shown} ({self.advice})" if shown else told
+            told += f"; no stop was agreed; {self._told_lost()}"
+        # Parts of their own: a page that has said one of them leaves it out.
+        return "; ".join([told, *map(str, self._shown), *([f"to do: {self.advice}"] if self._shown else [])])
 
     def _told_lost(self) -> str:
         if self.saved is None and self.saved_by is not None:
@@ -149,9 +149,9 @@ class Account:
 
     def _told_checkpoint(self) -> str:
         if self.saved is None:
-            told = "the SDK saved no checkpoint"
+            told = _NOTHING_SAVED
             if self.saved_by is not None:
-                told += f", {self.saved_by[0]} its own after {count_words(self.saved_by[1])}"
+                told = f"the SDK saved no checkpoint, {self.saved_by[0]} its own after {count_words(self.saved_by[1])}"
         else:
             told = f"{'saved' if self.saved_here else 'the newest was saved'} after {count_words(self.saved)}"
         if self.is_agreed and self.stopped_after is not None:
@@ -180,8 +180,7 @@ def completed_steps(pages: Iterable[RankSnapshot]) -> int | None:
     done = []
     for page in pages:
         if page.step is not None and page.step_is_global:
-            is_inside = any(section.kind in ("heartbeat", "pulse") for section in page.main_lane.stack)
-            done.append(page.step + (not is_inside))
+            done.append(page.step + (not page.main_lane.is_in_step))
     return min(done, default=None)
 
 
@@ -308,8 +307,7 @@ def _culprit(rank: int, pages: Mapping[int, RankSnapshot], node: str) -> Culprit
 
 def culprit_of(page: RankSnapshot, node: str | None) -> Culprit:
     """Return a rank and where its page says that it is."""
-    sections = [section.name for section in page.main_lane.stack if section.kind != "heartbeat"]
-    return Culprit(page.rank, node, page.step, sections[-1] if sections else None, step_is_global=page.step_is_global)
+    return Culprit(page.rank, node, page.step, page.main_lane.section, step_is_global=page.step_is_global)
 
 
 def _is_last_save(event: Mapping[str, Any]) -> bool:

@@ -274,5 +274,4 @@ def _stamp(path: Path) -> int | None:
 def first_step(page: RankSnapshot) -> int:
     """Return the step with which a rank began, from what its page shows after the first beats."""
     lane = page.main_lane
-    inside = any(section.kind in ("heartbeat", "pulse") for section in lane.stack)
-    return max(0, (lane.step or 0) - lane.beats + (not inside))
+    return max(0, (lane.step or 0) - lane.beats + (not lane.is_in_step))

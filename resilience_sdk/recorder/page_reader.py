@@ -49,6 +49,16 @@ class LaneView:
     beat_ns: int = 0
     """When its last heartbeat was left, or its last pulse came; 0 before the first."""
 
+    @property
+    def section(self) -> str | None:
+        """Name of the innermost open section that is not the step itself."""
+        return next((one.name for one in reversed(self.stack) if one.kind not in at.BEAT_KINDS), None)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun that is not over."""
+        return any(one.kind in at.BEAT_KINDS for one in self.stack)
+
 
 @attrs.frozen
 class RankSnapshot:

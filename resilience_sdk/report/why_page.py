@@ -101,6 +101,7 @@ class JobEnding:
     exit_code: int | None = None
     reason: str | None = None
     resume: str | None = None
+    checkpoint: int | None = None
     ended_at: float | None = None
 
     @classmethod
@@ -249,7 +250,8 @@ def _ended(ending: JobEnding, last: Incident | None, told: _Told, width: int | N
         hint = hint_of(ending.verdict)
         if ending.resume:
             # To be copied: never cut or wrapped.
-            lines += [f"What to do: {hint}:" if hint else "To resume:", f"  {printable(ending.resume)}"]
+            again = "To run it again:" if ending.checkpoint is None else "To resume:"
+            lines += [f"What to do: {hint}:" if hint else again, f"  {printable(ending.resume)}"]
         elif hint:
             lines.append(f"What to do: {hint}.")
     elif last is not None and last.recovered_at is None and last.action != "none":
@@ -273,7 +275,7 @@ def ending_words(ending: JobEnding) -> tuple[str, str | None, str | None]:
 
 def _reason(reason: str, told: _Told) -> str:
     """Return what a reason says that the page has not said: not the incidents that led to the end, nor who asked."""
-    parts = [part.removeprefix("then ") for part in one_line(reason).split("; ")]
+    parts = [part.removeprefix("then ").removeprefix("to do: ") for part in one_line(reason).split("; ")]
     asked = [part for part in parts if _ASKED in part and (told.has(_ASKED) or told.has(_WAS_ENDED))]
     fresh = [part for part in parts if part not in asked and not any(name in part for name in told.names)]
     return "; ".join(told.new(*fresh))

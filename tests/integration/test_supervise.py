@@ -122,7 +122,7 @@ def test_the_budget_is_spent(tmp_path):
         assert job.finish() == 1
         assert job.runs() == 2
         assert "its 1 job retry is spent" in job.screen
-        assert f"to resume: resilience supervise --run-dir {job.run_dir} -- sh -c" in job.screen
+        assert f"to run it again: resilience supervise --run-dir {job.run_dir} -- sh -c" in job.screen
 
 
 def test_a_killed_command_is_run_again(tmp_path):
@@ -159,8 +159,8 @@ def test_the_flag_of_nvidia_s_auto_resume_ends_the_loop(tmp_path):
     ("code", "word", "goes_on"),
     [
         (77, "stop", "to run it again, once it is repaired"),
-        (76, "hardware", "to resume on another node"),
-        (130, "interrupted", "to resume"),
+        (76, "hardware", "to run it again on another node"),
+        (130, "interrupted", "to run it again"),
     ],
 )
 def test_verdicts_that_another_run_cannot_change(tmp_path, code, word, goes_on):

@@ -143,7 +143,7 @@ def test_the_last_lines_say_what_happened_what_is_lost_and_what_to_do():
     assert "rank 1 died" in text
     assert "/r/incidents/0001-crash/report.md" in text
     assert "nothing saved" in text
-    assert "to resume: again" in text
+    assert "to run it again: again" in text
     assert len(last_lines.closing_lines(Outcome(JobVerdict.FINISHED, 0, "done", "j", "/r", "n", 1.0, 2.0, 1))) == 2
     assert "after 120 steps in /r; whatever came after it" in last_lines.state_line(120, "/r")
     assert "after 1 step in /r" in last_lines.state_line(1, "/r")

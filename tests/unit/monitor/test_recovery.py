@@ -10,6 +10,7 @@ import pytest
 
 from resilience_sdk.incidents import Incident, IncidentStore
 from resilience_sdk.postmortem.recovery import RecoveryWatch, close_warnings
+from resilience_sdk.recorder.page_reader import LaneView, OpenSection
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def store(tmp_path):
 
 def beating(*ranks: int, step: int = 1, step_is_global: bool = False) -> list[SimpleNamespace]:
     """Pages of a world of two, of ranks that have completed their first beats, the last one of them `step`."""
-    lane = SimpleNamespace(step=step, beats=1, stack=())
+    lane = LaneView(thread_id=1, last_ns=0, beats=1, step=step, step_is_global=step_is_global, stack=())
     common = {"pid": 1, "world_size": 2, "first_beat_ns": time.monotonic_ns(), "step": step}
     common["step_is_global"] = step_is_global
     return [SimpleNamespace(rank=rank, main_lane=lane, **common) for rank in ranks]
@@ -55,7 +56,7 @@ def test_first_beats_are_journalled_under_their_rank(store, journal):
 
 def test_a_first_beat_is_that_of_the_first_step_however_late_it_is_seen(store, journal):
     """Many steps may fit between two looks; where steps are not seen, none is told."""
-    lane = SimpleNamespace(step=6, beats=6, stack=(SimpleNamespace(kind="pulse"),))
+    lane = LaneView(1, 0, beats=6, step=6, step_is_global=False, stack=(OpenSection("step", "pulse", 0, None, 6),))
     late, unseen = beating(0, 1)
     late.main_lane, late.step = lane, 6
     unseen.step = None
@@ -77,7 +78,7 @@ def test_pulses_of_a_load_are_not_where_a_run_resumed(store, journal):
 def page(rank: int, beats: int, *, done: bool = False, exit_state: str = "running") -> SimpleNamespace:
     """A page of a world of two that shows so many completed heartbeats."""
     now_ns = time.monotonic_ns()
-    lane = SimpleNamespace(step=beats, beats=beats, stack=(), beat_ns=now_ns, last_ns=now_ns)
+    lane = LaneView(1, now_ns, beats, beats, step_is_global=False, stack=(), beat_ns=now_ns)
     common = {"pid": 10 + rank, "world_size": 2, "first_beat_ns": 1, "step": beats, "step_is_global": False}
     return SimpleNamespace(
         rank=rank, beats=beats, main_lane=lane, done=done, exit_state=exit_state, **common

@@ -15,6 +15,7 @@ from resilience_sdk.incidents import Incident, IncidentStore
 from resilience_sdk.launcher.restart_policy import decide
 from resilience_sdk.postmortem.facts import AttemptFacts, AttemptJournal, EndedBy, RankExit, RankTrace
 from resilience_sdk.postmortem.report import Reporter
+from resilience_sdk.recorder.page_reader import LaneView
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_an_interrupted_job_says_what_is_lost(run_dir):
         beats=42,
         done=False,
         exit_state="running",
-        main_lane=types.SimpleNamespace(stack=(), beat_ns=0),
+        main_lane=LaneView(thread_id=1, last_ns=0, beats=42, step=41, step_is_global=True, stack=()),
     )
     trace = RankTrace(0, 1, page, None, None, None)
     facts = attrs.evolve(left(time.time()), ended_by=EndedBy.INTERRUPT, traces={0: trace}, checkpoint_after=40)

@@ -1,5 +1,6 @@
 """How a stop is explained: who asked, what came of it, who hindered it, and what to change."""
 
+import re
 from types import SimpleNamespace
 
 import attrs
@@ -12,6 +13,9 @@ from resilience_sdk.incidents import Culprit, Evidence
 from resilience_sdk.incidents.record import headline, render_markdown
 from resilience_sdk.postmortem.preemption import account, hindered_by
 from resilience_sdk.preemption.reasons import Asker, Hindrance
+from resilience_sdk.recorder.page_reader import LaneView, OpenSection
+from resilience_sdk.report import why_page
+from resilience_sdk.report.why_page import JobEnding
 
 LAUNCHER = {"event": "preempt_notice", "source": "SIGTERM", "host": "n0", "rank": None}
 HEARD = {"event": "preempt_notice", "source": "rank 1: SIGTERM", "kind": "signal", "host": "n0", "rank": 1}
@@ -23,8 +27,10 @@ def notice(kind, **facts):
 
 def page(rank, checks, step=None, section=None, is_global=True):
     """As much of a page as the story is told from."""
-    sections = () if section is None else (SimpleNamespace(name=section, kind="compute"),)
-    lane = SimpleNamespace(stack=(SimpleNamespace(name="step", kind="heartbeat"), *sections))
+    names = {"step": "heartbeat"} | ({} if section is None else {section: "compute"})
+    lane = LaneView(
+        1, 0, 1, step, is_global, tuple(OpenSection(name, kind, 0, None, 0) for name, kind in names.items())
+    )
     return SimpleNamespace(rank=rank, checks=checks, step=step, step_is_global=is_global, main_lane=lane)
 
 
@@ -114,7 +120,7 @@ def test_a_save_before_the_stop_or_one_that_failed_tells_nothing_of_it():
 def test_where_the_loop_counts_its_steps_the_pages_tell_how_many_were_done_at_the_stop():
     """A step is complete when all ranks have completed it, and one that a rank is in is not."""
     done = page(0, 9, 41)
-    done.main_lane.stack = ()
+    done.main_lane = attrs.evolve(done.main_lane, stack=())
     found = story(LAUNCHER, stop(0), pages=(done, page(1, 9, 41)), saved=40)
     assert (found.stopped_after, found.lost_steps) == (41, 1)
     assert found.reason().endswith("; all ranks stopped after 41 steps, 1 step lost")
@@ -123,10 +129,8 @@ def test_where_the_loop_counts_its_steps_the_pages_tell_how_many_were_done_at_th
 def test_a_loop_that_saves_without_the_sdk_reads_that_and_no_puzzle():
     """Nobody can tell what it has saved."""
     found = story(LAUNCHER, stop(0))
-    assert found.reason().endswith(
-        "; all ranks stopped, the SDK saved nothing: what is kept is what the script saved itself"
-    )
-    assert "the SDK saved no checkpoint" in str(found.incident(0, 1.0, {}).evidence)
+    assert found.reason().endswith("; all ranks stopped, the SDK saved nothing, what the script saved itself is kept")
+    assert "what the script saved itself is kept" in str(found.incident(0, 1.0, {}).evidence)
 
 
 def test_a_stop_that_came_too_late_for_its_save_names_who_was_late():
@@ -155,7 +159,7 @@ def test_a_rank_that_never_checks_is_named_with_what_it_was_in_and_the_cure():
         assert [(one.rank, one.node, one.section) for one in incident.culprits] == [(1, "n0", "generate")]
         assert incident.lost_steps == 4
         whole = "rank 1 on n0 never calls preemption.check() (in section generate at step 12)"
-        assert f"; no stop was agreed, 4 steps lost: {whole} (call preemption.check() in the loop of rank 1" in (
+        assert f"; no stop was agreed; 4 steps lost; {whole}; to do: call preemption.check() in the loop of rank 1" in (
             found.reason()
         )
         text = render_markdown(incident)
@@ -234,3 +238,13 @@ def test_a_stop_whose_signal_was_injected_says_so():
     note = Evidence("fault", f"injected by {by}, which struck rank 1 at step 3")
     assert [one for one in told.evidence if one not in plain.evidence] == [note]
     assert attrs.evolve(told, evidence=plain.evidence) == plain
+
+
+def test_a_page_tells_a_stop_that_nobody_checked_for_once():
+    """The incident names the hindrance and what is kept; the end of the job adds only that no stop was agreed."""
+    found = story(LAUNCHER, pages=(page(0, 0), page(1, 0)))
+    ending = JobEnding(verdict="preempted", exit_code=75, reason=found.reason(), resume="again", ended_at=2.0)
+    text = "\n".join(why_page.page([found.incident(0, 1.0, {})], ending))
+    assert [text.count(words) for words in ("preemption.check()", "call preemption", "Call preemption")] == [2, 0, 1]
+    assert text.casefold().count("the sdk saved nothing") == 1
+    assert re.search(r"The job ended at .* with exit code 75: no stop was agreed\.\n", text)

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from recording import Recording
 
 from resilience_sdk import heartbeat
 from resilience_sdk.recorder import page_layout as at
-from resilience_sdk.recorder.page_reader import PageReader, RankSnapshot, snapshot_to_json
+from resilience_sdk.recorder.page_reader import LaneView, OpenSection, PageReader, RankSnapshot, snapshot_to_json
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.straggler import section
 
@@ -336,3 +337,13 @@ def test_what_was_stored_while_a_page_was_copied_is_brought_along(tmp_path):
     page.words[at.W_COLLECTIVES] = 6
     page._bring_along(copy, late)
     assert (page.words[at.W_CHECKS], page.words[at.W_COLLECTIVES]) == (5, 6)
+
+
+@pytest.mark.parametrize("beat", ["heartbeat", "pulse"])
+def test_the_step_itself_is_no_section(beat):
+    """A loop whose sections nobody has named dies at its step and in no section."""
+    step, forward = OpenSection("step", beat, 0, None, 0), OpenSection("fwd", "compute", 0, None, 0)
+    lane = LaneView(thread_id=1, last_ns=0, beats=3, step=3, step_is_global=True, stack=(step,))
+    assert (lane.section, lane.is_in_step) == (None, True)
+    assert attrs.evolve(lane, stack=(step, forward)).section == "fwd"
+    assert not attrs.evolve(lane, stack=(forward,)).is_in_step
