@@ -202,7 +202,7 @@ def headline_of(
             return Headline(standing, what, why or last_words, last.what_to_change, more)
         return Headline(standing, what, why, None, more)
     if ending.verdict is not None:
-        what, hint, resume = ending_words(ending)
+        what, hint, resume = ending_words(ending, *filter(None, (last_words, last and last.what_to_change)))
         if standing == "finished" or ending.verdict == JobVerdict.FINISHED.value:
             why = None if last is None else f"{_incidents_words(incidents)} on the way, the last one: {last_words}"
             return Headline(standing, text(what), why, None, more)
@@ -248,7 +248,8 @@ def _running_words(view: RunView, account: Summary | None, steps: StepTime | Non
     stall = view.state.stall
     if stall is None:
         return ", ".join(words) + ".", None
-    return f"Nothing has progressed since {when(stall['since'])}.", text(stall["text"])
+    # A notice has seconds that count from when it was told.
+    return f"Nothing has progressed since {when(stall['since'])}.", f"{text(stall['text'])} (told {when(stall['at'])})"
 
 
 def _stragglers(view: RunView) -> StragglerFacts | None:

@@ -266,9 +266,11 @@ def _end_words(ending: JobEnding, reason: str) -> str:
     return f"The job {'finished' if finished else 'ended'}{at}{code}{f': {reason}' if reason else ''}."
 
 
-def ending_words(ending: JobEnding) -> tuple[str, str | None, str | None]:
-    """Return how a job ended, what to do, and the command for it, where the page of its incidents is not beside it."""
-    reason = _reason(ending.reason or "", _Told())
+def ending_words(ending: JobEnding, *beside: str) -> tuple[str, str | None, str | None]:
+    """Return how a job ended, what to do, and the command for it; without what the sentences `beside` them tell."""
+    told = _Told()
+    told.new(*beside)
+    reason = _reason(ending.reason or "", told)
     hint = hint_of(ending.verdict or "")
     return _end_words(ending, reason), _sentence(hint) if hint else None, ending.resume
 

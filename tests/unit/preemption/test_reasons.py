@@ -248,3 +248,7 @@ def test_a_page_tells_a_stop_that_nobody_checked_for_once():
     assert [text.count(words) for words in ("preemption.check()", "call preemption", "Call preemption")] == [2, 0, 1]
     assert text.casefold().count("the sdk saved nothing") == 1
     assert re.search(r"The job ended at .* with exit code 75: no stop was agreed\.\n", text)
+    beside = why_page.ending_words(ending, headline(found.incident(0, 1.0, {})), found.advice)[0]
+    assert beside.endswith(
+        "with exit code 75: no stop was agreed; the SDK saved nothing, what the script saved itself is kept."
+    )
