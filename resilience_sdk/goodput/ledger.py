@@ -14,7 +14,7 @@ import attrs
 
 from resilience_sdk.core.journal import Event
 from resilience_sdk.goodput.buckets import Bucket, Trained, no_seconds, split_training, total
-from resilience_sdk.goodput.step_time import is_data, is_save
+from resilience_sdk.goodput.step_time import is_stop
 
 _NANO = 1e9
 _MOST_NS = 1 << 63
@@ -23,7 +23,6 @@ _NO_ACTION = "none"
 _FINISHED = "finished"
 _FAULTS = ("crash", "hang")
 _WENT_ON = "went on"
-_STOPPED, _STUCK = "stopped", "stuck"
 
 
 @attrs.define
@@ -108,8 +107,6 @@ class AttemptAccount:
     kept_steps: int | None = None
     """Up to which of them nothing was lost; None: all."""
     _hung_s: float = 0.0
-    _hung_in_data_s: float = 0.0  # of that: it stands in the time of section `data`, too
-    _hung_in_saves_s: float = 0.0
     _stall_s: float = 0.0
     _data_s: dict[str, float] = attrs.field(factory=dict)  # by host
     _saves_s: dict[str, float] = attrs.field(factory=dict)
@@ -125,8 +122,8 @@ class AttemptAccount:
         steps = (self.end_step or 0) - (self.first_step or 0)
         known = Trained(
             hung_s=self._hung_s,
-            checkpoint_s=max([self._stall_s, *(saves_s - self._hung_in_saves_s for saves_s in self._saves_s.values())]),
-            data_s=max(self._data_s.values(), default=0.0) - self._hung_in_data_s,
+            checkpoint_s=max([self._stall_s, *self._saves_s.values()]),
+            data_s=max(self._data_s.values(), default=0.0),
             lost_share=self.lost_steps / steps if steps > 0 else 0.0,
         )
         return split_training(seconds, known)
@@ -428,11 +425,8 @@ class Ledger:
         stood_s = max(0.0, at - max(since, self._since))
         account = self.accounts[-1]
         for activity, section in self._stalled:
-            in_data, in_saves = is_data(section, "io"), is_save(section, "io")
-            if activity == _STOPPED or (activity == _STUCK and not in_data and not in_saves):
+            if is_stop(activity, section):
                 account._hung_s += stood_s
-                account._hung_in_data_s += stood_s if in_data else 0.0
-                account._hung_in_saves_s += stood_s if in_saves else 0.0
                 self._enter(self._phase, self._bucket, at)
                 self._was(Bucket.HANG, stood_s)
                 break  # it is the time of the run, however many ranks stood

@@ -51,6 +51,15 @@ def is_save(name: str, kind: str) -> bool:
     return kind == "io" and bool(words & _SAVES)
 
 
+def is_stop(activity: str, section: str | None) -> bool:
+    """Tell whether a rank that does not come on stands still for no good: it is stopped, or stuck in no long wait.
+
+    One that loads or saves for long does what it has to, and has a bucket of its own.
+    """
+    waits = is_data(section or "", "io") or is_save(section or "", "io")
+    return activity == "stopped" or (activity == "stuck" and not waits)
+
+
 @attrs.define
 class WorkFit:
     """The newest steps as points: amounts of work, and what each took. A line through them tells what is fixed."""
@@ -112,12 +121,21 @@ class RankSteps:
     _lanes: set[int] = attrs.field(factory=set)  # that beat
     _counts: dict[tuple[int, str, str], int] = attrs.field(factory=dict)
     _took: dict[int, float] = attrs.field(factory=dict)  # by pass of the heartbeat
+    _usual_ns: dict[tuple[int, str, str], float] = attrs.field(factory=dict)  # of the passes that were seen last
+    _seen_beat: tuple[int, int] = (0, 0)  # beats, and when the last of them was, at the last look
+    _stood_s: float = 0.0  # for so long the run has stood in the step that goes on, at least
+    _left_out_s: float = 0.0  # of the time since the first step, as the run stood
+
+    def note_stop(self, for_s: float) -> None:
+        """Note that the run stands, for so long by now: the step that goes on is to count as a usual one."""
+        self._stood_s = max(self._stood_s, for_s)
 
     def take(self, passes: Sequence[LanePasses], beats: int, beat_ns: int, first_beat_ns: int | None = None) -> None:
         """Take what was completed since the last look, and how many heartbeats there were, the last and first one when.
 
         More passes between two looks than a ring of the page holds count with the mean of those that are there.
         """
+        passes = self._without_stop(passes, beats, beat_ns)
         if self._began is None and first_beat_ns is not None and _is_whole(passes, beats):
             # A short attempt may be over by the first look. The first pass of each section comes before the first beat.
             passes = [new._replace(start=1, samples_ns=new.samples_ns[1:]) if new.start == 0 else new for new in passes]
@@ -148,7 +166,35 @@ class RankSteps:
             self.longest_s = 0.0
             return
         self.steps = max(self.steps, beats - self._began[0])
-        self.wall_s = max(self.wall_s, (beat_ns - self._began[1]) / _NANO)
+        self.wall_s = max(self.wall_s, (beat_ns - self._began[1]) / _NANO - self._left_out_s)
+
+    def _without_stop(self, passes: Sequence[LanePasses], beats: int, beat_ns: int) -> Sequence[LanePasses]:
+        """Return the passes as if the run had not stood: those that hold the stop last as long as usual ones.
+
+        A section may be over before its step is. So whatever lasted half as long as the stop is taken for it, until the
+        rank has completed a step; that one's time beyond a usual step is left out of all.
+        """
+        limit_ns = self._stood_s / 2 * _NANO
+        found = []
+        for new in passes:
+            if new.kind != WORK and new.samples_ns:
+                usual = [ns for ns in new.samples_ns if not limit_ns or ns < limit_ns]
+                key = new.lane, new.name, new.kind
+                usual_ns = sum(usual) / len(usual) if usual else self._usual_ns.get(key, 0.0)
+                self._usual_ns[key] = usual_ns
+                if len(usual) < len(new.samples_ns):
+                    kept = [int(usual_ns) if ns >= limit_ns else ns for ns in new.samples_ns]
+                    new = new._replace(samples_ns=kept)
+            found.append(new)
+        before, before_ns = self._seen_beat
+        self._seen_beat = beats, beat_ns
+        if self._stood_s and beats > before:
+            # Also of a stop between two steps, of which no pass may tell.
+            took_s, usual_s = (beat_ns - before_ns) / _NANO, self.wall_s / self.steps if self.steps else 0.0
+            if before and took_s >= self._stood_s / 2:
+                self._left_out_s += max(0.0, took_s - (beats - before) * usual_s)
+            self._stood_s = 0.0
+        return found
 
     @property
     def own_s(self) -> float | None:

@@ -19,6 +19,7 @@ from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.settings import Settings, settings_from_json
 from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.goodput.step_time import is_stop
 from resilience_sdk.hang.detect import Confirmation, Judgement, awaited_by_collectives, expected, judge, standing
 from resilience_sdk.hang.notices import StallNotices, innermost_of_user, look_after_s, notice_text, without_progress_s
 from resilience_sdk.hang.timers import HangRules, RankState, watch
@@ -385,6 +386,7 @@ class Watcher:
         if judgement.kind == "confirmed" and not self._look_suffices(ranks):
             self._look_closely(ranks)
             states, judgement = self._judge_closely(ranks, now_ns, here)
+        self._note_stop(judgement, states, for_s)
         if judgement.kind != "confirmed":
             self._tell_stall(judgement, states, for_s, usual_s)
             self._response.relax()
@@ -445,6 +447,14 @@ class Watcher:
         return any(procfs.is_suspended(watched.snapshot.pid) for watched in ranks if watched.alive)
 
     # -- telling early
+
+    def _note_stop(self, judgement: Judgement, states: Sequence[RankState], for_s: float) -> None:
+        """Keep a stop out of what steps take, on each node by itself: one node alone tells of the stall."""
+        named = [state for state in states if state.rank in judgement.waited_for]
+        if judgement.kind not in ("held", "quiet") and any(
+            is_stop(state.activity.kind.value, state.section) for state in named if state.activity is not None
+        ):
+            self._step_times.note_stop(for_s)
 
     def _tell_stall(self, judgement: Judgement, states: Sequence[RankState], for_s: float, usual_s: float) -> None:
         """Tell that nothing comes on, where it is time; on the node of the first rank that is waited for."""

@@ -334,6 +334,11 @@ class StepTimeWatch:
         self._step_is_global: bool | None = None
         self._began_at = self._progress_at = 0.0
 
+    def note_stop(self, for_s: float) -> None:
+        """Note that the run stands still for so many seconds by now: that is no time of a step."""
+        for _, steps in self._ranks.values():
+            steps.note_stop(for_s)
+
     def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now: float) -> None:
         """Take what each rank has completed since the last look; `now` is a steady clock's, in seconds.
 

@@ -18,6 +18,7 @@ from resilience_sdk.goodput.step_time import (
     WorkFit,
     is_data,
     is_save,
+    is_stop,
     measures_data,
     node_facts,
     step_time_of,
@@ -331,3 +332,61 @@ def test_what_is_told_adds_up_to_what_was_done(looks: list[int]) -> None:
             steps += facts["steps"]
             own_ms += facts["steps"] * facts["own_ms"][0]
     assert (steps, own_ms) == (sum(looks), pytest.approx(7.0 * sum(looks), rel=1e-3))
+
+
+def stopped(section: tuple[str, str], *, between: bool = False, halves: bool = False) -> RankSteps:
+    """Return a rank that stood for 40 s in its 51st step: in that section, or between two steps.
+
+    With `halves` the monitor looks once more while the step goes on and the section is over.
+    """
+    rank = a_rank(HEALTHY, steps=50)
+    rank.note_stop(11.0)
+    rank.note_stop(39.5)
+    now = 51 * 100 + 40_000
+    passes = {key: ms + 40_000 * (key == section or (key == STEP and not between)) for key, ms in HEALTHY.items()}
+    of_step = [LanePasses(*key, 0, 51, [int(ms * MS)]) for key, ms in passes.items()]
+    if halves:
+        early = [one for one in of_step if one.name == section[0]]
+        rank.take(early, 51, 50 * 100 * MS)
+        rank.note_stop(39.9)
+        of_step = [one for one in of_step if one not in early]
+    rank.take(of_step, 52, now * MS)
+    for at in range(52, 101):
+        usual = [LanePasses(*key, 0, at, [int(ms * MS)]) for key, ms in HEALTHY.items()]
+        rank.take(usual, at + 1, (now + (at - 51) * 100) * MS)
+    return rank
+
+
+@pytest.mark.parametrize("rank", [stopped(FWD), stopped(FWD, halves=True), stopped(WAIT), stopped(DATA, between=True)])
+def test_a_stop_is_no_time_of_a_step_nor_of_a_section(rank: RankSteps) -> None:
+    """Of who was stopped, and of who waited for it: shares, mean and longest step are those of the other steps."""
+    usual, found = node_facts({0: a_rank(HEALTHY)}), node_facts({0: rank})
+    assert usual is not None
+    assert found is not None
+    assert (found["steps"], found["wall_s"]) == (100, pytest.approx(10.0, abs=0.02))
+    shares = {one["name"]: one["share"] for one in usual["sections"]}
+    assert {one["name"]: one["share"] for one in found["sections"]} == pytest.approx(shares, abs=0.005)
+    progress = NodeProgress().take({0: rank})
+    assert progress is not None
+    assert (progress["mean_ms"], progress["longest_ms"]) == (pytest.approx(100.0, abs=0.2), pytest.approx(100.0, abs=1))
+    assert progress["own_ms"] == [pytest.approx(93.0, abs=0.5)]
+
+
+def test_a_long_step_after_a_stop_counts() -> None:
+    """A rank that has completed a step after it is over the stop."""
+    rank = stopped(FWD)
+    rank.take([LanePasses(*SAVE, 0, 101, [60_000 * MS]), LanePasses(*STEP, 0, 101, [60_095 * MS])], 102, 110_200 * MS)
+    assert rank.seconds[SAVE] > 60.0
+    assert rank.wall_s > 60.0
+
+
+@pytest.mark.parametrize(
+    ("activity", "section", "stops"),
+    [
+        ("stopped", "data", True), ("stuck", "fwd", True), ("stuck", None, True), ("stuck", "checkpoint", False),
+        ("busy", "fwd", False), ("waiting", None, False),
+    ],
+)  # fmt: skip
+def test_who_loads_or_works_for_long_has_not_stopped(activity: str, section: str | None, stops: bool) -> None:
+    """What is a stop is decided once, for the account and for what steps take."""
+    assert is_stop(activity, section) is stops
