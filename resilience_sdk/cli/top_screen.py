@@ -33,7 +33,6 @@ _MOST_PARTS = 3
 _FAULT, _DOUBT, _SLOW, _PALE, _STRONG, _HEAD = "bold red", "red", "magenta", "dim", "bold", "reverse"
 _BY_TROUBLE = (_FAULT, _DOUBT, _SLOW, "", "", _PALE)
 _MARKS = ("!", "?", "~", " ", " ", " ")
-_STANDING = "standing"  # beside the buckets: what a time without a step was is known once it is over
 # By bucket: what fills the bar where the screen knows such characters, where it does not, and the style.
 _FILL: Mapping[str, tuple[str, str, str]] = {
     Bucket.PRODUCTIVE.value: ("█", "#", "green"),
@@ -43,7 +42,7 @@ _FILL: Mapping[str, tuple[str, str, str]] = {
     Bucket.RENDEZVOUS.value: ("▒", "-", "magenta"),
     Bucket.REPLAYED.value: ("▒", "x", "red"),
     Bucket.HANG.value: ("▒", "x", "red"),
-    _STANDING: ("▒", "x", "red"),
+    Bucket.STANDING.value: ("▒", "x", "red"),
     Bucket.RESTART.value: ("▒", "x", "red"),
     Bucket.PREEMPTED.value: ("░", ".", "dim"),
     Bucket.IDLE.value: ("░", ".", "dim"),
@@ -160,9 +159,8 @@ def _step_line(view: LiveView) -> Line:
 
 def _goodput_line(view: LiveView, sheet: Sheet) -> Line:
     assert view.goodput is not None
-    whole_s = max(view.wall_s, sum(view.buckets.values()) + view.standing_s)
-    spent = {**view.buckets, _STANDING: view.standing_s}
-    shares = {name: seconds / whole_s for name, seconds in spent.items() if seconds > 0}
+    whole_s = max(view.wall_s, sum(view.buckets.values()))
+    shares = {name: seconds / whole_s for name, seconds in view.buckets.items() if seconds > 0}
     lost = sorted(((share, name) for name, share in shares.items() if name != Bucket.PRODUCTIVE.value), reverse=True)
     told = [f"{name} {share:.0%}" for share, name in lost[:_MOST_PARTS] if share >= 0.005]
     bar = [(_FILL[name][0 if sheet.is_unicode else 1] * count, _FILL[name][2]) for name, count in _parts(shares)]

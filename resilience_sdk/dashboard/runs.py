@@ -31,7 +31,15 @@ from resilience_sdk.history.questions import History, IndexedRun
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.incidents.record import headline
 from resilience_sdk.report.outcome import read_outcome
-from resilience_sdk.report.run_state import RunState, is_held, last_sign, live_ranks_of, state_name, state_of
+from resilience_sdk.report.run_state import (
+    RunState,
+    is_held,
+    last_sign,
+    live_ranks_of,
+    live_without_step_s,
+    state_name,
+    state_of,
+)
 
 _FIND_EVERY_S = 3.0
 _ASK_EVERY_S = 10.0  # the index
@@ -282,18 +290,19 @@ class RunReader:
         last = max(self._incidents.values(), key=lambda one: (one.at or 0.0, one.id), default=None)
         return attrs.evolve(
             self._bare(), state=word, detail=detail, attempt=state.attempt, step=step, step_is_global=is_global,
-            goodput=self._goodput(run_dir, is_running=is_running),
+            goodput=self._goodput(run_dir, live, is_running=is_running),
             incidents=len(self._incidents), last_incident=last, started_at=state.started_at,
             last_at=state.last_event_at if not is_running else None,
         )  # fmt: skip
 
-    def _goodput(self, run_dir: RunDirectory, *, is_running: bool) -> float | None:
+    def _goodput(self, run_dir: RunDirectory, live: Sequence[Mapping[str, Any]], *, is_running: bool) -> float | None:
         if not self._ledger.accounts:
             return None
         # Not the whole summary: the limits of its MTTF would take longer than all else.
         renewed_s = None if is_running else renewed_after_s(run_dir)
         until = last_sign(self._ledger, is_running=is_running, renewed_after_s=renewed_s)
-        return goodput(self._ledger.read(until).buckets)
+        stood_s = live_without_step_s(live, self._state) if is_running else 0.0
+        return goodput(self._ledger.read(until, standing_s=stood_s).buckets)
 
     def _bare(self) -> RunSummary:
         return RunSummary(self.summary.id, self.summary.name, self.summary.place, "unread")

@@ -22,6 +22,7 @@ class Bucket(str, Enum):
     DATA = "data"
     CHECKPOINT = "checkpoint"
     HANG = "hang"
+    STANDING = "standing"
     RESTART = "restart"
     PREEMPTED = "preempted"
     IDLE = "idle"
@@ -35,6 +36,7 @@ DEFINITIONS: Mapping[Bucket, str] = {
     Bucket.DATA: "the rank that waited longest for its data did so (section data)",
     Bucket.CHECKPOINT: "training stood still for a save (the stall, or section checkpoint or save)",
     Bucket.HANG: "from when a rank stood still until the hang was ended, or went on by itself",
+    Bucket.STANDING: "no step is completed for now; what it was is known once it is over",
     Bucket.RESTART: "from a fault until every rank of the next attempt has completed a step, without rendezvous",
     Bucket.PREEMPTED: "from the stop that all ranks agreed on to the end of the attempt, its save included",
     Bucket.IDLE: "no job ran: queued, or waiting for somebody to start it again",

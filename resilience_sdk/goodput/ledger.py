@@ -217,18 +217,22 @@ class Ledger:
         """Return a moment of a node as `read` wants it, from the clocks there."""
         return self._timeline.at(wall_s, mono_ns, boot_id)
 
-    def read(self, now: float | None = None) -> Reading:
-        """Return the account at `now`, as `when` told it; None, or what is older: at the last event."""
+    def read(self, now: float | None = None, *, standing_s: float = 0.0) -> Reading:
+        """Return the account at `now`, as `when` told it; None, or what is older: at the last event.
+
+        `standing_s`: for how long no step has been completed by then, which counts where the run trains.
+        """
         until = max(self._since, self._last, float("-inf") if now is None else now)
         passed = 0.0 if self._phase is None else until - self._since
         phases, idle_s = dict(self._phases), self._idle_s
         going_on: dict[Bucket, float] = {}
+        stood_s = min(standing_s, passed) if self._bucket is Bucket.PRODUCTIVE else 0.0
         if self._phase is not None:
             phases[self._phase] += passed
             if self._bucket is Bucket.IDLE:
                 idle_s += passed
             else:
-                going_on = {self._bucket: passed}
+                going_on = {self._bucket: passed - stood_s, Bucket.STANDING: stood_s}
         lost_s, attempts = 0.0, []
         for account in self.accounts:
             goes_on = bool(going_on) and account is self.accounts[-1]
@@ -239,8 +243,10 @@ class Ledger:
         buckets = total([*(seconds for _, seconds, _ in attempts), {Bucket.IDLE: idle_s}])
         wall_s = self._closed_s + (0.0 if self._phase is None else until - self._opened_at)
         stretches = list(self._stretches)
-        if passed > 0:
-            stretches.append(Stretch(self._bucket, self._since, until, self._account()))
+        if passed > stood_s:
+            stretches.append(Stretch(self._bucket, self._since, until - stood_s, self._account()))
+        if stood_s > 0:
+            stretches.append(Stretch(Bucket.STANDING, until - stood_s, until, self._account()))
         return Reading(buckets, wall_s, phases, lost_s, tuple(attempts), tuple(stretches))
 
     @property

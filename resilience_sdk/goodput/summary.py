@@ -64,9 +64,9 @@ class Summary:
         }
 
 
-def summarize(ledger: Ledger, now: float | None = None) -> Summary:
-    """Return the figures of a run at `now`, as `Ledger.read` takes it."""
-    reading = ledger.read(now)
+def summarize(ledger: Ledger, now: float | None = None, *, standing_s: float = 0.0) -> Summary:
+    """Return the figures of a run at `now` that stands for `standing_s`, as `Ledger.read` takes both."""
+    reading = ledger.read(now, standing_s=standing_s)
     ran_s = reading.wall_s - reading.buckets[Bucket.IDLE]
     faults = len(ledger.failures)
     attempts = tuple(

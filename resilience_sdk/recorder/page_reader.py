@@ -123,6 +123,19 @@ class RankSnapshot:
         """Completed outermost heartbeats of the beating lane."""
         return self.main_lane.beats
 
+    @property
+    def mean_step_s(self) -> float:
+        """The mean time of its steps so far, in seconds; 0 before the second."""
+        lane = self.main_lane
+        steps, first_ns = lane.beats - 1, self.first_beat_ns
+        return 0.0 if steps < 1 or first_ns is None else max(0.0, (lane.beat_ns - first_ns) / steps / _NANO)
+
+    def without_step_s(self, now_ns: int) -> float:
+        """Return for how long it has not come on: seconds since its last beat, its last pause, or its start."""
+        lane = self.main_lane
+        since_ns = max(self.created_ns, lane.beat_ns or lane.last_ns, self.resumed_ns or 0)
+        return max(0.0, (now_ns - since_ns) / _NANO)
+
 
 _NO_LANE = LaneView(thread_id=0, last_ns=0, beats=0, step=None, step_is_global=False, stack=())
 

@@ -112,7 +112,7 @@ class LiveView:
     steps_per_s: float | None = None
     wall_s: float = 0.0
     standing_s: float = 0.0
-    """For how long no step has been completed, where that is more than comes of its steps; in no bucket yet."""
+    """For how long no step has been completed, where that is more than comes of its steps: its bucket."""
     goodput: float | None = None
     ettr: float | None = None
     buckets: Mapping[str, float] = attrs.field(factory=dict)

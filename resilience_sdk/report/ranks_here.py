@@ -126,6 +126,12 @@ class RanksHere:
         """The usual length of a step, in seconds; 0 where it is not known."""
         return self._learner.book.usual_step_s()
 
+    @property
+    def mean_step_s(self) -> float:
+        """The mean time of a step, in seconds, of the rank here whose steps take longest; 0 where it is not known."""
+        ranks = (watched.snapshot for watched in self._table.all() if watched.alive)
+        return max((page.mean_step_s for page in ranks if page.attempt == self.attempt), default=0.0)
+
     def close(self) -> None:
         """Give pages and processes back."""
         for watched in self._table.all():
@@ -334,12 +340,7 @@ def _state_of(summary: NodeSummary, told: RankSummary) -> RankState:
 
 def _age_s(state: RankState, now_ns: int) -> float | None:
     """Return for how long a rank has not come on; of one elsewhere as of when its node told."""
-    snapshot = state.snapshot
-    if snapshot is None:
-        return None
-    lane = snapshot.main_lane
-    since_ns = max(snapshot.created_ns, lane.beat_ns or lane.last_ns, snapshot.resumed_ns or 0)
-    return max(0.0, ((state.now_ns or now_ns) - since_ns) / _NANO)
+    return None if state.snapshot is None else state.snapshot.without_step_s(state.now_ns or now_ns)
 
 
 def _who_waits(states: Sequence[RankState], words: StallWords) -> tuple[list[RankState], bool]:

@@ -31,6 +31,7 @@ _OF_CHECKPOINTS = frozenset(
     {Event.CKPT_COMMIT.value, Event.RESUME.value, Event.CKPT_SKIP.value, Event.CKPT_QUARANTINE.value}
 )
 _MOST_DEGRADED = 20
+_LEAST_STANDING_S, _USUAL_STEPS = 2.0, 2.0  # without a step, before it is said that the run stands
 _NO_SIGNAL = "no progress signal"  # what the monitor says is degraded until the ranks that it names have beaten
 
 
@@ -270,11 +271,46 @@ def _describe(snapshot: RankSnapshot) -> dict[str, Any]:
         "step": snapshot.step,
         "step_is_global": snapshot.step_is_global,
         "seconds_since_beat": None if not beat else round(max(0, time.monotonic_ns() - beat) / 1e9, 3),
+        "seconds_since_step": round(snapshot.without_step_s(time.monotonic_ns()), 3),
+        "mean_step_s": round(snapshot.mean_step_s, 6),
         "sections": [section.name for section in snapshot.main_lane.stack],
         "paused": snapshot.paused,
         "done": snapshot.done,
         "progress_signal": snapshot.declared or snapshot.beat_source != "none",
     }
+
+
+def without_step_s(
+    ages_s: Iterable[float], usual_s: float, stall: Mapping[str, Any] | None, *, is_paused: bool
+) -> float:
+    """Return for how long no step has been completed in a run that goes on; 0 within its usual steps.
+
+    That is the age of the rank that came on last: while steps are completed, nobody stands for the run.
+
+    Args:
+        ages_s: Since each rank that is to complete steps has come on last, of those that are seen.
+        usual_s: What a step usually takes.
+        stall: The notice that stands (`RunState.stall`): it alone tells where no rank is seen.
+        is_paused: Whether a rank has paused its deadlines, and so says that no step is due.
+    """
+    if is_paused:
+        return 0.0
+    seen = list(ages_s)
+    if not seen:
+        return 0.0 if stall is None else max(0.0, time.time() - stall["since"])
+    for_s = min(seen)
+    return for_s if for_s > max(_LEAST_STANDING_S, _USUAL_STEPS * usual_s) else 0.0
+
+
+def live_without_step_s(live: Iterable[Mapping[str, Any]], state: RunState) -> float:
+    """Return the same of a run whose ranks `live_ranks` has found."""
+    stepping = [rank for rank in live if not rank["done"]]
+    return without_step_s(
+        [rank["seconds_since_step"] for rank in stepping],
+        max((rank["mean_step_s"] for rank in stepping), default=0.0),
+        state.stall,
+        is_paused=any(rank["paused"] for rank in stepping),
+    )
 
 
 def own_outcome(state: RunState, outcome: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -318,18 +354,23 @@ def standing_now(run_dir: RunDirectory, state: RunState, *, is_running: bool) ->
 
 
 def goodput_of(
-    events: Iterable[Mapping[str, Any]], *, is_running: bool = False, renewed_after_s: float | None = None
+    events: Iterable[Mapping[str, Any]],
+    *,
+    is_running: bool = False,
+    renewed_after_s: float | None = None,
+    standing_s: float = 0.0,
 ) -> Summary:
     """Return the account of a journal; see `goodput_now`."""
     ledger = Ledger()
     for event in events:
         ledger.apply(event)
-    return goodput_now(ledger, is_running=is_running, renewed_after_s=renewed_after_s)
+    return goodput_now(ledger, is_running=is_running, renewed_after_s=renewed_after_s, standing_s=standing_s)
 
 
-def goodput_now(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None) -> Summary:
-    """Return the account of a ledger up to the last sign of its job."""
-    return summarize(ledger, last_sign(ledger, is_running=is_running, renewed_after_s=renewed_after_s))
+def goodput_now(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None, standing_s: float = 0.0) -> Summary:
+    """Return the account of a ledger up to the last sign of its job, which stands for `standing_s` where it runs."""
+    until = last_sign(ledger, is_running=is_running, renewed_after_s=renewed_after_s)
+    return summarize(ledger, until, standing_s=standing_s if is_running else 0.0)
 
 
 def last_sign(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None) -> float:

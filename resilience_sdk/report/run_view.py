@@ -22,7 +22,16 @@ from resilience_sdk.health.findings import HealthSign, signs_near
 from resilience_sdk.incidents import Incident, stall_at, standing_words
 from resilience_sdk.report.digest import JournalDigest, LossRows, ProgressRows, read_digest
 from resilience_sdk.report.outcome import read_outcome
-from resilience_sdk.report.run_state import RunState, goodput_of, is_held, live_ranks, own_outcome, state_name, state_of
+from resilience_sdk.report.run_state import (
+    RunState,
+    goodput_of,
+    is_held,
+    live_ranks,
+    live_without_step_s,
+    own_outcome,
+    state_name,
+    state_of,
+)
 from resilience_sdk.report.why_page import JobEnding
 
 STATES = {
@@ -71,7 +80,12 @@ class RunView:
 
     def account(self) -> Summary:
         """Return what its time went into."""
-        return goodput_of(self.events, is_running=self.is_running, renewed_after_s=renewed_after_s(self.run_dir))
+        return goodput_of(
+            self.events,
+            is_running=self.is_running,
+            renewed_after_s=renewed_after_s(self.run_dir),
+            standing_s=live_without_step_s(self.live, self.state),
+        )
 
 
 def look_at(run_dir: RunDirectory) -> RunView:

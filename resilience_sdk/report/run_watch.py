@@ -24,7 +24,6 @@ from resilience_sdk.errors import ConfigError
 from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
-from resilience_sdk.goodput.summary import Summary
 from resilience_sdk.incidents import Incident, IncidentStore, headline
 from resilience_sdk.recorder.page_directory import page_directories
 from resilience_sdk.report import live_view
@@ -40,6 +39,7 @@ from resilience_sdk.report.run_state import (
     standing_now,
     state_name,
     state_of,
+    without_step_s,
 )
 from resilience_sdk.straggler.published import DIRECTORY, REPORT, VERDICTS, StandingVerdicts, read_report
 from resilience_sdk.straggler.reports import Report
@@ -51,7 +51,6 @@ _LONGEST_PAUSE_S = 10.0
 _SPEED_S = 30.0  # that steps per second are counted over
 _MOST_INCIDENTS = 3
 _MOST_VERDICTS = 8
-_LEAST_STANDING_S, _USUAL_STEPS = 2.0, 2.0  # without a step, before it is said that the run stands
 _NOT_STEPPING = frozenset({live_view.GONE, live_view.DONE, "left"})
 
 
@@ -118,11 +117,13 @@ class RunWatch:
         rows = self._with_scores(rows, standing, state)
         name = state_name(self._run_dir, state, outcome, is_running=is_running)
         after_s = None if is_running else renewed_after_s(self._run_dir)  # it asks for every file of the journal
-        summary = goodput_now(self._journal.ledger, is_running=is_running, renewed_after_s=after_s)
-        usual_s = max((here.usual_step_s for here in readers), default=0.0)
-        standing_s = self._standing_s(rows, state, usual_s, summary) if is_running else 0.0
-        # It is no progress, and it is in no other bucket before it is known what it was.
-        buckets = {**summary.buckets, Bucket.PRODUCTIVE: summary.buckets[Bucket.PRODUCTIVE] - standing_s}
+        mean_s = max((here.mean_step_s for here in readers), default=0.0)
+        summary = goodput_now(
+            self._journal.ledger,
+            is_running=is_running,
+            renewed_after_s=after_s,
+            standing_s=_standing_s(rows, mean_s, state),
+        )
         step, is_global = self._step(rows, state)
         incidents = self._incidents(problems)
         view = LiveView(
@@ -141,10 +142,10 @@ class RunWatch:
             step_is_global=is_global,
             steps_per_s=speed if is_running else None,
             wall_s=summary.wall_s,
-            standing_s=round(standing_s, 3),
-            goodput=None if summary.goodput is None else buckets[Bucket.PRODUCTIVE] / summary.wall_s,
-            ettr=None if summary.ettr is None else (buckets[Bucket.PRODUCTIVE] + buckets[Bucket.DATA]) / summary.wall_s,
-            buckets={bucket.value: seconds for bucket, seconds in buckets.items() if seconds > 0},
+            standing_s=round(summary.buckets[Bucket.STANDING], 3),
+            goodput=summary.goodput,
+            ettr=summary.ettr,
+            buckets={bucket.value: seconds for bucket, seconds in summary.buckets.items() if seconds > 0},
             stall=state.stall if is_running else None,
             stragglers=tuple(v.text() for v in standing.verdicts[:_MOST_VERDICTS]) if standing is not None else (),
             incidents=len(incidents),
@@ -213,25 +214,6 @@ class RunWatch:
         known = step_time_of(self._journal.step_times())
         is_now = known is not None and known.attempt == state.attempt and known.job == str(state.job)
         return known if is_now else None
-
-    def _standing_s(self, rows: list[RankRow], state: RunState, usual_s: float, summary: Summary) -> float:
-        """Return for how long no step has been completed, of the training that goes on; 0 within its usual steps.
-
-        That is the age of the rank that came on last: while steps are completed, nobody stands for the run. A rank
-        that has paused its deadlines says that no step is due.
-        """
-        last = summary.stretches[-1] if summary.stretches else None
-        if last is None or last.bucket is not Bucket.PRODUCTIVE:
-            return 0.0
-        here = [row for row in rows if row.seen != live_view.JOURNAL and row.activity not in _NOT_STEPPING]
-        if any(row.activity == "paused" for row in here):
-            return 0.0
-        for_s = min((row.age_s + (row.seen_s or 0.0) for row in here if row.age_s is not None), default=0.0)
-        measured = self._measured(state)
-        usual_s = max(usual_s, measured.step_s if measured is not None else 0.0)
-        if for_s <= max(_LEAST_STANDING_S, _USUAL_STEPS * usual_s):
-            return 0.0
-        return min(for_s, last.seconds, summary.buckets[Bucket.PRODUCTIVE])
 
     def _step(self, rows: list[RankRow], state: RunState) -> tuple[int | None, bool | None]:
         """Return the furthest step, and whether it is global; where nobody is seen, as the journal's events tell it."""
@@ -398,6 +380,13 @@ class _JournalSoFar:
         """Return what `step_time_of` needs: the newest of each node."""
         newest = sorted(self._newest_steps.values(), key=lambda event: float(event["t"]))
         return newest if self._run_start is None else [self._run_start, *newest]
+
+
+def _standing_s(rows: list[RankRow], usual_s: float, state: RunState) -> float:
+    """Return for how long no step has been completed, by the ranks that are seen here or on their node."""
+    seen = [row for row in rows if row.seen != live_view.JOURNAL and row.activity not in _NOT_STEPPING]
+    ages_s = [row.age_s + (row.seen_s or 0.0) for row in seen if row.age_s is not None]
+    return without_step_s(ages_s, usual_s, state.stall, is_paused=any(row.activity == "paused" for row in seen))
 
 
 def _row_of(known: RankHistory, words: StallWords, state: RunState, *, is_running: bool) -> RankRow:

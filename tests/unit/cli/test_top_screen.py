@@ -86,8 +86,8 @@ def test_the_bar_of_the_account_is_as_long_as_its_time() -> None:
 
 
 def test_a_run_that_stands_says_for_how_long() -> None:
-    """In the place of its speed, and as a part of the bar: it is no progress, and in no bucket yet."""
-    facts = {"steps_per_s": 2.0, "goodput": 0.5, "wall_s": 68.0, "buckets": {"productive": 34.0}}
+    """In the place of its speed, and as a part of the bar: it is no progress."""
+    facts = {"steps_per_s": 2.0, "goodput": 0.5, "wall_s": 68.0, "buckets": {"productive": 34.0, "standing": 34.0}}
     page = "\n".join(screen(view([row(0)], standing_s=34.0, **facts)))
     assert "step 100   standing for 34.0 s" in page
     assert "steps/s" not in page

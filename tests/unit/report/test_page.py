@@ -145,7 +145,8 @@ def test_every_text_is_there_as_text(hostile):
     words = Reading(page).words
     # A title of a picture has 240 characters at most. The measure of a heat map is a word of ours.
     facts, _ = told_facts.hostile()
-    short = {text: text[:60] for text in put if text in {segment.bucket for segment in facts.segments}}
+    titles = {*(segment.bucket for segment in facts.segments), *(pin.label for pin in facts.pins)}
+    short = {text: text[:60] for text in put if text in titles}
     expected = [text for text in put if text != facts.heat.measure]
     assert [text for text in expected if " ".join(printable(short.get(text, text)).split()) not in words] == []
 

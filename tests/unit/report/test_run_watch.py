@@ -12,12 +12,14 @@ import attrs
 import pytest
 from told_run import ToldRun
 
+from resilience_sdk.cli.status import collect
 from resilience_sdk.cluster.membership import HANGS
 from resilience_sdk.core import job_config
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import Lease
 from resilience_sdk.core.settings import Settings
+from resilience_sdk.dashboard.runs import RunReader
 from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.timers import Due
 from resilience_sdk.monitor.learning import Learner
@@ -26,9 +28,12 @@ from resilience_sdk.recorder.page_directory import job_page_directory, page_stem
 from resilience_sdk.recorder.page_reader import PageReader
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
-from resilience_sdk.report import ranks_here, run_watch
+from resilience_sdk.report import ranks_here, run_state
 from resilience_sdk.report.live_view import LiveView
+from resilience_sdk.report.page import render_sections
+from resilience_sdk.report.read import read_run
 from resilience_sdk.report.run_state import goodput_of, state_of
+from resilience_sdk.report.run_view import look_at
 from resilience_sdk.report.run_watch import RunWatch
 from resilience_sdk.straggler.published import StandingVerdicts, write_report, write_standing
 from resilience_sdk.straggler.reports import Report
@@ -130,8 +135,8 @@ def test_a_rank_here_is_read_from_its_page(run: Looked) -> None:
 
 def test_time_without_a_step_is_not_productive(run: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run stands for as long as the rank that came on last, unless somebody has paused the deadlines."""
-    monkeypatch.setattr(run_watch, "_LEAST_STANDING_S", 0.0)
-    monkeypatch.setattr(run_watch, "_USUAL_STEPS", 0.0)
+    monkeypatch.setattr(run_state, "_LEAST_STANDING_S", 0.0)
+    monkeypatch.setattr(run_state, "_USUAL_STEPS", 0.0)
     run.told.begin()
     recorders = [Recorder(run.page(0)), Recorder(run.page(1))]
     for rank, recorder in enumerate(recorders):
@@ -143,17 +148,65 @@ def test_time_without_a_step_is_not_productive(run: Looked, monkeypatch: pytest.
     assert after.buckets.get("productive", 0.0) == pytest.approx(before.buckets.get("productive", 0.0), abs=0.05)
     assert after.goodput is not None
     assert after.goodput == pytest.approx(after.buckets.get("productive", 0.0) / after.wall_s)
-    assert sum(after.buckets.values()) + after.standing_s == pytest.approx(after.wall_s, abs=0.05)
+    assert sum(after.buckets.values()) == pytest.approx(after.wall_s, abs=0.05)
+    assert after.buckets["standing"] == pytest.approx(after.standing_s, abs=0.001)
     with recorders[1].block("step", "heartbeat", None):
         pass
     view = run.watch.look()
     assert view.standing_s == run.row(1, view).age_s
     assert view.standing_s < (run.row(0, view).age_s or 0.0)
-    monkeypatch.setattr(run_watch, "_LEAST_STANDING_S", 3600.0)
+    monkeypatch.setattr(run_state, "_LEAST_STANDING_S", 3600.0)
     assert run.watch.look().standing_s == 0.0
-    monkeypatch.setattr(run_watch, "_LEAST_STANDING_S", 0.0)
+    monkeypatch.setattr(run_state, "_LEAST_STANDING_S", 0.0)
     recorders[0].pause("a long evaluation")
     assert run.watch.look().standing_s == 0.0
+
+
+def test_every_page_and_screen_has_the_same_goodput_of_a_run_that_stands(
+    run: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`top`, the page of the run, `goodput`, `status` and the list of runs: standing time is not productive."""
+    monkeypatch.setenv("RESILIENCE_PAGE_DIR", str(run.pages.parents[1]))
+    monkeypatch.setattr(run_state, "_LEAST_STANDING_S", 0.2)
+    lease = Lease.acquire(run.told.run_dir, "job-1")
+    run.told.begin()
+    recorders = [Recorder(run.page(rank)) for rank in (0, 1)]
+    for rank, recorder in enumerate(recorders):
+        with recorder.block("step", "heartbeat", None):
+            pass
+        run.told.tell(Event.FIRST_BEAT, rank=rank, writer=f"rank{rank}")
+    view = run.until(lambda view: view.standing_s > 1.0)
+    facts, account = read_run(run.told.run_dir), look_at(run.told.run_dir).account()
+    row = RunReader(run.told.run_dir.path).look(run_state.live_ranks(run.told.run_dir))
+    assert view.goodput is not None
+    assert view.goodput < 0.5
+    for goodput in (
+        facts.goodput["goodput"],
+        account.goodput,
+        row.goodput,
+        collect(run.told.run_dir)["goodput"]["goodput"],
+    ):
+        assert goodput == pytest.approx(view.goodput, abs=0.02)
+    assert facts.goodput["buckets"]["standing"] >= view.standing_s
+    assert facts.segments[-1].bucket == "standing"
+    assert sum(facts.goodput["buckets"].values()) == pytest.approx(facts.goodput["wall_s"])
+    assert "standing for " in facts.headline.what
+    assert "standing" in render_sections(facts)["time"]
+    lease.release()
+
+
+def test_where_no_rank_is_seen_the_notice_tells_that_a_run_stands(run: Looked) -> None:
+    """Whoever looks from another machine has the journal alone."""
+    lease = Lease.acquire(run.told.run_dir, "job-1")
+    run.told.begin()
+    for rank in (0, 1):
+        run.told.tell(Event.FIRST_BEAT, rank=rank)
+    time.sleep(0.3)
+    run.told.tell(Event.STALL, since=time.time() - 0.2, for_s=0.2, ranks=[], waiting=[], text="no progress")
+    facts = read_run(run.told.run_dir)
+    assert facts.goodput["buckets"]["standing"] >= 0.2
+    assert run.watch.look().standing_s >= 0.2
+    lease.release()
 
 
 def test_the_limit_of_a_rank_that_stands_is_the_monitors(run: Looked) -> None:
