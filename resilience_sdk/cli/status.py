@@ -77,7 +77,7 @@ def _steps(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what the steps of the newest attempt take, and why; None where too little was measured."""
     steps = step_time_of(events)
     slow = slowness_of(steps, standing_of(events))
-    told = None if steps is None else {**attrs.asdict(steps), "step_s": steps.step_s}
+    told = None if steps is None else {**attrs.asdict(steps), "step_s": steps.step_s, "recent_s": steps.recent_s}
     return {"step_time": told, "why_slow": None if slow is None else attrs.asdict(slow)}
 
 
@@ -197,6 +197,8 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
     if steps := status["step_time"]:
         parts = [f"{part['name']} {part['share']:.0%}" for part in _parts(steps["sections"])]
         words = [f"{step_time_words(steps['step_s'])} each over {count_words(steps['steps'])}", *parts]
+        if status["state"] == "running" and steps["recent_steps"]:
+            words.insert(0, f"{step_time_words(steps['recent_s'])} each of the last {steps['recent_steps']}")
         if steps["work_per_s"]:
             words.append(f"{steps['work_per_s']:.4g} of work per second")
         rows.append(("steps", ", ".join(words)))

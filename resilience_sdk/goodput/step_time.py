@@ -29,6 +29,7 @@ _WRITES = _SAVES | {"write", "writing"}
 _OF_SAVES = frozenset({"model", "state", "dict", "weights", "async", "to", "disk"})
 _STEPS_ROW = "steps"  # amounts of work, of which one is told for each step
 _MOST_SECTIONS = 16
+_LEAST_RECENT = 10  # steps, by which it is told what a step takes now
 _MOST_WORK = 1e18  # of one step
 _LEAST_POINTS, _MOST_POINTS = 64, 512
 _MOST_WAITING = 256  # durations that wait for the amount of their step, which is told with the next one
@@ -347,11 +348,24 @@ class StepTime:
     """Of all ranks, in the unit of `straggler.work`."""
     fixed_share: float | None
     """Share of a usual step that does not grow with its work."""
+    recent_steps: int | None = None
+    """How many steps the newest `progress` told of; None where those are too few to tell what a step takes."""
+    recent_wall_s: float | None = None
+    """What they took."""
 
     @property
     def step_s(self) -> float:
-        """Mean time of a step, in seconds."""
+        """Mean time of a step over the attempt, in seconds."""
         return self.wall_s / self.steps
+
+    @property
+    def recent_s(self) -> float:
+        """Mean time of the newest steps, in seconds; of all where those are too few."""
+        return (
+            self.step_s
+            if not self.recent_steps or self.recent_wall_s is None
+            else self.recent_wall_s / self.recent_steps
+        )
 
     def section(self, kinds: Iterable[str], belongs: Any = None) -> SectionShare | None:
         """Return the section with the largest share among those of `kinds` that belong."""
@@ -362,6 +376,7 @@ class StepTime:
 def step_time_of(events: Iterable[Mapping[str, Any]]) -> StepTime | None:
     """Return the step time of the newest attempt; None where nothing is told. `events` are in the order of time."""
     told: dict[str, Mapping[str, Any]] = {}
+    recent: dict[tuple[str, int], tuple[int, float]] = {}
     newest: tuple[str, int] | None = None
     for event in events:
         name = event.get("event")
@@ -372,6 +387,8 @@ def step_time_of(events: Iterable[Mapping[str, Any]]) -> StepTime | None:
             if key != newest:
                 told, newest = {}, key  # type: ignore[assignment]
             told[str(event.get("host"))] = event
+        elif name == Event.PROGRESS.value and (counted := _recent(event)) is not None:
+            recent[key] = counted  # type: ignore[index]
     if newest is None:
         return None
     nodes = list(told.values())
@@ -388,7 +405,16 @@ def step_time_of(events: Iterable[Mapping[str, Any]]) -> StepTime | None:
         sections=_merged(nodes, ranks),
         work_per_s=sum(works) if works else None,
         fixed_share=sorted(fixed)[len(fixed) // 2] if fixed else None,
+        recent_steps=recent[newest][0] if newest in recent else None,
+        recent_wall_s=recent[newest][1] if newest in recent else None,
     )
+
+
+def _recent(event: Mapping[str, Any]) -> tuple[int, float] | None:
+    """Return steps and seconds of a `progress` event that are enough to tell what a step takes, None otherwise."""
+    steps, wall_s = event.get("steps"), event.get("wall_s")
+    is_told = type(steps) is int and type(wall_s) in (int, float)
+    return (steps, float(wall_s)) if is_told and steps >= _LEAST_RECENT and 0 < wall_s < 1e15 else None  # type: ignore[operator, arg-type, return-value]
 
 
 def measures_data(events: Iterable[Mapping[str, Any]]) -> bool | None:

@@ -246,7 +246,7 @@ def _running_words(view: RunView, account: Summary | None, steps: StepTime | Non
     if account is not None and (stood_s := account.buckets[Bucket.STANDING]) > 0:
         words.append(f"standing for {duration(stood_s)}")
     elif steps is not None:
-        words.append(f"a step takes {step_time_words(steps.step_s)}")
+        words.append(f"a step takes {step_time_words(steps.recent_s)}")
     stall = view.state.stall
     if stall is None:
         return ", ".join(words) + ".", None

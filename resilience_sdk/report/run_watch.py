@@ -7,6 +7,7 @@ write; what cannot be read is told in `LiveView.problems`.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import deque
@@ -76,7 +77,7 @@ class RunWatch:
         self._report: _Kept[Report | None] = _Kept()
         self._outcome: _Kept[Mapping[str, Any] | None] = _Kept()
         self._written: _Kept[list[Incident]] = _Kept()
-        self._steps: deque[tuple[float, int]] = deque()
+        self._steps: deque[tuple[float, int, bool]] = deque()
         self._steps_of: object = None
 
     def close(self) -> None:
@@ -111,19 +112,14 @@ class RunWatch:
         state = self._journal.state
         problems += self._journal.problems
         rows = self._rows(told, state, newest, is_running=is_running)
-        speed = self._speed(rows, state)
+        stood_s = _standing_s(rows, max((here.mean_step_s for here in readers), default=0.0), state)
+        speed = self._speed(rows, state, stands=stood_s > 0)
         rows = live_view.with_lags(rows, speed)
         standing = self._verdicts(state, problems, is_running=is_running)
         rows = self._with_scores(rows, standing, state)
         name = state_name(self._run_dir, state, outcome, is_running=is_running)
         after_s = None if is_running else renewed_after_s(self._run_dir)  # it asks for every file of the journal
-        mean_s = max((here.mean_step_s for here in readers), default=0.0)
-        summary = goodput_now(
-            self._journal.ledger,
-            is_running=is_running,
-            renewed_after_s=after_s,
-            standing_s=_standing_s(rows, mean_s, state),
-        )
+        summary = goodput_now(self._journal.ledger, is_running=is_running, renewed_after_s=after_s, standing_s=stood_s)
         step, is_global = self._step(rows, state)
         incidents = self._incidents(problems)
         view = LiveView(
@@ -191,8 +187,11 @@ class RunWatch:
                 rows[rank] = attrs.evolve(row, detail=_ending_words(known))
         return [rows[rank] for rank in sorted(rows)]
 
-    def _speed(self, rows: list[RankRow], state: RunState) -> float | None:
-        """Return steps per second: of the last half minute as seen, else what the monitors have measured."""
+    def _speed(self, rows: list[RankRow], state: RunState, *, stands: bool) -> float | None:
+        """Return steps per second: of the last half minute as seen, else what the monitors have measured.
+
+        Time in which the run stands (`stands`: it does so now) is no time of a step.
+        """
         steps = [row.step for row in rows if row.step is not None and row.seen == live_view.PAGE]
         key = state.job, state.attempt
         now = time.monotonic()
@@ -200,14 +199,16 @@ class RunWatch:
             self._steps_of = key
             self._steps.clear()
         if steps:
-            self._steps.append((now, max(steps)))
+            self._steps.append((now, max(steps), stands))
             while now - self._steps[0][0] > _SPEED_S:
                 self._steps.popleft()
-            (since, first), (until, last) = self._steps[0], self._steps[-1]
-            if until - since >= 1.0:
-                return max(0.0, (last - first) / (until - since))
+            stood_in = {step for _, step, stood in self._steps if stood}
+            pairs = [(a, b) for a, b in itertools.pairwise(self._steps) if a[1] not in stood_in]
+            seconds = sum(b[0] - a[0] for a, b in pairs)
+            if seconds >= 1.0:
+                return max(0.0, sum(b[1] - a[1] for a, b in pairs) / seconds)
         known = self._measured(state)
-        return 1.0 / known.step_s if known is not None and known.step_s > 0 else None
+        return 1.0 / known.recent_s if known is not None and known.recent_s > 0 else None
 
     def _measured(self, state: RunState) -> StepTime | None:
         """Return what the monitors have measured of the steps of the newest attempt."""
@@ -304,7 +305,7 @@ class _JournalSoFar:
         self._unended: set[str] = set()
         self.problems: list[str] = []
         """What could not be read at the last look."""
-        self._newest_steps: dict[str, dict[str, Any]] = {}
+        self._newest_steps: dict[tuple[str, str], dict[str, Any]] = {}
         self._run_start: dict[str, Any] | None = None
         self.state = RunState()
         self.ledger = Ledger()
@@ -364,8 +365,8 @@ class _JournalSoFar:
             name = event["event"]
             if name == Event.RUN_START.value:
                 self._run_start, self._newest_steps = event, {}
-            elif name == Event.STEP_TIME.value:
-                self._newest_steps[str(event.get("host"))] = event
+            elif name in (Event.STEP_TIME.value, Event.PROGRESS.value):
+                self._newest_steps[name, str(event.get("host"))] = event
             elif name == Event.STALL.value:
                 self.stall = StallWords.of(event)
             elif name == Event.INCIDENT.value and isinstance(event.get("id"), str):

@@ -372,6 +372,17 @@ def test_a_stop_is_no_time_of_a_step_nor_of_a_section(rank: RankSteps) -> None:
     assert progress["own_ms"] == [pytest.approx(93.0, abs=0.5)]
 
 
+def test_a_step_takes_what_the_newest_ones_took() -> None:
+    """Of an attempt that has become faster, where the newest `progress` tells of ten steps and more."""
+    event = told(a_rank(HEALTHY))
+    progress = {**event, "event": "progress", "t": 1001.0, "steps": 36, "wall_s": 1.8}
+    few, other = {**progress, "t": 1002.0, "steps": 9}, {**progress, "t": 1003.0, "attempt": 1}
+    for events, recent_s in (([event], 0.1), ([progress, event, few, other], 0.05), ([event, few], 0.1)):
+        steps = step_time_of(events)
+        assert steps is not None
+        assert (steps.step_s, steps.recent_s) == (pytest.approx(0.1), pytest.approx(recent_s))
+
+
 def test_a_long_step_after_a_stop_counts() -> None:
     """A rank that has completed a step after it is over the stop."""
     rank = stopped(FWD)

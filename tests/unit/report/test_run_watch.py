@@ -195,6 +195,34 @@ def test_every_page_and_screen_has_the_same_goodput_of_a_run_that_stands(
     lease.release()
 
 
+def test_a_run_is_as_fast_as_it_was_while_it_did_not_stand(run: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps per second are those of the last half minute, without the time in which no step was completed."""
+    monkeypatch.setattr(run_state, "_LEAST_STANDING_S", 0.3)
+    lease = Lease.acquire(run.told.run_dir, "job-1")
+    run.told.begin()
+    for rank in (0, 1):
+        run.told.tell(Event.FIRST_BEAT, rank=rank)
+    recorder = Recorder(run.page(0))
+
+    def train(seconds: float) -> float | None:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            with recorder.block("step", "heartbeat", None):
+                time.sleep(0.02)
+            view = run.watch.look()
+        return view.steps_per_s
+
+    train(0.5)
+    before = train(1.5)
+    stands = run.until(lambda view: view.standing_s > 3.0)
+    after = train(0.3)
+    assert before is not None
+    assert stands.steps_per_s == pytest.approx(before, rel=0.3)
+    assert after is not None
+    assert after > 0.6 * before  # with the stop it is less than half
+    lease.release()
+
+
 def test_where_no_rank_is_seen_the_notice_tells_that_a_run_stands(run: Looked) -> None:
     """Whoever looks from another machine has the journal alone."""
     lease = Lease.acquire(run.told.run_dir, "job-1")
