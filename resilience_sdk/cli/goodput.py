@@ -52,7 +52,7 @@ def render(run_dir: str, summary: Summary, *, is_running: bool) -> list[str]:
             told, part = "unknown", ""  # in productive
         lines.append(f"{bucket.value:<11} {told:>11} {part:>7}  {DEFINITIONS[bucket]}")
     lines.append("")
-    lines += [f"{name:<11} {value:>11} {'':>7}  {about}" for name, value, about in _ratios(summary)]
+    lines += [f"{name:<11} {f'{value:>11}':<19}  {about}" for name, value, about in _ratios(summary)]
     if len(summary.attempts) > 1:
         lines += ["", *_attempts(summary)]
     return lines
@@ -64,8 +64,8 @@ def _ratios(summary: Summary) -> list[tuple[str, str, str]]:
     lost = "unknown" if summary.lost_steps is None else str(summary.lost_steps)
     why = "steps are not counted over attempts" if summary.lost_steps is None else "steps done again, over all attempts"
     return [
-        ("goodput", _percent(summary.goodput), RATIOS["goodput"]),
-        ("ETTR", _percent(summary.ettr), RATIOS["ettr"]),
+        ("goodput", f"{summary.at_most}{_percent(summary.goodput)}", RATIOS["goodput"]),
+        ("ETTR", f"{summary.at_most}{_percent(summary.ettr)}", RATIOS["ettr"]),
         ("MTTF", "no fault" if summary.mttf_s is None else duration(summary.mttf_s), f"{RATIOS['mttf_s']}: {between}"),
         ("MTTR", "-" if summary.mttr_s is None else duration(summary.mttr_s), RATIOS["mttr_s"]),
         ("lost steps", lost, why),

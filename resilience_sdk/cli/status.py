@@ -12,9 +12,10 @@ import attrs
 from resilience_sdk.cli.common import aligned, open_run_dir, print_json, print_lines, reading_parser, resume_row
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import ago, duration, when
+from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.slowness import slowness_of, standing_of
 from resilience_sdk.goodput.step_time import step_time_of
-from resilience_sdk.goodput.summary import Summary
+from resilience_sdk.goodput.summary import AT_MOST, Summary
 from resilience_sdk.incidents import IncidentStore, count_words, step_words
 from resilience_sdk.incidents.record import headline, ranks_words
 from resilience_sdk.recorder.page_layout import BEAT_KINDS
@@ -208,7 +209,8 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
         wall_s, known = goodput["wall_s"], [(name, part) for name, part in goodput["buckets"].items() if part]
         buckets = sorted(known, key=lambda item: -item[1])
         told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds > 0.005 * wall_s)
-        rows += [("goodput", f"{goodput['goodput']:.0%} of {duration(wall_s)}: {told}")] if wall_s else []
+        at_most = AT_MOST if goodput["buckets"].get(Bucket.REPLAYED.value, 0.0) is None else ""
+        rows += [("goodput", f"{at_most}{goodput['goodput']:.0%} of {duration(wall_s)}: {told}")] if wall_s else []
     return rows
 
 

@@ -15,6 +15,7 @@ import attrs
 from resilience_sdk.core.console import printable
 from resilience_sdk.core.words import ago, duration
 from resilience_sdk.goodput.buckets import Bucket
+from resilience_sdk.goodput.summary import AT_MOST
 from resilience_sdk.incidents.record import count_words
 from resilience_sdk.report.live_view import GONE, NODE, PAGE, LiveView, RankRow
 from resilience_sdk.report.run_view import STATES
@@ -164,7 +165,12 @@ def _goodput_line(view: LiveView, sheet: Sheet) -> Line:
     lost = sorted(((share, name) for name, share in shares.items() if name != Bucket.PRODUCTIVE.value), reverse=True)
     told = [f"{name} {share:.0%}" for share, name in lost[:_MOST_PARTS] if share >= 0.005]
     bar = [(_FILL[name][0 if sheet.is_unicode else 1] * count, _FILL[name][2]) for name, count in _parts(shares)]
-    line = [("goodput ", ""), (f"{view.goodput:.1%}", _STRONG), (f" of {duration(view.wall_s)}  ", ""), *bar]
+    line = [
+        (f"goodput {'' if view.knows_replayed else AT_MOST}", ""),
+        (f"{view.goodput:.1%}", _STRONG),
+        (f" of {duration(view.wall_s)}  ", ""),
+        *bar,
+    ]
     room = sheet.width - sum(cells(text) for text, _ in line) - 2
     while told and len(", ".join(told)) > room:
         told.pop()

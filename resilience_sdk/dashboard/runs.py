@@ -80,6 +80,8 @@ class RunSummary:
     step: int | None = None
     step_is_global: bool | None = None
     goodput: float | None = None
+    knows_replayed: bool = True
+    """Whether steps that were done again are known; else the goodput is no more."""
     incidents: int = 0
     last_incident: LastIncident | None = None
     started_at: float | None = None
@@ -290,7 +292,7 @@ class RunReader:
         last = max(self._incidents.values(), key=lambda one: (one.at or 0.0, one.id), default=None)
         return attrs.evolve(
             self._bare(), state=word, detail=detail, attempt=state.attempt, step=step, step_is_global=is_global,
-            goodput=self._goodput(run_dir, live, is_running=is_running),
+            goodput=self._goodput(run_dir, live, is_running=is_running), knows_replayed=self._ledger.knows_replayed,
             incidents=len(self._incidents), last_incident=last, started_at=state.started_at,
             last_at=state.last_event_at if not is_running else None,
         )  # fmt: skip

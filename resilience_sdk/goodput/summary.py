@@ -19,6 +19,10 @@ RATIOS: Mapping[str, str] = {
 }
 
 
+AT_MOST = "at most "
+"""Before a share of useful time in which steps are that were lost, as nobody counted those."""
+
+
 @attrs.frozen
 class Summary:
     """The figures of one run; seconds. None: there is nothing to tell them from."""
@@ -36,7 +40,12 @@ class Summary:
     stretches: tuple[Stretch, ...] = ()
     """The run's time in its order; `account` is the place among `attempts`."""
     knows_replayed: bool = True
-    """Whether `replayed` is known; where it is not, that time is in `productive`."""
+    """Whether `replayed` is known; where it is not, that time is in `productive`, and goodput and ETTR are no more."""
+
+    @property
+    def at_most(self) -> str:
+        """The words before goodput and ETTR where they are bounds, else nothing."""
+        return "" if self.knows_replayed else AT_MOST
 
     def told_buckets(self) -> dict[str, float | None]:
         """Return the buckets by name, None for one that is not known."""

@@ -115,6 +115,8 @@ class LiveView:
     """For how long no step has been completed, where that is more than comes of its steps: its bucket."""
     goodput: float | None = None
     ettr: float | None = None
+    knows_replayed: bool = True
+    """Whether steps that were done again are known; else they are in `productive`, and both shares are no more."""
     buckets: Mapping[str, float] = attrs.field(factory=dict)
     stall: Mapping[str, Any] | None = None
     """The notice that stands: `since`, `at` and `text`."""

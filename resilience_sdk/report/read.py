@@ -242,7 +242,7 @@ def _running_words(view: RunView, account: Summary | None, steps: StepTime | Non
     words = ["The job runs"]
     words += [f"at {step_words(max(told), is_global or None)}"] if told else []
     if account is not None and account.goodput is not None:
-        words.append(f"{account.goodput:.0%} of {duration(account.wall_s)} was productive")
+        words.append(f"{account.at_most}{account.goodput:.0%} of {duration(account.wall_s)} was productive")
     if account is not None and (stood_s := account.buckets[Bucket.STANDING]) > 0:
         words.append(f"standing for {duration(stood_s)}")
     elif steps is not None:

@@ -141,6 +141,7 @@ class RunWatch:
             standing_s=round(summary.buckets[Bucket.STANDING], 3),
             goodput=summary.goodput,
             ettr=summary.ettr,
+            knows_replayed=summary.knows_replayed,
             buckets={bucket.value: seconds for bucket, seconds in summary.buckets.items() if seconds > 0},
             stall=state.stall if is_running else None,
             stragglers=tuple(v.text() for v in standing.verdicts[:_MOST_VERDICTS]) if standing is not None else (),

@@ -12,6 +12,10 @@ from told_fleet import ToldFleetRun
 
 from resilience_sdk.cli.main import main
 from resilience_sdk.core.journal import Event
+from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.dashboard.runs import RunReader
+from resilience_sdk.report.page import render_sections
+from resilience_sdk.report.read import read_run
 
 
 def measured(run: ToldFleetRun, **section: Any) -> None:
@@ -74,7 +78,18 @@ def test_steps_that_nobody_counted_are_unknown_in_json_too(tmp_path: Path, capsy
     assert [one["buckets"]["replayed"] for one in (account, *account["attempts"])] == [None] * 3
     assert sum(filter(None, account["buckets"].values())) == pytest.approx(account["wall_s"])
     assert told("status")["goodput"]["buckets"]["replayed"] is None
-    assert main(["status", str(run.path)]) == 0
-    assert "goodput" in capsys.readouterr().out
+
+    def says() -> list[bool]:
+        found = []
+        for command in (["goodput"], ["status"], ["top", "--once"]):
+            assert main([*command, str(run.path)]) == 0
+            (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("goodput"))
+            found.append("at most" in line)
+        facts = read_run(RunDirectory(run.path))
+        row = RunReader(run.path).look()
+        return [*found, "at most" in render_sections(facts)["summary"], not row.knows_replayed]
+
+    assert says() == [True] * 5
     run.tell("A", Event.RESUME, step=10)
+    assert says() == [False] * 5
     assert told("goodput")["buckets"]["replayed"] == told("status")["goodput"]["buckets"]["replayed"] == 0.0
