@@ -56,7 +56,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "started_at": state.started_at,
         "last_event": state.last_event,
         "last_event_at": state.last_event_at,
-        "ranks": [attrs.asdict(state.ranks[rank]) for rank in sorted(state.ranks)],
+        "ranks": [{**attrs.asdict(one), "progress": one.progress} for _, one in sorted(state.ranks.items())],
         "live": live,
         "checkpoint": None
         if state.checkpoint_at is None
@@ -174,8 +174,7 @@ def _rank(known: dict[str, Any] | None, live: dict[str, Any] | None) -> str:
         code, signal = known["exit_code"], known["signal"]
         ended = f"ended by {signal}" if signal else "exited" if code is None else f"exited with {code}"
         words.append(ended if known["state"] == "exited" else known["state"])
-        last = "last " if known["state"] == "exited" else ""
-        words += [last + step_words(known["step"], known["step_is_global"])] if known["step"] is not None else []
+        words += [known["progress"]] if known["progress"] is not None else []
         words += [f"last event {known['last_event']}"] if known["last_event"] else []
     if known is not None and known["host"]:
         words.append(f"host {known['host']}")
@@ -197,7 +196,7 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if steps := status["step_time"]:
         parts = [f"{part['name']} {part['share']:.0%}" for part in _parts(steps["sections"])]
-        words = [f"{step_time_words(steps['step_s'])} each over {count_words(steps['steps'])}", *parts]
+        words = [f"{step_time_words(steps['step_s'])} each over {count_words(steps['steps'])} behind the first", *parts]
         if status["state"] == "running" and steps["recent_steps"]:
             words.insert(0, f"{step_time_words(steps['recent_s'])} each of the last {steps['recent_steps']}")
         if steps["work_per_s"]:

@@ -370,7 +370,8 @@ def mark_of(path: Path) -> object:
 
 def _newest_step(live: Sequence[Mapping[str, Any]], state: RunState) -> tuple[int | None, bool | None]:
     steps = [(rank["step"], rank["step_is_global"]) for rank in live if rank["step"] is not None]
-    steps = steps or [(rank.step, rank.step_is_global) for rank in state.ranks.values() if rank.step is not None]
+    ranks = state.ranks.values()
+    steps = steps or [(rank.reached, rank.step_is_global) for rank in ranks if rank.reached is not None]
     if steps:
         return max(steps, key=lambda one: one[0])
     return state.checkpoint_step, None if state.checkpoint_step is None else True

@@ -104,6 +104,8 @@ class AttemptAccount:
     first_step: int | None = None
     end_step: int | None = None
     """How many global steps were completed at its end, as far as that is known."""
+    completed: int | None = None
+    """How many steps it has completed itself, as its ranks' heartbeats count them."""
     kept_steps: int | None = None
     """Up to which of them nothing was lost; None: all."""
     _hung_s: float = 0.0
@@ -127,6 +129,11 @@ class AttemptAccount:
             lost_share=self.lost_steps / steps if steps > 0 else 0.0,
         )
         return split_training(seconds, known)
+
+    def note_completed(self, steps: object) -> None:
+        """Note what is told of how many steps a rank has completed in it; anything but a count is left out."""
+        if (count := _whole(steps)) > 0:
+            self.completed = max(count, self.completed or 0)
 
     def reach(self, step: int) -> None:
         """Note that so many global steps were completed in this attempt."""
@@ -456,6 +463,8 @@ class Ledger:
 
     def _on_rank_exit(self, event: Mapping[str, Any], at: float) -> None:
         self._alive.discard(_whole(event.get("rank")))
+        if self.accounts and (event.get("job"), event.get("attempt")) == (self._job, self.accounts[-1].attempt):
+            self.accounts[-1].note_completed(event.get("completed"))
         if not self._has_launcher and self._has_finished and not self._alive:
             self._enter(None, Bucket.IDLE, at)
         elif event.get("exit_code") != 0 and self._bucket in (Bucket.PRODUCTIVE, Bucket.HANG) and self._runs:
@@ -499,6 +508,7 @@ class Ledger:
         key = str(event.get("job")), _whole(event.get("attempt"))
         account = next((one for one in reversed(self.accounts) if (one.job, one.attempt) == key), None)
         if account is not None:
+            account.note_completed(event.get("completed"))
             host = str(event.get("host"))
             account._data_s[host] = max(_seconds_of(event.get("data_s")), account._data_s.get(host, 0.0))
             account._saves_s[host] = max(_seconds_of(event.get("saves_s")), account._saves_s.get(host, 0.0))

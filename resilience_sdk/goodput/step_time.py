@@ -198,6 +198,11 @@ class RankSteps:
         return found
 
     @property
+    def completed(self) -> int:
+        """How many steps it has completed in this attempt; `steps` are those that are measured: all but the first."""
+        return self._seen_beat[0]
+
+    @property
     def own_s(self) -> float | None:
         """Seconds in sections in which the rank itself works; None where it has told of none.
 
@@ -262,6 +267,7 @@ def node_facts(ranks: Mapping[int, RankSteps]) -> dict[str, Any] | None:
     fits = [share for steps in known.values() if (share := steps.fit.fixed_share()) is not None]
     return {
         "steps": max(steps.steps for steps in known.values()),
+        "completed": max(steps.completed for steps in known.values()),
         "wall_s": round(max(steps.wall_s for steps in known.values()), 3),
         "ranks": list(known),
         "data_s": round(max(_sum(steps, is_data) for steps in known.values()), 3),

@@ -88,6 +88,7 @@ def summarize(ledger: Ledger, now: float | None = None, *, standing_s: float = 0
             "buckets": {bucket.value: value for bucket, value in seconds.items()},
             "first_step": account.first_step,
             "steps": account.end_step,
+            "completed": account.completed,
             "lost_steps": account.lost_steps if ledger.steps_are_global else None,
         }
         for account, seconds, ended_at in reading.attempts

@@ -270,14 +270,17 @@ class AttemptFiles:
         return verdict if verdict is not None and verdict.get("kind") == "hang" else None
 
     def last_step(self, attempt: int, rank: int, pid: int, *, is_finished: bool) -> dict[str, Any]:
-        """Return the step that this rank process was in, or its last; nothing when its page does not say."""
+        """Return the step that this rank process was in, or its last, and how many it completed.
+
+        Nothing when its page does not say.
+        """
         if self.directory is None:
             return {}
         snapshot = _snapshot(self.directory / (page_stem(attempt, rank, pid) + ".page"))
         if snapshot is None or snapshot.step is None:
             return {}
         step = snapshot.last_step if is_finished else snapshot.step
-        return {"step": step, "step_is_global": snapshot.step_is_global}
+        return {"step": step, "step_is_global": snapshot.step_is_global, "completed": snapshot.beats}
 
     def script_exit_code(self, attempt: int, rank: int, pid: int) -> int | None:
         """Return what the script of a rank process has left with, by the rank's own word; None where it had not."""

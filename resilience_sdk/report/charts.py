@@ -134,7 +134,9 @@ def _attempt_mark(attempt: AttemptTimes, name: str, span: TimeSpan, top: float, 
     told = tip(
         name,
         scales.elapsed(attempt.ended_at - attempt.began_at),
-        attempt.steps is not None and f"up to step {attempt.steps}",
+        f"up to step {attempt.steps}"
+        if attempt.steps is not None
+        else attempt.completed is not None and f"{attempt.completed} steps",
         attempt.lost_steps and f"{attempt.lost_steps} steps lost",
     )
     # A picture of its own cuts off what does not fit.

@@ -61,12 +61,14 @@ class AttemptTimes:
     buckets: Mapping[str, float]
     first_step: int | None
     steps: int | None
-    """Completed at its end."""
+    """Completed at its end, counted over attempts; None where nobody counts so."""
     lost_steps: int | None
     incidents: tuple[str, ...]
     """Ids."""
     job_number: int = 1
     """Which job of the run directory it belongs to, from 1."""
+    completed: int | None = None
+    """How many steps it has completed itself."""
 
 
 @attrs.frozen

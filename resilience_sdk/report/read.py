@@ -324,5 +324,4 @@ def _rank(rank: int, known: RankHistory | None, live: Mapping[str, Any] | None) 
     if state == "exited":
         state = f"ended by {known.signal}" if known.signal else f"exited with {known.exit_code}"
         state = "exited" if known.exit_code is None and not known.signal else state
-    step = None if known.step is None else step_words(known.step, known.step_is_global)
-    return RankFacts(rank, node, one_line(state), step, None, ())
+    return RankFacts(rank, node, one_line(state), known.progress, None, ())

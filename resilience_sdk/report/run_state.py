@@ -20,6 +20,7 @@ from resilience_sdk.core.lease import LeaseHolder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.summary import Summary, summarize
+from resilience_sdk.incidents import count_words, step_words
 from resilience_sdk.straggler.published import StandingVerdicts, read_standing
 from resilience_sdk.system.hostinfo import boot_id, process_is_gone, process_state
 
@@ -48,6 +49,24 @@ class RankHistory:
     step_is_global: bool | None = None  # False: it counts the heartbeats of the attempt, from 0
     last_event: str | None = None
     last_event_at: float | None = None
+    completed: int | None = None  # steps of the attempt, as its exit tells
+
+    @property
+    def reached(self) -> int | None:
+        """How far it has come: of one that has ended and counts its heartbeats, how many steps; else its step."""
+        is_count = self.state == "exited" and self.completed and self.step_is_global is False
+        return self.completed if is_count else self.step
+
+    @property
+    def progress(self) -> str | None:
+        """The same in words. Steps count from 0, so the last of 1500 is step 1499: a number alone tells too little."""
+        if self.reached is None:
+            return None
+        if self.state != "exited":
+            return step_words(self.reached, self.step_is_global)
+        if self.completed and self.step_is_global is False:
+            return f"{count_words(self.reached)} of this attempt"
+        return f"last {step_words(self.reached, self.step_is_global)}"
 
 
 @attrs.define
@@ -196,6 +215,7 @@ def _apply_to_rank(rank: RankHistory, event: Mapping[str, Any], name: str, at: f
     elif name == Event.RANK_EXIT.value:
         rank.state = "exited"
         rank.exit_code, rank.signal = _integer(event.get("exit_code")), _text(event.get("signal"))
+        rank.completed = _integer(event.get("completed"))
     step = _integer(event.get("step"))
     if step is not None:
         is_global = event.get("step_is_global")

@@ -411,7 +411,7 @@ def _row_of(known: RankHistory, words: StallWords, state: RunState, *, is_runnin
     return RankRow(
         rank=known.rank,
         node=known.host,
-        step=known.step,
+        step=known.reached,
         step_is_global=known.step_is_global,
         activity=activity,
         detail=detail,

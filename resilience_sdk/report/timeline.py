@@ -76,6 +76,7 @@ def attempts_of(
             lost_steps=one["lost_steps"],
             incidents=tuple(ids.get(place, ())),
             job_number=numbers[place],
+            completed=one["completed"],
         )
         for place, one in shown
     )

@@ -90,6 +90,22 @@ def test_the_step_of_an_ended_rank_says_what_it_counts(is_global, told):
     assert Culprit(0, step=9, step_is_global=is_global).told_step == told
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"step": 1499, "step_is_global": False, "completed": 1500}, "1500 steps of this attempt"),
+        ({"step": 1499, "step_is_global": True, "completed": 500}, "last step 1499"),
+        ({"step": 1499, "step_is_global": False}, "last step 1499 of this attempt"),
+        ({}, None),
+    ],
+)
+def test_an_ended_rank_has_as_many_steps_as_it_completed(fields, told):
+    """Its last step has the number before: steps count from 0."""
+    begin = {"event": "attempt_start", "t": 1.0, "job": "j", "attempt": 1}
+    rank = state_of([begin, {**begin, "event": "rank_exit", "t": 2.0, "rank": 0, **fields}]).ranks[0]
+    assert rank.progress == told
+
+
 def test_a_command_under_supervise_that_records_nothing_has_an_end_all_the_same():
     """`resilience supervise -- true` was not killed; what was journalled after its end is of a later job."""
     end = {"event": "decision", "what": "supervise", "exit_code": 0, "reason": "it left with 0"}

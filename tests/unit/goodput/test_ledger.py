@@ -139,6 +139,17 @@ def test_a_hang_counts_from_where_the_rank_stood() -> None:
     assert buckets(ledger_of(*START, *beats(1010.0), stall, *told), 1190.0)["hang"] == 65
 
 
+def test_an_attempt_has_the_steps_that_it_completed() -> None:
+    """As its monitors and the exits of its ranks tell, also where nobody counts over attempts."""
+    told = [
+        (1020.0, "step_time", {"steps": 282, "completed": 283}),
+        (1021.0, "rank_exit", {"rank": 1, "exit_code": 1, "completed": 284}),
+        (1021.0, "rank_exit", {"rank": 0, "exit_code": 1, "completed": None}),
+    ]
+    ledger = ledger_of(*START, *beats(1010.0), *told, (1021.5, "attempt_end", {}), attempt(1022.0, 1))
+    assert [(one["steps"], one["completed"]) for one in summarize(ledger).attempts] == [(None, 284), (None, None)]
+
+
 def test_a_stall_that_ended_by_itself_is_hung_time_unless_it_was_a_long_wait() -> None:
     """A stopped process hangs wherever it stands, a stuck one not where it loads or saves: that has its own bucket.
 
