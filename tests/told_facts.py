@@ -22,6 +22,7 @@ from resilience_sdk.report.facts import (
     ScoreFacts,
     Segment,
     StackFacts,
+    StandstillFacts,
     StragglerFacts,
 )
 
@@ -185,6 +186,8 @@ def told_run(ranks, *, nodes, faults, seconds, points=240, columns=96):
         findings=_findings(now) if faults else (),
         incidents=tuple(incidents),
         hidden_incidents=7 if faults > 50 else 0,
+        standstills=(StandstillFacts("stood-1-0", BEGAN + 30.0, 12.0, "Rank 0 was stopped for 12.0 s.", 0, 1),),
+        stood="Rank 0 was stopped for 12.0 s and went on by itself.",
         ranks=tuple(_rank(rank, ranks, nodes) for rank in range(min(ranks, 32))),
         hidden_ranks=max(0, ranks - 32),
         events=tuple(

@@ -24,6 +24,7 @@ from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.incidents import count_words
 from resilience_sdk.report.outcome import read_outcome, supervised_end
 from resilience_sdk.report.run_view import look_at
+from resilience_sdk.report.standstills import newest_sentence
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print_json(outcome)
     else:
-        print_lines([*render(outcome), *aligned([page_row(run_dir)])])
+        stood = newest_sentence(look_at(run_dir).account())
+        told = [("stood still", stood)] if stood else []
+        print_lines([*render(outcome), *aligned([*told, page_row(run_dir)])])
     if not options.exit_code:
         return 0
     code = outcome["exit_code"]

@@ -23,6 +23,7 @@ from resilience_sdk.report.run_view import (
     untold_stall,
     untold_words,
 )
+from resilience_sdk.report.standstills import standstills_of
 
 _MOST = 10
 
@@ -74,6 +75,7 @@ def main(argv: Sequence[str]) -> int:
     events, ending = view.events, view.ending
     notes = [] if is_part else find_notes(events)
     untold = None if is_part or ending.verdict is not None else untold_stall(view, incidents)
+    stood = [] if is_part else standstills_of(view.account())
     again = recurrences(run_dir.path, incidents)
     if options.json:
         checkpoints = {"checkpoints": notes} if notes else {}
@@ -82,7 +84,8 @@ def main(argv: Sequence[str]) -> int:
         stall = {"stall": untold.to_json()} if untold is not None else {}
         history = {"history": again} if again else {}
         told = {"incidents": [incident.to_json() for incident in incidents]}
-        print_json({**told, **checkpoints, **health, **stall, **history})
+        went_on = {"standstills": [one for of_job in stood for one in of_job.to_json()]} if stood else {}
+        print_json({**told, **checkpoints, **health, **stall, **went_on, **history})
         return 0
     if not incidents:
         print_lines([f"no incident in {run_dir.path}"])
@@ -102,6 +105,9 @@ def main(argv: Sequence[str]) -> int:
             print_lines([f"More: resilience why --verbose {shlex.quote(str(run_dir.path))}"])
     if untold is not None:
         print_lines(["", *_render_untold(untold)])
+    for of_job in stood:
+        job = f"in job {of_job.job_number}: " if len(stood) > 1 else ""
+        print_lines(["", f"stood still: {job}{of_job.sentence()}"])
     if notes:
         print_lines(["", *render_notes(notes)])
     print_lines(["", *aligned([page_row(run_dir)])])

@@ -69,6 +69,32 @@ class Stretch:
         return self.ended_at - self.began_at
 
 
+@attrs.frozen
+class Standstill:
+    """A time in which a rank was stopped or stuck, that went on by itself. Times are Unix seconds."""
+
+    began_at: float
+    ended_at: float
+    account: int
+    """The place of its attempt among `Ledger.accounts`."""
+    rank: int
+    """The first of the ranks that stood."""
+    more: int
+    """How many other ranks stood."""
+    node: str | None
+    step: int | None
+    step_is_global: bool
+    section: str | None
+    activity: str
+    """stopped or stuck."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it lasted."""
+        return self.ended_at - self.began_at
+
+
+_MOST_STANDSTILLS = 500  # of them the longest are kept
 _MOST_STRETCHES = 2000
 _KEPT_STRETCHES = 1000  # once there are too many
 
@@ -171,6 +197,8 @@ class Ledger:
     """Ids of the incidents that were faults: crashes and hangs."""
     recoveries_s: list[float] = attrs.field(factory=list)
     """Of the faults that were recovered from: seconds from the fault to all ranks stepping again."""
+    standstills: list[Standstill] = attrs.field(factory=list)
+    """What stood still and went on by itself; of hundreds the longest, in the order of time."""
     steps_are_global: bool = False
     _phase: RunPhase | None = None  # None before the run, and once it has finished
     _bucket: Bucket = Bucket.STARTUP
@@ -191,7 +219,7 @@ class Ledger:
     _has_finished: bool = False
     _is_leaving: bool = False
     _stands_since: float | None = None
-    _stalled: Sequence[tuple[str, str]] = ()  # activity and section of the ranks that stand
+    _stalled: Sequence[Mapping[str, Any]] = ()  # the ranks that stand, as the notice has them
     _timeline: Timeline = attrs.field(factory=Timeline)
     _newest_at: float = 0.0
     _stretches: list[Stretch] = attrs.field(factory=list)
@@ -424,8 +452,7 @@ class Ledger:
     def _on_stall(self, event: Mapping[str, Any], at: float) -> None:
         self._stands_since = at - _seconds_of(event.get("for_s"))
         ranks = event.get("ranks")
-        stalled = [one for one in ranks if isinstance(one, Mapping)] if isinstance(ranks, list) else []
-        self._stalled = [(str(one.get("activity")), str(one.get("section"))) for one in stalled]
+        self._stalled = [one for one in ranks if isinstance(one, Mapping)] if isinstance(ranks, list) else []
 
     def _on_stall_end(self, event: Mapping[str, Any], at: float) -> None:
         """Count what went on by itself: a process that was stopped, or a rank that was stuck, but in no long wait.
@@ -435,14 +462,31 @@ class Ledger:
         since, self._stands_since = self._stands_since, None
         if event.get("why") != _WENT_ON or since is None or self._phase is not RunPhase.TRAINING or self._is_leaving:
             return
+        stood = [one for one in self._stalled if is_stop(str(one.get("activity")), str(one.get("section")))]
+        if not stood:
+            return
+        # It is the time of the run, however many ranks stood.
         stood_s = max(0.0, at - max(since, self._since))
-        account = self.accounts[-1]
-        for activity, section in self._stalled:
-            if is_stop(activity, section):
-                account._hung_s += stood_s
-                self._enter(self._phase, self._bucket, at)
-                self._was(Bucket.HANG, stood_s)
-                break  # it is the time of the run, however many ranks stood
+        self.accounts[-1]._hung_s += stood_s
+        self._enter(self._phase, self._bucket, at)
+        self._was(Bucket.HANG, stood_s)
+        first = stood[0]
+        self.standstills.append(
+            Standstill(
+                began_at=at - stood_s,
+                ended_at=at,
+                account=len(self.accounts) - 1,
+                rank=_whole(first.get("rank")),
+                more=len(stood) - 1,
+                node=node if isinstance(node := first.get("node"), str) and node else None,
+                step=_whole(first.get("step")) if isinstance(first.get("step"), int) else None,
+                step_is_global=first.get("step_is_global") is True,
+                section=section if isinstance(section := first.get("section"), str) and section else None,
+                activity=str(first.get("activity")),
+            )
+        )
+        if len(self.standstills) > _MOST_STANDSTILLS:
+            self.standstills.remove(min(self.standstills, key=lambda one: one.seconds))
 
     def _on_incident(self, event: Mapping[str, Any], at: float) -> None:
         kind = event.get("kind")

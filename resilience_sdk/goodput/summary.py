@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.goodput.buckets import DEFINITIONS, Bucket
-from resilience_sdk.goodput.ledger import Ledger, Stretch
+from resilience_sdk.goodput.ledger import Ledger, Standstill, Stretch
 from resilience_sdk.goodput.poisson import limits
 
 RATIOS: Mapping[str, str] = {
@@ -39,6 +39,8 @@ class Summary:
     attempts: tuple[dict[str, Any], ...]
     stretches: tuple[Stretch, ...] = ()
     """The run's time in its order; `account` is the place among `attempts`."""
+    standstills: tuple[Standstill, ...] = ()
+    """What stood still and went on by itself; `account` is the place among `attempts`."""
     knows_replayed: bool = True
     """Whether `replayed` is known; where it is not, that time is in `productive`, and goodput and ETTR are no more."""
 
@@ -105,6 +107,7 @@ def summarize(ledger: Ledger, now: float | None = None, *, standing_s: float = 0
         lost_steps=sum(account.lost_steps for account in ledger.accounts) if ledger.steps_are_global else None,
         attempts=attempts,
         stretches=reading.stretches,
+        standstills=tuple(ledger.standstills),
         knows_replayed=ledger.knows_replayed,
     )
 

@@ -84,6 +84,18 @@ class Pin:
 
 
 @attrs.frozen
+class StandstillFacts:
+    """A rank stood still and went on by itself, so that there is no incident of it."""
+
+    id: str
+    at: float
+    seconds: float
+    text: str
+    attempt: int
+    job_number: int
+
+
+@attrs.frozen
 class CurveFacts:
     """One line of a picture: points in the order of time, thinned to some hundreds. The arrays have one length."""
 
@@ -279,6 +291,10 @@ class RunFacts:
     findings: tuple[FindingFacts, ...] = ()
     incidents: tuple[IncidentFacts, ...] = ()
     hidden_incidents: int = 0
+    standstills: tuple[StandstillFacts, ...] = ()
+    """Those of the jobs in which they matter."""
+    stood: str | None = None
+    """What the newest job tells of them, one sentence."""
     ranks: tuple[RankFacts, ...] = ()
     hidden_ranks: int = 0
     events: tuple[tuple[float, str, str], ...] = ()

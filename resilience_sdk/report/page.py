@@ -190,7 +190,7 @@ class Tile:
 def _view(facts: RunFacts) -> dict[str, Any]:
     """Return what the templates show: the facts, and what is derived from them."""
     span = span_of(facts)
-    cards = {incident.id for incident in facts.incidents}
+    cards = {incident.id for incident in facts.incidents} | {one.id for one in facts.standstills}
     newest_first = sorted(facts.incidents, key=lambda incident: (incident.at or 0.0, incident.id), reverse=True)
     return {
         "facts": facts,

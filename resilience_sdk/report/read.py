@@ -35,6 +35,7 @@ from resilience_sdk.report.facts import (
     RunFacts,
     ScoreFacts,
     Segment,
+    StandstillFacts,
     StragglerFacts,
 )
 from resilience_sdk.report.heat import heat_map
@@ -42,6 +43,7 @@ from resilience_sdk.report.outcome import supervised_end
 from resilience_sdk.report.run_state import RankHistory
 from resilience_sdk.report.run_view import STATES, RunView, look_at, step_time_words, untold_stall, untold_words
 from resilience_sdk.report.series import gaps_of, loss_curves, step_time_curves
+from resilience_sdk.report.standstills import newest_sentence
 from resilience_sdk.report.why_page import ending_words
 from resilience_sdk.straggler.published import read_report
 from resilience_sdk.straggler.reports import Report
@@ -88,6 +90,7 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
     unread = [one.id for one in incidents if any(e.text.startswith("report.json cannot") for e in one.evidence)]
     parts.problems += [f"the report of incident {name} cannot be read" for name in unread]
     cards: tuple[IncidentFacts, ...] = parts.part("incidents", lambda: incident_cards(view, incidents), ())
+    standstills: tuple[StandstillFacts, ...] = parts.part("standstills", lambda: timeline.standstill_cards(account), ())
     beginnings = [] if account is None else timeline.beginnings_of(account)
     segments: tuple[Segment, ...] = parts.part("time", lambda: timeline.segments_of(account) if account else (), ())
     hangs = [(one.began_at, one.ended_at) for one in segments if set(one.parts) == {Bucket.HANG.value}]
@@ -127,7 +130,7 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
         segments=segments,
         attempts=attempts,
         hidden_attempts=hidden_attempts,
-        pins=parts.part("pins", lambda: timeline.pins_of(cards, events), ()),
+        pins=parts.part("pins", lambda: timeline.pins_of(cards, events, standstills), ()),
         step_time=parts.part("step times", lambda: step_time_curves(digest.progress, beginnings, hangs), ()),
         loss=parts.part("losses", lambda: loss_curves(digest.losses, digest.logged, gaps_of(beginnings, hangs)), ()),
         shares=() if steps is None else _shares(steps),
@@ -140,6 +143,8 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
         findings=parts.part("findings", lambda: finding_cards(events), ()),
         incidents=cards,
         hidden_incidents=len(incidents) - len(cards),
+        standstills=standstills,
+        stood=parts.part("standstills", lambda: newest_sentence(account) if account is not None else None, None),
         ranks=ranks,
         hidden_ranks=hidden_ranks,
         events=parts.part("events", lambda: timeline.events_of(events), ()),

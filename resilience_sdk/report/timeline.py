@@ -16,12 +16,14 @@ from resilience_sdk.goodput.ledger import Stretch
 from resilience_sdk.goodput.summary import Summary
 from resilience_sdk.report.digest import LossRows, step_of
 from resilience_sdk.report.event_words import NewestEvents
-from resilience_sdk.report.facts import AttemptTimes, IncidentFacts, Pin, Segment
+from resilience_sdk.report.facts import AttemptTimes, IncidentFacts, Pin, Segment, StandstillFacts
 from resilience_sdk.report.series import attempt_at
+from resilience_sdk.report.standstills import as_sentence, job_numbers, standstills_of, words_of
 
 MOST_ATTEMPTS = 200
 MOST_SEGMENTS = 600
 MOST_PINS = 200
+MOST_STANDSTILLS = 50
 MOST_EVENTS = 100
 _SAME_STOP_S = 600.0
 _SAME_S = 1e-3  # sums of the same times, as the clocks of a long run are added up
@@ -30,20 +32,6 @@ _SAME_S = 1e-3  # sums of the same times, as the clocks of a long run are added 
 def beginnings_of(account: Summary) -> list[float]:
     """Return when each attempt began, in the order of time."""
     return [float(one["began_at"]) for one in account.attempts]
-
-
-def job_numbers(account: Summary) -> list[int]:
-    """Return of each attempt which job of the run it belongs to, from 1.
-
-    A job that was queued again has the key of the one before it, but counts its attempts from the beginning.
-    """
-    numbers: list[int] = []
-    before: tuple[object, int] | None = None
-    for one in account.attempts:
-        is_same = before is not None and one["job"] == before[0] and one["attempt"] > before[1]
-        numbers.append((numbers[-1] if numbers else 0) + (not is_same))
-        before = one["job"], one["attempt"]
-    return numbers
 
 
 def attempts_of(
@@ -165,7 +153,29 @@ def _fewer(segments: Sequence[Segment], most: int) -> list[Segment]:
     return kept
 
 
-def pins_of(incidents: Sequence[IncidentFacts], events: Iterable[Mapping[str, Any]]) -> tuple[Pin, ...]:
+def standstill_cards(account: Summary | None) -> tuple[StandstillFacts, ...]:
+    """Return the standstills that matter, of many the longest, in the order of time."""
+    told = [
+        StandstillFacts(
+            id=f"stood-{one.began_at:.0f}-{one.rank}",
+            at=one.began_at,
+            seconds=one.seconds,
+            text=as_sentence(words_of(one, attempt)),
+            attempt=attempt,
+            job_number=of_job.job_number,
+        )
+        for of_job in (standstills_of(account) if account is not None else ())
+        for one, attempt in zip(of_job.found, of_job.attempts, strict=True)
+    ]
+    longest = sorted(told, key=lambda one: -one.seconds)[:MOST_STANDSTILLS]
+    return tuple(sorted(longest, key=lambda one: one.at))
+
+
+def pins_of(
+    incidents: Sequence[IncidentFacts],
+    events: Iterable[Mapping[str, Any]],
+    standstills: Sequence[StandstillFacts] = (),
+) -> tuple[Pin, ...]:
     """Return what is marked on every picture with a time axis, in the order of time."""
     pins = [Pin(one.id, one.at, one.kind, one.headline, _step_number(one)) for one in incidents if one.at is not None]
     asked = [pin.at for pin in pins if pin.kind == "preemption"]
@@ -179,7 +189,9 @@ def pins_of(incidents: Sequence[IncidentFacts], events: Iterable[Mapping[str, An
             step = step_of(event)
             label = "all ranks agreed to stop" + (f" at step {step}" if step >= 0 else "")
             pins.append(Pin(f"stop-{at:.0f}", at, "preemption", label, step if step >= 0 else None))
-    return tuple(sorted(pins, key=lambda pin: pin.at)[-MOST_PINS:])
+    pins = sorted(pins, key=lambda pin: pin.at)[-MOST_PINS:]
+    pins += [Pin(one.id, one.at, "hang", one.text) for one in standstills]
+    return tuple(sorted(pins, key=lambda pin: pin.at))
 
 
 def _step_number(incident: IncidentFacts) -> int | None:
