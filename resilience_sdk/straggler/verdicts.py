@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 
-from resilience_sdk.straggler.windowing import median
+from resilience_sdk.straggler.windowing import WINDOW_STEPS, median
 
 LEAST_EXCESS_S = 5e-4
 """Who loses less time than this is not called slow, however small the section: one of a tenth of a millisecond takes
@@ -96,7 +96,7 @@ class SlowVerdict:
     whole_node: bool
     """Whether it is the node that is slow: all its ranks are."""
     since_step: int
-    """First step of the window in which it began."""
+    """First step of the window in which it was seen first."""
     last_step: int
     """Last step of the window in which it was seen last."""
     ratio: float = 1.0
@@ -115,6 +115,9 @@ class SlowVerdict:
     """Last step before it was over."""
     waits_least: bool | None = None
     """Whether the others wait for these ranks (True), or these wait as much as others (False); None: cannot tell."""
+    unseen_steps: int | None = 0
+    """How many steps before `since_step` it may have begun, as no window of them was judged; None: no window was
+    judged before, so that it may have been so from the beginning."""
     load: str = ""
     """What the machine's load has to do with it, where that is the cause: then it is not the training's."""
 
@@ -148,7 +151,13 @@ class SlowVerdict:
         slower = f"{'was' if is_over else 'is'} {100 * (self.ratio - 1):.0f} % slower than {others}"
         if self.ratio >= 2.0:
             slower = f"{'took' if is_over else 'takes'} {self.ratio:.1f} times as long as {others}"
-        when = f"from step {self.since_step} to {self.until_step}" if is_over else f"since step {self.since_step}"
+        when = f"since step {self.since_step}"
+        if self.unseen_steps is None:
+            when += " or before"
+        elif self.unseen_steps:
+            when += f" or up to {self.unseen_steps} steps before"
+        if is_over:
+            when = f"from{when.removeprefix('since')} to {self.until_step}"
         waits = {True: ", the others wait for it", False: ", but it waits as long as the others", None: ""}
         return (
             f"{self.who}: {self.where} {slower} {when} "
@@ -258,7 +267,7 @@ class Verdicts:
         """Begin with none."""
         self._section, self._kind, self._role = section, kind, role
         self._standing: dict[Subject, _Standing] = {}
-        self._first_steps: deque[int] = deque(maxlen=_REMEMBERED)
+        self._windows: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)  # first and last step of each
 
     def __iter__(self) -> Iterator[SlowVerdict]:
         """Iterate over what stands."""
@@ -268,7 +277,7 @@ class Verdicts:
         self, findings: Sequence[Suspicion], level_of: Callable[[Subject], float], moment: Moment, rules: Rules
     ) -> list[Change]:
         """Take what one window says, and return what has changed."""
-        self._first_steps.append(moment.first_step)
+        self._windows.append((moment.first_step, moment.last_step))
         often = moment.passes_per_step
         least_s = rules.least_excess_of_pass_s(moment.step_s * often, often)
         fresh = {finding.subject: finding for finding in findings if finding.excess_s >= least_s}
@@ -287,6 +296,8 @@ class Verdicts:
         changes = []
         if what != EVERYBODY:  # one verdict about a rank: of its node, or of the stalls that it had before
             changes = [self._end(other) for other in about if other[0] != EVERYBODY]
+        place = len(self._windows) - min(windows, len(self._windows))
+        since_step = self._windows[place][0]
         begun = SlowVerdict(
             kind=GLOBAL if what == EVERYBODY else TRANSIENT,
             section=self._section,
@@ -295,12 +306,19 @@ class Verdicts:
             ranks=finding.ranks,
             nodes=tuple(dict.fromkeys(moment.node_of[rank] for rank in finding.ranks)),
             whole_node=what == NODE,
-            since_step=self._first_steps[-min(windows, len(self._first_steps))],
+            since_step=since_step,
             last_step=moment.last_step,
+            unseen_steps=self._unseen_before(place, since_step),
         )
         verdict = _updated(begun, finding, windows, moment, rules)
         self._standing[finding.subject] = _Standing(verdict, finding.slowness.bound)
         return [*changes, Change(FOUND, verdict)]
+
+    def _unseen_before(self, place: int, since_step: int) -> int | None:
+        """Return how many steps before a window nobody has judged: of many ranks only every 2^i-th window is."""
+        if place > 0:
+            return max(0, since_step - self._windows[place - 1][1] - 1)
+        return 0 if since_step <= WINDOW_STEPS else None
 
     def _go_on(
         self, subject: Subject, finding: Suspicion | None, level: float, moment: Moment, rules: Rules

@@ -40,6 +40,26 @@ def test_a_rank_that_is_slow_from_the_start_is_named_at_once(ranks: int):
     assert what(Fleet(ranks).run(2, slow(0, by=20.0))) == [("found", "transient", (0,))]
 
 
+@pytest.mark.parametrize(("judged_before", "unseen", "told"), [
+    (8, 56, "since step 120 or up to 56 steps before ("), (0, None, "since step 56 or before ("),
+])  # fmt: skip
+def test_a_verdict_says_where_it_may_have_begun_unseen(judged_before: int, unseen: int | None, told: str):
+    """Of many ranks only some windows are judged: since when it is so is known as well as those tell."""
+    fleet = Fleet(8)
+    fleet.run(judged_before)
+    fleet.step += 56
+    (found,) = fleet.run(2, slow(3, by=2.0))
+    assert (found.verdict.since_step, found.verdict.unseen_steps) == (8 * judged_before + 56, unseen)
+    assert told in found.verdict.text()
+    assert (
+        f"{told.removeprefix('since').removesuffix('(')}to 135 (" in attrs.evolve(found.verdict, until_step=135).text()
+    )
+    fleet = Fleet(8)
+    fleet.run(8)
+    (found,) = fleet.run(2, slow(3, by=2.0))
+    assert "since step 64 (" in found.verdict.text()
+
+
 def test_a_healthy_fleet_has_no_verdict():
     """A hundred windows of jitter."""
     for ranks in (1, 2, 4, 8, 16):
