@@ -124,12 +124,16 @@ class RankSteps:
     _took: dict[int, float] = attrs.field(factory=dict)  # by pass of the heartbeat
     _usual_ns: dict[tuple[int, str, str], float] = attrs.field(factory=dict)  # of the passes that were seen last
     _seen_beat: tuple[int, int] = (0, 0)  # beats, and when the last of them was, at the last look
-    _stood_s: float = 0.0  # for so long the run has stood in the step that goes on, at least
+    # For so long the run has stood at least in the step that goes on: by its beats, and by its passes, as the two may be
+    # of different moments.
+    _stood_s: float = 0.0
+    _held_s: float = 0.0
     _left_out_s: float = 0.0  # of the time since the first step, as the run stood
 
     def note_stop(self, for_s: float) -> None:
         """Note that the run stands, for so long by now: the step that goes on is to count as a usual one."""
         self._stood_s = max(self._stood_s, for_s)
+        self._held_s = max(self._held_s, for_s)
 
     def take(self, passes: Sequence[LanePasses], beats: int, beat_ns: int, first_beat_ns: int | None = None) -> None:
         """Take what was completed since the last look, and how many heartbeats there were, the last and first one when.
@@ -175,7 +179,7 @@ class RankSteps:
         A section may be over before its step is. So whatever lasted half as long as the stop is taken for it, until the
         rank has completed a step; that one's time beyond a usual step is left out of all.
         """
-        limit_ns = self._stood_s / 2 * _NANO
+        limit_ns, is_over = self._held_s / 2 * _NANO, not self._stood_s
         found = []
         for new in passes:
             if new.kind != WORK and new.samples_ns:
@@ -187,6 +191,8 @@ class RankSteps:
                     kept = [int(usual_ns) if ns >= limit_ns else ns for ns in new.samples_ns]
                     new = new._replace(samples_ns=kept)
             found.append(new)
+        if passes and (is_over or any(new.kind in BEAT_KINDS for new in passes)):
+            self._held_s = 0.0
         before, before_ns = self._seen_beat
         self._seen_beat = beats, beat_ns
         if self._stood_s and beats > before:

@@ -12,8 +12,11 @@ from harness import job
 from two_launchers import two_launchers
 
 from resilience_sdk.core.journal import Event, Journal
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.incidents import Incident
 from resilience_sdk.incidents.record import went_on_words
+from resilience_sdk.report.read import read_run
+from resilience_sdk.report.run_watch import RunWatch
 
 DEADLINE = {"RESILIENCE_HEARTBEAT_TIMEOUT": "1.5", "RESILIENCE_ON_HANG": "report"}
 TWO = (sys.executable, "ranks.py", "2", "torch")
@@ -132,3 +135,35 @@ def test_a_reported_hang_that_goes_on_by_itself_is_closed(tmp_path, command):
         run.finish()
         assert run.left_behind() == []
         assert (run.incidents()[0]["kind"], run.incidents()[0]["action"]) == ("hang", "none")
+
+
+def test_a_stop_that_goes_on_by_itself_is_told_and_is_no_time_of_a_step(tmp_path, monkeypatch):
+    """Page and `top` have one goodput while it lasts; then it has a sentence and a pin, and steps are not longer."""
+    words = ("--nproc-per-node", "2", "--stuck-after", "24", "slow_steps.py", "--seconds", "20")
+    with job(tmp_path, *words) as run:
+        run.wait_event("first_beat", count=2)
+        run.wait_event("progress")
+        monkeypatch.setenv("RESILIENCE_PAGE_DIR", str(run.pages))
+        watch, directory, pid = RunWatch(RunDirectory(run.run_dir)), RunDirectory(run.run_dir), rank_pid(run, 0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            run.wait(lambda: watch.look().standing_s > 11.0, "the stop")
+            view, facts = watch.look(), read_run(directory)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            watch.close()
+        assert facts.goodput["goodput"] == pytest.approx(view.goodput, abs=0.03)
+        assert facts.goodput["buckets"]["standing"] == pytest.approx(view.standing_s, abs=1.0)
+        assert run.finish() == 0, run.screen
+        assert [event["why"] for event in run.events("stall_end")] == ["went on"]
+        facts = read_run(directory)
+        assert facts.stood is not None
+        assert facts.stood.startswith("Rank 0 on ")
+        assert " was stopped for 1" in facts.stood
+        assert [pin.kind for pin in facts.pins] == ["hang"]
+        (attempt,) = facts.attempts
+        assert {rank.step for rank in facts.ranks} == {f"{attempt.completed} steps of this attempt"}
+        assert max(value for curve in facts.step_time for value in curve.values if value is not None) < 5.0
+        shares = {name: (least, most) for name, _, _, least, most in facts.shares}
+        assert shares["grads"][1] < 0.3  # of the rank that waited; with the stop it is more than half
+        assert shares["fwd"][1] - shares["fwd"][0] < 0.2

@@ -334,10 +334,13 @@ def test_what_is_told_adds_up_to_what_was_done(looks: list[int]) -> None:
     assert (steps, own_ms) == (sum(looks), pytest.approx(7.0 * sum(looks), rel=1e-3))
 
 
-def stopped(section: tuple[str, str], *, between: bool = False, halves: bool = False) -> RankSteps:
+def stopped(
+    section: tuple[str, str], *, between: bool = False, halves: bool = False, beats_first: bool = False
+) -> RankSteps:
     """Return a rank that stood for 40 s in its 51st step: in that section, or between two steps.
 
-    With `halves` the monitor looks once more while the step goes on and the section is over.
+    With `halves` the monitor looks once more while the step goes on and the section is over; with `beats_first` it has
+    seen that the step is over at a look whose passes were of the moment before.
     """
     rank = a_rank(HEALTHY, steps=50)
     rank.note_stop(11.0)
@@ -350,6 +353,8 @@ def stopped(section: tuple[str, str], *, between: bool = False, halves: bool = F
         rank.take(early, 51, 50 * 100 * MS)
         rank.note_stop(39.9)
         of_step = [one for one in of_step if one not in early]
+    if beats_first:
+        rank.take([], 52, now * MS)
     rank.take(of_step, 52, now * MS)
     for at in range(52, 101):
         usual = [LanePasses(*key, 0, at, [int(ms * MS)]) for key, ms in HEALTHY.items()]
@@ -357,7 +362,10 @@ def stopped(section: tuple[str, str], *, between: bool = False, halves: bool = F
     return rank
 
 
-@pytest.mark.parametrize("rank", [stopped(FWD), stopped(FWD, halves=True), stopped(WAIT), stopped(DATA, between=True)])
+@pytest.mark.parametrize("rank", [
+    stopped(FWD), stopped(FWD, halves=True), stopped(FWD, beats_first=True), stopped(FWD, halves=True, beats_first=True),
+    stopped(WAIT), stopped(DATA, between=True),
+])  # fmt: skip
 def test_a_stop_is_no_time_of_a_step_nor_of_a_section(rank: RankSteps) -> None:
     """Of who was stopped, and of who waited for it: shares, mean and longest step are those of the other steps."""
     usual, found = node_facts({0: a_rank(HEALTHY)}), node_facts({0: rank})
