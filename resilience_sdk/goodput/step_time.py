@@ -124,8 +124,8 @@ class RankSteps:
     _took: dict[int, float] = attrs.field(factory=dict)  # by pass of the heartbeat
     _usual_ns: dict[tuple[int, str, str], float] = attrs.field(factory=dict)  # of the passes that were seen last
     _seen_beat: tuple[int, int] = (0, 0)  # beats, and when the last of them was, at the last look
-    # For so long the run has stood at least in the step that goes on: by its beats, and by its passes, as the two may be
-    # of different moments.
+    # For so long the run has stood at least in the step that goes on: by its beats, and by its passes, as those of one
+    # look may be of different moments.
     _stood_s: float = 0.0
     _held_s: float = 0.0
     _left_out_s: float = 0.0  # of the time since the first step, as the run stood

@@ -363,8 +363,8 @@ def stopped(
 
 
 @pytest.mark.parametrize("rank", [
-    stopped(FWD), stopped(FWD, halves=True), stopped(FWD, beats_first=True), stopped(FWD, halves=True, beats_first=True),
-    stopped(WAIT), stopped(DATA, between=True),
+    stopped(FWD), stopped(FWD, halves=True), stopped(FWD, beats_first=True),
+    stopped(FWD, halves=True, beats_first=True), stopped(WAIT), stopped(DATA, between=True),
 ])  # fmt: skip
 def test_a_stop_is_no_time_of_a_step_nor_of_a_section(rank: RankSteps) -> None:
     """Of who was stopped, and of who waited for it: shares, mean and longest step are those of the other steps."""
