@@ -114,23 +114,26 @@ def test_an_early_exit_is_not_finished(tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(), ("--older",)], ids=["newest", "older"])
-def test_a_signal_in_the_load_of_a_checkpoint_is_heard(tmp_path, shape):
-    """Megatron's own handler is asked no more. Both save behind one of the first steps, and leave.
+def test_the_load_of_a_checkpoint_is_heard(tmp_path, shape):
+    """A signal in it is not lost to Megatron's own handler; a hang in it is named, and the next attempt goes on.
 
-    The newest Megatron-LM loads before it calls anything of the script; the load is section `resume` all the same.
+    The newest Megatron-LM loads before it calls anything of the script.
     """
     place = (*shape, "--save", tmp_path / "megatron", "--exit-signal-handler")
     with pretraining(tmp_path, "--train-iters", 100_000, *place, "--asked-early") as run:
         assert run.finish(90.0) == 75, run.screen
     [first, second] = [each["step"] for each in told(run, "step-0-[01]")]
     assert first == second <= 100
-    [incident] = run.incidents()
-    assert (incident["cause"], incident["lost_steps"]) == ("preemption_sigterm", 0)
+    [stop] = run.incidents()
+    assert (stop["cause"], stop["lost_steps"]) == ("preemption_sigterm", 0)
     assert f"Megatron-LM's own newest checkpoint is after {first} step" in run.screen
-    with pretraining(tmp_path, "--train-iters", first + 2, *place) as run:
+    stuck = {"RESILIENCE_FAULT": "hang:rank=1,section=resume,how=c", "RESILIENCE_SECTION_TIMEOUTS": "resume:5"}
+    with pretraining(tmp_path, "--train-iters", first + 2, *place, env=stuck) as run:
         assert run.finish(90.0) == 0, run.screen
-    assert [each["step"] for each in told(run, "start-0-[01]")] == [first, first]
-    assert [each["sections"]["resume"] for each in told(run, "end-0-[01]")] == [1, 1]
+    [_, hang] = run.incidents()
+    assert [(culprit["rank"], culprit["section"]) for culprit in hang["culprits"]] == [(1, "resume")]
+    assert [each["step"] for each in told(run, "start-1-[01]")] == [first, first]
+    assert [each["sections"]["resume"] for each in told(run, "end-1-[01]")] == [1, 1]
 
 
 def test_nvrx_that_is_missing_is_said_with_a_cure_and_not_tried_again(tmp_path):
