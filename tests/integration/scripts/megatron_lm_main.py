@@ -69,6 +69,8 @@ def main() -> None:
 
     datasets_provider.is_distributed = True  # type: ignore[attr-defined] # each rank makes its own
     args = parse_and_validate_args(extra_arguments)
+    if global_vars._GLOBAL_TIMERS is None:
+        global_vars.initialize_runtime_services(args)  # which newer commits leave to the script
     config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
     try:
         megatron.around(pretrain)(config, datasets_provider, ModelType.encoder_or_decoder, forward_step)
