@@ -12,7 +12,7 @@ from typing import Any
 from resilience_sdk import preemption
 from resilience_sdk.adapters.megatron import attached
 from resilience_sdk.adapters.megatron.attached import Attached
-from resilience_sdk.adapters.megatron.step import KINDS, LOAD
+from resilience_sdk.adapters.megatron.step import KINDS
 from resilience_sdk.adapters.nvrx.client import RankMonitorClient
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import Event
@@ -123,12 +123,13 @@ _MAX_DIGITS = 18
 def around(pretrain: Callable[..., Any]) -> Callable[..., Any]:
     """Return Megatron-LM's `pretrain` with the SDK around it: call it with the same arguments, on every rank.
 
-    Its `forward_step_func` and its providers are wrapped by the names of their parameters. When the first of them is
-    called, Megatron is initialised: then delegates take the places of its timers, of its signal handler and of NVRx's
-    client, until `pretrain` ends. Steps have the numbers of Megatron's iterations. When all ranks have agreed to stop,
-    Megatron saves by its own means (`--save`) and the call leaves with `Preempted` (75), with or without
-    `--exit-signal-handler`. So it does where Megatron leaves early with 0, by `--exit-interval` or
-    `--exit-duration-in-mins`: the training is not finished. Exit codes 16 and 17 stay, and are explained.
+    Delegates take the places of Megatron's timers, of its signal handler and of NVRx's client, until `pretrain` ends:
+    those of the former two at once where a version has them before the call, all others when Megatron is initialised.
+    That it is when it first calls `forward_step_func` or a provider, wrapped by the names of their parameters. Steps
+    have the numbers of Megatron's iterations. When all ranks have agreed to stop, Megatron saves by its own means
+    (`--save`) and the call leaves with `Preempted` (75), with or without `--exit-signal-handler`. So it does where
+    Megatron leaves early with 0, by `--exit-interval` or `--exit-duration-in-mins`: the training is not finished. Exit
+    codes 16 and 17 stay, and are explained.
 
     Raises:
         ConfigError: It has no parameter `forward_step_func` and no provider; or, when it is called, the process has a
@@ -136,7 +137,7 @@ def around(pretrain: Callable[..., Any]) -> Callable[..., Any]:
 
     Example:
         pretrain = megatron.around(pretrain)
-        pretrain(datasets_provider, model_provider, ModelType.encoder_or_decoder, forward_step)
+        pretrain(config, datasets_provider, ModelType.encoder_or_decoder, forward_step)
     """
     signature = inspect.signature(pretrain) if callable(pretrain) else inspect.Signature()
     providers = [name for name in signature.parameters if name.endswith(PROVIDER)]
@@ -154,8 +155,9 @@ def around(pretrain: Callable[..., Any]) -> Callable[..., Any]:
             if not handle.is_on:
                 return pretrain(*args, **kwargs)
             training = Pretraining(handle)
+            training.starts()
             if callable(given.arguments.get(FORWARD)):
-                # The newest Megatron-LM needs no provider of a model, and calls that of the data on some ranks alone.
+                # Newer versions need no provider of a model, and call that of the data on some ranks alone.
                 given.arguments[FORWARD] = training.late(handle.watch(given.arguments[FORWARD]))
             for name in providers:
                 if callable(given.arguments.get(name)):
@@ -188,6 +190,12 @@ class Pretraining:
         self._has_begun = False
         self._args: Any = None
         self._signals: AgreedSignals | None = None
+
+    def starts(self) -> None:
+        """Take what newer versions have before the call: the load of a checkpoint in it is heard then."""
+        known = attached.module("training.global_vars")
+        if _is_initialised(known):
+            self._handle.guard.run(lambda: self._take_globals(known))
 
     def late(self, given: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of the script whose first call begins the rest: Megatron is initialised by then."""
@@ -257,20 +265,24 @@ class Pretraining:
             return
         self._has_begun = True
         self._handle.declare_role()
-        known = attached.module("training.global_vars")
-        self._args = getattr(known, "_GLOBAL_ARGS", None)
-        if known is None or self._args is None or getattr(known, "_GLOBAL_TIMERS", None) is None:
-            attached.say_first(
-                "megatron globals",
-                "megatron: this version has no arguments and timers in megatron.training.global_vars, so steps and "
-                "preemption are not seen, only forwards; attach(config, optimizer) sees a loop on megatron.core",
-            )
-            return
+        if self._args is None:
+            known = attached.module("training.global_vars")
+            if not _is_initialised(known):
+                self._args = getattr(known, "_GLOBAL_ARGS", None)
+                attached.say_first(
+                    "megatron globals",
+                    "megatron: this version has no arguments and timers in megatron.training.global_vars, so steps and "
+                    "preemption are not seen, only forwards; attach(config, optimizer) sees a loop on megatron.core",
+                )
+                return
+            self._take_globals(known)
+        self._take_client()
+
+    def _take_globals(self, known: Any) -> None:
+        self._args = known._GLOBAL_ARGS
         self._handle.step_under_way.number = self._iteration
-        _count_load(known._GLOBAL_TIMERS)
         self._handle.watch_timers(known, "_GLOBAL_TIMERS")
         self._take_signals(known)
-        self._take_client()
 
     def _iteration(self) -> int | None:
         number = getattr(self._args, "curr_iteration", None)
@@ -312,16 +324,9 @@ class Pretraining:
         self._handle.replace(ft, "_GLOBAL_RANK_MONITOR_CLIENT", MonitorClient(self._handle))
 
 
-def _count_load(timers: Any) -> None:
-    """Count as section `resume` what Megatron has timed of its load before anybody could hear its timers.
-
-    The newest Megatron-LM loads before it calls any function of the script.
-    """
-    active_time = getattr(getattr(timers, "_timers", {}).get(LOAD), "active_time", None)
-    spent_s = active_time() if callable(active_time) else 0.0
-    block = find_own_block("resume", KINDS["resume"]) if spent_s > 0.0 else None
-    if block is not None:
-        block.sample(int(1e9 * spent_s))
+def _is_initialised(known: Any) -> bool:
+    """Tell whether Megatron-LM's globals hold its arguments and its timers."""
+    return all(getattr(known, name, None) is not None for name in ("_GLOBAL_ARGS", "_GLOBAL_TIMERS"))
 
 
 def _planned_by(args: Any) -> str:

@@ -19,7 +19,6 @@ from resilience_sdk.straggler.model_hooks import Guard
 STEP = "forward-backward"
 OPTIMIZER = "optimizer"
 DATA = "batch-generator"
-LOAD = "load-checkpoint"
 
 KINDS = {"data": "io", "checkpoint": "io", "finalize": "io", "resume": "io", "comm_wait": "comm"}
 _NAMES = {
@@ -31,7 +30,7 @@ _NAMES = {
     "evaluate": "eval",
     "save-checkpoint": "checkpoint",
     "save-checkpoint-non-persistent": "checkpoint",
-    LOAD: "resume",
+    "load-checkpoint": "resume",
 }
 # Where a rank waits for others: between stages of a pipeline, and for the gradients of its replicas.
 _WAITS = (

@@ -66,7 +66,7 @@ def test_pretrain_is_watched_from_within_and_left_as_it_was(tmp_path):
     for end in told(run, "end-0-[01]"):
         assert (end["beats"], end["open"], end["done"]) == (6, [], True)
         passes = end["sections"]
-        assert [passes[name] for name in ("fwd", "bwd", "optim", "data", "eval", "finalize")] == [6, 6, 6, 6, 2, 6]
+        assert [passes[name] for name in ("fwd", "bwd", "optim", "data", "eval", "finalize")] == [6, 6, 6, 6, 2, 8]
         assert end["forwards"] == 8
         assert end["traces"] == ["Timers", "LocalSignalHandler", "NoneType"]
 
@@ -99,7 +99,7 @@ def test_the_stop_needs_no_option_of_megatron(tmp_path):
 def test_an_early_exit_is_not_finished(tmp_path):
     """--exit-interval leaves with 0 before the last iteration: no finished flag, to be requeued, and told as planned.
 
-    What Megatron has saved itself is told too.
+    What Megatron has saved on its way out is told too.
     """
     with pretraining(tmp_path, "--train-iters", 9, "--exit-interval", 6, "--save", tmp_path / "megatron") as run:
         assert run.finish(90.0) == 75, run.screen
@@ -109,27 +109,31 @@ def test_an_early_exit_is_not_finished(tmp_path):
     assert (incident["kind"], incident["cause"], incident["action"]) == ("preemption", "planned_exit", "requeue")
     told_by = {piece["source"]: piece["text"] for piece in incident["evidence"]}
     assert told_by["notice"] == "Megatron-LM itself, as planned: --exit-interval 6 after iteration 6 of 9"
-    assert "Megatron-LM its own after 5 steps" in told_by["checkpoint"]
+    assert "Megatron-LM its own after 6 steps" in told_by["checkpoint"]
     assert "the SDK saved nothing" not in run.screen
 
 
-def test_a_signal_in_the_start_up_is_heard(tmp_path):
-    """Megatron's own handler has it, and is asked no more. Both save behind one of the first steps, and leave.
+@pytest.mark.parametrize("shape", [(), ("--older",)], ids=["newest", "older"])
+def test_the_load_of_a_checkpoint_is_heard(tmp_path, shape):
+    """A signal in it is not lost to Megatron's own handler; a hang in it is named, and the next attempt goes on.
 
-    The newest Megatron-LM loads before it calls anything of the script; the load is section `resume` all the same.
+    The newest Megatron-LM loads before it calls anything of the script.
     """
-    newest = ("--newest", "--save", tmp_path / "megatron", "--exit-signal-handler")
-    with pretraining(tmp_path, "--train-iters", 100_000, *newest, "--asked-early") as run:
+    place = (*shape, "--save", tmp_path / "megatron", "--exit-signal-handler")
+    with pretraining(tmp_path, "--train-iters", 100_000, *place, "--asked-early") as run:
         assert run.finish(90.0) == 75, run.screen
     [first, second] = [each["step"] for each in told(run, "step-0-[01]")]
     assert first == second <= 100
-    [incident] = run.incidents()
-    assert (incident["cause"], incident["lost_steps"]) == ("preemption_sigterm", 0)
+    [stop] = run.incidents()
+    assert (stop["cause"], stop["lost_steps"]) == ("preemption_sigterm", 0)
     assert f"Megatron-LM's own newest checkpoint is after {first} step" in run.screen
-    with pretraining(tmp_path, "--train-iters", first + 2, *newest) as run:
+    stuck = {"RESILIENCE_FAULT": "hang:rank=1,section=resume,how=c", "RESILIENCE_SECTION_TIMEOUTS": "resume:5"}
+    with pretraining(tmp_path, "--train-iters", first + 2, *place, env=stuck) as run:
         assert run.finish(90.0) == 0, run.screen
-    assert [each["step"] for each in told(run, "start-0-[01]")] == [first, first]
-    assert [each["sections"]["resume"] for each in told(run, "end-0-[01]")] == [1, 1]
+    [_, hang] = run.incidents()
+    assert [(culprit["rank"], culprit["section"]) for culprit in hang["culprits"]] == [(1, "resume")]
+    assert [each["step"] for each in told(run, "start-1-[01]")] == [first, first]
+    assert [each["sections"]["resume"] for each in told(run, "end-1-[01]")] == [1, 1]
 
 
 def test_nvrx_that_is_missing_is_said_with_a_cure_and_not_tried_again(tmp_path):

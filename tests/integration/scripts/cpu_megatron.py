@@ -28,5 +28,5 @@ def install() -> None:
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_device = lambda: "cpu"
     for module in (torch.cuda, torch.cuda.random):
-        module.get_rng_state = lambda *_: torch.get_rng_state()
-        module.set_rng_state = module.manual_seed = module.manual_seed_all = lambda *_: None
+        module.get_rng_state = lambda *_, **__: torch.get_rng_state()
+        module.set_rng_state = module.manual_seed = module.manual_seed_all = lambda *_, **__: None

@@ -11,7 +11,7 @@ def main() -> None:
 
     from resilience_sdk.adapters import megatron
 
-    args = lm.arguments()
+    args = lm.parse_and_validate_args()
     forward_calls = []
 
     def forward_step(data_iterator, model):
@@ -33,7 +33,7 @@ def main() -> None:
         ]
 
     pretrain = megatron.around(lm.pretrain)
-    pretrain(lm.datasets_provider, lm.model_provider, "encoder_or_decoder", forward_step, args=args)
+    pretrain(args, lm.datasets_provider, "encoder_or_decoder", forward_step, model_provider=lm.model_provider)
     contract.tell("end", traces=traces(), forwards=len(forward_calls), **contract._page())
     lm.dist.destroy_process_group()
 

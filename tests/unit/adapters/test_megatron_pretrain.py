@@ -111,10 +111,31 @@ def test_its_places_are_taken_while_it_runs_and_given_back(recording, lm):
     run(lambda *_: None)  # and again
 
 
-def test_without_a_provider_that_is_called_it_begins_with_the_first_forward(recording, lm):
-    """Other ranks may have begun: one that asked Megatron's own handler would wait for them for ever."""
+def test_what_is_there_before_the_call_is_taken_at_once(recording, lm):
+    """The load of a checkpoint is a section, and whoever installs a handler meanwhile finds a stop that is agreed."""
+
+    def pretrain(train_valid_test_dataset_provider, forward_step_func):
+        assert lm._GLOBAL_ARGS.exit_signal_handler is True
+        assert lm.ft._GLOBAL_RANK_MONITOR_CLIENT is None  # Megatron-LM refuses to start NVRx's in the place of another
+        timer = lm._GLOBAL_TIMERS("load-checkpoint")
+        timer.start(barrier=True)
+        assert recording.stack() == ["resume"]
+        timer.stop(barrier=True)
+        train_valid_test_dataset_provider([3])
+        assert isinstance(lm.ft._GLOBAL_RANK_MONITOR_CLIENT, MonitorClient)
+
+    megatron.around(pretrain)(datasets_provider, forward_step)
+
+
+def test_what_comes_with_the_call_is_taken_with_the_first_forward(recording, lm):
+    """Of an older version, without a provider that is called here.
+
+    Other ranks may have begun: one that asked Megatron's own handler would wait for them for ever.
+    """
+    args, lm._GLOBAL_ARGS = lm._GLOBAL_ARGS, None
 
     def train(forward, _provider):
+        lm._GLOBAL_ARGS = args
         assert lm._GLOBAL_SIGNAL_HANDLER is None
         forward(1, 2)
         return lm._GLOBAL_SIGNAL_HANDLER.signals_received(), lm._GLOBAL_ARGS.exit_signal_handler
