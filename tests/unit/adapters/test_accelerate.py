@@ -212,7 +212,7 @@ del OLD._dataloaders
         (3, {}, r"attach\(int\): expected the accelerate.Accelerator"),
         (Fake(), {}, "no model with an optimizer yet; call attach behind"),
         (OLD, {}, r"has no Accelerator._dataloaders; pip install|expected the accelerate.Accelerator"),
-        (Fake(kind="DEEPSPEED"), {}, "DEEPSPEED is not covered.*heartbeat"),
+        (Fake(kind="DEEPSPEED"), {}, "DEEPSPEED is not covered.*adapters.deepspeed.attach"),
         (Fake(kind="MEGATRON_LM"), {}, "MEGATRON_LM is not covered.*heartbeat"),
         (Fake(kind="XLA"), {}, "XLA is not covered.*heartbeat"),
         (ONE, {"env": {"ACCELERATE_USE_FSDP": "true"}}, r"FSDP is asked for .* NO is in effect"),
