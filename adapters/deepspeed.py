@@ -18,7 +18,7 @@ import functools
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -361,17 +361,23 @@ class Attached(SavingLoop):
 
     # -- checkpoints
 
-    def _write(self, directory: Path) -> None:
-        # All meet in a barrier at its end: one that has failed would leave the others waiting there.
-        with errors_kept(self._engine.checkpoint_engine, "save"):
-            self._plain_save(str(directory), tag=SHARDED)
+    def _write(self, directory: Path) -> frozenset[str]:
+        """Let the engine save; return the names of the files that this rank has written."""
+        plain, paths = self._engine.checkpoint_engine.save, list[str]()
+
+        def save(state_dict: Any, path: str, *args: Any, **options: Any) -> Any:
+            paths.append(path)
+            return plain(state_dict, path, *args, **options)
+
+        self._save_by(save, directory)
+        return _names_in(directory, paths)
 
     def _stage(self, directory: Path) -> Callable[[], object]:
         """Take what `_write` would write, and return what writes it, for a thread; raises what taking raises."""
-        given: list[Callable[[], object]] = []
-        plain = self._engine.checkpoint_engine.save
+        plain, paths, given = self._engine.checkpoint_engine.save, list[str](), list[Callable[[], object]]()
 
         def keep(state_dict: Any, path: str, *args: Any, **options: Any) -> None:
+            paths.append(path)
             try:
                 copied = self._staging_of(len(given)).copy_all(state_dict)
             except Exception as error:  # noqa: BLE001 - what the script has in its state may be anything
@@ -380,13 +386,23 @@ class Attached(SavingLoop):
             else:
                 given.append(lambda: plain(copied, path, *args, **options))
 
+        def write() -> frozenset[str]:
+            for one in given:
+                one()
+            return _names_in(directory, paths)
+
+        self._save_by(keep, directory)
+        return write
+
+    def _save_by(self, save: Callable[..., Any], directory: Path) -> None:
         patches = Patches()
-        patches.replace(self._engine.checkpoint_engine, "save", keep)
+        patches.replace(self._engine.checkpoint_engine, "save", save)
         try:
-            self._write(directory)
+            # All meet in a barrier at its end: one that has failed would leave the others waiting there.
+            with errors_kept(self._engine.checkpoint_engine, "save"):
+                self._plain_save(str(directory), tag=SHARDED)
         finally:
             patches.detach()
-        return lambda: [write() for write in given]
 
     def _staging_of(self, number: int) -> Staging:
         from resilience_sdk.checkpoint.capture import Staging
@@ -420,6 +436,11 @@ class Attached(SavingLoop):
             loaded = self._plain_load(*args, **options)
         self.go_to(int(self._engine.global_steps))
         return loaded
+
+
+def _names_in(directory: Path, paths: Iterable[str]) -> frozenset[str]:
+    """Return the names of the files at these paths, relative to the directory that they are in."""
+    return frozenset(Path(path).relative_to(directory).as_posix() for path in paths if os.path.isfile(path))
 
 
 def _nothing() -> None:
