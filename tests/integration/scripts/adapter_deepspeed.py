@@ -9,10 +9,9 @@ import os
 import warnings
 
 import contract_script as contract
-import deepspeed
-import deepspeed.ops
 import torch
 import torch.distributed as dist
+from cpu_deepspeed import deepspeed
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
@@ -26,7 +25,6 @@ STAGE = 3 if args.raise_at >= 0 or args.background or (args.save and args.nan_at
 warnings.filterwarnings("ignore", category=FutureWarning)  # of torch, for what DeepSpeed calls
 torch.set_num_threads(1)
 torch.manual_seed(0)
-deepspeed.ops.__compatible_ops__ = {}  # else its collectives in shared memory are compiled, which takes a minute
 deepspeed.init_distributed("gloo")
 net = contract.Net(args)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
