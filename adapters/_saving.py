@@ -58,7 +58,7 @@ class SavingLoop(pytorch.Attached):
             say_once(
                 "steps differ",
                 f"the end of the training is NOT SAVED: its ranks are at different steps ({least} to {most}), as "
-                "behind a load_state of one of them; load alone only behind handle.finish()",
+                "behind a load of one of them alone; load alone only behind handle.finish()",
             )
         return bool(least == most)
 
