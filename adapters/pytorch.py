@@ -17,14 +17,14 @@ import functools
 import math
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from time import monotonic_ns
 from typing import Any
 
 from resilience_sdk import preemption, straggler
-from resilience_sdk.adapters._base import AttachedLoop, EvaluationBeat, StepBeat, StepLoss
+from resilience_sdk.adapters._base import AttachedLoop, EvaluationBeat, StepBeat, StepLoss, say_left_out
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError, Preempted
@@ -75,6 +75,11 @@ class TimedLoader:
         if self.is_on:
             self.is_on = False
             _set_class(self._loader, self._plain)
+
+    def pass_begins(self) -> None:
+        """Tell the loop that a new iterator is about to be made."""
+        if self.loop is not None and self.is_on:
+            self.loop.pass_begins()
 
     def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return what is iterated in the place of a new iterator."""
@@ -139,6 +144,7 @@ def _timed_class(plain: Any, watch: TimedLoader) -> type:
     """Return a subclass of the loader's class whose iterators are watched, and whose copies are of the class itself."""
 
     def timed_iter(self: Any) -> Iterator[Any]:
+        watch.pass_begins()
         return watch.watch(plain.__iter__(self))
 
     def reduce(self: Any, protocol: Any) -> Any:
@@ -237,7 +243,7 @@ class Attached(AttachedLoop):
         preemption.time_left()
         if loader is not None:
             self._watch_loader(loader)
-        sections = straggler.attach(
+        self._sections = straggler.attach(
             model,
             optimizer,
             on_forward=self._forward_begins,
@@ -247,7 +253,7 @@ class Attached(AttachedLoop):
             on_step_end=self._step_ends,
             on_failure=self._sections_failed,
         )
-        self.on_detach(sections.detach)
+        self.on_detach(self._sections.detach)
         if numerics.is_on():
             self._watch_losses()
 
@@ -298,9 +304,40 @@ class Attached(AttachedLoop):
 
     # -- for adapters built on this one
 
+    def pass_begins(self) -> None:
+        """Set what a new iterator of the loader draws its order from."""
+
     def walk(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return what is iterated in the place of a new iterator of the loader: it may count, and leave out."""
         return batches
+
+    def without(
+        self, bad_steps: Collection[int], batches: Iterator[Any], per_step: int, *, is_speaker: bool
+    ) -> Iterator[Any]:
+        """Leave out the batches of steps whose numbers were bad; each counts as a step, so that all have their own.
+
+        `per_step`: how many batches a step has. Only the speaker says so.
+        """
+        step, read, left = self.step, 0, 0
+        for batch in batches:
+            if self.step != step:
+                step, read = self.step, 0
+            if not left and not read and step in bad_steps:
+                say_left_out(step, 0 if is_speaker else 1)
+                left = per_step
+            if left:
+                left -= 1
+                if not left:
+                    self.leave_out_step()
+                continue
+            read += 1
+            yield batch
+        if left:  # a pass ends with fewer
+            self.leave_out_step()
+
+    def leave_out_step(self) -> None:
+        """Count a step that was not made."""
+        self.go_to(self.step + 1)
 
     def pass_ends(self) -> None:
         """Leave a step that the last batches did not complete."""

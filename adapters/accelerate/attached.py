@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import attrs
 
 from resilience_sdk import straggler
-from resilience_sdk.adapters import pytorch
-from resilience_sdk.adapters._base import Late, checkpointer, framework, refuse_second, say_left_out
+from resilience_sdk.adapters._base import Late, checkpointer, framework, refuse_second
+from resilience_sdk.adapters._saving import SavingLoop
 from resilience_sdk.adapters.accelerate.saves import Position, StateSaves, kind_of, read_file
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
@@ -23,10 +22,9 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.core.journal import Event
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import CheckpointError, ConfigError
-from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
 from resilience_sdk.rank import Session
-from resilience_sdk.rank.all_ranks import finish, session_on_all_ranks
+from resilience_sdk.rank.all_ranks import session_on_all_ranks
 from resilience_sdk.rank.checkpoints import save_at_stop
 from resilience_sdk.rank.lifecycle import has_failed_to_start
 from resilience_sdk.rank.run import begin_session
@@ -121,10 +119,12 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _SEAMS = ("_models", "_optimizers", "_dataloaders", "save_state", "load_state", "project_configuration", "state")
+_BY_HAND = "write `with heartbeat():` around each step instead"
 _UNSEEN = {
-    "DEEPSPEED": "DeepSpeed steps inside its engine, where no hook reaches",
-    "MEGATRON_LM": "Megatron-LM has its own loop: see resilience_sdk.adapters.megatron",
-    "XLA": "steps on XLA are traced, not run",
+    "DEEPSPEED": "DeepSpeed steps and saves inside its engine, which accelerator.prepare() returns as the model: call "
+    "resilience_sdk.adapters.deepspeed.attach(model, loader=loader)",
+    "MEGATRON_LM": f"Megatron-LM has its own loop: see resilience_sdk.adapters.megatron, or {_BY_HAND}",
+    "XLA": f"steps on XLA are traced, not run: {_BY_HAND}",
 }
 _FSDP = "ACCELERATE_USE_FSDP"
 
@@ -183,10 +183,7 @@ def _check_accelerator(accelerator: Any) -> None:
 def _check_kind(accelerator: Any, env: Mapping[str, str]) -> None:
     kind = kind_of(accelerator)
     if kind in _UNSEEN:
-        raise ConfigError(
-            f"attach(accelerator): {kind} is not covered, since {_UNSEEN[kind]}; write `with heartbeat():` around each "
-            "step instead"
-        )
+        raise ConfigError(f"attach(accelerator): {kind} is not covered here: {_UNSEEN[kind]}")
     if env.get(_FSDP, "").lower() in ("true", "1") and kind != "FSDP":
         raise ConfigError(
             f"attach(accelerator): FSDP is asked for ({_FSDP}, of the --config_file or the fsdp_plugin), but {kind} is "
@@ -259,7 +256,7 @@ _MAX_JOIN_S = 7200.0
 """For the ranks that have more batches. In a pause, which has no end, it would not be found if one of them hangs."""
 
 
-class Attached(pytorch.Attached):
+class Attached(SavingLoop):
     """What is hung on one accelerator, and how far its training is; a context manager that finishes or detaches.
 
     For the thread that trains. What may be read counts on when the SDK is switched off.
@@ -307,7 +304,7 @@ class Attached(pytorch.Attached):
             return
         self.replace(self._accelerator, "save_state", self._state.save_state)
         self.replace(self._accelerator, "load_state", self._state.load_state)
-        listening.begin(self._expected_save_s)
+        listening.begin(self.expected_save_s)
         connect(self._accelerator, self._session)
 
     # -- how far it is
@@ -321,49 +318,6 @@ class Attached(pytorch.Attached):
     def samples(self) -> int:
         """Samples that all ranks together were given by the loader, over all attempts."""
         return 0 if self._position is None else self._position.total
-
-    # -- the end
-
-    def save(self) -> bool:
-        """Save into the run directory now; tell whether a whole checkpoint of this step is there. Collective."""
-        return self._checkpointer is not None and self._checkpointer.save(self.step)
-
-    def finish(self) -> None:
-        """End a training that is complete: save once more, set the finished flag, detach. Collective.
-
-        Where ranks are at different steps, it says so, and neither saves nor sets the flag. Raises `NumericsError`
-        where the last losses were bad and the setting `numerics` asks for that.
-        """
-        if not self.is_attached:
-            return
-        if self._session is not None:
-            numerics.settle()  # the last losses are not judged yet, and the save is to be good
-        is_one = self._save_the_end()
-        self.detach()
-        if self._session is not None:
-            finish(self._session, self.step, is_complete=is_one)
-
-    def _save_the_end(self) -> bool:
-        """Save what was trained; tell whether all ranks are at one step, without which it would be no one's state."""
-        if self._checkpointer is None:
-            return True
-        steps = find_ranks().gather(self.step)
-        least, most = min(steps), max(steps)
-        if least == most != self._began:
-            self.save()
-        elif least != most and self._accelerator.is_main_process:
-            say_once(
-                "steps differ",
-                f"the end of the training is NOT SAVED: its ranks are at different steps ({least} to {most}), as "
-                "behind a load_state of one of them; load alone only behind handle.finish()",
-            )
-        return bool(least == most)
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.finish()
-        else:
-            self.detach()  # no collective: the other ranks may be elsewhere
 
     # -- passes
 
@@ -379,27 +333,10 @@ class Attached(pytorch.Attached):
             )
         walked = self._position.walk(batches)
         bad_steps = () if self._checkpointer is None else self._checkpointer.skipped_steps
-        return self._without(bad_steps, walked) if bad_steps else walked
-
-    def _without(self, bad_steps: Collection[int], batches: Iterator[Any]) -> Iterator[Any]:
-        """Leave out the batches of steps whose numbers were bad; each counts as a step, so that all have their own."""
+        if not bad_steps:
+            return walked
         per_step = int(self._accelerator.gradient_accumulation_steps)
-        step, read, left = self.step, 0, 0
-        for batch in batches:
-            if self.step != step:
-                step, read = self.step, 0
-            if not left and not read and step in bad_steps:
-                say_left_out(step, int(self._accelerator.process_index))
-                left = per_step
-            if left:
-                left -= 1
-                if not left:
-                    self.go_to(self.step + 1)
-                continue
-            read += 1
-            yield batch
-        if left:  # a pass ends with fewer
-            self.go_to(self.step + 1)
+        return self.without(bad_steps, walked, per_step, is_speaker=bool(self._accelerator.is_main_process))
 
     @contextmanager
     def _join_uneven_inputs(self, *args: Any, **options: Any) -> Iterator[None]:
@@ -463,21 +400,12 @@ class Attached(pytorch.Attached):
         if self._position is not None and saved.get("position") is not None:
             self._position.resume(saved["position"])
 
-    def _expected_save_s(self) -> float:
-        return 0.0 if self._checkpointer is None else self._checkpointer.expected_save_s
-
-    def between_steps(self, is_leaving: bool) -> float:
-        """Save if it is time, or the last thing before the job leaves. Collective: all ranks are behind one step."""
-        if not is_leaving:
-            if self._checkpointer is None:
-                return sys.maxsize
-            self._checkpointer.maybe_save(self.step)
-            return self._checkpointer.next_due()
-        if self._checkpointer is not None:
-            save_at_stop(self._checkpointer, self.step, self._session)
-        elif self._session is not None and self._accelerator.project_configuration.automatic_checkpoint_naming:
+    def save_before_leaving(self) -> None:
+        """Save if there is time, into the run directory or where Accelerate numbers the directories. Collective."""
+        super().save_before_leaving()
+        numbers = self._accelerator.project_configuration.automatic_checkpoint_naming
+        if self._checkpointer is None and self._session is not None and numbers:
             save_at_stop(self._state, self.step, self._session)
-        return self.step
 
 
 def _numbers_of_batches(loader: Any) -> list[int]:

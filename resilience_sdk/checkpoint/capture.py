@@ -184,11 +184,14 @@ def write_part(part: RankPart, directory: Path, ranks: Ranks, *, mode: int, spre
             spread.result()
         elif part.spread:
             sharded.save(directory, part.spread, ranks)
-        places = {SHARDED} if part.spread else set()
+        places, names = {SHARDED} if part.spread else set(), frozenset[str]()
         if part.writer is not None:
-            part.writer(directory)
-            places |= sharded.places_in(directory)  # each rank reads its own back: one alone would read the whole model
+            # Each rank reads its own back: one alone would read the whole model.
+            written = part.writer(directory)
+            names = written if isinstance(written, frozenset) else names
+            places |= sharded.places_in(directory)
         entries = [one for place in sorted(places) for one in sharded.entries_of(directory, place, rank, mode=mode)]
+        entries += [sharded.entry_of(directory, name, mode=mode) for name in sorted(names) if is_listable(name)]
         entries += payload.write_rank(directory, rank, part.document, part.own, mode=mode)
         if rank == 0:
             entries += payload.write_shared(directory, part.shared, part.values, sorted(part.spread), mode=mode)

@@ -158,7 +158,8 @@ class Checkpointer:
             clock: For tests.
             writer: For a framework that saves by itself: `writer(directory)` writes more files there, on all ranks at
                 once, in the thread that trains. Plain names, and these in directories, become a part of the checkpoint;
-                the framework reads them from `last_good.path`. It ends on all ranks, also where one of them fails.
+                the framework reads them from `last_good.path`. It ends on all ranks, also where one of them fails. It
+                may return a frozenset of names: files of this rank alone, which it reads back; rank 0 reads all others.
             stager: For the same in the background: takes the state as `writer` does, and returns what writes it, which
                 a thread calls. Without it `writer` writes while the training waits, and all else is left to a thread.
 

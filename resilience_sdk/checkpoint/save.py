@@ -426,11 +426,10 @@ class Saver:
     def _stage(self, writer: Callable[[Path], object], unfinished: Path) -> Callable[[Path], object]:
         """Let a framework take its state, on all ranks at once; return what writes it, or raises what taking raised."""
         try:
-            finish: Callable[[], object] = _nothing
             if self._stager is None:
-                writer(unfinished)
-            else:
-                finish = self._stager(unfinished)
+                written = writer(unfinished)
+                return lambda _directory: written
+            finish = self._stager(unfinished)
         except BaseException as error:
             # As in `write_part`: the others learn of it by this rank's part.
             if not isinstance(error, Exception) and type(error).__name__ != "CheckpointException":
@@ -509,10 +508,6 @@ class Saver:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / NS_PER_S
-
-
-def _nothing() -> None:
-    """Write nothing more."""
 
 
 def _fail(error: BaseException, _directory: Path) -> None:

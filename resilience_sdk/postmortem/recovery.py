@@ -81,7 +81,7 @@ class RecoveryWatch:
         if self._closed == attempt:
             return
         for snapshot in ranks:
-            if snapshot.first_beat_ns is not None and (snapshot.rank, snapshot.pid) not in self._first_beats:
+            if _has_begun(snapshot) and (snapshot.rank, snapshot.pid) not in self._first_beats:
                 self._first_beats.add((snapshot.rank, snapshot.pid))
                 self._first_steps[snapshot.rank] = first_step(snapshot)
                 step = None if snapshot.step is None else first_step(snapshot)
@@ -95,7 +95,7 @@ class RecoveryWatch:
             self._first_steps.update({page.rank: first_step(page) for page in elsewhere})
             leads, ranks, expected = any(page.rank == 0 for page in ranks), [*ranks, *elsewhere], None
         wanted = set(expected if expected is not None else range(ranks[0].world_size if ranks else 1))
-        beaten = {page.rank for page in ranks if page.first_beat_ns is not None}
+        beaten = {page.rank for page in ranks if _has_begun(page)}
         if not wanted or not wanted <= beaten:
             return
         if elsewhere is not None and not leads and not self._has_waited(attempt):
@@ -198,6 +198,21 @@ class RecoveryWatch:
                 continue
         # A step is complete when every rank has completed it; a heartbeat that an exception ended counts on its own.
         return min(reached, default=None)
+
+
+_MAX_PREPARATION = 20
+"""Collectives, as they are sampled: behind that many they are taken for steps, whatever else there is."""
+
+
+def _has_begun(page: RankSnapshot) -> bool:
+    """Tell whether a rank is behind its start-up, in which wrapping a model may take collectives.
+
+    Where an optimizer was made, its steps are to be expected, or heartbeats of the script.
+    """
+    if page.first_beat_ns is None:
+        return False
+    is_sampled = page.trains and page.beat_source == "collectives"
+    return not is_sampled or page.main_lane.beats > _MAX_PREPARATION
 
 
 def close_warnings(store: IncidentStore, journal: Journal, *, since: float) -> None:

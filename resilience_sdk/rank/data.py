@@ -69,20 +69,24 @@ class Walk:
 
         `restore_rng()` sets the generators as they were at the save. Only the speaker prints.
         """
+        _set_epoch(loader, self.epoch)
+        self.prepare_epoch(loader)
+        return self.enter_epoch(iter(loader), restore_rng, is_speaker=is_speaker)
+
+    def prepare_epoch(self, loader: Iterable[Any]) -> None:
+        """Set the generators as they were when this epoch began, before an iterator of it is made."""
         self._loader = loader
         self._has_state = callable(getattr(loader, "state_dict", None))
         self._generators = find_generators(loader)
-        _set_epoch(loader, self.epoch)
-        resumed, self._is_resumed = self._is_resumed, False
-        if not resumed:
-            self._epoch_rng = take_rng(self._generators)
-            return iter(loader)
-        if self._epoch_rng is not None:
+        if self._is_resumed and self._epoch_rng is not None:
             set_rng(self._generators, self._epoch_rng)
         else:
             self._epoch_rng = take_rng(self._generators)
-        batches = iter(loader)
-        if self.batches:
+
+    def enter_epoch(self, batches: Iterator[Any], restore_rng: Any, *, is_speaker: bool) -> Iterator[Any]:
+        """Return that iterator, behind what was read of it before a resume; otherwise as `start_epoch`."""
+        is_resumed, self._is_resumed = self._is_resumed, False
+        if is_resumed and self.batches:
             if not self._has_state:
                 self._fast_forward(batches, is_speaker=is_speaker)
             # Not at the start of an epoch: there the save was before what iter() has just drawn.

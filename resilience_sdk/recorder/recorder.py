@@ -262,6 +262,8 @@ class Recorder:
         """Let the script's own heartbeats replace those made for it, where both are there."""
         words = self.page.words
         if words[at.W_BEAT_SOURCE] != at.BEATS_USER:
+            if words[at.W_BEAT_SOURCE] == at.BEATS_COLLECTIVES:
+                words[at.W_FIRST_BEAT_NS] = 0  # they were those of a preparation: the first step is still to come
             words[at.W_BEAT_SOURCE] = at.BEATS_USER
             words[at.W_STEPPED] = 0
             with self._lock:

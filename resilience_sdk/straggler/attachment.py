@@ -14,7 +14,7 @@ from resilience_sdk.errors import ConfigError
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler.gpu import GpuClock, gpu_clock
 from resilience_sdk.straggler.kernels import SUFFIX, KernelSampler, sampled_device, sampling_interval
-from resilience_sdk.straggler.model_hooks import Brackets, Guard, loaded, sharded_modules
+from resilience_sdk.straggler.model_hooks import Brackets, Guard, Waits, loaded, sharded_modules
 from resilience_sdk.straggler.passes import Callback, CompiledCall, Engine, ModelPasses, PassListener
 
 
@@ -207,6 +207,11 @@ class Attachment:
             self._device.sampler.stop()
         if was_on:
             self._tell_end()  # another attach() of the model may have put its own hooks in the place of these
+
+    @property
+    def waits(self) -> Waits:
+        """What adds up the waits for other ranks inside of its passes, for a framework whose hooks are not torch's."""
+        return self._passes.waits
 
     def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` as a forward of its own: for a framework that calls a method of the model, not the model."""

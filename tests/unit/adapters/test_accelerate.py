@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from resilience_sdk import straggler
+from resilience_sdk.adapters import _saving
 from resilience_sdk.adapters.accelerate import attached, tracker
 from resilience_sdk.adapters.accelerate.attached import connect, find_prepared, plain
 from resilience_sdk.core.journal import Journal
@@ -100,8 +101,9 @@ def test_a_first_pass_whose_end_is_the_first_question_is_saved(handle):
 def test_the_end_is_saved_where_all_ranks_have_come_to_it(handle, monkeypatch, capsys, own, other, saved):
     """One that has loaded an older state alone is elsewhere: what would be saved then is said, and not taken for it."""
     ended = []
-    monkeypatch.setattr(attached, "find_ranks", lambda: types.SimpleNamespace(gather=lambda mine: [mine, other]))
-    monkeypatch.setattr(attached, "finish", lambda *_, is_complete: ended.append(is_complete))
+    ranks = types.SimpleNamespace(rank=0, gather=lambda mine: [mine, other])
+    monkeypatch.setattr(_saving, "find_ranks", lambda: ranks)
+    monkeypatch.setattr(_saving, "finish", lambda *_, is_complete: ended.append(is_complete))
     handle.step = own
     handle.finish()
     assert (handle.saved(), ended) == (saved, [own == other])
@@ -212,7 +214,7 @@ del OLD._dataloaders
         (3, {}, r"attach\(int\): expected the accelerate.Accelerator"),
         (Fake(), {}, "no model with an optimizer yet; call attach behind"),
         (OLD, {}, r"has no Accelerator._dataloaders; pip install|expected the accelerate.Accelerator"),
-        (Fake(kind="DEEPSPEED"), {}, "DEEPSPEED is not covered.*heartbeat"),
+        (Fake(kind="DEEPSPEED"), {}, "DEEPSPEED is not covered.*adapters.deepspeed.attach"),
         (Fake(kind="MEGATRON_LM"), {}, "MEGATRON_LM is not covered.*heartbeat"),
         (Fake(kind="XLA"), {}, "XLA is not covered.*heartbeat"),
         (ONE, {"env": {"ACCELERATE_USE_FSDP": "true"}}, r"FSDP is asked for .* NO is in effect"),

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "adapters" / "README.md").read_text()
 SUITE = (ROOT / "tests" / "integration" / "adapters_contract" / "README.md").read_text()
-ADAPTERS = ("pytorch", "Lightning", "Accelerate", "Transformers", "Megatron")
+ADAPTERS = ("pytorch", "Lightning", "Accelerate", "DeepSpeed", "Transformers", "Megatron")
 HEAD, _, *ROWS = [line.strip("|").split("|") for line in TEXT.splitlines() if line.count("|") == len(ADAPTERS) + 3]
 
 

@@ -136,6 +136,25 @@ def test_each_rank_reads_its_own_shards_back(tmp_path, rank, names):
     assert sorted(name for name in files if "/" in name) == names
 
 
+def test_each_rank_reads_the_files_back_that_a_writer_names(tmp_path):
+    """Those of a framework that has a file for each rank, and no shards of torch's."""
+
+    def write(directory):
+        for name in ("own.pt", "other.pt", ".hidden"):
+            (directory / name).write_bytes(b"part")
+        return frozenset({"own.pt", ".hidden"})
+
+    part = RankPart(document={}, own={}, shared={}, spread={}, values="{}", writer=write)
+    answer = write_part(part, tmp_path, types.SimpleNamespace(rank=1, size=2), mode=0o600)
+    names = {FileEntry.from_json(entry).name for entry in answer["files"]}
+    assert {name for name in names if name.endswith(".pt") or name.startswith(".")} == {"own.pt"}
+    for in_background in (False, True):
+        saver = Checkpointer({}, run_dir=tmp_path / "run", every=1, writer=write, in_background=in_background)
+        assert saver.maybe_save(1 + in_background)
+        assert saver.wait()
+        assert {"own.pt", "other.pt"} <= verify_checkpoint(saver.last_good.path).names()
+
+
 def test_a_rank_that_does_not_see_the_directory_says_so_before_it_writes(tmp_path):
     """The framework would make it on that node alone, and the checkpoint would be taken for a whole one."""
     saver = checkpointer(tmp_path)._saver

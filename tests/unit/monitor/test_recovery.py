@@ -24,7 +24,7 @@ def beating(*ranks: int, step: int = 1, step_is_global: bool = False) -> list[Si
     """Pages of a world of two, of ranks that have completed their first beats, the last one of them `step`."""
     lane = LaneView(thread_id=1, last_ns=0, beats=1, step=step, step_is_global=step_is_global, stack=())
     common = {"pid": 1, "world_size": 2, "first_beat_ns": time.monotonic_ns(), "step": step}
-    common["step_is_global"] = step_is_global
+    common |= {"step_is_global": step_is_global, "trains": True, "beat_source": "user"}
     return [SimpleNamespace(rank=rank, main_lane=lane, **common) for rank in ranks]
 
 
@@ -75,11 +75,26 @@ def test_pulses_of_a_load_are_not_where_a_run_resumed(store, journal):
     assert event["resumed_at"] == 20
 
 
+def test_collectives_of_a_preparation_are_no_recovery(store, journal):
+    """To wrap a model (DDP, DeepSpeed) takes some; an optimizer was made, whose steps are still to come."""
+    store.create("crash", Incident(attempt=0, detected_at=time.time()), {}, {})
+    watch = RecoveryWatch(store, journal)
+    preparing = beating(0, 1)
+    for one in preparing:
+        one.beat_source = "collectives"
+    watch.look(1, preparing, None)
+    assert store.open_recoveries()
+    watch.look(1, beating(0, 1, step=20, step_is_global=True), None)
+    (event,) = recovered(journal)
+    assert event["resumed_at"] == 20
+
+
 def page(rank: int, beats: int, *, done: bool = False, exit_state: str = "running") -> SimpleNamespace:
     """A page of a world of two that shows so many completed heartbeats."""
     now_ns = time.monotonic_ns()
     lane = LaneView(1, now_ns, beats, beats, step_is_global=False, stack=(), beat_ns=now_ns)
     common = {"pid": 10 + rank, "world_size": 2, "first_beat_ns": 1, "step": beats, "step_is_global": False}
+    common |= {"trains": True, "beat_source": "user"}
     return SimpleNamespace(
         rank=rank, beats=beats, main_lane=lane, done=done, exit_state=exit_state, **common
     )  # fmt: skip
