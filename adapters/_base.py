@@ -48,7 +48,7 @@ class Patches:
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Put `value` in the place of an attribute.
 
-        `detach` leaves it where somebody has put another one around it; when that is patches, they do not bring it back.
+        `detach` leaves it where somebody has put another one around it; if these are patches, they do not bring it back.
         """
         own = getattr(owner, "__dict__", {})
         before = (own[name],) if name in own else ()
@@ -68,7 +68,7 @@ class Patches:
 
 
 _given_up: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-"""What was put in the place of an attribute and is to be gone, while another one is around it -> what was there before."""
+"""What was put in the place of an attribute and is to be gone, with another one around it -> what was there before."""
 
 
 def _give_back(owner: Any, name: str, value: Any, before: tuple[Any, ...]) -> None:
