@@ -48,7 +48,7 @@ class Patches:
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Put `value` in the place of an attribute.
 
-        `detach` leaves it where somebody has put another one around it; if these are patches, they do not bring it back.
+        `detach` leaves it where somebody has put another one around it; patches that have do not bring it back.
         """
         own = getattr(owner, "__dict__", {})
         before = (own[name],) if name in own else ()

@@ -170,7 +170,10 @@ class RankMonitorClient:
             self._open[section] = _Opened(section, "compute", self._timeout_of(section))
 
     def end_section(self, section: str) -> None:
-        """Leave a section, in whichever thread; RankMonitorClientError where it is not open, or monitoring not begun."""
+        """Leave a section, in whichever thread it began.
+
+        Raises RankMonitorClientError where it is not open, and before `init_workload_monitoring`.
+        """
         self._require_initialized()
         with self._lock:
             try:
