@@ -10,8 +10,9 @@ import functools
 import gc
 import importlib
 import os
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
 from time import monotonic_ns
@@ -45,10 +46,15 @@ class Patches:
         self._undo: list[Callable[[], object]] = []
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Put `value` in the place of an attribute; `detach` leaves it where somebody has put another one around it."""
+        """Put `value` in the place of an attribute.
+
+        `detach` leaves it where somebody has put another one around it; patches that have do not bring it back.
+        """
         own = getattr(owner, "__dict__", {})
         before = (own[name],) if name in own else ()
         setattr(owner, name, value)
+        with suppress(KeyError, TypeError):
+            del _given_up[value]
         self.on_detach(functools.partial(_give_back, owner, name, value, before))
 
     def on_detach(self, undo: Callable[[], object]) -> None:
@@ -61,9 +67,18 @@ class Patches:
             self._undo.pop()()
 
 
+_given_up: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+"""What was put in the place of an attribute and is to be gone, with another one around it -> what was there before."""
+
+
 def _give_back(owner: Any, name: str, value: Any, before: tuple[Any, ...]) -> None:
     if vars(owner).get(name) is not value:
+        with suppress(TypeError):  # no weak reference to it is possible
+            _given_up[value] = before
         return
+    with suppress(KeyError, TypeError):
+        while before:
+            before = _given_up[before[0]]
     if before:
         setattr(owner, name, before[0])
     else:

@@ -98,7 +98,7 @@ class RankMonitorClient:
         self._given: Collection[str] = ()
         self._first: Pulse | None = None
         self._pulse: Pulse | None = None
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, _Opened] = {}
         self._lock = threading.RLock()
 
     def init_workload_monitoring(self, num_warmup_iters: int | None = None) -> None:
@@ -136,8 +136,8 @@ class RankMonitorClient:
         self.is_initialized = False
         with self._lock:
             self._leave_first()
-            for block in self._open.values():
-                block.__exit__(None, None, None)
+            for opened in self._open.values():
+                opened.close()
             self._open.clear()
             heartbeat.done()
 
@@ -156,26 +156,31 @@ class RankMonitorClient:
     def start_section(self, section: str) -> None:
         """Enter a section, which may nest in others or overlap with them.
 
-        Raises RankMonitorClientError where it is open already, and before `init_workload_monitoring`.
+        Raises RankMonitorClientError where it is open already or has no name, and before `init_workload_monitoring`.
         """
         self._require_initialized()
+        if not isinstance(section, str) or not section:
+            raise RankMonitorClientError(f"a section has a name, which is text: not {section!r}")
         with self._lock:
             try:
                 self._longest.open(section, time.monotonic())
             except ValueError as error:
                 raise RankMonitorClientError(str(error)) from None
             self._leave_between()
-            self._open[section] = _block(section, self._timeout_of(section)).__enter__()
+            self._open[section] = _Opened(section, "compute", self._timeout_of(section))
 
     def end_section(self, section: str) -> None:
-        """Leave a section; RankMonitorClientError where it is not open, and before `init_workload_monitoring`."""
+        """Leave a section, in whichever thread it began.
+
+        Raises RankMonitorClientError where it is not open, and before `init_workload_monitoring`.
+        """
         self._require_initialized()
         with self._lock:
             try:
                 self._longest.close(section, time.monotonic())
             except ValueError as error:
                 raise RankMonitorClientError(str(error)) from None
-            self._open.pop(section).__exit__(None, None, None)
+            self._open.pop(section).close()
             self._watch_between()
 
     def end_all_sections(self) -> None:
@@ -223,7 +228,7 @@ class RankMonitorClient:
                 self._longest,
                 self.cfg.safety_factor,
                 self.section_timeouts,
-                selected=selected_sections or None,
+                selected=selected_sections,
                 with_out_of_section=calc_out_of_section,
             )
             if new is not None:
@@ -294,7 +299,7 @@ class RankMonitorClient:
         """Have the timeouts hold from now on, for what is open too."""
         self._publish_heartbeats()
         for name in {*self._longest.sections, *self._open} - {BETWEEN}:
-            _block(name, self._timeout_of(name))
+            section(name, timeout=self._timeout_of(name))
 
     def _publish_heartbeats(self) -> None:
         for pulse, timeout in ((self._first, self._initial_timeout()), (self._pulse, self._subsequent_timeout())):
@@ -334,9 +339,9 @@ class RankMonitorClient:
             first.stop()
 
     def _leave_between(self) -> None:
-        block = self._open.pop(BETWEEN, None)
-        if block is not None:
-            block.__exit__(None, None, None)
+        opened = self._open.pop(BETWEEN, None)
+        if opened is not None:
+            opened.close()
 
     def _watch_between(self) -> None:
         """Have the time without a section run, where it has a timeout."""
@@ -344,13 +349,26 @@ class RankMonitorClient:
         assert of_sections is not None
         timeout = self._deadline(of_sections.out_of_section, of_sections.is_out_of_section_calculated)
         if timeout is not None and not self._longest.opened:
-            block = section(BETWEEN, kind="idle", timeout=timeout)
-            if BETWEEN not in self._open:
-                self._open[BETWEEN] = block.__enter__()
+            if BETWEEN in self._open:
+                section(BETWEEN, kind="idle", timeout=timeout)  # publishes another timeout
+            else:
+                self._open[BETWEEN] = _Opened(BETWEEN, "idle", timeout)
 
 
-def _block(name: str, timeout: float | None) -> Any:
-    return section(name, timeout=timeout)
+class _Opened:
+    """A section that is open, which any thread may close: a block is of the thread that has entered it."""
+
+    def __init__(self, name: str, kind: str, timeout: float | None) -> None:
+        """Enter it."""
+        self._block = section(name, kind=kind, timeout=timeout).__enter__()
+        self._own = lookup.find_own_block(name, kind)
+
+    def close(self) -> None:
+        """Leave it."""
+        if self._own is None or self._own.lane.ident == threading.get_ident():
+            self._block.__exit__(None, None, None)
+        else:
+            self._own.end(time.monotonic_ns())
 
 
 def _configuration() -> tuple[FaultToleranceConfig, Collection[str]]:

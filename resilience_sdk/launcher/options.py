@@ -251,7 +251,7 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
         start_method,
         local,
         tuple(argv),
-        _nvrx_section(namespace) if namespace.provide_nvrx else None,
+        _nvrx_section(namespace, env) if namespace.provide_nvrx else None,
     )
     _check_counts(namespace)
     _settle_threads(options, env)
@@ -451,14 +451,16 @@ def _settle_nvrx(args: argparse.Namespace, parser: argparse.ArgumentParser) -> N
         say(f"{option}: each rank has a file of its own for each attempt, below {args.log_dir}")
 
 
-def _nvrx_section(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what a client of NVIDIA's extension is configured with: by the file, with options over it.
+def _nvrx_section(args: argparse.Namespace, env: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a client of NVIDIA's extension is configured with: by the files, with options over them.
 
     Of values that were checked before, as settings.
     """
-    file = setting_options.config_option(args) or setting_options.nvrx_file(args)
-    section = nvrx.find_section(read_file(Path(file)), file) if file is not None else None
-    given = {**(section or {}), **setting_options.nvrx_options(args)}
+    own_file = setting_options.config_option(args) or env.get(environ.CONFIG)
+    given: dict[str, Any] = {}
+    for file in (setting_options.nvrx_file(args), own_file):
+        given |= (nvrx.find_section(read_file(Path(file)), file) if file else None) or {}
+    given |= setting_options.nvrx_options(args)
     return {name: given[name] for name in nvrx.OF_CLIENT if name in given}
 
 

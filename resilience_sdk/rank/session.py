@@ -290,6 +290,8 @@ class WatchedSession(Session):
         """Note that the user's code uses the SDK, so that a first beat is to be expected."""
         if not self._uses_sdk:
             self._uses_sdk = True
+            if _counts_from_first_use():
+                self.page.set_resumed(time.monotonic_ns())
             self.page.set_flag(at.FLAG_DECLARED)
 
     def optimizer_stepped(self) -> None:
@@ -384,7 +386,8 @@ class WatchedSession(Session):
         page.set_flag(at.FLAG_PROVISIONAL, self.identity.provisional)
         page.set_flag(at.FLAG_DUMPS, self._dumps is not None)
         # Whoever sets a time for the first beat expects one.
-        page.set_flag(at.FLAG_DECLARED, self.settings.initial_heartbeat_timeout is not None)
+        expects = self.settings.initial_heartbeat_timeout is not None and not _counts_from_first_use()
+        page.set_flag(at.FLAG_DECLARED, expects)
         return page
 
     def _register_dumps(self) -> int | None:
@@ -472,6 +475,14 @@ class WatchedSession(Session):
             remove_unwatched(self.pages, self._stem)
         elif self.config.foreign and self._find_monitor() is False:
             remove_own(self.pages, self._stem)
+
+
+def _counts_from_first_use() -> bool:
+    """Tell whether the time to the first heartbeat counts from where the script uses the SDK, as it does in NVRx.
+
+    Those who come over have chosen it for that; what a script does before may take long, and is no part of it.
+    """
+    return environ.INTERNAL_NVRX in environ.environment()
 
 
 def _key_of(pages: Path) -> str:

@@ -96,9 +96,12 @@ def test_a_rank_that_never_beats_is_ended(tmp_path):
         assert incident["kind"] == "hang"
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", "after", "late"])
 def test_an_end_is_no_hang(tmp_path, when):
-    """Before the first heartbeat, or long after the shutdown: all ranks leave with 0, nobody is ended."""
+    """Before the first heartbeat, or long after the shutdown: all ranks leave with 0, nobody is ended.
+
+    Nor is a client that begins late: the time to the first heartbeat counts from its start.
+    """
     options = ("--ft-initial-rank-heartbeat-timeout", "2", "--ft-rank-heartbeat-timeout", "2", "--max-restarts", "0")
     with job(tmp_path, *RANKS, *options, "nvrx/ends.py", env={"WHEN": when}) as run:
         assert run.finish() == 0, run.screen

@@ -76,6 +76,15 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
 }
 """Key of the section -> the reason why there is none of ours."""
 KEYS = (*TRANSLATED, *WITHOUT_COUNTERPART)
+OF_FRAMEWORKS: Mapping[str, str] = {
+    "restart_policy": "any-failed is what is done anyway",
+    "calculate_timeouts": "timeouts are learned in any case, and calculated where a callback or a client asks for it",
+    "max_rank_restarts": "restarts are the option --max-restarts of the launcher",
+    "max_subsequent_job_failures": "`resilience supervise --max-job-retries` starts a job again",
+    "additional_ft_launcher_args": "options of the launcher are read from its command line",
+    "simulated_fault": "a fault is rehearsed by RESILIENCE_FAULT, or by SimulatedFaultParams of a callback",
+}
+"""Key that NeMo and NeMo RL have in the same section, for themselves -> the reason why nothing is done with it."""
 OF_CLIENT = (*TRANSLATED, "workload_check_interval", "rank_termination_signal", "log_level")
 """Keys that a rank's client is told; others may hold addresses with passwords."""
 
@@ -90,11 +99,13 @@ OPTIONS_TAKEN: Mapping[str, str] = {
     PER_CYCLE_LOGS: "`--log-dir` with its directory and `--tee 3`: a file for each rank and attempt",
     RESTART_POLICY: "`any-failed` is what is done anyway; `min-healthy` is refused: with --nnodes MIN:MAX the job goes "
     "on without a node that is lost",
+    **dict.fromkeys(
+        ("ft_ignore_missing_cfg", "ignore_missing_fault_tol_cfg"),
+        "a file without a `fault_tolerance:` section is passed over, else that is an error; no file is needed",
+    ),
 }
 """Option of the launcher -> what is done with it there, since no setting has a counterpart."""
 OPTIONS_WITHOUT_COUNTERPART: Mapping[str, str] = {
-    "ft_ignore_missing_cfg": "no configuration is needed, timeouts that nobody sets are learned",
-    "ignore_missing_fault_tol_cfg": "no configuration is needed, timeouts that nobody sets are learned",
     "ft_rdzv_impl": "nodes meet as torch.distributed.elastic has it, see --rdzv-backend",
     "ft_nvrx_logfile": "what the launcher says is on standard error, what it does is in the journal",
     "ft_enable_log_server": _LOGS,
@@ -187,7 +198,7 @@ def translate(
     source: str,
     name_of: Callable[[str], str] = str,
     fields: Mapping[str, str] = TRANSLATED,
-    without: Mapping[str, str] = WITHOUT_COUNTERPART,
+    without: Mapping[str, str] = {**WITHOUT_COUNTERPART, **OF_FRAMEWORKS},
 ) -> Translation:
     """Return our values for a `fault_tolerance` mapping, with a note about every key.
 

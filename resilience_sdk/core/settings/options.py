@@ -14,13 +14,15 @@ import copy
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 
+from resilience_sdk.core.console import say_once
 from resilience_sdk.core.settings import nvrx
 from resilience_sdk.core.settings.fields import FIELDS, Settings, read_value, shown_default
-from resilience_sdk.core.settings.load import load_settings
+from resilience_sdk.core.settings.load import load_settings, read_file
 from resilience_sdk.core.settings.parse import SWITCH_WORDS
 
 _SETTING = "setting:"
@@ -159,9 +161,20 @@ def nvrx_options(namespace: argparse.Namespace, *, without: Iterable[str] = ()) 
 
 
 def nvrx_file(namespace: argparse.Namespace) -> str | None:
-    """Return the file that is named with an option of NVIDIA's launcher, or None."""
+    """Return the file that is named with an option of NVIDIA's launcher, or None.
+
+    None, too, where it has no section, and another option of that launcher says that this is no error. Raises
+    ConfigError for a file that cannot be read then.
+    """
     value = getattr(namespace, f"{_NVRX}file", None)
-    return None if value is None else str(value)
+    if value is None:
+        return None
+    file = str(value)
+    given = nvrx_options(namespace)
+    if any(name in given for name in nvrx.SWITCHES) and nvrx.find_section(read_file(Path(file)), file) is None:
+        say_once(f"nvrx:{file}", f"{file} has no `{nvrx.SECTION}:` section, and is passed over")
+        return None
+    return file
 
 
 def config_option(namespace: argparse.Namespace) -> str | None:

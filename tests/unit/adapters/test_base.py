@@ -50,6 +50,31 @@ def test_what_was_there_before_is_given_back(copied):
         assert vars(owner) == {"load": "loads", "evaluate": "around ours"}
 
 
+def test_patches_around_others_that_go_first_do_not_bring_them_back():
+    """As with two callbacks on one method, of which the inner one ends first; also where it is put on again."""
+    owner, inner, outer = Owner(), Patches(), Patches()
+
+    def first():
+        return "first"
+
+    def second():
+        return "second"
+
+    for _ in range(2):
+        inner.replace(owner, "save", first)
+        outer.replace(owner, "save", second)
+        inner.detach()
+        assert owner.save is second
+        outer.detach()
+        assert owner.save() == "own"
+    inner.replace(owner, "save", first)
+    outer.replace(owner, "save", second)
+    outer.detach()
+    assert owner.save is first
+    inner.detach()
+    assert vars(owner) == {}
+
+
 def test_an_error_is_kept_until_the_block_ends():
     """All ranks may meet behind it."""
     owner, reached = Owner(), []

@@ -131,6 +131,18 @@ def test_calculated_timeouts_are_kept_and_win(client, recording, configured, is_
     assert [(s.name, s.timeout_s) for s in recording.snapshot().main_lane.stack] == [("step", 80), ("step", 5)]
 
 
+def test_no_section_may_be_selected(client):
+    """Then the time between them is calculated alone, as there; None means all of them."""
+    for name in ("step", "setup"):
+        client.start_section(name)
+        client.end_section(name)
+    client.calculate_and_set_section_timeouts([])
+    assert client.section_timeouts.is_out_of_section_calculated
+    assert client.section_timeouts.section == {"step": 7, "setup": None}
+    client.calculate_and_set_section_timeouts()
+    assert client.section_timeouts.were_calculated
+
+
 def test_end_all_sections_closes_each(client, recording):
     """And none is no fault."""
     client.end_all_sections()
@@ -156,6 +168,11 @@ def test_wrong_use_raises_what_the_original_raises(recording):
         client.start_section("one")
     with pytest.raises(RankMonitorClientError, match="two is not open"):
         client.end_section("two")
+    for name in ("", None):
+        with pytest.raises(RankMonitorClientError, match="a section has a name"):
+            client.start_section(name)
+    client.end_all_sections()
+    assert not recording.snapshot().main_lane.stack
 
 
 def test_after_the_shutdown_nothing_is_watched_and_it_may_begin_again(client, recording):
@@ -190,6 +207,28 @@ def test_a_damaged_configuration_is_said_and_stops_nothing(recording, monkeypatc
     client = RankMonitorClient()
     client.init_workload_monitoring()
     assert "SIGNONE" in capsys.readouterr().err
+
+
+def test_a_section_may_end_in_another_thread(client, recording):
+    """As a save does that a thread finishes; one that is open for good would be a hang after its timeout."""
+
+    def elsewhere(call, *args):
+        thread = threading.Thread(target=call, args=args)
+        thread.start()
+        thread.join()
+
+    client.send_heartbeat()
+    client.start_section("step")
+    elsewhere(client.end_section, "step")
+    assert "step" not in [each.name for each in recording.snapshot().main_lane.stack if each.kind == "compute"]
+    client.start_section("setup")
+    elsewhere(client.end_all_sections)
+    client.start_section("step")
+    elsewhere(client.start_section, "setup")
+    client.end_section("setup")
+    client.end_section("step")
+    assert [each.kind for lane in recording.snapshot().lanes for each in lane.stack] == ["pulse", "idle"]
+    elsewhere(client.shutdown_workload_monitoring)
 
 
 def test_two_threads_and_a_forked_child_hurt_nothing(client, recording):

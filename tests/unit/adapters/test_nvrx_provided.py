@@ -88,3 +88,14 @@ def test_ours_is_no_other_one(monkeypatch):
     """A launcher inside of a rank finds what its own launcher has provided."""
     monkeypatch.syspath_prepend(provided_directory(""))
     assert (provided_directory("") / "bin" / "ft_launcher").stat().st_mode & 0o111
+
+
+def test_its_launcher_restarts_nothing_unless_somebody_says_so(tmp_path):
+    """0 restarts are its default and no option, so that a file and the environment count as they do elsewhere."""
+    resilience = tmp_path / "resilience"
+    resilience.write_text('#!/bin/sh\necho "$PET_MAX_RESTARTS" "$@"\n')
+    resilience.chmod(0o755)
+    script, env = provided_directory("") / "bin" / "ft_launcher", {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for more, expected in (({}, "0"), ({"PET_MAX_RESTARTS": "2"}, "2")):
+        done = subprocess.run([script, "a b", "c"], env=env | more, capture_output=True, text=True, timeout=60)
+        assert done.stdout == f"{expected} run --provide-nvrx a b c\n"

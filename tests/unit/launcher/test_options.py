@@ -209,8 +209,30 @@ def test_the_ranks_are_told_what_nvidias_extension_is_configured_with(script, tm
     )
     words = ("--ft-cfg-path", config, "--ft-rank-heartbeat-timeout", "9", "--term-timeout", "3", script)
     assert parse(*words).nvrx_section is None
-    told = parse("--provide-nvrx", *words).nvrx_section
-    assert told == {"rank_heartbeat_timeout": "9", "rank_section_timeouts": {"a": None}}
+    expected = {"rank_heartbeat_timeout": "9", "rank_section_timeouts": {"a": None}}
+    assert parse("--provide-nvrx", *words).nvrx_section == expected
+    own = tmp_path / "own.yaml"  # one more file takes nothing away, and its section counts before the other's
+    own.write_text("on_hang: report\nx: {fault_tolerance: {workload_check_interval: 2, rank_heartbeat_timeout: 8}}\n")
+    expected["workload_check_interval"] = 2
+    assert parse("--provide-nvrx", "--config", own, *words).nvrx_section == expected
+    named = parse_options(list(map(str, ("--provide-nvrx", *words))), {"RESILIENCE_CONFIG": str(own)})
+    assert named.nvrx_section == expected
+
+
+def test_a_file_without_a_section_is_passed_over_where_that_is_asked_for(script, tmp_path, capsys):
+    """As launchers of NeMo do, which name the configuration of any training; without the option it is an error."""
+    config = tmp_path / "training.yaml"
+    for text in ("model: {layers: 2}\n", ""):
+        config.write_text(text)
+        with pytest.raises(ConfigError, match="has no `fault_tolerance:` section"):
+            parse("--provide-nvrx", "--ft-cfg-path", config, script)
+        for option in nvrx.SWITCHES:
+            for spelling in nvrx.spellings(option):
+                options = parse("--provide-nvrx", "--fault-tol-cfg-path", config, spelling, script)
+                assert options.nvrx_section == {}
+    assert "training.yaml has no `fault_tolerance:` section, and is passed over" in capsys.readouterr().err
+    config.write_text("fault_tolerance: {rank_heartbeat_timeout: 7}\n")
+    assert parse("--ft-ignore-missing-cfg", "--ft-cfg-path", config, script).settings.heartbeat_timeout == 7
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ends of NVRx's client that are no fault, however long they take: WHEN before any heartbeat, or after the shutdown."""
+"""What is no fault of NVRx's client, however long it takes: WHEN late in a script, before any heartbeat, or after."""
 
 import os
 import sys
@@ -6,6 +6,8 @@ import time
 
 from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
 
+if os.environ["WHEN"] == "late":
+    time.sleep(5)
 client = RankMonitorClient()
 client.init_workload_monitoring()
 if os.environ["WHEN"] == "before":

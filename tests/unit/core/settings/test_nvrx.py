@@ -75,6 +75,28 @@ def test_a_file_without_the_section(tmp_path: Path) -> None:
         load_settings(nvrx_file=_file(tmp_path, "a: 1"), env={}, strict_env=True)
 
 
+def test_keys_of_frameworks_beside_those_of_the_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NeMo and NeMo RL publish files with keys of their own in the section; each is said, and none is an error."""
+    text = """
+exp_manager:
+  fault_tolerance:
+    rank_heartbeat_timeout: 600
+    restart_policy: any-failed
+    calculate_timeouts: true
+    max_rank_restarts: 2
+    max_subsequent_job_failures: 1
+    additional_ft_launcher_args: ""
+    simulated_fault: null
+"""
+    assert load_settings(nvrx_file=_file(tmp_path, text), env={}, strict_env=True).heartbeat_timeout == 600
+    said = capsys.readouterr().err
+    for line in (
+        "restart_policy=any-failed has no counterpart",
+        "max_rank_restarts=2 has no counterpart: restarts are",
+    ):
+        assert line in said
+
+
 def test_our_keys_beside_the_section_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file may hold both; keys of other programs are named, a misspelt one of ours is an error."""
     text = "fault_tolerance: {rank_heartbeat_timeout: 5}\nheartbeat_timeout: 7\non_hang: report\n"
