@@ -17,9 +17,9 @@ from resilience_sdk.core.words import one_line
 from resilience_sdk.errors import ConfigError
 
 _RESUME_NAMES = {"stop": "after a repair", "hardware": "elsewhere"}  # by verdict: when or where that makes sense
-_RESUME = "resume with"
+_RESUME, _AGAIN = "resume with", "run again by"  # with a checkpoint of the SDK, without one
 _PAGE = "page"
-_UNCUT = frozenset((_PAGE, _RESUME, *_RESUME_NAMES.values()))
+_UNCUT = frozenset((_PAGE, _RESUME, _AGAIN, *_RESUME_NAMES.values()))
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -80,7 +80,10 @@ def print_lines(lines: Sequence[str]) -> None:
 
 def resume_row(outcome: Mapping[str, Any]) -> list[tuple[str, object]]:
     """Return the row with the command that goes on after an outcome, for `aligned`; none where there is none."""
-    return [(_RESUME_NAMES.get(outcome["verdict"], _RESUME), outcome["resume"])] if outcome["resume"] else []
+    if not outcome["resume"]:
+        return []
+    name = _AGAIN if outcome["checkpoint"] is None else _RESUME
+    return [(_RESUME_NAMES.get(outcome["verdict"], name), outcome["resume"])]
 
 
 def page_row(run_dir: RunDirectory) -> tuple[str, object]:

@@ -207,7 +207,8 @@ def headline_of(
             return Headline(standing, what, why or last_words, last.what_to_change, more)
         return Headline(standing, what, why, None, more)
     if ending.verdict is not None:
-        what, hint, resume = ending_words(ending, *filter(None, (last_words, last and last.what_to_change)))
+        beside = () if last is None else (last.headline, last.what_to_change or "")
+        what, hint, resume = ending_words(ending, *beside)
         if standing == "finished" or ending.verdict == JobVerdict.FINISHED.value:
             why = None if last is None else f"{_incidents_words(incidents)} on the way, the last one: {last_words}"
             return Headline(standing, text(what), why, None, more)
