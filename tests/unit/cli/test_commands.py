@@ -267,7 +267,7 @@ def test_outcome(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["outcome", str(run.path)]) == 0
     said = capsys.readouterr().out
     assert "preempted, exit code 75" in said
-    assert f"resume with    {resume}\n" in said, "a command to copy is never cut"
+    assert f"run again by   {resume}\n" in said, "a command to copy is never cut"
     for verdict, name in (("stop", "after a repair"), ("hardware", "elsewhere     ")):
         _outcome(run, exit_code=77, verdict=verdict, resume=resume)
         for command in ("outcome", "status"):
