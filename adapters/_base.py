@@ -311,11 +311,12 @@ class EvaluationBeat:
     For the thread that trains. None before the first step: what is before it is the start-up, whose end is that step.
     """
 
-    __slots__ = ("_beat",)
+    __slots__ = ("beat",)
 
     def __init__(self) -> None:
         """Be closed."""
-        self._beat: Beat | None = None
+        self.beat: Beat | None = None
+        """What was begun."""
 
     def begin(self) -> None:
         """Open it, unless it is open; it stays within the step that was completed last."""
@@ -324,17 +325,17 @@ class EvaluationBeat:
             return
         step = beat.lane.current_step() if beat.lane.step_is_global else None
         if beat.begin(monotonic_ns(), step):
-            self._beat = beat
+            self.beat = beat
 
     def end(self) -> None:
         """Close it, and count it."""
-        beat, self._beat = self._beat, None
+        beat, self.beat = self.beat, None
         if beat is not None:
             beat.end(monotonic_ns())
 
     def drop(self) -> None:
         """Close it without counting, after an exception or behind the last batch."""
-        beat, self._beat = self._beat, None
+        beat, self.beat = self.beat, None
         if beat is not None:
             beat.drop(monotonic_ns())
 
