@@ -217,8 +217,8 @@ class StepBeat:
 
     def end(self) -> None:
         """Close it and count it: the step is complete."""
-        beat, self.beat = self.beat, None
-        spent_ns, self._spent_ns = self._spent_ns, 0
+        beat, spent_ns = self.beat, self._spent_ns
+        self.beat, self._spent_ns = None, 0
         if beat is not None:
             beat.end(monotonic_ns(), -spent_ns)
 
@@ -256,42 +256,49 @@ class StepLoss:
     off, which is said once.
     """
 
-    __slots__ = ("_before", "_count", "_is_on", "_total", "_usual")
+    __slots__ = ("_before", "_count", "_is_on", "_total", "_usual", "watch")
 
     def __init__(self) -> None:
         """Begin with no loss."""
         self._is_on = True
         self._total: Any = None
         self._count = self._before = self._usual = 0
+        self.watch: numerics.NumericsWatch | None = None
+        """What the losses are handed to; None before the first one."""
 
     def add(self, loss: Any) -> None:
         """Take the loss of one micro-batch, on any device. Waits for none."""
-        if not self._is_on or loss is None:
+        if loss is None or not self._is_on:
             return
         try:
             # `prepared`, written out for what most are on a CPU: in every step a call that can be spared is.
-            is_plain = type(loss).__name__ in ("Tensor", "Parameter") and loss.is_cpu and loss.numel() == 1
+            is_plain = type(loss).__name__ == "Tensor" and loss.is_cpu
             loss = loss.item() if is_plain else prepared(loss, "loss")
-        except ConfigError as error:
+        except (ConfigError, RuntimeError) as error:  # the latter is torch's, of a tensor of several elements
             self._fail(error)
             return
-        self._total = loss if self._count == 0 else self._total + loss
-        self._count += 1
+        count = self._count
+        self._total = self._total + loss if count else loss
+        self._count = count + 1
 
     def end(self, step: int | None, grad_norm: Any = None) -> None:
         """Hand what was added to `numerics`: the step is complete. None: the step of the heartbeat that is open."""
         total, count = self._total, self._count
-        self._total, self._count = None, 0
         if not self._is_on or (total is None and grad_norm is None):
             return
-        if count and count != self._usual:
-            if count == self._before or not self._usual:
-                self._usual = count
-            else:
-                total = total * (self._usual / count)
+        if count:
+            self._total, self._count = None, 0
+            if count != self._usual:
+                if count == self._before or not self._usual:
+                    self._usual = count
+                else:
+                    total = total * (self._usual / count)
         self._before = count
         try:
-            numerics.note_step(step, loss=total, grad_norm=grad_norm)
+            if self.watch is None:
+                self.watch = numerics.watch_of_adapters()
+            if self.watch is not None:
+                self.watch.note(step, total, grad_norm)
         except ConfigError as error:
             self._fail(error)
 
@@ -319,11 +326,12 @@ class EvaluationBeat:
     For the thread that trains. None before the first step: what is before it is the start-up, whose end is that step.
     """
 
-    __slots__ = ("_beat",)
+    __slots__ = ("beat",)
 
     def __init__(self) -> None:
         """Be closed."""
-        self._beat: Beat | None = None
+        self.beat: Beat | None = None
+        """What was begun."""
 
     def begin(self) -> None:
         """Open it, unless it is open; it stays within the step that was completed last."""
@@ -332,17 +340,17 @@ class EvaluationBeat:
             return
         step = beat.lane.current_step() if beat.lane.step_is_global else None
         if beat.begin(monotonic_ns(), step):
-            self._beat = beat
+            self.beat = beat
 
     def end(self) -> None:
         """Close it, and count it."""
-        beat, self._beat = self._beat, None
+        beat, self.beat = self.beat, None
         if beat is not None:
             beat.end(monotonic_ns())
 
     def drop(self) -> None:
         """Close it without counting, after an exception or behind the last batch."""
-        beat, self._beat = self._beat, None
+        beat, self.beat = self.beat, None
         if beat is not None:
             beat.drop(monotonic_ns())
 

@@ -272,15 +272,18 @@ class Attached(AttachedLoop):
 
         @functools.wraps(plain)
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> Any:
-            is_ours = grad_tensors is None and guard.is_on and get_ident() == self._thread
-            if is_ours:
+            if grad_tensors is not None or not guard.is_on or get_ident() != self._thread:
+                return plain(tensors, grad_tensors, *args, **options)
+            watch = losses.watch
+            if watch is not None and watch.is_waiting:
                 numerics.judge_steps()  # here, since an error would not pass through a hook
-            result = plain(tensors, grad_tensors, *args, **options)
-            if is_ours and guard.is_on:
+            result = plain(tensors, None, *args, **options)
+            if guard.is_on:
                 try:
-                    for loss in (tensors,) if isinstance(tensors, tensor) else tuple(tensors):
-                        if loss.numel() == 1:
-                            losses.add(loss.__dict__.get(_UNSCALED, loss))
+                    # Of one element, which torch insists on where no gradients are given.
+                    for loss in (tensors,) if isinstance(tensors, tensor) else tensors:
+                        if isinstance(loss, tensor):  # it may be an edge of the graph
+                            losses.add(getattr(loss, _UNSCALED, loss))
                 except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
                     guard.fail(error)
             return result
@@ -380,6 +383,7 @@ class Attached(AttachedLoop):
             self._is_apart, self._due_at = False, 0.0
             # Of micro-batches that make no step any more: its deadline would go on while this rank waits for others.
             self._beat.drop()
+            self._losses.drop()
 
     def meet(self, most: int) -> None:
         """Go on with as many steps as the rank that took `most`, and do what is due between two.
@@ -387,7 +391,7 @@ class Attached(AttachedLoop):
         All ranks are here. Raises `Preempted`.
         """
         self.step, self._is_between = most, True
-        self.guard.run(self._step_is_complete)
+        self.guard.run(self._check)
         self._leave_if_asked()
 
     # -- what the hooks tell
@@ -432,17 +436,18 @@ class Attached(AttachedLoop):
         self._mode_of_steps = self._mode
         if self.guard.is_on:  # `Guard.run`, written out
             try:
-                self._step_is_complete()
+                self._losses.end(self.step - 1 if self._is_global else None)
+                self._beat.end()
+                if not (self._is_apart or is_stepping()) and preemption.check(self.step):
+                    # Not here: a scheduler and a scaler still have their part of this step to do.
+                    self._is_leaving = True
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
                 self.guard.fail(error)
         if self._loader is not None and (self._is_between or self._is_leaving):
             self._loader.due = self._leave_if_asked
 
-    def _step_is_complete(self) -> None:
-        self._losses.end(self.step - 1 if self._is_global else None)
-        self._beat.end()
-        if not (self._is_apart or is_stepping()) and preemption.check(self.step):
-            # Not here: a scheduler and a scaler still have their part of this step to do.
+    def _check(self) -> None:
+        if not is_stepping() and preemption.check(self.step):
             self._is_leaving = True
 
     def _sections_failed(self) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from resilience_sdk.adapters._base import Late, SessionOptions, framework
+from resilience_sdk.adapters._base import Late, Patches, SessionOptions, framework
 from resilience_sdk.adapters.lightning import fit as roles
 from resilience_sdk.adapters.lightning.fit import Fit, find_part
 from resilience_sdk.checkpoint import Checkpointer
@@ -92,6 +92,8 @@ def deadlocking(callbacks: Iterable[Any]) -> list[str]:
 
 
 _FITTING = "fit"
+_IN_EACH_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+"""Hooks of Lightning in each step that no callback of ours has a use for."""
 
 
 class SdkCallback(Late):
@@ -120,6 +122,7 @@ class SdkCallback(Late):
         self._options = SessionOptions(run_dir, settings, dict(overrides or {}))
         self._logger_name = logger_name
         self._fit: Fit | None = None
+        self._unused_hooks = Patches()
         self._resumes = False
         self._has_told = False  # the path to resume, so that the fit is given it
 
@@ -167,9 +170,19 @@ class SdkCallback(Late):
         warn(trainer)
         log = logging.getLogger(self._logger_name)
         self._fit = Fit(trainer, role, session, resumes=self._resumes, log=log, signals=self.signals)
+        self._leave_unused_hooks_out()
         self.begins(self._fit)
         if not trainer.strategy.restore_checkpoint_after_setup:
             self._load()
+
+    def _leave_unused_hooks_out(self) -> None:
+        """Have Lightning pass by the hooks that do nothing, for this fit: around each it would do more than we in all.
+
+        It calls those that can be called. What a subclass has put in their place is called as ever.
+        """
+        for name in _IN_EACH_STEP:
+            if any(getattr(type(self), name, None) is getattr(base, name, self) for base in self.framework_bases()):
+                self._unused_hooks.replace(self, name, None)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Load what a strategy loads only when it is set up."""
@@ -240,6 +253,7 @@ class SdkCallback(Late):
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End. Collective."""
         fit, self._fit = self._fit, None
+        self._unused_hooks.detach()
         if fit is not None:
             self.ends(fit)
             fit.ends()
@@ -247,6 +261,7 @@ class SdkCallback(Late):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the trainer as it was. No collective: the other ranks may be elsewhere."""
         fit, self._fit = self._fit, None
+        self._unused_hooks.detach()
         if fit is not None:
             if isinstance(exception, Preempted):
                 self.leaves(fit)

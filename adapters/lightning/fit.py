@@ -496,7 +496,7 @@ class Fit:
             return  # gradients are accumulated
         if self._losses is not None:
             numerics.judge_steps()
-            if self._is_left_out():
+            if self._checkpointer is not None and self._is_left_out():
                 self._losses.drop()
             self._losses.end(self._step)
         self._step, self._is_worked = step, True
@@ -589,7 +589,8 @@ class Fit:
 
 def _loss_of(outputs: Any) -> Any:
     """Return the loss in what a training step has given, which is a tensor or a mapping; None where it has none."""
-    return outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    # Nearly always a dict, which need not be asked as slowly as what only might be a mapping.
+    return outputs.get("loss") if isinstance(outputs, (dict, Mapping)) else outputs
 
 
 def lines_of_stop(handlers: Handlers | None) -> list[str]:

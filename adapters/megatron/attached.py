@@ -251,7 +251,9 @@ class Attached(AttachedLoop):
 
         @functools.wraps(plain)
         def step(*args: Any, **kwargs: Any) -> Any:
-            numerics.judge_steps()  # may raise: no hook is around it
+            watch = self._losses.watch
+            if watch is not None and watch.is_waiting:
+                numerics.judge_steps()  # may raise: no hook is around it
             begins()
             try:
                 result = plain(*args, **kwargs)
@@ -331,21 +333,20 @@ class Attached(AttachedLoop):
         # Whatever becomes of the rest: loops end by it.
         grad_norm, self._grad_norm = self._grad_norm, None
         under_way = self.step_under_way
-        number = None if under_way.number is None else under_way.number()
-        self.step = (self.step if number is None else number) + 1
-        is_global = number is not None or under_way.global_step is not None
+        number = under_way.global_step if under_way.number is None else under_way.number()
+        step = self.step = (self.step if number is None else number) + 1
         if under_way.global_step is not None:
-            under_way.global_step = self.step
-        is_first, self._has_stepped = not self._has_stepped, True
+            under_way.global_step = step
         if self.guard.is_on:
             try:
-                if is_first:
+                if not self._has_stepped:
+                    self._has_stepped = True
                     self._sampler = kernel_sampler(kernels_device())
                 if self._sampler is not None:
                     self._sampler.step_ends()
                 self._update.end()
                 under_way.is_open = False
-                self._losses.end(self.step - 1 if is_global else None, grad_norm)
+                self._losses.end(None if number is None else step - 1, grad_norm)
                 under_way.beat.end()
             except Exception as error:  # noqa: BLE001 - as above
                 self.guard.fail(error)

@@ -174,12 +174,17 @@ class SharedSection(HookedSection):
 
     def end(self) -> None:
         """End what began; the last one closes the section, and counts it. Nothing where none has begun."""
-        if self.depth:
-            depth = self.depth = self.depth - 1
-            if not depth:
-                block, self.block = self.block, None
-                if block is not None:
-                    block.end(monotonic_ns())
+        if not self.depth:
+            self.end_unbegun()
+            return
+        depth = self.depth = self.depth - 1
+        if not depth:
+            block, self.block = self.block, None
+            if block is not None:
+                block.end(monotonic_ns())
+
+    def end_unbegun(self) -> None:
+        """Do what is due where an end comes without a begin, as in an evaluation: nothing."""
 
     def drop(self) -> None:
         """Close it without counting, after an exception."""
@@ -248,10 +253,9 @@ class Forward(StepPart):
         else:
             self._batch.begin()
 
-    def end(self) -> None:
-        """End what began."""
+    def end_unbegun(self) -> None:
+        """End the batch of an evaluation."""
         self._batch.end()
-        super().end()
 
     def drop(self) -> None:
         """Close it without counting, after an exception."""

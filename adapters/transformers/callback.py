@@ -512,10 +512,12 @@ class Training:
     def step_ends(self, state: Any, control: Any) -> None:
         """End it; then stop if all ranks agreed to. May raise NumericsError."""
         if self._guard.is_on:
-            numerics.judge_steps()
+            losses = self._losses
+            if losses.watch is not None and losses.watch.is_waiting:
+                numerics.judge_steps()
             try:
                 step = int(state.global_step)
-                self._losses.end(step - 1)
+                losses.end(step - 1)
                 self._beat.end()
                 if preemption.check(step):
                     self._stop(step, control)

@@ -8,9 +8,10 @@ factor over the median besides, since a flat curve has next to no spread.
 from __future__ import annotations
 
 import math
+import sys
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
-from statistics import median
 from typing import Literal
 
 import attrs
@@ -19,7 +20,8 @@ _Z = 10.0
 _NORMAL = 1.4826  # MAD to standard deviation
 _WINDOW = 128
 _LEAST = 32
-_RENEW = 8
+_RENEW = 16
+_LARGEST = sys.float_info.max  # what is above is infinity, and what compares with nothing is NaN
 
 LOSS_FACTOR = 1.25
 """A loss is no spike below this many times its median."""
@@ -27,36 +29,55 @@ GRAD_NORM_FACTOR = 5.0
 """A gradient norm is none below this: ByteRobust (SOSP 2025) acts at five times, and norms scatter widely."""
 
 
-def bound(values: list[float], factor: float) -> float:
-    """Return above what a value is a spike after `values`, of which there is at least one."""
-    middle = median(values)
-    spread = _NORMAL * median([abs(value - middle) for value in values])
-    return middle + max(_Z * spread, (factor - 1.0) * abs(middle))
+def bound(ordered: Sequence[float], factor: float) -> tuple[float, float]:
+    """Return the median of sorted values, at least one, and above what the next value is a spike.
+
+    The values nearest to the median lie side by side, and the furthest of that half tells the MAD: no deviation of each
+    needs to be made and sorted, which would be felt in the step that pays for it.
+    """
+    half = len(ordered) // 2
+    middle = (ordered[half] + ordered[~half]) / 2
+    begins = range(len(ordered) - half - 1)
+    first = bisect_left(begins, True, key=lambda at: middle - ordered[at] <= ordered[at + half + 1] - middle)
+    spread = _NORMAL * max(middle - ordered[first], ordered[first + half] - middle)
+    return middle, middle + max(_Z * spread, (factor - 1.0) * abs(middle))
 
 
-class Spikes:
-    """The last values of one quantity. What was a spike counts too: a level that lasts becomes the usual one."""
+class UsualValues:
+    """The last values of one quantity. Spikes are added too: a level that lasts becomes the usual one."""
 
-    __slots__ = ("_bound", "_factor", "_left", "_values", "usual")
+    __slots__ = ("_bound", "_factor", "_left", "_values", "middle")
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._values: deque[float] = deque(maxlen=_WINDOW)
         self._left = _LEAST
-        self._bound = float("inf")
-        self.usual = 0.0
+        self._bound = _LARGEST
+        self.middle = 0.0
         """The median that the bound goes by."""
 
-    def is_spike(self, value: float) -> bool:
-        """Take the next finite value; tell whether it is a spike after those before it."""
-        spikes = value > self._bound
+    def takes(self, value: float) -> bool:
+        """Add the next value if it is a usual one, finite and no spike after those before it; tell whether it is."""
+        if not -_LARGEST <= value <= self._bound:
+            return False
         self._values.append(value)
         self._left -= 1
         if self._left <= 0:
-            self._left = _RENEW
-            values = list(self._values)
-            self.usual, self._bound = median(values), bound(values, self._factor)
-        return spikes
+            self._renew()
+        return True
+
+    def add(self, value: float) -> None:
+        """Add one that was not taken; what is not finite tells nothing about the usual ones."""
+        if -_LARGEST <= value <= _LARGEST:
+            self._values.append(value)
+            self._left -= 1
+            if self._left <= 0:
+                self._renew()
+
+    def _renew(self) -> None:
+        self._left = _RENEW
+        self.middle, self._bound = bound(sorted(self._values), self._factor)
+        self._bound = min(self._bound, _LARGEST)
 
 
 Found = Literal["nan", "inf", "spike"]

@@ -17,6 +17,8 @@ from resilience_sdk.errors import ConfigError
 _MOST_LATE = 16  # steps by which a device may be behind; further ones are left out
 
 Number = float | None
+StepNumbers = tuple[int, bool, Number, Number]
+"""`(step, is_global, loss, grad_norm)` of one step."""
 
 
 @attrs.define
@@ -61,8 +63,8 @@ class DeferredRead:
                 self._copy(sample, place, value)
         self._waiting.append(sample)
 
-    def ready(self, *, wait: bool = False) -> list[tuple[int, bool, Number, Number]]:
-        """Return `(step, is_global, loss, grad_norm)` of the steps whose values are there, the oldest first.
+    def ready(self, *, wait: bool = False) -> list[StepNumbers]:
+        """Return the numbers of the steps whose values are there, the oldest first.
 
         With `wait` those of all: at an end, where nothing is left to be slowed down.
         """

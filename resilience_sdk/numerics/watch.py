@@ -16,8 +16,8 @@ from resilience_sdk.core import console
 from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import ConfigError, NumericsError
 from resilience_sdk.incidents import IncidentStore, event_fields
-from resilience_sdk.numerics.anomaly import GRAD_NORM_FACTOR, LOSS_FACTOR, QUIET_STEPS, Spikes, Trouble, found_in
-from resilience_sdk.numerics.deferred_read import DeferredRead
+from resilience_sdk.numerics.anomaly import GRAD_NORM_FACTOR, LOSS_FACTOR, QUIET_STEPS, Trouble, UsualValues, found_in
+from resilience_sdk.numerics.deferred_read import DeferredRead, StepNumbers
 from resilience_sdk.numerics.recording import AttemptPlace, record
 from resilience_sdk.recorder import lookup
 
@@ -71,22 +71,24 @@ class NumericsWatch:
     def __init__(self, side: NumericsRank) -> None:
         self._side = side
         self._reading = DeferredRead()
-        self._spikes = (Spikes(LOSS_FACTOR), Spikes(GRAD_NORM_FACTOR))
-        self._noted: list[tuple[int, bool, float | None, float | None]] = []  # by adapters, as numbers
+        self._losses, self._grad_norms = UsualValues(LOSS_FACTOR), UsualValues(GRAD_NORM_FACTOR)
+        self.is_waiting = False
+        """Whether anything was given that `judge` has not come to yet."""
         self._calls = -1
         self._policy: Policy = "warn"
         self._is_asked = False  # the script calls `check` itself, and adapters keep away
+        self._takes_notes = False  # of adapters, whose policy was chosen
         self._good_in_a_row: int | None = None  # None: nothing is wrong
         self._writer: threading.Thread | None = None
         self._is_ending = False
-        self._newest: tuple[int, bool, float | None, float | None] | None = None
+        self._newest: StepNumbers | None = None
         """What was read last, for whoever draws it; written in each call and read now and then by `tell`."""
         self._told: object = None
         self._began_s = self._next_s = time.monotonic()
 
     def check(self, loss: Any, grad_norm: Any, policy: Policy) -> Trouble | None:
         """See `check`."""
-        self._is_asked = True
+        self._is_asked, self._takes_notes = True, False
         if policy != self._policy:
             self._choose(policy)
         found = self.judge()
@@ -96,38 +98,46 @@ class NumericsWatch:
         return found
 
     def note(self, step: int | None, loss: Any, grad_norm: Any) -> None:
-        """See `note_step`."""
-        if self._is_asked or self._side.policy == "off":
+        """Take the values of a step for an adapter, by the setting `numerics`; `judge_steps` looks at them.
+
+        `step` is the number of the global step, None: that of the heartbeat. Nothing where the script calls `check`
+        itself. Raises ConfigError where a value is no number.
+        """
+        if not (self._takes_notes or self._begins_to_take_notes()):
             return
         number, is_global = self._side.step() if step is None else (step, True)
-        if (type(loss) is float or loss is None) and (type(grad_norm) is float or grad_norm is None):
-            self._noted.append((number, is_global, loss, grad_norm))
+        is_calm = self._good_in_a_row is None and not self.is_waiting
+        if is_calm and grad_norm is None and type(loss) is float and self._losses.takes(loss):
+            # As nearly always on a CPU: there is nothing left to be judged at the next step.
+            self._newest = number, is_global, loss, None
         else:
             self._reading.put(number, is_global, loss, grad_norm)
+            self.is_waiting = True
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether anything was noted or given that was not judged yet."""
-        return bool(self._noted) or self._reading.is_waiting
-
-    def judge_noted(self) -> None:
-        """See `judge_steps`."""
+    def _begins_to_take_notes(self) -> bool:
+        """Begin with the policy of the setting, and tell whether there is one, and no `check` of the script."""
         policy: Any = self._side.policy
-        if policy != self._policy and not self._is_asked and policy != "off":
-            self._choose(policy)
-        self.judge()
+        if not self._is_asked and policy != "off":
+            if policy != self._policy:
+                self._choose(policy)
+            self._takes_notes = True
+        return self._takes_notes
+
+    def disown(self) -> None:
+        """Take nothing more from adapters, in a forked child: the numbers are its parent's."""
+        self._is_asked, self._takes_notes, self.is_waiting = True, False, False
 
     def judge(self, *, wait: bool = False) -> Trouble | None:
         """Judge the values that are there; return the first trouble among them. May raise NumericsError."""
         first = None
-        noted, self._noted = self._noted, []
-        for values in (*noted, *self._reading.ready(wait=wait)):
+        ready = self._reading.ready(wait=wait)
+        self.is_waiting = self._reading.is_waiting
+        for values in ready:
             self._newest = values
-            step, is_global, loss, grad_norm = values
-            trouble = self._look(step, is_global, loss, grad_norm)
+            trouble = self._look(*values)
             if trouble is None:
                 if self._good_in_a_row is not None:
-                    self._note_good(step)
+                    self._note_good(values[0])
             else:
                 first = first or trouble
                 self._act(trouble)
@@ -145,18 +155,19 @@ class NumericsWatch:
         self._side.journal.emit(Event.LOSS, step=step, is_global=is_global, **values)
 
     def _look(self, step: int, is_global: bool, loss: float | None, grad_norm: float | None) -> Trouble | None:
-        if loss is not None and (not -_INFINITY < loss < _INFINITY or self._spikes[0].is_spike(loss)):
-            return self._trouble(step, is_global, "loss", loss, self._spikes[0].usual)
-        if grad_norm is not None and (not grad_norm < _INFINITY or self._spikes[1].is_spike(grad_norm)):
-            return self._trouble(step, is_global, "grad_norm", grad_norm, self._spikes[1].usual)
+        if loss is not None and not self._losses.takes(loss):
+            return self._trouble(step, is_global, "loss", loss, self._losses)
+        if grad_norm is not None and not self._grad_norms.takes(grad_norm):
+            return self._trouble(step, is_global, "grad_norm", grad_norm, self._grad_norms)
         return None
 
     def _trouble(
-        self, step: int, is_global: bool, name: Literal["loss", "grad_norm"], value: float, usual: float
+        self, step: int, is_global: bool, name: Literal["loss", "grad_norm"], value: float, usual: UsualValues
     ) -> Trouble:
         found = found_in(value)
-        rank = self._side.rank()
-        return Trouble(rank, step, name, found or "spike", value, is_global, usual if found is None else None)
+        middle = usual.middle if found is None else None
+        usual.add(value)
+        return Trouble(self._side.rank(), step, name, found or "spike", value, is_global, middle)
 
     def _choose(self, policy: Policy) -> None:
         if policy not in _POLICIES:
@@ -285,19 +296,13 @@ def is_on() -> bool:
     return lookup.recorder() is not None and _side is not None and _side.policy != "off"
 
 
-def note_step(step: int | None, *, loss: Any = None, grad_norm: Any = None) -> None:
-    """Take the values of a step for an adapter, by the setting `numerics`; `judge_steps` looks at them.
-
-    `step` is the number of the global step, None: that of the heartbeat. Nothing where the script calls `check` itself.
-    Raises ConfigError where a value is no number.
-    """
-    watch = _watch or _start()
-    if watch is not None:
-        watch.note(step, loss, grad_norm)
+def watch_of_adapters() -> NumericsWatch | None:
+    """Return what takes the values of steps from adapters; None where nothing is recorded."""
+    return _watch or _start()
 
 
 def judge_steps() -> None:
-    """Judge what `note_step` was given before and has come from the device.
+    """Judge what was noted before and has come from the device.
 
     Raises:
         NumericsError: The setting is `rollback` or `raise`, and a value was bad.
@@ -306,7 +311,7 @@ def judge_steps() -> None:
     if watch is None or not watch.is_waiting:
         return
     try:
-        watch.judge_noted()
+        watch.judge()
     except NumericsError as error:
         raise error.with_traceback(None) from None  # as in `check`
 
@@ -345,6 +350,8 @@ def _start() -> NumericsWatch | None:
 
 def _forget() -> None:
     global _side, _watch
+    if _watch is not None:
+        _watch.disown()
     _side = _watch = None
 
 

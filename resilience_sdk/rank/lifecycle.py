@@ -29,7 +29,6 @@ _session: WatchedSession | None = None
 _failed = False
 _lacks_page = False
 _has_failed_to_start = False
-_has_hooked = False
 
 
 def current() -> WatchedSession | None:
@@ -103,7 +102,8 @@ def ensure_started(
                     stopping.listen_without_page(settings, env)
                 return None
             _session = session
-            _hook_optimizers()
+            # Steps of optimizers are progress where the code does not beat, but only checks or saves, say.
+            optimizer_hook.install(_pulse_of_optimizer)
             faults.started()
     return current()
 
@@ -146,18 +146,9 @@ def leave_with(code: object) -> None:
         session.leave_with(code & 0xFF if isinstance(code, int) else 0 if code is None else 1)
 
 
-def _hook_optimizers() -> None:
-    """Let the steps of optimizers be progress where the code does not beat, but only checks or saves, say."""
-    global _has_hooked
-    if not _has_hooked:
-        _has_hooked = True
-        optimizer_hook.install(_pulse_of_optimizer)
-
-
-def _pulse_of_optimizer() -> None:
+def _pulse_of_optimizer() -> bool:
     session = current()
-    if session is not None:
-        session.optimizer_stepped()
+    return session is None or session.optimizer_stepped()
 
 
 def effective_settings(env: Mapping[str, str], arguments: Mapping[str, Any] | None = None) -> Settings:

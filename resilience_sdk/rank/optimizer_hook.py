@@ -15,10 +15,19 @@ from types import ModuleType
 from typing import Any
 
 _MODULE = "torch.optim.optimizer"
+_is_installed = _is_needed = False
 
 
-def install(pulse: Callable[[], None]) -> None:
-    """Call `pulse()` after every optimizer step of this process, from now or from the import of torch.optim on."""
+def install(pulse: Callable[[], bool]) -> None:
+    """Call `pulse()` after every optimizer step of this process, from now or from the import of torch.optim on.
+
+    Until it returns False, since the script beats by itself; then not before this is called again.
+    """
+    global _is_installed, _is_needed
+    _is_needed = True
+    if _is_installed:
+        return
+    _is_installed = True
     module = sys.modules.get(_MODULE)
     if module is not None:
         _register(module, pulse)
@@ -41,10 +50,13 @@ def was_one_made() -> bool:
     return False
 
 
-def _register(module: ModuleType, pulse: Callable[[], None]) -> None:
+def _register(module: ModuleType, pulse: Callable[[], bool]) -> None:
     stepped: set[int] = set()  # the optimizers since the last pulse
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        global _is_needed
+        if not _is_needed:
+            return
         # Of several in turn (a GAN's, one for each kind of parameters) the first alone is a step of the loop. One
         # that is new misses one pulse at most.
         me = id(optimizer)
@@ -53,7 +65,7 @@ def _register(module: ModuleType, pulse: Callable[[], None]) -> None:
             return
         stepped.clear()
         stepped.add(me)
-        pulse()
+        _is_needed = pulse()
 
     module.register_optimizer_step_post_hook(after_step)
 
@@ -61,7 +73,7 @@ def _register(module: ModuleType, pulse: Callable[[], None]) -> None:
 class _Watcher(importlib.abc.MetaPathFinder):
     """Lets the import of one module go its usual way, and acts when it is done."""
 
-    def __init__(self, pulse: Callable[[], None]) -> None:
+    def __init__(self, pulse: Callable[[], bool]) -> None:
         self._pulse = pulse
 
     def find_spec(

@@ -294,13 +294,14 @@ class WatchedSession(Session):
                 self.page.set_resumed(time.monotonic_ns())
             self.page.set_flag(at.FLAG_DECLARED)
 
-    def optimizer_stepped(self) -> None:
-        """Count an optimizer step as progress, unless the script beats by itself."""
+    def optimizer_stepped(self) -> bool:
+        """Count an optimizer step as progress, unless the script beats by itself: then return False, for good."""
         words = self.page.words
-        if words[at.W_BEAT_SOURCE] == at.BEATS_USER or self.pid != os.getpid():
-            return
+        if words[at.W_BEAT_SOURCE] == at.BEATS_USER:
+            return False
         words[at.W_BEAT_SOURCE] = at.BEATS_OPTIMIZER
         self.recorder.pulse(None)
+        return True
 
     def record_exception(self, error: BaseException) -> None:
         """Leave the exception that ends this rank for whoever explains it; never raises."""

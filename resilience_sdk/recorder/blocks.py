@@ -174,21 +174,23 @@ class Block:
 
     def end(self, now: int, less_ns: int = 0) -> None:
         """Close what `begin` opened, and count one pass: its duration without `less_ns` of it."""
-        t0 = self.t0
-        if self._levels and self.lane.ident != _NOBODY:
+        t0, lane = self.t0, self.lane
+        if not t0 or lane.ident == _NOBODY:
+            return
+        if self._levels:
             self._leave(now)  # the script has entered it inside, and not left it yet
-        elif t0 and self.lane.ident != _NOBODY:
-            if less_ns and self.is_progress:
-                self._tell_pass(now)
-            duration = now - t0 - less_ns
-            q, n = self.q, self.n
-            q[self.samples_at + (n & _MASK)] = duration if duration > 0 else 0
-            self.n = n = n + 1
-            q[self.count_at] = n
-            q[self.left_at] = now
-            self.t0 = 0
-            if self.is_progress and not self.lane.settled:
-                self.lane.note_beat()
+            return
+        if less_ns and self.is_progress:
+            self._tell_pass(now)
+        duration = now - t0 - less_ns
+        q, n = self.q, self.n
+        q[self.samples_at + (n & _MASK)] = duration if duration > 0 else 0
+        self.n = n = n + 1
+        q[self.count_at] = n
+        q[self.left_at] = now
+        self.t0 = 0
+        if not lane.settled and self.is_progress:
+            lane.note_beat()
 
     def _tell_pass(self, now: int) -> None:
         """Publish when the pass that ends now was entered; only of a heartbeat anybody wants to know."""

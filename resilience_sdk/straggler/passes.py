@@ -16,7 +16,7 @@ It queues another one, which runs when DDP has waited.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from threading import get_ident
@@ -290,8 +290,11 @@ class ModelPasses:
             for timer in (*self._of_model, self._optim):
                 timer.find(self._clock)
         self.forwards += 1
-        self._make_room()
-        self._find(self._of_model)
+        if self._fwd.is_open or self._bwd.is_open or self._comm.is_open or self._optim.is_open:
+            self._make_room()
+        if not self._is_here(self._fwd):  # which stands for all that were found with it
+            for timer in self._of_model:
+                timer.find(self._clock)
         waits = self.waits
         waits.block = self._comm.block
         if waits.is_used:
@@ -350,7 +353,8 @@ class ModelPasses:
             if waits.is_used:
                 self._carried += self._forward_waits.pop(forward, NOTHING)
             return
-        self._make_room()
+        if self._fwd.is_open or self._bwd.is_open or self._comm.is_open or self._optim.is_open:
+            self._make_room()
         self._task = task
         if waits.is_used:
             waits.take()
@@ -383,9 +387,11 @@ class ModelPasses:
         """Begin `optim`, unless the optimizer steps within the backward, or within the step of another optimizer."""
         if self._engine.task() != NO_TASK or (self._optim.is_open and self._is_within_another(optimizer)):
             return
-        self.close()
+        if self._fwd.is_open or self._bwd.is_open or self._comm.is_open or self._optim.is_open:
+            self.close()
         self._stepping, self._has_closure = id(optimizer), has_closure
-        self._find((self._optim,))
+        if not self._is_here(self._optim):
+            self._optim.find(self._clock)
         self._optim.begin()
 
     def step_ends(self, optimizer: object) -> None:
@@ -416,13 +422,10 @@ class ModelPasses:
                 timer.drop()
         self._inside = 0
 
-    def _find(self, timers: Iterable[SectionTimer]) -> None:
-        """Record on the lane of the calling thread from now on: the one that trains."""
-        thread = get_ident()
-        for timer in timers:
-            block = timer.block
-            if block is None or BLOCKS.get(timer.name) is not block or block.lane.ident != thread:
-                timer.find(self._clock)
+    def _is_here(self, timer: SectionTimer) -> bool:
+        """Tell whether it still records, on the lane of the calling thread: the one that trains."""
+        block = timer.block
+        return block is not None and BLOCKS.get(timer.name) is block and block.lane.ident == get_ident()
 
 
 class CompiledCall:

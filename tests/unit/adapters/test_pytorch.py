@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -313,7 +314,8 @@ def heard(monkeypatch):
     """The losses that `numerics` is given, by step."""
     found = {}
     monkeypatch.setattr(numerics, "is_on", lambda: True)
-    monkeypatch.setattr(numerics, "note_step", lambda step, *, loss, grad_norm: found.update({step: loss}))
+    watch = SimpleNamespace(note=lambda step, loss, _grad_norm: found.update({step: loss}), is_waiting=False)
+    monkeypatch.setattr(numerics, "watch_of_adapters", lambda: watch)
     return found
 
 
@@ -333,6 +335,32 @@ def test_the_loss_of_each_step_is_heard(recording, asked, model, optimizer, hear
             optimizer.step()
     assert heard == {5: 3.0, 6: 3.0}
     assert torch.autograd.backward is plain
+
+
+def test_a_backward_from_an_edge_of_the_graph_is_of_no_loss(recording, asked, model, optimizer, heard):
+    """An edge stands for a tensor, and has no number; the hooks stay on."""
+    with pytorch.attach(model, optimizer, first_step=0) as handle:
+        torch.autograd.backward(torch.autograd.graph.get_gradient_edge(model(BATCH).sum()))
+        optimizer.step()
+        assert handle.guard.is_on
+    assert heard == {}
+
+
+def test_the_loss_of_a_step_takes_few_calls(recording, asked, model, optimizer, loader, monkeypatch):
+    """Five: around the backward, its number, the end of the step, and whether it is a usual one, twice."""
+
+    def calls_of_a_step():
+        with pytorch.attach(model, optimizer, loader, first_step=0):
+            batches = iter(loader)
+            for _ in range(3):
+                train_step(model, optimizer, next(batches)[0])
+            return calls_of(lambda: train_step(model, optimizer, next(batches)[0]))
+
+    alone = calls_of_a_step()
+    watch = numerics.NumericsWatch(SimpleNamespace(policy="warn"))
+    monkeypatch.setattr(numerics, "is_on", lambda: True)
+    monkeypatch.setattr(numerics, "watch_of_adapters", lambda: watch)
+    assert calls_of_a_step() - alone <= 6
 
 
 def test_a_scaled_loss_is_heard_as_it_was_before(recording, asked, model, optimizer, heard):

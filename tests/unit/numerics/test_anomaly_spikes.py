@@ -2,27 +2,42 @@
 
 import math
 import random
+from statistics import median, median_high
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.numerics.anomaly import GRAD_NORM_FACTOR, LOSS_FACTOR, Spikes, bound
+from resilience_sdk.numerics.anomaly import GRAD_NORM_FACTOR, LOSS_FACTOR, UsualValues, bound
 
 finite = st.floats(min_value=-1e6, max_value=1e6)
 
 
 def spikes_of(values, factor):
-    rule = Spikes(factor)
-    return [index for index, value in enumerate(values) if rule.is_spike(value)]
+    usual, spikes = UsualValues(factor), []
+    for index, value in enumerate(values):
+        if not usual.takes(value):
+            usual.add(value)
+            spikes.append(index)
+    return spikes
 
 
 @given(st.lists(finite, min_size=1, max_size=60), st.floats(min_value=0.01, max_value=100))
 def test_the_bound_scales_with_the_values_and_is_never_below_their_median(values, scale):
     """Another unit of the loss changes nothing, and half of the values can never be spikes."""
-    plain = bound(values, LOSS_FACTOR)
-    assert bound([value * scale for value in values], LOSS_FACTOR) == pytest.approx(plain * scale, rel=1e-6, abs=1e-6)
+    middle, plain = bound(sorted(values), LOSS_FACTOR)
+    scaled = bound(sorted(value * scale for value in values), LOSS_FACTOR)
+    assert scaled == pytest.approx((middle * scale, plain * scale), rel=1e-6, abs=1e-6)
     assert sum(value > plain for value in values) <= len(values) / 2
+
+
+@given(st.lists(finite, min_size=1, max_size=60))
+def test_the_bound_goes_by_the_median_and_the_deviations_from_it(values):
+    """By Python's own medians; of an even number of deviations the upper one in the middle is taken."""
+    middle = median(values)
+    spread = 1.4826 * median_high([abs(value - middle) for value in values])
+    expected = middle + max(10.0 * spread, (LOSS_FACTOR - 1.0) * abs(middle))
+    assert bound(sorted(values), LOSS_FACTOR) == pytest.approx((middle, expected))
 
 
 @given(st.lists(finite, max_size=31))

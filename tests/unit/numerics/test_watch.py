@@ -36,6 +36,7 @@ class Rank:
     """Rank 1 of two, whose steps are the numbers of its calls."""
 
     skip_batches = 1
+    policy = "warn"
 
     def __init__(self, run_dir, journal, restarts, is_global, number=1):
         self.run_dir, self.journal, self.restarts, self.is_global = run_dir, journal, restarts, is_global
@@ -144,6 +145,37 @@ def test_the_last_step_is_judged_at_the_end(watch, tmp_path):
     watched.check(NAN, None, "raise")
     watched.close(wait=True)
     assert len(IncidentStore(tmp_path).all()) == 1
+
+
+def test_a_usual_loss_of_an_adapter_leaves_nothing_to_judge(watch, tmp_path):
+    """So a step has nothing to ask; a bad one waits for the next step, which names its own."""
+    watched = watch()
+    for step, loss in enumerate([1.0, 1.0, NAN]):
+        assert not watched.is_waiting
+        watched.note(step, loss, None)
+    assert watched.is_waiting
+    assert watched.judge().text == "loss is nan at step 2 on rank 1"
+    assert not watched.is_waiting
+    assert len(incidents(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("given", [(NAN, None), (None, NAN), (1.0, NAN), (NAN, 1.0), (1.0, math.inf)])
+def test_a_bad_value_of_an_adapter_is_found_in_either_place(watch, given):
+    """A loss, a norm, one beside a good one of the other."""
+    watched = watch()
+    watched.note(7, *given)
+    found = watched.judge()
+    assert (found.step, found.name) == (7, "loss" if given[0] is NAN else "grad_norm")
+
+
+def test_a_forked_child_takes_no_losses(watch):
+    """They would be told as those of its parent, whose hooks it has."""
+    watched = watch()
+    watched.note(0, 1.0, None)
+    watched.disown()
+    watched.note(1, NAN, None)
+    assert not watched.is_waiting
+    assert watched.judge() is None
 
 
 def test_a_policy_that_there_is_not_is_refused(watch):
