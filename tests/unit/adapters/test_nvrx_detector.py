@@ -282,14 +282,10 @@ def test_kernels_are_timed_in_three_passes_after_the_first():
     assert not Kernels().begin()
 
 
-@pytest.mark.parametrize("is_capturing", [True, False])
-def test_no_kernels_are_timed_while_a_graph_is_captured(monkeypatch, is_capturing):
-    """A window ends with a wait for the device, which would break the capture."""
+def test_no_kernels_are_timed_while_a_graph_is_captured(monkeypatch, capsys):
+    """A window ends with a wait for the device, which would break the capture: none is even tried."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     kernels = Kernels()
-    begun = [kernels.begin() for _ in range(2)]
-    assert begun == [False, not is_capturing]
-    if begun[1]:
-        kernels.end()
+    assert [kernels.begin() for _ in range(3)] == [False] * 3
+    assert capsys.readouterr().err == ""
