@@ -40,7 +40,6 @@ def _import_one() -> Any:
         return framework(PACKAGES[1], "pytorch_lightning")
 
 
-_FT_LAUNCHER = "FT_RANK_MONITOR_IPC_SOCKET"
 _SEAMS = ("callbacks", "strategy", "profiler", "fit_loop", "global_step", "save_checkpoint", "fast_dev_run")
 
 
@@ -62,7 +61,8 @@ def warn(trainer: Any) -> None:
     """Say what the user should know, once, on rank 0."""
     if not trainer.is_global_zero:
         return
-    if _FT_LAUNCHER in environ.environment():
+    env = environ.environment()
+    if environ.NVRX_MONITOR in env and environ.INTERNAL_NVRX not in env:
         say_once(
             "ft_launcher",
             "STARTED BY ft_launcher: its monitors hear no heartbeat of this script, so it restarts nothing that hangs, "

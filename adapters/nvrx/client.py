@@ -167,7 +167,14 @@ class RankMonitorClient:
             except ValueError as error:
                 raise RankMonitorClientError(str(error)) from None
             self._leave_between()
-            self._open[section] = _Opened(section, "compute", self._timeout_of(section))
+            timeout = self._timeout_of(section)
+            if timeout is not None and self._pulse is not None and self._pulse.lane.ident != threading.get_ident():
+                say_once(
+                    "nvrx threads",
+                    f"section {section} begins in another thread than heartbeats come from: it is timed, and its "
+                    "timeout is not watched; send heartbeats from the thread of the sections",
+                )
+            self._open[section] = _Opened(section, "compute", timeout)
 
     def end_section(self, section: str) -> None:
         """Leave a section, in whichever thread it began.

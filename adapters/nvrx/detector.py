@@ -61,10 +61,13 @@ class StragglerId:
 
 @dataclasses.dataclass(frozen=True)
 class CallableId:
-    """A function of a module, class or object, by its name there."""
+    """A function of a module, class or object, by its name there. The other fields have no effect, as in NVRx."""
 
     obj: object
     name: str
+    arg_filter_fn: Callable[..., bool] | None = None
+    extra_args_fn: Callable[..., dict[str, Any]] | None = None
+    ignored_args: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         if inspect.ismodule(self.obj):
@@ -182,6 +185,8 @@ class Kernels:
         try:
             if torch._C._autograd._profiler_enabled():
                 return False  # the user's own has precedence
+            if self._device == "CUDA" and torch.cuda.is_current_stream_capturing():
+                return False  # at its end a window waits for the device, which breaks the capture of a graph
             profile = torch.profiler.profile(activities=[getattr(torch.profiler.ProfilerActivity, self._device)])
             profile.start()
         except Exception as error:  # noqa: BLE001 - the pass is to run, timed or not
@@ -402,9 +407,18 @@ class Detector:
             profiling_interval: Of so many passes of a section one is timed.
             report_time_interval: Seconds between two reports of `generate_report_if_interval_elapsed`.
             node_name: Of this node, in reports; without it the host's.
+
+        Raises:
+            ValueError: No such score, or no such interval.
         """
         assert not cls.initialized, "Detector is initialized already"
-        scores = (_RELATIVE, _INDIVIDUAL) if isinstance(scores_to_compute, str) else scores_to_compute
+        scores = [scores_to_compute] if isinstance(scores_to_compute, str) else list(scores_to_compute)
+        if scores == ["all"]:
+            scores = [_RELATIVE, _INDIVIDUAL]
+        if not scores or not set(scores) <= {_RELATIVE, _INDIVIDUAL}:
+            raise ValueError(f"scores_to_compute={scores_to_compute!r}: expected {_RELATIVE}, {_INDIVIDUAL}, or 'all'")
+        if profiling_interval < 1:
+            raise ValueError(f"profiling_interval={profiling_interval!r}: expected a number of passes from 1")
         interval = ReportInterval(float(report_time_interval), int(profiling_interval))
         node = node_name or socket.gethostname()
         cls._detection = _Detection(frozenset(scores), gather_on_rank0, int(profiling_interval), interval, node)

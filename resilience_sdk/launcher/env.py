@@ -35,6 +35,8 @@ def prepare_launcher() -> None:
     if environ.INTERNAL_JOB in env:
         # Inside a rank of another run: its directory is that run's, not what the user named for this one.
         env.pop(environ.RUN_DIR, None)
+    if environ.INTERNAL_NVRX in env:
+        env.pop(environ.NVRX_MONITOR, None)
     for name in [name for name in env if name.startswith(environ.INTERNAL_PREFIX)]:
         del env[name]
 
@@ -49,6 +51,7 @@ def provide_nvrx(section: Mapping[str, Any]) -> None:
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(place), env.get("PYTHONPATH"))))
     env["PATH"] = os.pathsep.join(filter(None, (str(place / "bin"), env.get("PATH"))))
     env[environ.INTERNAL_NVRX] = json.dumps(section, default=str)
+    env[environ.NVRX_MONITOR] = str(place)  # scripts ask whether there is one; no client of ours opens it
 
 
 def tell_signals(options: Options) -> None:

@@ -433,6 +433,11 @@ def _settle_nvrx(args: argparse.Namespace, parser: argparse.ArgumentParser) -> N
         if not args.rdzv_endpoint and most_nodes(args) > 1:
             args.rdzv_endpoint = f"{args.master_addr}:{args.master_port or _MASTER_PORT}"
         args.rdzv_backend = "c10d" if args.rdzv_endpoint else "static"
+    if args.provide_nvrx and least_nodes(args) < most_nodes(args):
+        say(
+            f"--nnodes {args.nnodes}: all nodes that come take part, none is a spare that waits as with newer versions "
+            f"of NVIDIA's launcher; for a world of one size give --nnodes {least_nodes(args)}"
+        )
     given = setting_options.nvrx_options(args)
     policy = given.get(nvrx.RESTART_POLICY, "any-failed")
     if policy != "any-failed":

@@ -195,6 +195,7 @@ def test_the_callbacks_of_lightning(tmp_path, sections):
     with job(tmp_path, *RANKS, "nvrx/lightning_script.py", env=env) as run:
         assert run.finish() == 0, run.screen
         assert run.events("first_beat")
+        assert "ft_launcher" not in run.screen
     assert [told(tmp_path, f"lightning-{rank}") for rank in (0, 1)] == [8, 8]
     assert flag.exists()
 

@@ -209,14 +209,26 @@ def test_a_damaged_configuration_is_said_and_stops_nothing(recording, monkeypatc
     assert "SIGNONE" in capsys.readouterr().err
 
 
+def elsewhere(call, *args):
+    """Call it in another thread."""
+    thread = threading.Thread(target=call, args=args)
+    thread.start()
+    thread.join()
+
+
+def test_a_timeout_that_is_not_watched_is_said(client, capsys):
+    """Of a section in another thread than that of the heartbeats, of which the monitor follows one."""
+    client.send_heartbeat()
+    client.start_section("step")
+    client.end_section("step")
+    assert "another thread" not in capsys.readouterr().err
+    elsewhere(client.send_heartbeat)
+    client.start_section("step")
+    assert "section step begins in another thread than heartbeats" in capsys.readouterr().err
+
+
 def test_a_section_may_end_in_another_thread(client, recording):
     """As a save does that a thread finishes; one that is open for good would be a hang after its timeout."""
-
-    def elsewhere(call, *args):
-        thread = threading.Thread(target=call, args=args)
-        thread.start()
-        thread.join()
-
     client.send_heartbeat()
     client.start_section("step")
     elsewhere(client.end_section, "step")

@@ -46,6 +46,33 @@ def test_it_is_no_object_and_begins_once():
         Detector.initialize()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scores_to_compute": ["relative_scores"]}, "scores_to_compute=.*expected relative_perf_scores"),
+        ({"scores_to_compute": []}, "scores_to_compute="),
+        ({"profiling_interval": 0}, "profiling_interval=0: expected"),
+    ],
+)
+def test_what_would_give_no_scores_is_refused(options, message):
+    """At once: reports without any would look as if nobody was slow."""
+    with pytest.raises(ValueError, match=message):
+        Detector.initialize(**options)
+    assert not Detector.initialized
+
+
+def test_one_kind_of_scores_may_be_asked_for():
+    """As a text or in a list; the others are not there."""
+    for scores in ("individual_perf_scores", ["individual_perf_scores"]):
+        Detector.initialize(scores)
+        with Detector.detection_section("fwd"):
+            pass
+        report = Detector.generate_report()
+        assert report.section_relative_perf_scores == report.gpu_relative_perf_scores == {}
+        assert report.section_individual_perf_scores["fwd"] == {0: 1.0}
+        Detector.shutdown()
+
+
 def test_sections_are_timed_and_forgotten_after_a_report(recording):
     """Each is one of the SDK, too; one that raises counts for nothing, one without a name has that of its place."""
     Detector.initialize(node_name="n1")
@@ -114,7 +141,9 @@ def test_callables_are_wrapped_and_given_back():
     Detector.initialize()
     model, before = Model(), dict(vars(Model))
     Detector.wrap_callables([CallableId(model, "forward")])
-    Detector.wrap_callables([CallableId(Model, "still"), CallableId(Model, "name"), CallableId(socket, "gethostname")])
+    Detector.wrap_callables(
+        [CallableId(Model, "still"), CallableId(Model, "name"), CallableId(socket, "gethostname", ignored_args=())]
+    )
     assert model.forward(times=2) == 2
     assert (Model.still(3), model.still(4), Model.name(), model.name()) == (3, 4, "Model", "Model")
     assert socket.gethostname()
@@ -251,3 +280,12 @@ def test_kernels_are_timed_in_three_passes_after_the_first():
     assert len(kernels.take()["aten::add"]) == 3
     assert kernels.take() == {}
     assert not Kernels().begin()
+
+
+def test_no_kernels_are_timed_while_a_graph_is_captured(monkeypatch, capsys):
+    """A window ends with a wait for the device, which would break the capture: none is even tried."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    kernels = Kernels()
+    assert [kernels.begin() for _ in range(3)] == [False] * 3
+    assert capsys.readouterr().err == ""

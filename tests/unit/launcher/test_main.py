@@ -80,9 +80,15 @@ def test_a_launcher_inside_a_rank_is_a_run_of_its_own(monkeypatch):
     monkeypatch.setattr(os, "environ", {environ.RUN_DIR: "/outer", environ.INTERNAL_JOB: "j"})
     env.prepare_launcher()
     assert not {environ.RUN_DIR, environ.INTERNAL_JOB} & set(os.environ)
-    monkeypatch.setattr(os, "environ", {environ.RUN_DIR: "/mine"})
+    monkeypatch.setattr(os, "environ", {})
+    env.provide_nvrx({})
+    assert environ.NVRX_MONITOR in os.environ
     env.prepare_launcher()
-    assert os.environ[environ.RUN_DIR] == "/mine"
+    assert environ.NVRX_MONITOR not in os.environ
+    theirs = {environ.RUN_DIR: "/mine", environ.NVRX_MONITOR: "/of/nvidia"}
+    monkeypatch.setattr(os, "environ", dict(theirs))
+    env.prepare_launcher()
+    assert theirs.items() <= os.environ.items()
 
 
 def test_a_finished_directory_is_told_to_a_script_that_waits_for_its_own_flag(parse, tmp_path, monkeypatch):

@@ -184,6 +184,15 @@ def test_a_file_of_nvidias_is_named_in_each_spelling(script, tmp_path):
         assert (settings.heartbeat_timeout, settings.health_interval) == (7, 8)
 
 
+def test_that_no_node_is_a_spare_is_said(script, capsys):
+    """Newer versions of NVIDIA's launcher keep those above MIN waiting; a larger world may not be what a job wants."""
+    for words in (("--nnodes", "4:5"), ("--provide-nvrx", "--nnodes", "4")):
+        parse(*words, script)
+    assert "spare" not in capsys.readouterr().err
+    parse("--provide-nvrx", "--nnodes", "4:5", "--ft-segment", "1", script)
+    assert "--nnodes 4:5: all nodes that come take part, none is a spare" in capsys.readouterr().err
+
+
 def test_logs_of_each_cycle_become_files_of_each_rank(script, tmp_path):
     """In the directory of their prefix, unless torchrun's own options say something else."""
     prefix = tmp_path / "logs" / "job.log"

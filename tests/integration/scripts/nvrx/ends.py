@@ -8,6 +8,7 @@ from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
 
 if os.environ["WHEN"] == "late":
     time.sleep(5)
+assert os.environ["FT_RANK_MONITOR_IPC_SOCKET"], "by which scripts know that there is a monitor"
 client = RankMonitorClient()
 client.init_workload_monitoring()
 if os.environ["WHEN"] == "before":
