@@ -43,7 +43,7 @@ from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import session_on_all_ranks
-from resilience_sdk.rank.data import Walk
+from resilience_sdk.rank.data import Walk, has_state
 from resilience_sdk.rank.lifecycle import has_failed_to_start
 from resilience_sdk.rank.run import begin_session
 from resilience_sdk.recorder import lookup
@@ -208,7 +208,7 @@ class Attached(SavingLoop):
             self._checkpointer = checkpointer(session, self._write, self._stage if is_staged else None)
             if loader is not None:
                 self._checkpointer.position = self._walk
-                if callable(getattr(loader, "state_dict", None)):
+                if has_state(loader):
                     self._checkpointer.add_data("loader", loader)
         elif saves and has_failed_to_start():
             say_once("nothing saved", "attach: NOTHING IS SAVED or resumed in this run, for the reason above")
