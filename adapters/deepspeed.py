@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _SEAMS = (
     *("module", "global_steps", "backward", "step", "allreduce_gradients", "gradient_accumulation_steps"),
-    *("save_checkpoint", "load_checkpoint", "checkpoint_engine"),
+    *("is_gradient_accumulation_boundary", "save_checkpoint", "load_checkpoint", "checkpoint_engine"),
 )
 _STAGED = "TorchCheckpointEngine"
 """The writer of checkpoints whose files are whole when it returns, and which takes any thread."""
@@ -305,6 +305,8 @@ class Attached(SavingLoop):
                 self.replace(backend, name, self._bracketed(getattr(backend, name)))
 
     def _bracketed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
         begin, end = (self.guard(call) for call in (self._sections.waits.begin, self._sections.waits.end))
 
         @functools.wraps(plain)
@@ -321,7 +323,8 @@ class Attached(SavingLoop):
                 self._is_communicating = False
             return Pending(result, begin, end) if hasattr(result, "wait") else result
 
-        return collective
+        uncompiled: Callable[..., Any] = torch.compiler.disable(collective)  # as DeepSpeed's own is
+        return uncompiled
 
     # -- passes
 
