@@ -43,7 +43,7 @@ from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import session_on_all_ranks
-from resilience_sdk.rank.data import Walk
+from resilience_sdk.rank.data import Walk, has_state
 from resilience_sdk.rank.lifecycle import has_failed_to_start
 from resilience_sdk.rank.run import begin_session
 from resilience_sdk.recorder import lookup
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _SEAMS = (
     *("module", "global_steps", "backward", "step", "allreduce_gradients", "gradient_accumulation_steps"),
-    *("save_checkpoint", "load_checkpoint", "checkpoint_engine"),
+    *("is_gradient_accumulation_boundary", "save_checkpoint", "load_checkpoint", "checkpoint_engine"),
 )
 _STAGED = "TorchCheckpointEngine"
 """The writer of checkpoints whose files are whole when it returns, and which takes any thread."""
@@ -208,7 +208,7 @@ class Attached(SavingLoop):
             self._checkpointer = checkpointer(session, self._write, self._stage if is_staged else None)
             if loader is not None:
                 self._checkpointer.position = self._walk
-                if callable(getattr(loader, "state_dict", None)):
+                if has_state(loader):
                     self._checkpointer.add_data("loader", loader)
         elif saves and has_failed_to_start():
             say_once("nothing saved", "attach: NOTHING IS SAVED or resumed in this run, for the reason above")
@@ -305,6 +305,8 @@ class Attached(SavingLoop):
                 self.replace(backend, name, self._bracketed(getattr(backend, name)))
 
     def _bracketed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
         begin, end = (self.guard(call) for call in (self._sections.waits.begin, self._sections.waits.end))
 
         @functools.wraps(plain)
@@ -321,7 +323,8 @@ class Attached(SavingLoop):
                 self._is_communicating = False
             return Pending(result, begin, end) if hasattr(result, "wait") else result
 
-        return collective
+        uncompiled: Callable[..., Any] = torch.compiler.disable(collective)  # as DeepSpeed's own is
+        return uncompiled
 
     # -- passes
 

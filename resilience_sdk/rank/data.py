@@ -76,7 +76,7 @@ class Walk:
     def prepare_epoch(self, loader: Iterable[Any]) -> None:
         """Set the generators as they were when this epoch began, before an iterator of it is made."""
         self._loader = loader
-        self._has_state = callable(getattr(loader, "state_dict", None))
+        self._has_state = has_state(loader)
         self._generators = find_generators(loader)
         if self._is_resumed and self._epoch_rng is not None:
             set_rng(self._generators, self._epoch_rng)
@@ -105,6 +105,12 @@ class Walk:
                 say(f"epoch {self.epoch} has only {count} batches now, {self.batches} were done: it is over")
                 self.batches = count
                 return
+
+
+def has_state(loader: object) -> bool:
+    """Tell whether a loader remembers its place by itself; Accelerate's say apart whether their `state_dict` works."""
+    is_asked = getattr(loader, "use_stateful_dataloader", True)
+    return bool(is_asked) and callable(getattr(loader, "state_dict", None))
 
 
 def next_batch(batches: Iterator[Any]) -> Any:

@@ -27,7 +27,7 @@ from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import listener as listening
 from resilience_sdk.rank.all_ranks import finish, has_peers, session_on_all_ranks
 from resilience_sdk.rank.checkpoints import save_at_stop, say_how_to_resume
-from resilience_sdk.rank.data import END, Walk, next_batch
+from resilience_sdk.rank.data import END, Walk, has_state, next_batch
 from resilience_sdk.rank.degraded import NoCheckpointer, pageless_session
 from resilience_sdk.rank.identity import refuse_fresh_start
 from resilience_sdk.rank.lifecycle import ensure_started, has_failed_to_start
@@ -249,7 +249,7 @@ class Run:
         checkpointer = self.checkpointer
         if isinstance(checkpointer, NoCheckpointer):
             return self._walk.start_epoch(loader, _nothing, is_speaker=False)
-        if callable(getattr(loader, "state_dict", None)):
+        if has_state(loader):
             checkpointer.add_data("run.loader", loader)
         rank = 0 if self.session is None else self.session.identity.rank
         return self._walk.start_epoch(loader, checkpointer.restore_rng, is_speaker=rank == 0)

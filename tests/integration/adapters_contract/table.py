@@ -30,5 +30,5 @@ ADAPTERS = (
     Adapter("accelerate", "accelerate", "accelerate"),
     Adapter("transformers", "transformers", "transformers accelerate", saves_in_background=False),
     Adapter("megatron", "megatron.core", "megatron-core==0.16.1"),
-    Adapter("deepspeed", "deepspeed", "deepspeed"),
+    Adapter("deepspeed", "deepspeed", "--no-build-isolation deepspeed==0.19.8"),
 )

@@ -22,8 +22,8 @@ from resilience_sdk.errors import ConfigError, MissingExtraError
 from resilience_sdk.numerics import watch as numerics
 
 ROOT = Path(__file__).parents[3]
-ADAPTERS = ["pytorch", *sorted(path.parent.name for path in (ROOT / "adapters").glob("*/__init__.py"))]
-FRAMEWORKS = ("torch", "numpy", "lightning", "pytorch_lightning", "accelerate", "transformers", "megatron")
+ADAPTERS = ["pytorch", "deepspeed", *sorted(path.parent.name for path in (ROOT / "adapters").glob("*/__init__.py"))]
+FRAMEWORKS = ("torch", "numpy", "deepspeed", "lightning", "pytorch_lightning", "accelerate", "transformers", "megatron")
 
 
 class Owner:

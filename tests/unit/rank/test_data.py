@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tempfile
+import types
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.rank.data import END, Walk, next_batch
+from resilience_sdk.rank.data import END, Walk, has_state, next_batch
 
 SAMPLES, EPOCHS = 5, 3
 
@@ -161,3 +162,12 @@ def test_only_what_takes_time_is_told_and_only_what_helps_is_advised(make, told,
     said = capsys.readouterr().err
     assert ("reading its first 2 batches" in said) is told
     assert ("StatefulDataLoader" in said) is advised
+
+
+@pytest.mark.parametrize("is_stateful", [None, False, True])
+def test_a_loader_of_accelerate_that_has_no_state_is_read_again(is_stateful):
+    """It has `state_dict` in any case, and says apart whether that works."""
+    loader = types.SimpleNamespace(state_dict=dict)
+    if is_stateful is not None:
+        loader.use_stateful_dataloader = is_stateful
+    assert has_state(loader) is (is_stateful is not False)
