@@ -162,6 +162,23 @@ def test_a_callback_is_one_of_the_framework_and_of_ours():
 
 
 @pytest.mark.usefixtures("framework")
+def test_hooks_that_do_nothing_cannot_be_called_during_a_fit():
+    """Lightning does more around each than we do in a step; one that a subclass has filled is called as ever."""
+
+    class Own(ours.ResilienceCallback):
+        def on_before_backward(self, trainer, pl_module, loss):
+            """Look at the loss."""
+
+    callback = Own("runs/a")
+    before = dict(vars(callback))
+    callback._leave_unused_hooks_out()
+    assert [callable(getattr(callback, name)) for name in ("on_after_backward", "on_before_backward")] == [False, True]
+    callback.teardown(None, None, "fit")
+    assert vars(callback) == before
+    assert callable(callback.on_after_backward)
+
+
+@pytest.mark.usefixtures("framework")
 def test_trainers_get_a_callback_with_no_code_only_where_that_is_asked(monkeypatch):
     """By `RESILIENCE_AUTO=1`: the entry point is asked by every trainer of this machine."""
     monkeypatch.delenv("RESILIENCE_AUTO", raising=False)
