@@ -141,7 +141,10 @@ class FaultToleranceCallback(SdkCallback):
     def _arm(self, fit: Fit) -> None:
         if self._fault is None or fit.session.attempt > 0:
             return
-        fault, rank = plan(self._fault, fit.trainer.world_size, fit.session.config.job), fit.trainer.global_rank
+        size = int(fit.trainer.world_size)
+        fault, rank = plan(self._fault, size, fit.session.config.job), fit.trainer.global_rank
+        if rank == 0 and not 0 <= fault.rank < size:
+            say(f"simulated fault: nothing is struck, since of {size} ranks none is number {fault.rank}")
         if rank != fault.rank:
             return
 

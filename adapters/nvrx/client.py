@@ -54,6 +54,7 @@ __all__ = [
 FIRST = "first heartbeat"
 BETWEEN = "between sections"
 _STATE = "current_timeouts"
+_BOUNDLESS_S = 365 * 86400.0  # a year: numbers without end are no JSON
 _NO_DATA = "Not enough data to compute timeouts."
 
 
@@ -168,7 +169,8 @@ class RankMonitorClient:
                 raise RankMonitorClientError(str(error)) from None
             self._leave_between()
             timeout = self._timeout_of(section)
-            if timeout is not None and self._pulse is not None and self._pulse.lane.ident != threading.get_ident():
+            is_elsewhere = self._pulse is not None and self._pulse.lane.ident != threading.get_ident()
+            if is_elsewhere and timeout is not None and timeout < _BOUNDLESS_S:
                 say_once(
                     "nvrx threads",
                     f"section {section} begins in another thread than heartbeats come from: it is timed, and its "
@@ -333,12 +335,15 @@ class RankMonitorClient:
         return max(timeout, self.cfg.workload_check_interval)
 
     def _timeout_of(self, name: str) -> float | None:
+        """Return the deadline of a section; None: it is learned, and heartbeats put it off."""
         of_sections = self.section_timeouts
         timeout = None if of_sections is None else of_sections.section.get(name)
         if of_sections is not None and timeout is not None:
             return self._deadline(timeout, name in of_sections.calculated_sections)
-        # A first pass would have the timeout of the first heartbeat, which is none of a section in NVRx.
-        return self._subsequent_timeout() if self._longest.sections.get(name) is None else None
+        # A first pass would have the timeout of the first heartbeat, which is none of a section in NVRx. Nor is it
+        # learned: that of the heartbeats around it holds, which may come for hours inside of one pass.
+        is_guarded = self._first is not None or (self._pulse is not None and self._subsequent_timeout() is not None)
+        return _BOUNDLESS_S if is_guarded and self._longest.sections.get(name) is None else None
 
     def _leave_first(self) -> None:
         first, self._first = self._first, None

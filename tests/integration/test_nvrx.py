@@ -96,11 +96,12 @@ def test_a_rank_that_never_beats_is_ended(tmp_path):
         assert incident["kind"] == "hang"
 
 
-@pytest.mark.parametrize("when", ["before", "after", "late"])
+@pytest.mark.parametrize("when", ["before", "after", "late", "around"])
 def test_an_end_is_no_hang(tmp_path, when):
     """Before the first heartbeat, or long after the shutdown: all ranks leave with 0, nobody is ended.
 
-    Nor is a client that begins late: the time to the first heartbeat counts from its start.
+    Nor is a client that begins late: the time to the first heartbeat counts from its start; nor a section without a
+    timeout, in which heartbeats come.
     """
     options = ("--ft-initial-rank-heartbeat-timeout", "2", "--ft-rank-heartbeat-timeout", "2", "--max-restarts", "0")
     with job(tmp_path, *RANKS, *options, "nvrx/ends.py", env={"WHEN": when}) as run:

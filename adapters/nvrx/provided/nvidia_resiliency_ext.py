@@ -14,6 +14,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+__version__ = "0.4.1"  # whose interface it is: Megatron-LM asks before it uses what newer ones have
 __path__: list[str] = []  # which makes a package of this module, with nothing to be found in files
 
 _FAULT_TOLERANCE = "resilience_sdk.adapters.nvrx.client"

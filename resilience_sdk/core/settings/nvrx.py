@@ -65,7 +65,7 @@ WITHOUT_COUNTERPART: Mapping[str, str] = {
     "min_progress_iterations": _PROGRESS,
     "checkpoint_iteration_file": "steps are read from the ranks themselves",
     "install_exception_hook": "an uncaught exception is always recorded",
-    "num_warmup_iterations": "the first occurrence of everything has initial_heartbeat_timeout",
+    "num_warmup_iterations": "first occurrences have deadlines of their own",
     "attribution_endpoint": _ATTRIBUTION,
     "attribution_stop_action": _ATTRIBUTION,
     "attribution_decision_timeout": _ATTRIBUTION,

@@ -109,3 +109,15 @@ def test_a_fault_may_be_a_mapping():
     assert made._fault == ours.SimulatedFaultParams("rank_hung", 3)
     with pytest.raises(ValueError, match="rank_killed"):
         ours.FaultToleranceSectionsCallback(**required, simulated_fault_params={"fault_type": "x", "base_delay": 3})
+
+
+@pytest.mark.parametrize(("rank_to_fail", "is_said"), [(2, True), (-1, True), (1, False)])
+def test_a_fault_that_strikes_nobody_is_said(capsys, rank_to_fail, is_said):
+    """A rehearsal that does nothing must not look like a promise that held."""
+    require("lightning.pytorch", "lightning")
+    params = {"fault_type": "rank_killed", "base_delay": 1000, "rank_to_fail": rank_to_fail}
+    callback = ours.FaultToleranceCallback(True, True, simulated_fault_params=params)
+    session = SimpleNamespace(attempt=0, config=SimpleNamespace(job="j"))
+    callback._arm(SimpleNamespace(trainer=SimpleNamespace(world_size=2, global_rank=0), session=session))
+    assert (f"of 2 ranks none is number {rank_to_fail}" in capsys.readouterr().err) is is_said
+    assert callback._timer is None

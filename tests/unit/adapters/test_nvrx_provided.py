@@ -42,6 +42,8 @@ from nvidia_resiliency_ext.straggler.reporting import Report as reporting
 from nvidia_resiliency_ext.ptl_resiliency import (
     FaultToleranceCallback, SimulatedFaultParams, StragglerDetectionCallback)
 assert FaultToleranceConfig is again is fault_tolerance.FaultToleranceConfig
+import nvidia_resiliency_ext
+assert nvidia_resiliency_ext.__version__ == "0.4.1"
 assert Detector is newer is straggler.Detector
 assert Report is reporting
 import sys

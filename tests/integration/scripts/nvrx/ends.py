@@ -1,4 +1,4 @@
-"""What is no fault of NVRx's client, however long it takes: WHEN late in a script, before any heartbeat, or after."""
+"""What is no fault of NVRx's client, however long it takes: WHEN late in a script, around heartbeats, or at an end."""
 
 import os
 import sys
@@ -13,6 +13,12 @@ client = RankMonitorClient()
 client.init_workload_monitoring()
 if os.environ["WHEN"] == "before":
     sys.exit(0)
+if os.environ["WHEN"] == "around":
+    client.start_section("training")
+    for _ in range(20):
+        time.sleep(0.2)
+        client.send_heartbeat()
+    client.end_section("training")
 client.send_heartbeat()
 client.send_heartbeat()
 client.shutdown_workload_monitoring()
