@@ -101,3 +101,14 @@ def test_its_launcher_restarts_nothing_unless_somebody_says_so(tmp_path):
     for more, expected in (({}, "0"), ({"PET_MAX_RESTARTS": "2"}, "2")):
         done = subprocess.run([script, "a b", "c"], env=env | more, capture_output=True, text=True, timeout=60)
         assert done.stdout == f"{expected} run --provide-nvrx a b c\n"
+
+
+def test_its_launcher_says_where_the_sdk_is_missing(tmp_path):
+    """Its directory may be on PATH without the environment that the SDK is installed in."""
+    python3 = tmp_path / "python3"
+    python3.write_text("#!/bin/sh\nexit 1\n")  # one without the SDK
+    python3.chmod(0o755)
+    script = provided_directory("") / "bin" / "ft_launcher"
+    done = subprocess.run([script, "x.py"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "activate the environment" in done.stderr
