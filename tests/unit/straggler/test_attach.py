@@ -144,7 +144,7 @@ def test_an_export_is_no_forward(recording, optimizer, strict):
 
 
 def test_a_step_takes_few_calls(recording, attached, net, optimizer):
-    """Of ours, and of torch for us, there are 57; it was twice as many."""
+    """Of ours, and of torch for us, there are 54; it was twice as many."""
     for _ in range(3):
         train_step(net, optimizer)
     watched = calls_of(lambda: train_step(net, optimizer))
