@@ -1,4 +1,4 @@
-"""The one part of the build that setup.cfg cannot say: on a package index the README's links have to name the project's home."""
+"""What setup.cfg cannot say of the build: on a package index the links of the README name the project's home."""
 
 import configparser
 import re

@@ -1,4 +1,4 @@
-"""The quickstart as a program: its files and commands run in order; `python -m tests.quickstart` writes what they print.
+"""The quickstart as a program: its files and commands in order; `python -m tests.quickstart` writes what they print.
 
 A ```python block with a title is a file, a ```bash block a command, and a ```text block behind it what that prints.
 What differs from machine to machine is told in one way: the directory is `/home/me`, the host `laptop`, and a test

@@ -1,8 +1,8 @@
 """Makes links out of docs/ work on the site: what they name in the repository becomes a page of it.
 
 A page of docs/ may link to `../SECURITY.md` or `../examples/full_run.py`, as is right where the repository is shown.
-The site has no such files, and names no host that has. Each of them becomes a page below `repository/`: Markdown as it is,
-anything else as a block of code.
+The site has no such files, and names no host that has. Each of them becomes a page below `repository/`: Markdown as it
+is, anything else as a block of code.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ import torch
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = [torch.randn(8, 4) for _ in range(5)]
+loader = torch.utils.data.DataLoader(torch.randn(40, 4), batch_size=8)
 loss_of = lambda model, batch: model(batch).square().mean()
 save = lambda: None
 """
