@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from documented import PAGES, ROOT, blocks, options_used
 from told_run import ToldRun
+
+from resilience_sdk.attribution.taxonomy import causes
 
 QUOTED = [block for page in PAGES for block in blocks(page, "python", "json", "toml") if (ROOT / block.title).is_file()]
 
@@ -29,6 +32,18 @@ def test_every_python_block_can_be_read() -> None:
     for page in PAGES:
         for block in blocks(page, "python"):
             compile(block.text, block.place, "exec")
+
+
+def test_what_troubleshooting_quotes_is_said_by_the_program() -> None:
+    """A cause by its name in the taxonomy, a line by words of it between numbers and what `...` stands for."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    shown = [row.split("|")[1] for row in page.splitlines() if row.startswith("| ")]
+    quoted = {span for cell in shown for span in re.findall(r"`([^`]+)`", cell)}
+    said = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "resilience_sdk").rglob("*.py"))
+    for span in quoted:
+        words = [part for part in re.split(r"\d+|\.\.\.", span) if len(part) > 5]
+        assert span in causes() or span in said or any(part in said for part in words), span
+    assert len(quoted & set(causes())) >= 8
 
 
 def test_the_documented_sink_writes_a_line_for_each_incident(tmp_path: Path) -> None:
