@@ -28,7 +28,7 @@ def test_the_quickstart_prints_what_it_says(tmp_path: Path) -> None:
     page = quickstart.PAGE.read_text()
     printed = dict(quickstart.outputs(quickstart.replayed(page, tmp_path.resolve())))
     shown = dict(quickstart.outputs(page))
-    assert len(shown) == 7
+    assert len(shown) == 8
     assert printed == shown
 
 
