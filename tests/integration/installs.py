@@ -17,8 +17,8 @@ import attrs
 PROJECT = Path(__file__).parent.parent.parent
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
 _BUILT_FROM = (
-    "resilience_sdk", "adapters", "docs", "examples", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md",
-    "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "constraints.txt",
+    "resilience_sdk", "adapters", "docs", "examples", "setup.cfg", "setup.py", "pyproject.toml", "mkdocs.yml",
+    "MANIFEST.in", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "constraints.txt",
 )  # fmt: skip
 _BUILD = """
 import sys

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -169,6 +170,15 @@ def test_what_the_distributions_hold(built: tuple[Path, Path, Path]) -> None:
     links = dict(line.removeprefix("Project-URL: ").split(", ") for line in metadata.splitlines() if "-URL: " in line)
     assert set(links) == {"Documentation", "Source", "Issues", "Changelog"}
     assert all(address.startswith("https://") for address in links.values())
+    # A package index shows the README, and has none of the files that it links to.
+    shown = set(re.findall(r"\]\((?!#)([^)\s]+)\)", metadata.partition("\n\n")[2]))
+    files = f"{links['Source']}/blob/main/"
+    assert len(shown) > 10
+    assert not [address for address in shown if not address.startswith("https://")]
+    missing = [
+        address for address in shown if address.startswith(files) and not (sources / address[len(files) :]).is_file()
+    ]
+    assert not missing
 
 
 def files_below(folder: Path) -> list[Path]:
