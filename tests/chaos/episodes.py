@@ -231,10 +231,13 @@ def _unbalanced(run_dir: Path) -> Iterator[str]:
 def _judge(run_dir: Path, faults: Sequence[Fault]) -> tuple[list[Verdict], list[str]]:
     """Return the verdict on each fault, and what was told of that nobody did."""
     incidents = [json.loads(path.read_text()) for path in sorted(run_dir.glob("incidents/[0-9]*/report.json"))]
+    struck = {(event.get("rank"), event.get("step")) for event in _events(run_dir, "fault_injected")}
     verdicts: list[Verdict] = []
     at = 0
     for fault in faults:
-        if fault.owes.incident is None:
+        if fault.owes.plan is not None and (fault.rank, fault.step) not in struck:
+            verdicts.append(Verdict(fault, ("it never struck: its step had passed",), None))
+        elif fault.owes.incident is None:
             verdicts.append(Verdict(fault, (), None))
         elif at < len(incidents):
             verdicts.append(_held_against(fault, incidents[at]))

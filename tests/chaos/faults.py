@@ -10,7 +10,8 @@ import attrs
 
 RANKS = 2
 _LEAST, _MOST = 2, 12  # steps from the effect of one fault to the next fault
-_AGREED_WITHIN = 25  # steps until a stop is agreed on a busy machine
+_AGREED_WITHIN = 40  # steps until a stop is agreed on a busy machine
+_REPLACED_WITHIN = 80  # steps until another monitor is in charge
 
 
 @attrs.frozen
@@ -62,7 +63,7 @@ KINDS: Mapping[str, Kind] = {
     "rank asked to leave": Kind("preemption", plan="preempt", **_LEAVE),
     "job asked to leave": Kind("preemption", **_LEAVE),
     "launcher killed": Kind(None, names_rank=False, ends="job"),
-    "monitor killed": Kind(None, names_rank=False, ends="nothing"),
+    "monitor killed": Kind(None, names_rank=False, ends="nothing", settles=_REPLACED_WITHIN),
     "pause": Kind(None, names_rank=False, ends="nothing", settles=_AGREED_WITHIN),
 }
 
