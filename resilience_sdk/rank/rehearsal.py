@@ -20,6 +20,7 @@ import attrs
 from resilience_sdk import faults, torch_saves
 from resilience_sdk.core.console import say_once
 from resilience_sdk.recorder import page_layout as at
+from resilience_sdk.recorder.page_reader import PageReader
 from resilience_sdk.system.imports import when_imported
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class RehearsedRank:
     began_s: float | None = None
     progress: str | None = None
     """What its steps were seen from: `heartbeats`, `optimizer` or `collectives`; None: nothing, or it was killed."""
+    sections: tuple[str, ...] = ()
+    """Those of the kind `compute` in which no collective was seen: what is compared with other ranks."""
     weights: tuple[tuple[float, float], ...] | None = None
     """Of each weight at the end, its norm and its sum; None where there is no optimizer, or it was killed."""
 
@@ -85,7 +88,17 @@ class _TraceWriter:
         with contextlib.suppress(Exception):  # the GPU may be gone by now; the run has ended as it should
             weights = [_measure(weight) for weight in self._weights()]
         source = _SOURCES.get(self._session.page.words[at.W_BEAT_SOURCE])
-        self._write(progress=source, weights=weights or None)
+        self._write(progress=source, sections=self._sections(), weights=weights or None)
+
+    def _sections(self) -> list[str]:
+        with contextlib.suppress(OSError):
+            reader = PageReader(self._session.page.path)
+            try:
+                passes = reader.passes()
+            finally:
+                reader.close()
+            return [one.name for one in passes if one.kind == "compute" and not one.is_joint]
+        return []
 
     def _weights(self) -> Iterator[Any]:
         for optimizer in self._optimizers.values():
@@ -141,5 +154,6 @@ def _trace(attempt: int, rank: int, lines: list[Mapping[str, Any]]) -> Rehearsed
         tuple(saves),
         facts.get("began_s"),
         facts.get("progress"),
+        tuple(facts.get("sections") or ()),
         None if weights is None else tuple((norm, total) for norm, total in weights),
     )

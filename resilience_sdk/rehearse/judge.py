@@ -88,7 +88,7 @@ def judge_baseline(baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
 def judge(kind: str, plan: Plan, baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
     """Return the promises of one rehearsed fault, but for that its end is equal; see `judge_end`."""
     ledger = _Ledger()
-    if not facts.named(Event.FAULT_INJECTED):
+    if not any(event.get("by") == f"RESILIENCE_FAULT={plan}" for event in facts.named(Event.FAULT_INJECTED)):
         code = facts.exit_codes[-1]
         if code == 0:
             ledger.skip("noticed", f"{plan} met nothing that it could strike before the job ended")
@@ -127,7 +127,7 @@ def _judge_restart(kind: str) -> Callable[[_Ledger, Plan, Baseline, JobFacts], N
             _hold_named(ledger, plan, found)
         _hold_others(ledger, facts, found)
         if _hold_recovered(ledger, baseline, facts):
-            _hold_lost(ledger, baseline, facts)
+            _hold_lost(ledger, plan, baseline, facts)
 
     return judge_it
 
@@ -148,7 +148,8 @@ def _hold_named(ledger: _Ledger, plan: Plan, found: Incident) -> None:
 def _hold_others(ledger: _Ledger, facts: JobFacts, found: Incident | None = None) -> None:
     if any(result.promise == "nobody else blamed" for result in ledger.results):
         return
-    blamed = _told(facts.incidents, found)
+    # What fails in a later attempt is no wrong blame: it has not recovered.
+    blamed = _told([one for one in facts.incidents if not one.attempt], found)
     ledger.hold("nobody else blamed", not blamed, "no other incident", f"{len(blamed)} more: {'; '.join(blamed[:2])}")
 
 
@@ -163,7 +164,6 @@ def _hold_recovered(ledger: _Ledger, baseline: Baseline, facts: JobFacts) -> boo
         has_recovered,
         "the ranks were started again, and trained on to the end",
         f"the attempt that followed failed: {later[0]}" if later else f"{attempts} attempts, {_code_words(code)}",
-        "see what the attempt that followed says in its log" if later else None,
     )
     ledger.hold("exit code", code == 0, "0", _code_words(code))
     if not baseline.saves:
@@ -186,20 +186,18 @@ def _resumed_at(baseline: Baseline, facts: JobFacts) -> int:
     return max(0, baseline.steps - min((len(trace.steps) for trace in facts.last_attempt), default=baseline.steps))
 
 
-def _hold_lost(ledger: _Ledger, baseline: Baseline, facts: JobFacts) -> None:
+def _hold_lost(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts) -> None:
     """Hold that no more is run again than what came after the newest save of the attempt that was struck."""
-    lost = _lost(baseline, facts)
+    lost = _lost(baseline, facts, plan.rank)
     struck = [trace for trace in facts.traces[0] if trace.attempt == 0]
-    reached = max((len(trace.steps) for trace in struck), default=0)
-    saved = max((after for trace in struck for after in trace.saves), default=0)
+    reached = max((len(trace.steps) for trace in struck if trace.rank == plan.rank), default=0)
     if not baseline.saves:
         ledger.skip("steps lost", f"the script saves nothing: all {count_words(lost)} were run again")
         return
-    # The save that is newest may be the one that was struck.
-    known = sorted({after for trace in struck for after in trace.saves})
-    older = known[-2] if len(known) > 1 else 0
-    is_torn = any("corrupt" in str(event.get("by")) or "disk" in str(event.get("by")) for event in facts.events)
-    most = reached - (older if is_torn else saved)
+    saved = sorted({after for trace in struck for after in trace.saves}, reverse=True)
+    # Where a save was struck, it is the newest one.
+    good = saved[1:] if plan.kind in ("disk-full", "corrupt-checkpoint") else saved
+    most = reached - (good[0] if good else 0)
     ledger.hold(
         "steps lost",
         lost <= most + _SLACK_STEPS,
@@ -209,12 +207,13 @@ def _hold_lost(ledger: _Ledger, baseline: Baseline, facts: JobFacts) -> None:
     )
 
 
-def _lost(baseline: Baseline, facts: JobFacts) -> int:
-    """Return how many steps were run more than once, by the rank that ran the most of them."""
+def _lost(baseline: Baseline, facts: JobFacts, rank: int | None = None) -> int:
+    """Return how many steps a rank has run more than once; None: the one that ran the most of them."""
     run: dict[int, int] = {}
     for trace in (trace for start in facts.traces for trace in start):
         run[trace.rank] = run.get(trace.rank, 0) + len(trace.steps)
-    return max(0, max(run.values(), default=0) - baseline.steps)
+    most = max(run.values(), default=0) if rank is None else run.get(rank, 0)
+    return max(0, most - baseline.steps)
 
 
 # -- what follows from one that does not
@@ -235,7 +234,7 @@ def _judge_disk_full(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: Job
     _hold_others(ledger, facts, crash)
     if crash is not None:
         if _hold_recovered(ledger, baseline, facts):
-            _hold_lost(ledger, baseline, facts)
+            _hold_lost(ledger, plan, baseline, facts)
         return
     _hold_undisturbed(ledger, facts, "the training went on past the save that failed")
 
@@ -253,25 +252,20 @@ def _judge_pause(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFact
 
 
 def _judge_monitor_kill(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts) -> None:
-    starts = len(facts.named(Event.MONITOR_START))
-    ledger.hold("noticed", starts > 1, "another monitor took its place", "no other monitor took its place")
+    is_replaced = bool(facts.named(Event.MONITOR_REPLACED))
+    ledger.hold("noticed", is_replaced, "another monitor took its place", "no other monitor took its place")
     _hold_others(ledger, facts)
     _hold_undisturbed(ledger, facts, "the training took no notice")
 
 
 def _judge_slow(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts) -> None:
     verdicts = list(_slow_ranks(facts))
-    if not facts.named(Event.STEP_TIME, Event.STRAGGLER) and not verdicts:
-        ledger.skip("noticed", "the job was over before anything was compared")
-    else:
-        ledger.hold(
-            "noticed",
-            bool(verdicts),
-            "as a straggler",
-            f"rank {plan.rank} took {plan.seconds:g} s more in each step, and no straggler was told",
-            "let the SDK see what a rank does before it waits for the others: straggler.attach(model, optimizer), or "
-            "sections around it",
-        )
+    ledger.hold(
+        "noticed",
+        bool(verdicts),
+        "as a straggler",
+        f"rank {plan.rank} took {plan.seconds:g} s more in each {plan.section!r}, and no straggler was told",
+    )
     if verdicts:
         ledger.hold("named", plan.rank in verdicts, f"rank {plan.rank}", f"rank {verdicts[0]} was, not {plan.rank}")
     _hold_others(ledger, facts)

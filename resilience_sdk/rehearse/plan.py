@@ -76,6 +76,8 @@ class Baseline:
     saver: int
     """The rank that saves most."""
     progress: str | None
+    section: str | None
+    """In which all ranks are compared, the first of several."""
     shows_loss: bool
     end: tuple[RehearsedRank, ...]
 
@@ -102,6 +104,7 @@ def learn(facts: JobFacts, ranks: int) -> Baseline:
         saves=tuple(sorted({after for after in saver.saves if after > 0})),
         saver=saver.rank,
         progress=next(iter(sources)) if len(sources) == 1 else None,
+        section=next((name for name in shortest.sections if all(name in one.sections for one in traces)), None),
         shows_loss=bool(facts.named(Event.LOSS)),
         end=traces,
     )
@@ -140,7 +143,12 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
         "exit": lambda: [attrs.evolve(plan, kind="kill", how="exit")],
         "exception": lambda: [attrs.evolve(plan, kind="kill", how="exception")],
         "slow": lambda: [
-            attrs.evolve(plan, step=baseline.numbers[baseline.steps // 4], seconds=round(max(0.05, baseline.step_s), 3))
+            attrs.evolve(
+                plan,
+                step=baseline.numbers[baseline.steps // 4],
+                section=baseline.section,
+                seconds=round(max(0.05, baseline.step_s), 3),
+            )
         ],
         "pause": lambda: [attrs.evolve(plan, seconds=round(stuck_after_s / 2, 1))],
         "preempt": lambda: [attrs.evolve(plan, to="job"), *longer],
@@ -165,6 +173,11 @@ def _impossible(kind: str, baseline: Baseline) -> str | None:
         return "the script saves nothing with torch.save"
     if kind == "slow" and baseline.ranks < 2:
         return "one rank alone is compared with nobody; use --nproc-per-node 2"
+    if kind == "slow" and baseline.section is None:
+        return (
+            "no section shows what a rank does before it waits for the others; straggler.attach(model, optimizer) or "
+            "straggler.section() makes them"
+        )
     if kind == "slow" and baseline.steps - baseline.steps // 4 < _SLOW_STEPS:
         return f"ranks are compared over windows of 8 steps, and {baseline.steps} steps are too few"
     if kind == "nan" and not baseline.shows_loss:

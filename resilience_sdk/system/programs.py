@@ -50,7 +50,7 @@ PROBE = Program("from resilience_sdk.health.probe_main import main; main()", iso
 PREFLIGHT = Program("from resilience_sdk.health.checkup import main; sys.exit(main())")
 PAIRWISE_PREFLIGHT = Program("from resilience_sdk.health.pairwise import main; sys.exit(main())")
 RESUMER = Program(
-    "import signal, time; time.sleep(float(sys.argv[1])); os.kill(int(sys.argv[2]), signal.SIGCONT)",
+    "from resilience_sdk.system.linux import resume; resume(float(sys.argv[1]), int(sys.argv[2]))",
     isolated=True,
     libraries=(),
 )
