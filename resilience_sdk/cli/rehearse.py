@@ -194,10 +194,11 @@ class _Rehearsals:
             return [first]
         stuck_s = self._stuck_after_s or plan.stuck_after(baseline)
         left_s = plan.estimate_s(kinds, baseline, stuck_s)
-        self._say(
-            f"about {_duration(left_s)} for the faults, {_duration(left_s + facts.seconds)} in all; a rank in which "
-            f"nothing moves is called hung after {stuck_s:g} s here"
-        )
+        if left_s:
+            self._say(
+                f"about {_duration(left_s)} for the faults, {_duration(left_s + facts.seconds)} in all; a rank in "
+                f"which nothing moves is called hung after {stuck_s:g} s here"
+            )
         return [first, *(self._rehearse(kind, baseline, stuck_s) for kind in kinds)]
 
     def _rehearse(self, kind: str, baseline: Baseline, stuck_s: float) -> Rehearsal:

@@ -54,6 +54,9 @@ _NO_PROGRESS = (
 )
 
 
+_COLLECTIVE = "call save() and maybe_save() on every rank, not on rank 0 alone: all of them write"
+
+
 def judge_baseline(baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
     """Return what the undisturbed run has kept: it ends well, is seen, nobody is blamed, and its saves are whole."""
     ledger = _Ledger()
@@ -64,9 +67,12 @@ def judge_baseline(baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
         code == 0,
         "0",
         f"{_code_words(code)} without any fault{': ' + blamed[0] if blamed else ''}",
-        None if code == 0 else "see the lines above; the job runs in an empty directory unless --here is given",
+        _cure_of(facts.incidents) or "the job runs in an empty directory; --here runs it in this one",
     )
     ledger.hold("nobody blamed", not blamed, "no incident", "; ".join(blamed))
+    if any(one.kind == "hang" and _in_a_save(one) for one in facts.incidents):
+        ledger.hold("save complete", False, "", "the ranks wait for one another in a save", _COLLECTIVE)
+        return ledger.results
     if code == 0:
         ledger.hold(
             "progress seen",
@@ -81,8 +87,17 @@ def judge_baseline(baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
     elif code == 0 and baseline.saves:
         ledger.hold("save complete", True, f"saved after {_steps_words(baseline.saves)}", "")
     elif code == 0:
-        ledger.skip("save complete", "the script saves nothing with torch.save")
+        why = "the script saves nothing with torch.save" if baseline.steps else "no step is seen, so no save has one"
+        ledger.skip("save complete", why)
     return ledger.results
+
+
+def _cure_of(incidents: Sequence[Incident]) -> str | None:
+    return next((one.advice for one in incidents if one.advice), None)
+
+
+def _in_a_save(incident: Incident) -> bool:
+    return any(culprit.section == "checkpoint" for culprit in incident.culprits)
 
 
 def judge(kind: str, plan: Plan, baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
@@ -309,10 +324,11 @@ def _judge_preempt(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFa
     ran_on = bool(first) and all(len(trace.steps) >= baseline.steps for trace in first)
     agreed = bool(facts.named(Event.STOP_AGREED))
     asked_at = baseline.numbers.index(plan.step) if plan.step in baseline.numbers else 0
+    ended = [event.get("rank") for event in facts.named(Event.RANK_EXIT) if event.get("signal")]
     ledger.hold(
         "noticed",
         found is not None and (agreed or not ran_on),
-        "all ranks stopped at one step" if agreed else "the ranks were ended",
+        "all ranks stopped at one step" if agreed else "the ranks were ended" if ended else "the ranks left",
         f"asked to leave at step {plan.step}, the job ran on to its end, {count_words(baseline.steps - asked_at)} later"
         if ran_on
         else "no incident tells of it",
@@ -327,7 +343,15 @@ def _judge_preempt(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFa
     ledger.hold("recovered", last == 0, "started again, it trained to the end", f"started again: {_code_words(last)}")
     if not baseline.saves:
         ledger.skip("save complete", "the script saves nothing with torch.save, so there is nothing to keep")
-    elif ran_on:
+        return
+    ledger.hold(
+        "all ranks left",
+        not ended,
+        "by themselves",
+        f"rank {ended[0] if ended else ''} did not leave by itself, and was ended by a signal",
+        _STOP_CURE,
+    )
+    if ran_on:
         ledger.hold("save complete", False, "", "nothing was saved for the signal: it was not heeded", _STOP_CURE)
     elif last == 0:
         lost = _lost(baseline, facts)

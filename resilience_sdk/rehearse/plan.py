@@ -134,8 +134,8 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
     saves = kind in ("disk-full", "corrupt-checkpoint")
     rank = baseline.saver if saves else last
     plan = Plan(kind, rank=rank, step=baseline.numbers[at])
-    slower_s = _slower(baseline, at)
-    longer = [Plan("slow", step=baseline.numbers[at], seconds=slower_s)] if slower_s else []
+    longer = _longer(baseline, at)
+    early = baseline.steps // 4
     own = {
         "hang": lambda: [attrs.evolve(plan, how="c")],
         "hang-gil": lambda: [attrs.evolve(plan, kind="hang", how="gil")],
@@ -145,10 +145,11 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
         "slow": lambda: [
             attrs.evolve(
                 plan,
-                step=baseline.numbers[baseline.steps // 4],
+                step=baseline.numbers[early],
                 section=baseline.section,
                 seconds=round(max(0.05, baseline.step_s), 3),
-            )
+            ),
+            *_longer(baseline, early),
         ],
         "pause": lambda: [attrs.evolve(plan, seconds=round(stuck_after_s / 2, 1))],
         "preempt": lambda: [attrs.evolve(plan, to="job"), *longer],
@@ -158,10 +159,10 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
     return own.get(kind, lambda: [plan])()
 
 
-def _slower(baseline: Baseline, at: int) -> float:
-    """Return what is added to each step after `at`, so that what follows from a fault happens before the end."""
-    left = baseline.steps - at
-    return round(max(0.0, _ROOM_S / left - baseline.step_s), 3)
+def _longer(baseline: Baseline, at: int) -> list[Plan]:
+    """Return what makes each step after `at` longer where need be, so that what follows happens before the end."""
+    more_s = round(_ROOM_S / (baseline.steps - at) - baseline.step_s, 3)
+    return [Plan("slow", step=baseline.numbers[at], seconds=more_s)] if more_s > 0 else []
 
 
 def _impossible(kind: str, baseline: Baseline) -> str | None:
@@ -194,7 +195,7 @@ def _seconds(kind: str, baseline: Baseline, stuck_s: float) -> float:
     more = {
         "hang": stuck_s + _RESTART_S,
         "hang-gil": stuck_s + _RESTART_S,
-        "slow": baseline.steps * max(0.05, baseline.step_s),
+        "slow": _ROOM_S + baseline.steps * max(0.05, baseline.step_s),
         "pause": stuck_s / 2,
         "preempt": baseline.seconds - baseline.training_s / 2 + _RESTART_S,
         "monitor-kill": _ROOM_S,

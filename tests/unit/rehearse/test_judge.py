@@ -158,6 +158,10 @@ def test_a_save_that_hangs_without_a_fault_fails() -> None:
     hung = job(both(range(10)), codes=(1,), incidents=(incident("hang", 0, 1),))
     failed = {one.promise for one in judge_baseline(learn(hung, 2), hung) if one.result == FAIL}
     assert failed == {"exit code", "nobody blamed"}
+    in_save = attrs.evolve(hung.incidents[0], culprits=(Culprit(0, section="checkpoint"), Culprit(1)))
+    told = judge_baseline(learn(hung, 2), attrs.evolve(hung, incidents=(in_save,)))
+    assert (told[-1].promise, told[-1].result) == ("save complete", FAIL)
+    assert "every rank" in (told[-1].cure or "")
 
 
 # -- faults that cost an attempt
@@ -279,6 +283,14 @@ def test_a_save_at_the_signal_that_does_not_work_fails() -> None:
     """The job goes on from the save before, whatever it left with."""
     told = results("preempt", preempted(first=20, agreed=False))
     assert (told["exit code"], told["save complete"], told["steps lost"]) == (PASS, FAIL, FAIL)
+
+
+def test_a_rank_that_is_left_behind_fails() -> None:
+    """One rank has saved and left, and the others were killed for it."""
+    facts = preempted(agreed=False)
+    killed = {"event": "rank_exit", "rank": 1, "signal": "SIGTERM"}
+    told = results("preempt", attrs.evolve(facts, events=(*facts.events, killed)))
+    assert (told["all ranks left"], told["save complete"]) == (FAIL, PASS)
 
 
 def test_a_signal_that_is_not_heeded_fails() -> None:
