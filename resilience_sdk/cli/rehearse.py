@@ -72,16 +72,13 @@ def main(argv: Sequence[str]) -> int:
     kinds = _kinds(options.faults)
     talk = sys.stderr if options.json else sys.stdout
     scratch = Path(tempfile.mkdtemp(prefix="resilience-rehearse-")) if options.keep is None else _empty(options.keep)
-    is_kept = True
+    is_kept = options.keep is not None
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         theatre = _Rehearsals(_job(options, script), scratch, options.stuck_after, talk)
         rehearsals = theatre.run(kinds)
         has_failed = any(one.has_failed for one in rehearsals)
-        is_kept = has_failed or options.keep is not None
-    except KeyboardInterrupt:
-        is_kept = options.keep is not None
-        raise
+        is_kept = has_failed or is_kept
     finally:
         signal.signal(signal.SIGTERM, before)
         if not is_kept:
@@ -172,6 +169,7 @@ class _Rehearsals:
         self._talk = talk
         self._again: JobFacts | None = None
         self._began_s = time.monotonic()
+        self._place = ""
 
     @property
     def seconds(self) -> float:
@@ -184,6 +182,7 @@ class _Rehearsals:
             f"{len(kinds)} fault{'' if len(kinds) == 1 else 's'}, {self._job.ranks} ranks. First the job undisturbed, "
             "which tells how long the rest takes"
         )
+        self._begin("undisturbed")
         stuck_s = self._stuck_after_s or _BASELINE_STUCK_S
         facts = rehearse(self._job, self._scratch / "undisturbed", (), stuck_s)
         baseline = plan.learn(facts, self._job.ranks)
@@ -199,20 +198,26 @@ class _Rehearsals:
                 f"about {_duration(left_s)} for the faults, {_duration(left_s + facts.seconds)} in all; a rank in "
                 f"which nothing moves is called hung after {stuck_s:g} s here"
             )
-        return [first, *(self._rehearse(kind, baseline, stuck_s) for kind in kinds)]
+        rehearsals = [first]
+        for number, kind in enumerate(kinds, 1):
+            self._place = f"{number}/{len(kinds)} "
+            rehearsals.append(self._rehearse(kind, baseline, stuck_s))
+        return rehearsals
 
     def _rehearse(self, kind: str, baseline: Baseline, stuck_s: float) -> Rehearsal:
         chosen = plan.faults_for(kind, baseline, stuck_s)
         if isinstance(chosen, str):
             rehearsal = Rehearsal(kind, "", 0.0, (), (PromiseResult("rehearsed", SKIPPED, chosen),))
+            self._begin(kind)
             self._show(rehearsal)
             return rehearsal
         directory = self._scratch / kind
+        told = ";".join(str(one) for one in chosen)
+        self._begin(kind, told)
         facts = rehearse(self._job, directory, chosen, stuck_s)
         promises = judge.judge(kind, chosen[0], baseline, facts)
         if promises[-1].result != SKIPPED or len(promises) > 1:
             promises.append(self._end(kind, baseline, facts, stuck_s))
-        told = ";".join(str(one) for one in chosen)
         rehearsal = Rehearsal(kind, told, facts.seconds, facts.exit_codes, tuple(promises), str(directory))
         self._show(rehearsal)
         return rehearsal
@@ -220,7 +225,7 @@ class _Rehearsals:
     def _end(self, kind: str, baseline: Baseline, facts: JobFacts, stuck_s: float) -> PromiseResult:
         result = judge.judge_end(kind, baseline, facts, self._again)
         if result is None:
-            self._say(f"{kind} ended with other weights: once more undisturbed, to see whether that is its own")
+            self._say("  it ended with other weights: once more undisturbed, to see whether that is its own")
             self._again = rehearse(self._job, self._scratch / "undisturbed-again", (), stuck_s)
             result = judge.judge_end(kind, baseline, facts, self._again)
         assert result is not None
@@ -230,11 +235,10 @@ class _Rehearsals:
         self._talk.write(f"{text}\n")
         self._talk.flush()
 
+    def _begin(self, name: str, told: str = "") -> None:
+        self._say(f"\n{self._place}{name}{f'  RESILIENCE_FAULT={told}' if told else ''}")
+
     def _show(self, rehearsal: Rehearsal) -> None:
-        name = "undisturbed" if rehearsal.fault == "none" else rehearsal.fault
-        fault = f"  RESILIENCE_FAULT={rehearsal.plan}" if rehearsal.plan else ""
-        took = f"  {rehearsal.seconds:.1f} s" if rehearsal.seconds else ""
-        self._say(f"\n{name}{took}{fault}")
         width = max(len(promise.promise) for promise in rehearsal.promises)
         for one in rehearsal.promises:
             self._say(f"  {one.result:<7}  {one.promise:<{width}}  {printable(one.why)}")
@@ -243,6 +247,8 @@ class _Rehearsals:
         if rehearsal.has_failed and rehearsal.directory is not None:
             for line in last_lines(Path(rehearsal.directory), _LINES):
                 self._say(f"    | {printable(line)}")
+        if rehearsal.seconds:
+            self._say(f"  {_duration(rehearsal.seconds)}, {_duration(self.seconds)} since the beginning")
 
 
 def _duration(seconds: float) -> str:
