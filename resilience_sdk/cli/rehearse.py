@@ -22,7 +22,7 @@ from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.rehearse import judge, plan
 from resilience_sdk.rehearse.jobs import SCRATCH, RehearsedJob, last_lines, rehearse
 from resilience_sdk.rehearse.judge import FAIL, SKIPPED, PromiseResult
-from resilience_sdk.rehearse.plan import Baseline, JobFacts
+from resilience_sdk.rehearse.plan import Baseline, Deadlines, JobFacts
 
 ALL = "all"
 _DESCRIPTION = (
@@ -31,7 +31,6 @@ _DESCRIPTION = (
     f"was broken. In ARGS, {SCRATCH} stands for the directory of the one job."
 )
 _EPILOG = "example: resilience rehearse kill preempt --nproc-per-node 2 -- train.py --steps 200"
-_BASELINE_STUCK_S = 10.0
 _LINES = 12
 
 
@@ -183,29 +182,29 @@ class _Rehearsals:
             "which tells how long the rest takes"
         )
         self._begin("undisturbed")
-        stuck_s = self._stuck_after_s or _BASELINE_STUCK_S
-        facts = rehearse(self._job, self._scratch / "undisturbed", (), stuck_s)
+        first_deadlines = Deadlines() if self._stuck_after_s is None else Deadlines(self._stuck_after_s)
+        facts = rehearse(self._job, self._scratch / "undisturbed", (), first_deadlines)
         baseline = plan.learn(facts, self._job.ranks)
         promises = tuple(judge.judge_baseline(baseline, facts))
         first = Rehearsal("none", "", facts.seconds, facts.exit_codes, promises, str(self._scratch / "undisturbed"))
         self._show(first)
         if facts.exit_codes[-1] != 0:
             return [first]
-        stuck_s = self._stuck_after_s or plan.stuck_after(baseline)
-        left_s = plan.estimate_s(kinds, baseline, stuck_s)
+        deadlines = plan.deadlines(baseline, self._stuck_after_s)
+        left_s = plan.estimate_s(kinds, baseline, deadlines.stuck_after_s)
         if left_s:
             self._say(
                 f"about {_duration(left_s)} for the faults, {_duration(left_s + facts.seconds)} in all; a rank in "
-                f"which nothing moves is called hung after {stuck_s:g} s here"
+                f"which nothing moves is called hung after {deadlines.stuck_after_s:g} s here"
             )
         rehearsals = [first]
         for number, kind in enumerate(kinds, 1):
             self._place = f"{number}/{len(kinds)} "
-            rehearsals.append(self._rehearse(kind, baseline, stuck_s))
+            rehearsals.append(self._rehearse(kind, baseline, deadlines))
         return rehearsals
 
-    def _rehearse(self, kind: str, baseline: Baseline, stuck_s: float) -> Rehearsal:
-        chosen = plan.faults_for(kind, baseline, stuck_s)
+    def _rehearse(self, kind: str, baseline: Baseline, deadlines: Deadlines) -> Rehearsal:
+        chosen = plan.faults_for(kind, baseline, deadlines.stuck_after_s)
         if isinstance(chosen, str):
             rehearsal = Rehearsal(kind, "", 0.0, (), (PromiseResult("rehearsed", SKIPPED, chosen),))
             self._begin(kind)
@@ -214,19 +213,19 @@ class _Rehearsals:
         directory = self._scratch / kind
         told = ";".join(str(one) for one in chosen)
         self._begin(kind, told)
-        facts = rehearse(self._job, directory, chosen, stuck_s)
+        facts = rehearse(self._job, directory, chosen, deadlines)
         promises = judge.judge(kind, chosen[0], baseline, facts)
         if promises[-1].result != SKIPPED or len(promises) > 1:
-            promises.append(self._end(kind, baseline, facts, stuck_s))
+            promises.append(self._end(kind, baseline, facts, deadlines))
         rehearsal = Rehearsal(kind, told, facts.seconds, facts.exit_codes, tuple(promises), str(directory))
         self._show(rehearsal)
         return rehearsal
 
-    def _end(self, kind: str, baseline: Baseline, facts: JobFacts, stuck_s: float) -> PromiseResult:
+    def _end(self, kind: str, baseline: Baseline, facts: JobFacts, deadlines: Deadlines) -> PromiseResult:
         result = judge.judge_end(kind, baseline, facts, self._again)
         if result is None:
             self._say("  it ended with other weights: once more undisturbed, to see whether that is its own")
-            self._again = rehearse(self._job, self._scratch / "undisturbed-again", (), stuck_s)
+            self._again = rehearse(self._job, self._scratch / "undisturbed-again", (), deadlines)
             result = judge.judge_end(kind, baseline, facts, self._again)
         assert result is not None
         return result

@@ -22,14 +22,13 @@ from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.faults import Plan
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.rank.rehearsal import read_traces
-from resilience_sdk.rehearse.plan import JobFacts
+from resilience_sdk.rehearse.plan import Deadlines, JobFacts
 from resilience_sdk.system import programs
 
 OUTPUT = "output.log"
 SCRATCH = "{scratch}"
 """Stands in the script's arguments for the directory of the one job."""
 _GOODBYE_S = 20.0
-_PREEMPT_S = 10  # for a save; a rank that does not heed the signal is waited for as long
 # What an outer launcher or job has said about itself does not hold for a rehearsal.
 _FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", environ.INTERNAL_PREFIX)
 _FOREIGN = {
@@ -53,7 +52,7 @@ class RehearsedJob:
     """After which a job that has not ended is ended."""
 
 
-def rehearse(job: RehearsedJob, directory: Path, faults: Sequence[Plan], stuck_after_s: float) -> JobFacts:
+def rehearse(job: RehearsedJob, directory: Path, faults: Sequence[Plan], deadlines: Deadlines) -> JobFacts:
     """Run the job once, and again where it was asked to leave, as its scheduler would; return what it left behind.
 
     Raises OSError where the directory cannot be written.
@@ -67,7 +66,7 @@ def rehearse(job: RehearsedJob, directory: Path, faults: Sequence[Plan], stuck_a
         told = {environ.FAULT: ";".join(map(str, faults))} if faults and start == 0 else {}
         traces = {environ.REHEARSAL: str(directory / f"traces-{start}")}
         restarts = 2 if faults else 0
-        codes.append(_start(job, directory, {**env, **told, **traces}, restarts, stuck_after_s))
+        codes.append(_start(job, directory, {**env, **told, **traces}, restarts, deadlines))
         if codes != [EXIT_PREEMPTED] or not faults:
             break
     run_dir = directory / "run"
@@ -89,15 +88,15 @@ def last_lines(directory: Path, count: int) -> list[str]:
 
 
 def _start(
-    job: RehearsedJob, directory: Path, env: Mapping[str, str], max_restarts: int, stuck_after_s: float
+    job: RehearsedJob, directory: Path, env: Mapping[str, str], max_restarts: int, deadlines: Deadlines
 ) -> int | None:
     """Run the job once; return its exit code, None where it had to be ended."""
     options = {
         "run-dir": directory / "run",
         "nproc-per-node": job.ranks,
         "max-restarts": max_restarts,
-        "stuck-after": stuck_after_s,
-        "preempt-time": _PREEMPT_S,
+        "stuck-after": deadlines.stuck_after_s,
+        "preempt-time": deadlines.preempt_s,
         "term-grace": 2,
         "monitor-interval": 0.1,
         "on-hang": "restart",

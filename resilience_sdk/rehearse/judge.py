@@ -54,6 +54,8 @@ _NO_PROGRESS = (
 )
 
 
+_SHORTER = "give the script arguments that make it shorter, or let it take longer with --limit"
+_EMPTY = "the job runs in an empty directory; --here runs it in this one"
 _COLLECTIVE = "call save() and maybe_save() on every rank, not on rank 0 alone: all of them write"
 
 
@@ -67,7 +69,7 @@ def judge_baseline(baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
         code == 0,
         "0",
         f"{_code_words(code)} without any fault{': ' + blamed[0] if blamed else ''}",
-        _cure_of(facts.incidents) or "the job runs in an empty directory; --here runs it in this one",
+        _cure_of(facts.incidents) or (_SHORTER if code is None else _EMPTY),
     )
     ledger.hold("nobody blamed", not blamed, "no incident", "; ".join(blamed))
     if any(one.kind == "hang" and _in_a_save(one) for one in facts.incidents):

@@ -27,8 +27,9 @@ FAULTS = (
     "nan",
     "monitor-kill",
 )
-MIN_STUCK_AFTER_S = 4.0
+_MIN_STUCK_AFTER_S = 4.0
 _MAX_STUCK_AFTER_S = 60.0
+_MIN_PREEMPT_S = 10.0
 _MIN_STEPS = 4
 _SLOW_STEPS = 24  # two windows of eight steps are compared, and they begin at no particular step
 _ROOM_S = 6.0  # what an agreement on a stop, or the start of another monitor, may need
@@ -110,9 +111,23 @@ def learn(facts: JobFacts, ranks: int) -> Baseline:
     )
 
 
-def stuck_after(baseline: Baseline) -> float:
-    """Return after how many seconds without any movement a rank is called hung in a rehearsal."""
-    return min(_MAX_STUCK_AFTER_S, max(MIN_STUCK_AFTER_S, 4 * baseline.longest_step_s))
+@attrs.frozen
+class Deadlines:
+    """The times that a rehearsed job goes by, in seconds; shorter than a real one's, for nobody waits for them here."""
+
+    stuck_after_s: float = 10.0
+    """Without any movement of a rank, until it is called hung."""
+    preempt_s: float = 10.0
+    """From the signal to the end: for some steps, and a save."""
+
+
+def deadlines(baseline: Baseline, stuck_after_s: float | None = None) -> Deadlines:
+    """Return what goes with the longest step of the undisturbed run; `stuck_after_s` is the user's, if it is his."""
+    longest_s = baseline.longest_step_s
+    return Deadlines(
+        stuck_after_s or min(_MAX_STUCK_AFTER_S, max(_MIN_STUCK_AFTER_S, 4 * longest_s)),
+        max(_MIN_PREEMPT_S, 6 * longest_s),
+    )
 
 
 def moment(baseline: Baseline) -> int:
