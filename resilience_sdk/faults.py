@@ -384,12 +384,16 @@ def _spoil_gradient(plan: Plan, tell: Callable[[], None]) -> None:
         return
 
     def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        gradients = (weight.grad for group in optimizer.param_groups for weight in group["params"])
-        gradient = next((one for one in gradients if one is not None), None)
-        if gradient is not None:
-            handle.remove()
-            tell()
-            gradient.fill_(float("nan"))
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        weight = next((one for one in weights if one.requires_grad), None)
+        if weight is None:
+            return
+        handle.remove()
+        tell()
+        if weight.grad is not None:
+            weight.grad.fill_(float("nan"))
+        # A step with a closure computes its gradients only now, and throws away those that are there.
+        backward: Any = weight.register_hook(lambda gradient: (backward.remove(), gradient * float("nan"))[1])
 
     handle: Any = module.register_optimizer_step_pre_hook(before_step)
 

@@ -383,9 +383,12 @@ try:
 except OSError as error:
     print("errno", error.errno, error.filename)
 torch.save(weight, "next.pt")
-weight.grad = torch.ones(1000)
-optimizer.step()
-optimizer.step()
+def closure():
+    optimizer.zero_grad()
+    weight.sum().backward()
+closure() if "closure" not in sys.argv else None
+for _ in range(2):
+    optimizer.step(closure if "closure" in sys.argv else None)
 print("weight", float(weight[0]))
 """
 
@@ -396,6 +399,7 @@ print("weight", float(weight[0]))
         ("disk-full", 0, "errno 28", True),
         ("corrupt-checkpoint", -signal.SIGKILL, "", True),
         ("nan", 0, "weight nan", False),
+        ("nan closure", 0, "weight nan", False),
         ("kill:rank=1", 0, "weight -2.0", False),
     ],
 )
@@ -405,7 +409,12 @@ def test_a_save_or_a_step_is_struck_half_way(tmp_path: Path, fault: str, code: i
 
     env = os.environ | {"PYTHONPATH": str(Path(faults.__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", _SAVES, fault], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", _SAVES, *fault.split()],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == code, done.stderr
     assert said in done.stdout
