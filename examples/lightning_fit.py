@@ -19,7 +19,7 @@ import os
 import lightning.pytorch as pl
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from resilience_sdk.adapters.lightning import ResilienceCallback
 
@@ -73,6 +73,9 @@ trainer = pl.Trainer(
     enable_checkpointing=False,
     enable_progress_bar=False,
 )
-trainer.fit(NextLetter(), loader_class(data, batch_size=32, shuffle=True))
+# An order that the epoch alone decides: what Lightning makes of `shuffle=True` is drawn anew in a process that resumes.
+ranks, rank = (int(os.environ.get(name, alone)) for name, alone in (("WORLD_SIZE", "1"), ("RANK", "0")))
+sampler = DistributedSampler(data, ranks, rank)
+trainer.fit(NextLetter(), loader_class(data, batch_size=32, sampler=sampler))
 if trainer.is_global_zero:
     print(f"finished after step {trainer.global_step}, loss {trainer.callback_metrics.get('loss', 'as before')}")

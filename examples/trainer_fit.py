@@ -43,6 +43,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=200)
 steps = parser.parse_args().steps
 torch.set_num_threads(1)
+torch.manual_seed(0)
 run_dir = os.environ.get("RESILIENCE_RUN_DIR", "runs/gpt2")
 trainer = Trainer(
     small_gpt2(),

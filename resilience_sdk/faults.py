@@ -11,16 +11,25 @@ and repairs that cannot tell it from an accident. Only the journal has a line of
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from resilience_sdk import torch_saves
 from resilience_sdk.core import console
 from resilience_sdk.errors import ConfigError
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["InjectedError", "Plan", "armed", "inject", "parse"]
 
@@ -30,8 +39,23 @@ _WAYS: Mapping[str, tuple[str, ...]] = {
     "kill": ("sigkill", "segv", "abort", "exit", "exception"),
     "slow": (),
     "preempt": (),
+    "pause": (),
+    "nan": (),
+    "disk-full": (),
+    "corrupt-checkpoint": (),
+    "monitor-kill": (),
 }
-_OWN = {"hang": ("how",), "kill": ("how", "code"), "slow": ("seconds",), "preempt": ()}
+_OWN = {
+    "hang": ("how",),
+    "kill": ("how", "code"),
+    "slow": ("seconds",),
+    "preempt": ("to",),
+    "pause": ("seconds",),
+}
+# Short words for a kind and its way.
+_SHORT = {"hang-gil": ("hang", "gil"), "exit": ("kill", "exit"), "exception": ("kill", "exception")}
+_NEEDS_SECONDS = {"slow": "the time it adds to each step", "pause": "how long the rank is stopped"}
+_SIGNALLED = ("rank", "job")
 _PLACES = ("inside", "outside", "start")
 _COMMON = ("rank", "step", "attempt", "section", "where")
 _DEFAULT_BEAT = "step"
@@ -55,6 +79,7 @@ class Plan:
     where: str = "inside"
     seconds: float | None = None
     code: int = 1
+    to: str = "rank"
 
     def __str__(self) -> str:
         """Return the plan in the notation of `RESILIENCE_FAULT`."""
@@ -83,15 +108,8 @@ class Plan:
         return self.lasts and step > self.step
 
     def strike(self) -> None:
-        """Do it. Returns only from `slow`, a `preempt` that is handled, and a stop that somebody continued."""
-        if self.kind == "slow":
-            time.sleep(self.seconds or 0.0)
-        elif self.kind == "hang":
-            _hang(self.how or "sleep")
-        elif self.kind == "preempt":
-            os.kill(os.getpid(), signal.SIGTERM)
-        else:
-            _kill(self)
+        """Do it. Returns only from what a process survives: `slow`, a signal that is handled, a stop that has ended."""
+        _STRIKES[self.kind](self)
 
 
 class Injector:
@@ -106,10 +124,16 @@ class Injector:
         self._rank: int | None = None
         self._attempt = 0
         self._pid = 0  # 0 = identity unknown; another one = forked since
+        self._observer: Callable[[int], None] | None = None
 
     def armed(self) -> bool:
-        """Tell whether a fault may strike in this process."""
-        return bool(self._mine)
+        """Tell whether a fault may strike in this process, or somebody wants to hear of its steps."""
+        return bool(self._mine) or self._observer is not None
+
+    def observe(self, observer: Callable[[int], None]) -> None:
+        """See `observe`."""
+        self._observer = observer
+        on_change()
 
     def add(self, plan: Plan) -> None:
         """Add one plan at run time."""
@@ -131,31 +155,43 @@ class Injector:
         """Strike what is due."""
         if os.getpid() != self._pid:
             return  # before the start, or in a child (a DataLoader's worker) that is no rank
+        if self._observer is not None and is_beat and where == "inside":
+            self._observer(step)
         for plan in list(self._mine):
             if plan.due(where, name, step, is_beat):
                 self._strike(plan, where, name, step)
 
     def _select(self) -> None:
         plans = [plan for plan in self._injected + self._named if plan.lasts or not self._has_struck(plan)]
-        before = bool(self._mine)
+        before = self.armed()
         self._mine = [plan for plan in plans if plan.concerns(self._rank, self._attempt)] if self._pid else plans
-        if bool(self._mine) != before:
+        if self.armed() != before:
             on_change()
 
     def _has_struck(self, plan: Plan) -> bool:
         return any(plan is struck for struck in self._struck)
 
     def _strike(self, plan: Plan, where: str, name: str, step: int) -> None:
-        if not self._has_struck(plan):
-            self._struck.append(plan)
-            moment = "at its start" if where == "start" else f"at step {step} {where} '{name}'"
-            console.say(f"injected fault: {plan} strikes rank {self._rank} {moment}")
-            is_named = any(plan is named for named in self._named)
-            given_by = f"RESILIENCE_FAULT={plan}" if is_named else f"faults.inject() as {plan}"
-            on_strike(given_by, None if where == "start" else step)
         if not plan.lasts:
             self._mine.remove(plan)
+        is_new = not self._has_struck(plan)
+        if is_new:
+            self._struck.append(plan)
+        tell = functools.partial(self._tell, plan, where, name, step)
+        if (later := _LATER.get(plan.kind)) is not None:
+            later(plan, tell)
+            return
+        if is_new:
+            tell()
         plan.strike()
+
+    def _tell(self, plan: Plan, where: str, name: str, step: int) -> None:
+        """Say on the screen, and to whoever keeps the journal, that the fault strikes now."""
+        moment = "at its start" if where == "start" else f"at step {step} {where} '{name}'"
+        console.say(f"injected fault: {plan} strikes rank {self._rank} {moment}")
+        is_named = any(plan is named for named in self._named)
+        given_by = f"RESILIENCE_FAULT={plan}" if is_named else f"faults.inject() as {plan}"
+        on_strike(given_by, None if where == "start" else step)
 
 
 _injector = Injector()
@@ -165,6 +201,12 @@ on_change: Callable[[], None] = lambda: None  # noqa: E731 - replaced by the ses
 
 # Called before a fault strikes for the first time, with how it was given and the step; the session journals it.
 on_strike: Callable[[str, int | None], None] = lambda given_by, step: None  # noqa: E731 - replaced by the session
+
+# Returns the process id of the "monitor" or the "launcher" of this rank, None where there is none; set by the session.
+find_process: Callable[[str], int | None] = lambda name: None  # noqa: E731 - replaced by the session
+
+run_directory: Path | None = None
+"""Where this rank's job writes; set by the session."""
 
 
 def inject(
@@ -179,8 +221,11 @@ def inject(
 
     Args:
         kind: `hang` (`how=` sleep, c, gil, stop), `kill` (`how=` sigkill, segv, abort, exit with `code=`,
-            exception), `slow` (`seconds=` added at every step from `step` on) or `preempt` (the rank gets the
-            SIGTERM of a scheduler).
+            exception), `slow` (`seconds=` added at every step from `step` on), `preempt` (SIGTERM as from a
+            scheduler, `to=` rank or job: its launcher), `pause` (stopped for `seconds=`), `nan` (a gradient of the
+            next optimizer step is not a number), `disk-full` (the next `torch.save` fails half-way),
+            `corrupt-checkpoint` (the newest checkpoint is cut in half, or where none of ours is there the next
+            `torch.save`, and the rank is killed), `monitor-kill`, or a short word: `hang-gil`, `exit`, `exception`.
         rank: the rank it strikes; None strikes every rank.
         step: the step as the heartbeat counts it; None means the first that comes.
         attempt: strike only in this attempt; None or "any" strikes in each.
@@ -223,6 +268,11 @@ def load(text: str, rank: int | None, attempt: int) -> None:
     _injector.load(text, rank, attempt)
 
 
+def observe(observer: Callable[[int], None]) -> None:
+    """Have `observer` hear of each step of this rank, by its number: as it begins, or at its end where no block is."""
+    _injector.observe(observer)
+
+
 def reached(name: str, step: int, beat: bool | None = None) -> None:
     """Strike what is due on entering the block `name`; `beat` tells heartbeats apart (None: by the name)."""
     _injector.meet("inside", name, step, name == _DEFAULT_BEAT if beat is None else beat)
@@ -242,17 +292,20 @@ def started() -> None:
 
 
 def _plan(kind: str, options: Mapping[str, Any], text: str) -> Plan:
+    kind, short = _SHORT.get(kind, (kind, None))
     ways = _WAYS.get(kind)
     if ways is None:
-        raise ConfigError(f"fault {text!r}: unknown kind {kind!r}{_nearest(kind, _WAYS)}")
-    own = _OWN[kind]
-    values: dict[str, Any] = {}
+        raise ConfigError(f"fault {text!r}: unknown kind {kind!r}{_nearest(kind, (*_WAYS, *_SHORT))}")
+    own = _OWN.get(kind, ())
+    values: dict[str, Any] = {} if short is None else {"how": short}
+    if short is not None and options.get("how", short) != short:
+        raise ConfigError(f"fault {text!r}: {text.partition(':')[0]} is {kind} with how={short} already")
     for key, value in options.items():
         if key not in _COMMON + own:
             raise ConfigError(f"fault {text!r}: unknown key {key!r}{_nearest(key, _COMMON + own)}")
         values[key] = _value(key, value, ways, text)
-    if kind == "slow" and "seconds" not in values:
-        raise ConfigError(f"fault {text!r}: slow needs seconds=, the time it adds to each step")
+    if kind in _NEEDS_SECONDS and "seconds" not in values:
+        raise ConfigError(f"fault {text!r}: {kind} needs seconds=, {_NEEDS_SECONDS[kind]}")
     if "code" in values and values.get("how") != "exit":
         raise ConfigError(f"fault {text!r}: code={values['code']} needs how=exit")
     if values.get("where") == "start" and ("step" in values or "section" in values):
@@ -261,7 +314,7 @@ def _plan(kind: str, options: Mapping[str, Any], text: str) -> Plan:
 
 
 def _value(key: str, value: Any, ways: Iterable[str], text: str) -> Any:
-    choices = {"how": tuple(ways), "where": _PLACES}.get(key)
+    choices = {"how": tuple(ways), "where": _PLACES, "to": _SIGNALLED}.get(key)
     if choices is not None:
         if value not in choices:
             raise ConfigError(f"fault {text!r}: {key}={value} is not known{_nearest(str(value), choices)}")
@@ -291,7 +344,107 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 # -- striking
 
 
-def _hang(how: str) -> None:
+def _slow(plan: Plan) -> None:
+    time.sleep(plan.seconds or 0.0)
+
+
+def _preempt(plan: Plan) -> None:
+    """Send SIGTERM: to this rank, or to the process that a scheduler signals, our launcher or what stands for it."""
+    pid = os.getpid() if plan.to == "rank" else find_process("launcher") or os.getppid()
+    os.kill(pid, signal.SIGTERM)
+
+
+_resumers: list[subprocess.Popen[bytes]] = []  # kept: an object that goes warns of a process that still runs
+
+
+def _pause(plan: Plan) -> None:
+    from subprocess import DEVNULL
+
+    from resilience_sdk.system import programs
+
+    me = str(os.getpid())
+    _resumers.append(programs.start(programs.RESUMER, str(plan.seconds or 0.0), me, stdin=DEVNULL, stdout=DEVNULL))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _kill_monitor(plan: Plan) -> None:
+    pid = find_process("monitor")
+    if pid is None:
+        console.say(f"injected fault: {plan} finds no monitor")
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _spoil_gradient(plan: Plan, tell: Callable[[], None]) -> None:
+    """Make a gradient of the next optimizer step NaN, as broken data or a broken device would."""
+    module = sys.modules.get("torch.optim.optimizer")
+    if module is None:
+        console.say(f"injected fault: {plan} finds no optimizer of torch")
+        return
+
+    def before_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        weight = next((one for one in weights if one.requires_grad), None)
+        if weight is None:
+            return
+        handle.remove()
+        tell()
+        if weight.grad is not None:
+            weight.grad.fill_(float("nan"))
+        # A step with a closure computes its gradients only now, and throws away those that are there.
+        backward: Any = weight.register_hook(lambda gradient: (backward.remove(), gradient * float("nan"))[1])
+
+    handle: Any = module.register_optimizer_step_pre_hook(before_step)
+
+
+def _fill_disk(plan: Plan, tell: Callable[[], None]) -> None:
+    """Let the next save fail half-way, with what the kernel says of a full disk."""
+
+    def fail(target: Any) -> None:
+        torch_saves.ignore(fail)
+        tell()
+        with contextlib.suppress(OSError):
+            torch_saves.tear(target)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), torch_saves.place_of(target))
+
+    torch_saves.listen(fail)
+
+
+def _corrupt(plan: Plan, tell: Callable[[], None]) -> None:
+    """Cut the newest checkpoint in half and die: the next attempt finds what a death in the middle of a save leaves.
+
+    Where no checkpoint of ours is there, it is the next save that dies half-way.
+    """
+    if (newest := _newest_payload()) is not None:
+        tell()
+        torch_saves.tear(newest)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die(target: Any) -> None:
+        torch_saves.ignore(die)
+        tell()
+        with contextlib.suppress(OSError):
+            torch_saves.tear(target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    torch_saves.listen(die)
+
+
+def _newest_payload() -> Path | None:
+    """Return the largest file of the newest committed checkpoint of the run directory, None where there is none."""
+    if run_directory is None:
+        return None
+    with contextlib.suppress(OSError):
+        committed = sorted(path.parent for path in run_directory.glob("checkpoints/step-*/manifest.json"))
+        files = [path for path in committed[-1].rglob("*") if path.is_file()] if committed else []
+        files = [path for path in files if path.name != "manifest.json"]
+        return max(files, key=lambda path: path.stat().st_size, default=None)
+    return None
+
+
+def _hang(plan: Plan) -> None:
+    how = plan.how or "sleep"
     if how == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "sleep":
@@ -328,3 +481,19 @@ def _kill(plan: Plan) -> None:
 
         ctypes.string_at(0)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+_STRIKES: Mapping[str, Callable[[Plan], None]] = {
+    "hang": _hang,
+    "kill": _kill,
+    "slow": _slow,
+    "preempt": _preempt,
+    "pause": _pause,
+    "monitor-kill": _kill_monitor,
+}
+# Those that wait for what they strike, and say only then that they do.
+_LATER: Mapping[str, Callable[[Plan, Callable[[], None]], None]] = {
+    "nan": _spoil_gradient,
+    "disk-full": _fill_disk,
+    "corrupt-checkpoint": _corrupt,
+}

@@ -14,13 +14,13 @@ PACKAGE = ROOT / "resilience_sdk"
 # Which module or subpackage is on which floor. Imports point down, or stay within one entry.
 FLOORS: dict[int, set[str]] = {
     0: {"_version", "begin", "errors", "system"},
-    1: {"core"},
+    1: {"core", "torch_saves"},
     2: {"faults", "incidents", "recorder"},
     3: {"attribution", "checkpoint", "goodput", "hang", "heartbeats", "numerics", "preemption", "straggler"},
     4: {"cluster", "history", "postmortem"},
     5: {"monitor", "rank"},
     6: {"health", "launcher", "telemetry"},
-    7: {"report"},
+    7: {"rehearse", "report"},
     8: {"__main__", "adapters", "auto", "cli", "dashboard", "demo"},
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}

@@ -95,6 +95,11 @@ COMMANDS = {
         "resilience_sdk.cli.nvrx",
         "print where ft_launcher is, for the PATH of scripts of NVIDIA's resiliency extension",
     ),
+    "rehearse": Command(
+        "resilience_sdk.cli.rehearse",
+        "inject faults into your own job, and tell which promises hold",
+        reads_only=False,
+    ),
     "demo": Command(
         "resilience_sdk.demo",
         "train a small model on 2 CPU ranks while it is hung and killed",

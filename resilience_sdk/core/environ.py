@@ -20,11 +20,12 @@ CONFIG = "RESILIENCE_CONFIG"
 JOB_ID = "RESILIENCE_JOB_ID"
 PAGE_DIR = "RESILIENCE_PAGE_DIR"
 RUN_DIR = "RESILIENCE_RUN_DIR"
+REHEARSAL = "RESILIENCE_REHEARSAL"  # directory in which the ranks of a rehearsal write down their steps and saves
 AUTO = "RESILIENCE_AUTO"
 EXCLUDE_NODES = "RESILIENCE_EXCLUDE_NODES"  # in which a supervised command finds the nodes that it had better leave out
 DASHBOARD_TOKEN = "RESILIENCE_DASHBOARD_TOKEN"  # noqa: S105 - the name of one, without which nobody may look
 # Known RESILIENCE_* variables that are no settings field.
-NON_FIELDS = frozenset({DISABLE, FAULT, AUTO, CONFIG, DASHBOARD_TOKEN, EXCLUDE_NODES, JOB_ID, PAGE_DIR})
+NON_FIELDS = frozenset({DISABLE, FAULT, AUTO, CONFIG, DASHBOARD_TOKEN, EXCLUDE_NODES, JOB_ID, PAGE_DIR, REHEARSAL})
 
 # Written by the launcher for its ranks and its monitor.
 INTERNAL_JOB = "RESILIENCE_INTERNAL_JOB"  # the job key: equal in all processes of the job

@@ -16,7 +16,7 @@ from resilience_sdk import faults
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.settings import Settings, load_settings, override_settings
 from resilience_sdk.errors import DirectoryInUseError, ResilienceError, RunDirectoryError
-from resilience_sdk.rank import optimizer_hook
+from resilience_sdk.rank import optimizer_hook, rehearsal
 from resilience_sdk.rank import preemption as stopping
 from resilience_sdk.rank.identity import find_identity, is_dataloader_worker
 from resilience_sdk.rank.session import WatchedSession, handed_down_settings
@@ -104,6 +104,8 @@ def ensure_started(
             _session = session
             # Steps of optimizers are progress where the code does not beat, but only checks or saves, say.
             optimizer_hook.install(_pulse_of_optimizer)
+            if place := env.get(environ.REHEARSAL):
+                rehearsal.observe(place, session)
             faults.started()
     return current()
 

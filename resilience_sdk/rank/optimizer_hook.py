@@ -6,13 +6,12 @@ at once if it is there already. A script that beats by itself takes over with it
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
+
+from resilience_sdk.system.imports import when_imported
 
 _MODULE = "torch.optim.optimizer"
 _is_installed = _is_needed = False
@@ -28,11 +27,7 @@ def install(pulse: Callable[[], bool]) -> None:
     if _is_installed:
         return
     _is_installed = True
-    module = sys.modules.get(_MODULE)
-    if module is not None:
-        _register(module, pulse)
-    else:
-        sys.meta_path.insert(0, _Watcher(pulse))
+    when_imported(_MODULE, lambda module: _register(module, pulse))
 
 
 def was_one_made() -> bool:
@@ -68,29 +63,3 @@ def _register(module: ModuleType, pulse: Callable[[], bool]) -> None:
         _is_needed = pulse()
 
     module.register_optimizer_step_post_hook(after_step)
-
-
-class _Watcher(importlib.abc.MetaPathFinder):
-    """Lets the import of one module go its usual way, and acts when it is done."""
-
-    def __init__(self, pulse: Callable[[], bool]) -> None:
-        self._pulse = pulse
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        loader, pulse = spec.loader, self._pulse
-        execute = loader.exec_module
-
-        def execute_and_register(module: ModuleType) -> None:
-            execute(module)
-            _register(module, pulse)
-
-        loader.exec_module = execute_and_register  # type: ignore[method-assign]
-        return spec

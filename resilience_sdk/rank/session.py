@@ -27,7 +27,7 @@ from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings, settings_from_json
 from resilience_sdk.errors import ConfigError, ResilienceError
 from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.monitor.spawn import MonitorWatch, all_locks, ensure_monitor, is_alive
+from resilience_sdk.monitor.spawn import MonitorWatch, all_locks, ensure_monitor, is_alive, read_state
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.numerics.recording import AttemptPlace
 from resilience_sdk.preemption import listener as preemption
@@ -216,6 +216,8 @@ class WatchedSession(Session):
         """Arm the faults that the environment asks for, if they are this rank's; a bad one is said, not raised."""
         faults.on_change = lookup.forget
         faults.on_strike = self._fault_strikes
+        faults.find_process = self._process_of
+        faults.run_directory = self.run_dir.path
         try:
             faults.load(env.get(environ.FAULT, ""), self.identity.rank, self.attempt)
         except ResilienceError as error:
@@ -224,6 +226,12 @@ class WatchedSession(Session):
     def _fault_strikes(self, given_by: str, step: int | None) -> None:
         """Leave a line of an injected fault, which is about to be as real as any other."""
         self.journal.emit(Event.FAULT_INJECTED, step=step, by=given_by, pid=self.pid)
+
+    def _process_of(self, name: str) -> int | None:
+        """Return the process that a fault is meant for: this job's monitor, or what has started its ranks."""
+        if name == "monitor":
+            return read_state(self.pages).get("pid")
+        return self.config.launcher_pid or self.config.parent_pid or None
 
     def start(self) -> None:
         """Begin to serve: helper thread, journal line, clean-up at the end of the process."""

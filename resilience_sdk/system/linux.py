@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -34,6 +36,12 @@ def die_with_parent(signum: int) -> bool:
         return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
+
+
+def resume(after_s: float, pid: int) -> None:
+    """Let a process that is stopped go on after so many seconds. Raises OSError where it is gone."""
+    time.sleep(after_s)
+    os.kill(pid, signal.SIGCONT)
 
 
 def thread_count() -> int | None:

@@ -49,6 +49,11 @@ WATCH = Program("from resilience_sdk.health.watch import main; main()")
 PROBE = Program("from resilience_sdk.health.probe_main import main; main()", isolated=True)
 PREFLIGHT = Program("from resilience_sdk.health.checkup import main; sys.exit(main())")
 PAIRWISE_PREFLIGHT = Program("from resilience_sdk.health.pairwise import main; sys.exit(main())")
+RESUMER = Program(
+    "from resilience_sdk.system.linux import resume; resume(float(sys.argv[1]), int(sys.argv[2]))",
+    isolated=True,
+    libraries=(),
+)
 COMMAND = Program("from resilience_sdk.cli.main import main; sys.exit(main())")
 FORK_SERVER = Program(
     "from resilience_sdk.launcher.forkserver_main import serve; sys.path[:] = path; serve(sys.argv[1:])",
@@ -83,10 +88,12 @@ def start(
     stderr: int | None = None,
     pass_fds: Sequence[int] = (),
     own_session: bool = True,
+    cwd: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a program, by default in a session of its own: a Ctrl-C in the terminal is not meant for it.
 
-    `task` is what it finds on its standard input. Raises OSError where it cannot be started.
+    `cwd` is its working directory, else that of this process. `task` is what it finds on its standard input. Raises
+    OSError where it cannot be started.
     """
     import subprocess  # the monitor, which starts nothing as a rule, does without it
 
@@ -104,6 +111,7 @@ def start(
             stderr=stderr,
             pass_fds=pass_fds,
             start_new_session=own_session,
+            cwd=cwd,
         )
 
 

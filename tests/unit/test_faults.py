@@ -61,6 +61,10 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Injector:
         ("slow:seconds=inf", "seconds=inf is not right"),
         ("kill:code=3", "code=3 needs how=exit"),
         ("preempt:how=sigterm", "unknown key 'how'"),
+        ("preempt:to=all", "to=all is not known; known: rank, job"),
+        ("pause:rank=1", "pause needs seconds="),
+        ("hang-gil:how=c", "hang-gil is hang with how=gil already"),
+        ("corrupt:rank=1", "unknown kind 'corrupt'; did you mean 'corrupt-checkpoint'"),
     ],
 )
 def test_a_bad_plan_is_refused_with_its_text_and_the_cure(text: str, complaint: str) -> None:
@@ -94,6 +98,15 @@ def test_several_plans_are_separated_by_semicolons() -> None:
 def test_a_plan_reads_back_from_its_own_text(plan: Plan) -> None:
     """What the console and the incident show can be used again as it stands."""
     assert parse(str(plan)) == [plan]
+
+
+def test_short_words_are_kinds_with_their_way() -> None:
+    """As `resilience rehearse` names them."""
+    assert parse("hang-gil:rank=1;exit:code=3;exception") == [
+        Plan("hang", "gil", rank=1),
+        Plan("kill", "exit", code=3),
+        Plan("kill", "exception"),
+    ]
 
 
 def test_it_strikes_the_rank_the_step_and_the_attempt_that_are_named() -> None:
@@ -161,6 +174,47 @@ def test_preempt_is_the_signal_of_a_scheduler() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM]
+
+
+def test_preempt_of_the_job_is_sent_to_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which passes it on to all ranks, as it does with a scheduler's."""
+    launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        monkeypatch.setattr(faults, "find_process", {"launcher": launcher.pid}.get)
+        loaded("preempt:to=job").meet("inside", "step", 0, True)
+        assert launcher.wait(timeout=30) == -signal.SIGTERM
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def test_a_killed_monitor_is_gone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is none, that is said."""
+    monitor = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        monkeypatch.setattr(faults, "find_process", {"monitor": monitor.pid}.get)
+        loaded("monitor-kill").meet("inside", "step", 0, True)
+        assert monitor.wait(timeout=30) == -signal.SIGKILL
+        monkeypatch.setattr(faults, "find_process", {}.get)
+        loaded("monitor-kill").meet("inside", "step", 0, True)
+        assert "finds no monitor" in capsys.readouterr().err
+    finally:
+        monitor.kill()
+        monitor.wait()
+
+
+def test_who_observes_hears_of_each_step(fresh: Injector) -> None:
+    """Also without any fault: only then are its blocks armed."""
+    heard: list[int] = []
+    faults.load("", 0, 0)
+    assert not faults.armed()
+    faults.observe(heard.append)
+    assert faults.armed()
+    for step in (3, 4):
+        faults.reached("step", step)
+        faults.reached("fwd", step, beat=False)
+        faults.left("step", step)
+    assert heard == [3, 4]
 
 
 def test_slow_strikes_every_step_from_its_first_and_says_so_once(
@@ -307,6 +361,87 @@ def test_hang_is_a_real_hang(
             process.wait(timeout=0.2)
         process.kill()
         assert process.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_a_pause_ends_by_itself(victim: Callable[[str], subprocess.Popen[str]]) -> None:
+    """The rank is stopped, and goes on."""
+    process = victim("pause:seconds=0.3")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "survived\n"), err
+
+
+_SAVES = """
+import sys, torch
+from resilience_sdk import faults
+weight = torch.nn.Parameter(torch.zeros(1000))
+optimizer = torch.optim.SGD([weight], lr=1.0)
+torch.save(weight, "old.pt")
+faults.load(sys.argv[1], 0, 0)
+faults.reached("step", 0)
+try:
+    torch.save(weight, "new.pt")
+except OSError as error:
+    print("errno", error.errno, error.filename)
+torch.save(weight, "next.pt")
+def closure():
+    optimizer.zero_grad()
+    weight.sum().backward()
+closure() if "closure" not in sys.argv else None
+for _ in range(2):
+    optimizer.step(closure if "closure" in sys.argv else None)
+print("weight", float(weight[0]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said", "torn"),
+    [
+        ("disk-full", 0, "errno 28", True),
+        ("corrupt-checkpoint", -signal.SIGKILL, "", True),
+        ("nan", 0, "weight nan", False),
+        ("nan closure", 0, "weight nan", False),
+        ("kill:rank=1", 0, "weight -2.0", False),
+    ],
+)
+def test_a_save_or_a_step_is_struck_half_way(tmp_path: Path, fault: str, code: int, said: str, torn: bool) -> None:
+    """Of the save that is struck half is there, the ones before and after it are whole."""
+    import torch
+
+    env = os.environ | {"PYTHONPATH": str(Path(faults.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", _SAVES, *fault.split()],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stdout
+    whole = (tmp_path / "old.pt").stat().st_size
+    assert ((tmp_path / "new.pt").stat().st_size <= whole / 2) is torn
+    assert torch.load(tmp_path / "old.pt", weights_only=False).shape == (1000,)
+    assert (tmp_path / "next.pt").exists() is (code == 0)
+
+
+def test_the_newest_checkpoint_of_ours_is_torn(tmp_path: Path) -> None:
+    """Not one that was never committed, and not its manifest."""
+    for step in ("step-00000010", "step-00000020"):
+        place = tmp_path / "checkpoints" / step
+        place.mkdir(parents=True)
+        (place / "manifest.json").write_text("{}")
+        (place / "state.pt").write_bytes(b"x" * 1000)
+        (place / "values.json").write_text("{}")
+    (tmp_path / "checkpoints" / ".tmp-30").mkdir()
+    code = "import sys; from pathlib import Path; from resilience_sdk import faults; "
+    code += (
+        "faults.run_directory = Path(sys.argv[1]); faults.load('corrupt-checkpoint', 0, 0); faults.reached('step', 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=Path(faults.__file__).parents[1], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    sizes = {path.parent.name: path.stat().st_size for path in tmp_path.glob("checkpoints/*/state.pt")}
+    assert sizes == {"step-00000010": 1000, "step-00000020": 500}
+    assert (tmp_path / "checkpoints/step-00000020/manifest.json").read_text() == "{}"
 
 
 def _stands_still(path: Path) -> bool:

@@ -1,0 +1,146 @@
+"""The jobs of a rehearsal: the user's script under `resilience run`, in a directory of its own, with the faults given.
+
+Nothing of the user's is written: run directory, working directory and trackers are not his.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from resilience_sdk.core import environ
+from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.settings.fields import SINK_FIELDS
+from resilience_sdk.errors import EXIT_PREEMPTED
+from resilience_sdk.faults import Plan
+from resilience_sdk.incidents import IncidentStore
+from resilience_sdk.rank.rehearsal import read_traces
+from resilience_sdk.rehearse.plan import Deadlines, JobFacts
+from resilience_sdk.system import programs
+
+OUTPUT = "output.log"
+SCRATCH = "{scratch}"
+"""Stands in the script's arguments for the directory of the one job."""
+_GOODBYE_S = 20.0
+# What an outer launcher or job has said about itself does not hold for a rehearsal.
+_FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", environ.INTERNAL_PREFIX)
+_FOREIGN = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *(environ.RUN_DIR, environ.JOB_ID, environ.FAULT, environ.PAGE_DIR, environ.DISABLE, environ.FINISHED_FLAG_FILE),
+    *(f"{environ.PREFIX}{name.upper()}" for name in SINK_FIELDS),
+}
+
+
+@attrs.frozen
+class RehearsedJob:
+    """The user's job: the words of `resilience run` behind its options, and where they are to be understood."""
+
+    words: tuple[str, ...]
+    ranks: int
+    here: str | None
+    """The working directory, where the user wants his own; None: an empty one for each job."""
+    python_path: str | None
+    """Where `-m module` is found, wherever the job runs; None for a script."""
+    limit_s: float
+    """After which a job that has not ended is ended."""
+
+
+def rehearse(job: RehearsedJob, directory: Path, faults: Sequence[Plan], deadlines: Deadlines) -> JobFacts:
+    """Run the job once, and again where it was asked to leave, as its scheduler would; return what it left behind.
+
+    Raises OSError where the directory cannot be written.
+    """
+    work = directory / "work"
+    work.mkdir(parents=True)
+    began_s = time.monotonic()
+    env = _environment(job)
+    codes: list[int | None] = []
+    for start in range(2):
+        told = {environ.FAULT: ";".join(map(str, faults))} if faults and start == 0 else {}
+        traces = {environ.REHEARSAL: str(directory / f"traces-{start}")}
+        restarts = 2 if faults else 0
+        codes.append(_start(job, directory, {**env, **told, **traces}, restarts, deadlines))
+        if codes != [EXIT_PREEMPTED] or not faults:
+            break
+    run_dir = directory / "run"
+    journal = run_dir / "journal"
+    return JobFacts(
+        exit_codes=tuple(codes),
+        seconds=time.monotonic() - began_s,
+        traces=tuple(read_traces(directory / f"traces-{start}") for start in range(len(codes))),
+        incidents=tuple(IncidentStore(run_dir).all()) if run_dir.is_dir() else (),
+        events=read_journal(journal).events if journal.is_dir() else (),
+    )
+
+
+def last_lines(directory: Path, count: int) -> list[str]:
+    """Return the last lines that a job has printed; none where it printed nothing."""
+    with contextlib.suppress(OSError):
+        return (directory / OUTPUT).read_text(errors="replace").splitlines()[-count:]
+    return []
+
+
+def _start(
+    job: RehearsedJob, directory: Path, env: Mapping[str, str], max_restarts: int, deadlines: Deadlines
+) -> int | None:
+    """Run the job once; return its exit code, None where it had to be ended."""
+    options = {
+        "run-dir": directory / "run",
+        "nproc-per-node": job.ranks,
+        "max-restarts": max_restarts,
+        "stuck-after": deadlines.stuck_after_s,
+        "preempt-time": deadlines.preempt_s,
+        "term-grace": 2,
+        "monitor-interval": 0.1,
+        "on-hang": "restart",
+    }
+    words = [f"--{name}={value}" for name, value in options.items()]
+    script = [word.replace(SCRATCH, str(directory / "work")) for word in job.words]
+    with open(directory / OUTPUT, "ab") as log:
+        process = programs.start(
+            programs.COMMAND,
+            "run",
+            *words,
+            *script,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=job.here or str(directory / "work"),
+        )
+        try:
+            return process.wait(job.limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            _end(process)
+
+
+def _environment(job: RehearsedJob) -> dict[str, str]:
+    inherited = environ.environment()
+    env = {
+        name: value
+        for name, value in inherited.items()
+        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
+    }
+    if job.python_path is not None:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (job.python_path, env.get("PYTHONPATH"))))
+    env[environ.JOB_ID] = f"rehearsal-{uuid.uuid4().hex[:12]}"
+    return env
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a job that is still there, with its ranks: politely, then not."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GOODBYE_S)
+    programs.kill(process, _GOODBYE_S)
