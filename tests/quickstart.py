@@ -23,8 +23,9 @@ HOME = "/home/me"
 _BLOCK = re.compile(r"^```(?P<kind>\w+)(?P<options>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 _INSTALLS = "python -m pip install"
 _NUMBER = re.compile(r"\d+(\.\d+)?")
-# How many of these there are depends on how busy the machine is.
-NOTICE = re.compile(r"resilience: (no progress for|went on after) ")
+# How many of these there are depends on how busy the machine is: also the traceback of a rank whose peer has died,
+# which comes only where torch is faster than the launcher's signal.
+NOTICE = re.compile(r"resilience: (no progress for|went on after) |\[rank\d+\]:")
 _TIMEOUT_S = 200
 
 

@@ -47,6 +47,7 @@ _SENDERS = {
     "preflight across nodes": set(),
     "supervise": set(),
     "rank": {("ranks", "ranks")},
+    "rehearse": set(),
 }
 _OF_THE_SCRIPT = "what the script itself writes"
 _OPTIONS = ("--nproc-per-node", "2", "--health-interval", "1")  # the watch begins one interval after the start
