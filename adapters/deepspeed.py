@@ -122,7 +122,7 @@ def _check(engine: Any, *, saves: bool) -> None:
     if missing:
         raise ConfigError(
             f"attach(engine): this version of DeepSpeed has no DeepSpeedEngine.{missing[0]}; "
-            "pip install 'deepspeed>=0.16', or write `with heartbeat():` around each step"
+            "pip install 'deepspeed>=0.19', or write `with heartbeat():` around each step"
         )
     if engine.optimizer is None or type(engine.optimizer).__name__ == "DummyOptim":
         raise ConfigError("attach(engine): it has no optimizer, so that it makes no steps; give one to initialize()")

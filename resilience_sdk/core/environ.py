@@ -56,6 +56,17 @@ def environment() -> MutableMapping[str, str]:
     return os.environ
 
 
+_OF_OTHER_JOBS = ("PET_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", INTERNAL_PREFIX)
+_OF_RANKS = frozenset(
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+)
+
+
+def outside_of_jobs(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what a launcher or scheduler around this process has said of its job."""
+    return {name: value for name, value in env.items() if name not in _OF_RANKS and not name.startswith(_OF_OTHER_JOBS)}
+
+
 def is_disabled(env: Mapping[str, str]) -> bool:
     """Tell whether `RESILIENCE_DISABLE` asks every call to be a no-op."""
     return env.get(DISABLE, "").strip().lower() in ("1", "true", "yes", "on")

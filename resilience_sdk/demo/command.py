@@ -147,17 +147,6 @@ _OPTIONS = {
     "term-grace": 1,
     "monitor-interval": 0.1,
 }
-# What an outer launcher or job said about itself does not hold for the demo's own.
-_FOREIGN_PREFIXES = (environ.PREFIX, "PET_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
-_FOREIGN = {
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-}
 
 
 def run_scenario(scenario: Scenario, directory: Path) -> ScenarioOutcome:
@@ -200,7 +189,7 @@ def _start(directory: Path, environment: Mapping[str, str]) -> int | None:
         except subprocess.TimeoutExpired:
             return None
         finally:
-            _end(process)
+            programs.end(process, _LONGEST_GOODBYE_S)
 
 
 def words(directory: Path) -> list[str]:
@@ -211,29 +200,14 @@ def words(directory: Path) -> list[str]:
 
 
 def _environment(scenario: Scenario) -> dict[str, str]:
-    inherited = environ.environment()
-    env = {
-        name: value
-        for name, value in inherited.items()
-        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
-    }
+    inherited = environ.outside_of_jobs(environ.environment())
+    env = {name: value for name, value in inherited.items() if not name.startswith(environ.PREFIX)}
     env["OMP_NUM_THREADS"] = "1"
     env["CUDA_VISIBLE_DEVICES"] = ""
     env[environ.JOB_ID] = f"demo-{uuid.uuid4().hex[:12]}"
     if scenario.fault is not None:
         env[environ.FAULT] = str(scenario.fault)
     return env
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a run that is still there: politely, so that the launcher takes its ranks along, then not."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_LONGEST_GOODBYE_S)
-    process.kill()
-    process.wait()
 
 
 def _results(directory: Path) -> Mapping[int, Mapping[str, Any]]:

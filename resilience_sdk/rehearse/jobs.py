@@ -29,10 +29,8 @@ OUTPUT = "output.log"
 SCRATCH = "{scratch}"
 """Stands in the script's arguments for the directory of the one job."""
 _GOODBYE_S = 20.0
-# What an outer launcher or job has said about itself does not hold for a rehearsal.
-_FOREIGN_PREFIXES = ("PET_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", environ.INTERNAL_PREFIX)
-_FOREIGN = {
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+# What the user has set for his own job and must not reach a rehearsal of it.
+_OF_THE_JOB = {
     *(environ.RUN_DIR, environ.JOB_ID, environ.FAULT, environ.PAGE_DIR, environ.DISABLE, environ.FINISHED_FLAG_FILE),
     *(f"{environ.PREFIX}{name.upper()}" for name in SINK_FIELDS),
 }
@@ -120,27 +118,13 @@ def _start(
         except subprocess.TimeoutExpired:
             return None
         finally:
-            _end(process)
+            programs.end(process, _GOODBYE_S)
 
 
 def _environment(job: RehearsedJob) -> dict[str, str]:
-    inherited = environ.environment()
-    env = {
-        name: value
-        for name, value in inherited.items()
-        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
-    }
+    inherited = environ.outside_of_jobs(environ.environment())
+    env = {name: value for name, value in inherited.items() if name not in _OF_THE_JOB}
     if job.python_path is not None:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (job.python_path, env.get("PYTHONPATH"))))
     env[environ.JOB_ID] = f"rehearsal-{uuid.uuid4().hex[:12]}"
     return env
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a job that is still there, with its ranks: politely, then not."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GOODBYE_S)
-    programs.kill(process, _GOODBYE_S)

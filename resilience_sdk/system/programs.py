@@ -130,6 +130,21 @@ def kill(process: subprocess.Popen[bytes], collect_s: float) -> bool:
     return process.returncode is not None
 
 
+def end(process: subprocess.Popen[bytes], goodbye_s: float) -> None:
+    """End a command that is still there: politely, so that it can take its own along, then not.
+
+    Also of no session of its own. What a killed launcher has started does not outlive it.
+    """
+    from subprocess import TimeoutExpired
+
+    for ask in (process.terminate, process.kill):
+        if process.poll() is not None:
+            return
+        ask()
+        with contextlib.suppress(TimeoutExpired):
+            process.wait(goodbye_s)
+
+
 def _unnamed_file() -> IO[bytes]:
     """Return a file without a name. No pipe: one that is stuck before it reads would hold up whoever writes."""
     if hasattr(os, "memfd_create"):

@@ -44,4 +44,4 @@ def test_our_own_logs_can_be_made_again():
         labelled = {row["file"].removesuffix(".txt") for row in csv.DictReader(file, delimiter="\t")}
     assert labelled == set(FAILURES) == {path.stem for path in OWN_LOGS.glob("*.txt")}
     for path in OWN_LOGS.glob("*.txt"):
-        assert not re.search("/root/|/tmp/|/home/", path.read_text()), path.name
+        assert not re.search("/(root|tmp|home)/", path.read_text()), path.name

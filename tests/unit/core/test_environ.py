@@ -62,3 +62,10 @@ def test_they_are_of_the_job_of_the_process_that_started_them(monkeypatch):
     monkeypatch.setattr("os.getpid", lambda: 5)
     monkeypatch.setattr("os.getppid", lambda: 4)
     assert before == first == fallback_job_key({**LIGHTNING, "LOCAL_RANK": "1"})
+
+
+def test_what_is_outside_of_jobs_has_nothing_of_the_launcher_around_it():
+    """A job that is started within another one is its own; the user's settings stay."""
+    kept = {"PATH": "/bin", "RESILIENCE_CHECKPOINT_EVERY": "5", "MY_RANK": "1"}
+    others = ("RANK", "MASTER_PORT", "SLURM_JOB_ID", "PET_NNODES", "TORCHELASTIC_RUN_ID", environ.INTERNAL_JOB)
+    assert environ.outside_of_jobs({**kept, **dict.fromkeys(others, "1")}) == kept

