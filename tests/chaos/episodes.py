@@ -238,13 +238,22 @@ def _judge(run_dir: Path, faults: Sequence[Fault]) -> tuple[list[Verdict], list[
         if fault.owes.plan is not None and (fault.rank, fault.step) not in struck:
             verdicts.append(Verdict(fault, ("it never struck: its step had passed",), None))
         elif fault.owes.incident is None:
-            verdicts.append(Verdict(fault, (), None))
+            verdicts.append(Verdict(fault, _untold(fault, run_dir, faults), None))
         elif at < len(incidents):
             verdicts.append(_held_against(fault, incidents[at]))
             at += 1
         else:
             verdicts.append(Verdict(fault, ("it has no incident",), None))
     return verdicts, [f"an incident that nobody made: {one['kind']} {one['cause']}" for one in incidents[at:]]
+
+
+def _untold(fault: Fault, run_dir: Path, faults: Sequence[Fault]) -> tuple[str, ...]:
+    """Return what is wrong where fewer events tell of a kind of fault than there were of it."""
+    name = fault.owes.told_by
+    if name is None:
+        return ()
+    due, told = sum(one.kind == fault.kind for one in faults), len(_events(run_dir, name))
+    return () if told >= due else (f"{told} events {name} tell of {due}",)
 
 
 def _held_against(fault: Fault, incident: dict[str, Any]) -> Verdict:

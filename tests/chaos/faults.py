@@ -11,6 +11,7 @@ import attrs
 RANKS = 2
 _LEAST, _MOST = 2, 12  # steps from the effect of one fault to the next fault
 _AGREED_WITHIN = 40  # steps until a stop is agreed on a busy machine
+_SAVED_WITHIN = 15  # steps until the next save, and it is over
 _REPLACED_WITHIN = 80  # steps until another monitor is in charge
 
 
@@ -28,6 +29,10 @@ class Kind:
     """How `RESILIENCE_FAULT` writes it; None: it is struck from outside."""
     ends: str = "attempt"
     """What is over after it: `nothing`, `attempt` (the launcher starts another one) or `job`."""
+    told_by: str | None = None
+    """The event that tells of it, where it makes no incident."""
+    only_rank: int | None = None
+    """The only rank that it can strike."""
     settles: int = 0
     """How many steps may be done until its effect is over, so that the next fault is not part of it."""
 
@@ -63,7 +68,18 @@ KINDS: Mapping[str, Kind] = {
     "rank asked to leave": Kind("preemption", plan="preempt", **_LEAVE),
     "job asked to leave": Kind("preemption", **_LEAVE),
     "launcher killed": Kind(None, names_rank=False, ends="job"),
-    "monitor killed": Kind(None, names_rank=False, ends="nothing", settles=_REPLACED_WITHIN),
+    "monitor killed": Kind(
+        None, names_rank=False, ends="nothing", told_by="monitor_replaced", settles=_REPLACED_WITHIN
+    ),
+    "disk full": Kind(
+        None,
+        names_rank=False,
+        plan="disk-full",
+        ends="nothing",
+        told_by="ckpt_fail",
+        only_rank=0,  # which writes what all ranks have alike
+        settles=_SAVED_WITHIN,
+    ),
     "pause": Kind(None, names_rank=False, ends="nothing", settles=_AGREED_WITHIN),
 }
 
@@ -99,7 +115,8 @@ def draw(rng: random.Random, number: int, kinds: Sequence[str] = tuple(KINDS)) -
         if found and kind == found[-1].kind == "exception":
             continue
         step += rng.randint(_LEAST, _MOST) + (found[-1].owes.settles if found else 0)
-        found.append(Fault(kind, rng.randrange(RANKS), step))
+        rank = rng.randrange(RANKS)
+        found.append(Fault(kind, rank if (only := KINDS[kind].only_rank) is None else only, step))
     return found
 
 
