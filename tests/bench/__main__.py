@@ -34,6 +34,7 @@ MODULES = (
     "report",
     "history",
     "checkpoints",
+    "gpu",
     "restart",
     "preemptions",
     "removed_pages",
