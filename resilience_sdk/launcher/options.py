@@ -350,6 +350,10 @@ def _parser() -> argparse.ArgumentParser:
                 "forkserver: ranks are forked from a server with torch loaded, so restarts take a fraction of a "
                 "second; exec: each rank is a fresh interpreter."
             )
+        elif action.dest == "master_port" and action.default == _MASTER_PORT:
+            # So before torch 2.13, where nobody could tell a port that was asked for from one that was not: two jobs of
+            # one machine would want the same.
+            action.default = None
     group = parser.add_argument_group("run")
     group.add_argument(
         "--fresh",

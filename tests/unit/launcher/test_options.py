@@ -4,6 +4,7 @@ import os
 import shlex
 
 import pytest
+from torch.distributed import run
 
 from resilience_sdk.core.settings import nvrx
 from resilience_sdk.errors import ConfigError
@@ -38,6 +39,22 @@ def test_defaults_are_three_restarts_a_free_port_and_forked_ranks(script):
     first, second = (launch_config(parse(script), os.devnull) for _ in range(2))
     assert first.run_id != second.run_id
     assert first.max_restarts == 3
+
+
+def test_one_node_takes_a_free_port_with_older_torch_too(script, monkeypatch):
+    """Whose parser has a port of its own before anybody asks for one; a variable asks."""
+    newer = run.get_args_parser
+
+    def older():
+        parser = newer()
+        parser.set_defaults(master_port=os.environ.get("PET_MASTER_PORT", 29500))
+        return parser
+
+    monkeypatch.setattr(run, "get_args_parser", older)
+    assert parse(script).local
+    assert not parse("--master-port", "29500", script).local
+    monkeypatch.setenv("PET_MASTER_PORT", "29500")
+    assert not parse(script).local
 
 
 def test_torchruns_options_and_variables_hold(script, monkeypatch):
