@@ -7,6 +7,7 @@ may differ between ranks and windows; a score compares what both have.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import stat
@@ -219,7 +220,9 @@ class KernelSampler:
             return
         began_s = monotonic()
         activity = getattr(torch.profiler.ProfilerActivity, self._device)
-        profile = torch.profiler.profile(activities=[activity])
+        # There is one cycle: without this, versions that know it warn that the events of others would be lost.
+        known = inspect.signature(torch.profiler.profile).parameters
+        profile = torch.profiler.profile(activities=[activity], **{"acc_events": True} if "acc_events" in known else {})
         profile.start()
         self._profile, self._started_s = profile, monotonic() - began_s
 
