@@ -56,6 +56,8 @@ class On(str, Enum):
     """Objects that a still thread waits on."""
 
     LOCK = "a lock"
+    MUTEX = "a lock of native code"
+    """One that is held; what waits for a device is woken in another way, see `monitor.activity`."""
     SLEEP = "sleep"
     SOCKET = "a socket"
     PIPE = "a pipe"
@@ -71,6 +73,7 @@ class On(str, Enum):
 
 
 _IDLE_ON = (On.SOCKET, On.PIPE, On.POLL, On.CHILD, On.WORKER, On.FILE)
+_LOCKS = (On.LOCK, On.MUTEX)
 _STOPPED_BY = {"T": On.STOPPED_CHILD, "t": On.TRACED_CHILD}
 _FOR_CHILDREN = (On.CHILD, On.PIPE, On.POLL, On.SOCKET)
 
@@ -330,7 +333,7 @@ class ActivityTracker:
             return Activity(Kind.UNKNOWN, self._quiet_s, on, f"{still}; it may be inside a call of the device")
         if on is On.OTHER:
             return Activity(Kind.UNKNOWN, self._quiet_s, on, f"{still}; what it waits in is not known")
-        if on is On.LOCK and (self._waits_for_worker() or self._fresh_move()):
+        if on in _LOCKS and (self._waits_for_worker() or self._fresh_move()):
             on = On.WORKER  # which may be uploading, and sockets are not seen
         return Activity(Kind.STUCK, self._quiet_s, on, f"{still}, waiting on {on.value}")
 
@@ -355,7 +358,7 @@ class ActivityTracker:
             return Activity(Kind.BUSY, detail=f"it waits while its other threads use {others:.0%} of a core")
         # A pool of native threads may upload under a lock; without the time in the queue, which housekeeping has too.
         cpu = _share(sum(movement.others_cpu_ns for movement in self._recent), watched_s)
-        may_wait = cpu >= _CHILD_WORKS_SHARE if waits_for_it else cpu >= _POOL_WORKS_SHARE and last.on is On.LOCK
+        may_wait = cpu >= _CHILD_WORKS_SHARE if waits_for_it else cpu >= _POOL_WORKS_SHARE and last.on in _LOCKS
         raw = _share(sum(movement.raw_ns for movement in self._recent), watched_s)
         if raw >= _WORKS_SHARE or above >= _WORKS_SHARE or may_wait:
             text = f"it stands still while its other threads use {others:.0%} of a core"

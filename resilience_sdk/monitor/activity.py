@@ -283,6 +283,7 @@ def _numbers_on(machine: str) -> Mapping[int, On]:
     return {int(row[column]): on for on, row in rows if row[column] != "-"}
 
 
+_FUTEX_FLAGS = 0x180  # private to the process, and which clock an end is told by
 _CALLS = _numbers_on(os.uname().machine if hasattr(os, "uname") else "")
 # Functions of the kernel, for processes whose calls are not shown to us; the first that matches.
 _CHANNELS: Sequence[tuple[re.Pattern[str], On]] = tuple(
@@ -305,9 +306,20 @@ def blocked_on(pid: int, thread: int) -> On:
     call = _read(f"/proc/{pid}/task/{thread}/syscall").split()
     if len(call) > 1 and call[0].isdigit():
         on = _CALLS.get(int(call[0]), On.OTHER)
-        return _of_descriptor(pid, int(call[1], 16)) if on is _ON_DESCRIPTOR else on
+        if on is _ON_DESCRIPTOR:
+            return _of_descriptor(pid, int(call[1], 16))
+        return On.MUTEX if on is On.LOCK and _is_mutex(call) else on
     channel = _read(f"/proc/{pid}/task/{thread}/wchan").strip("\0\n ")
     return next((on for pattern, on in _CHANNELS if pattern.search(channel)), On.OTHER)
+
+
+def _is_mutex(call: Sequence[str]) -> bool:
+    """Tell whether a futex call waits for a mutex of the C library that others wait for too.
+
+    Such a wait is the plain one, for the value 2 and without an end. Conditions and semaphores, with which Python's locks
+    are made and CUDA waits for a device under `cudaDeviceScheduleBlockingSync`, wait for a bit set.
+    """
+    return len(call) > 4 and int(call[2], 16) & ~_FUTEX_FLAGS == 0 and call[3] == "0x2" and call[4] == "0x0"
 
 
 def _of_descriptor(pid: int, number: int) -> On:

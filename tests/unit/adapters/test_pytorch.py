@@ -290,6 +290,7 @@ def test_two_models_of_one_loop(recording, asked, model, optimizer, loader):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_on_a_gpu_nothing_waits_for_the_device(recording, asked):
     """torch itself raises where anything synchronises."""
     model = nn.Linear(64, 64).cuda()

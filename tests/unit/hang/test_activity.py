@@ -247,6 +247,17 @@ def test_inside_a_call_of_the_device_nothing_is_known():
     assert tracked(samples, in_lock).activity().kind is Kind.STUCK
 
 
+def test_a_mutex_is_no_call_of_the_device():
+    """Seen on an H100: what waits for it spins, or waits for a condition; beside a thread that works, it may be let go."""
+    samples = seconds(*[STILL] * 8, on=On.MUTEX, uses_device=True)
+    assert tracked(samples).activity().kind is Kind.STUCK
+    works = [
+        attrs.evolve(sample, others={7: OtherThread(10**9 + number * 900_000_000, 0, 1000.0)})
+        for number, sample in enumerate(samples)
+    ]
+    assert tracked(works).activity().kind is Kind.UNKNOWN
+
+
 def test_the_kernel_holds_it():
     """State D may end by itself, and no signal ends it: unknown."""
     samples = [attrs.evolve(sample, state="D") for sample in seconds(*[STILL] * 8)]

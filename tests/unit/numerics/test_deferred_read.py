@@ -63,6 +63,7 @@ def test_a_device_that_is_behind_is_not_waited_for_until_the_end():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_on_cuda_nothing_waits_for_the_device():
     """Under torch's own watch for synchronizing calls: none is made, and the value arrives."""
     reading = DeferredRead()
