@@ -316,8 +316,8 @@ def blocked_on(pid: int, thread: int) -> On:
 def _is_mutex(call: Sequence[str]) -> bool:
     """Tell whether a futex call waits for a mutex of the C library that others wait for too.
 
-    Such a wait is the plain one, for the value 2 and without an end. Conditions and semaphores, with which Python's locks
-    are made and CUDA waits for a device under `cudaDeviceScheduleBlockingSync`, wait for a bit set.
+    Such a wait is the plain one, for the value 2 and without an end. Conditions and semaphores wait for a bit set: of
+    these Python's locks are made, and with them CUDA waits under `cudaDeviceScheduleBlockingSync`.
     """
     return len(call) > 4 and int(call[2], 16) & ~_FUTEX_FLAGS == 0 and call[3] == "0x2" and call[4] == "0x0"
 

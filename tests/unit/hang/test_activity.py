@@ -248,7 +248,7 @@ def test_inside_a_call_of_the_device_nothing_is_known():
 
 
 def test_a_mutex_is_no_call_of_the_device():
-    """Seen on an H100: what waits for it spins, or waits for a condition; beside a thread that works, it may be let go."""
+    """Seen on an H100: what waits for it spins, or waits for a condition. A thread that works may yet let it go."""
     samples = seconds(*[STILL] * 8, on=On.MUTEX, uses_device=True)
     assert tracked(samples).activity().kind is Kind.STUCK
     works = [
