@@ -1,7 +1,8 @@
 """The adapters: what each adds to a step of its framework.
 
 Sections by hooks cost what `straggler.attach` costs, whoever puts them on; `attach` measures that too. So each adapter
-is paired with its framework that has the sections already, and its own part is held against the target.
+is paired with its framework that has the sections already, and its own part is held against the target: as all of it,
+without the look at each loss (`numerics` off), and as functions in its place that do nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from tests.bench.figures import Context, Figure
 
 @attrs.frozen
 class Adapter:
-    """One adapter: `programs/adapter_<name>.py ROUNDS STEPS` prints nanoseconds as `{step, sections, added}`.
+    """One adapter: `programs/adapter_<name>.py ROUNDS STEPS` prints nanoseconds as `{step, sections, added, empty}`.
 
-    Of some also `empty`: functions that do nothing in the place of the adapter's, one for each place.
+    `empty`: functions that do nothing in the place of the adapter's, one for each place.
     """
 
     name: str
@@ -49,22 +50,27 @@ def measure(context: Context) -> list[Figure]:
 
 
 def _measure(context: Context, adapter: Adapter) -> list[Figure]:
+    found = _run(context, adapter)
+    alone = _run(context, adapter, RESILIENCE_NUMERICS="off")
+    name = adapter.name
+    return [
+        Figure(f"{name}: a step without us", name, "us", found["step"]),
+        Figure(f"{name}: its sections add", "ours", "us", found["sections"]),
+        Figure(f"{name}: the adapter adds beside them", "ours", "us", found["added"]),
+        Figure(f"{name}: the same, losses not looked at", "ours", "us", alone["added"], adapter.target_us),
+        Figure(f"{name}: empty functions in its place", "Python", "us", found["empty"]),
+    ]
+
+
+def _run(context: Context, adapter: Adapter, **settings: str) -> dict[str, tuple[float, ...]]:
     program = processes.PROGRAMS / f"adapter_{adapter.name}.py"
     done = subprocess.run(
         [sys.executable, str(program), str(context.repeats(15, 5)), str(context.repeats(60, 60))],
-        env=processes.environment(RESILIENCE_RUN_DIR=str(context.scratch / adapter.name)),
+        env=processes.environment(RESILIENCE_RUN_DIR=str(context.scratch / adapter.name), **settings),
         cwd=context.scratch,
         stdout=subprocess.PIPE,
         check=True,
-        timeout=180,
+        timeout=240,
     )
-    found = {key: tuple(ns / 1000 for ns in samples) for key, samples in json.loads(done.stdout).items()}
-    name = adapter.name
-    figures = [
-        Figure(f"{name}: a step without us", name, "us", found["step"]),
-        Figure(f"{name}: its sections add", "ours", "us", found["sections"]),
-        Figure(f"{name}: the adapter adds beside them", "ours", "us", found["added"], adapter.target_us),
-    ]
-    if "empty" in found:
-        figures.append(Figure(f"{name}: empty functions in its place", "Python", "us", found["empty"]))
-    return figures
+    found = json.loads(done.stdout.splitlines()[-1])  # before it frameworks tell what they have found
+    return {key: tuple(ns / 1000 for ns in samples) for key, samples in found.items()}

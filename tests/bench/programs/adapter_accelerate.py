@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 from accelerate import Accelerator
@@ -32,9 +33,9 @@ def adapter() -> resilience.Attached:
     return resilience.attach(ACCELERATOR, resume=False, checkpoint_every=10**9)
 
 
-def sections() -> object:
+def sections(**seams: Callable[[], None]) -> object:
     """Attach what the adapter is built on."""
-    return straggler.attach(MODEL, OPTIMIZER.optimizer)
+    return straggler.attach(MODEL, OPTIMIZER.optimizer, **seams)
 
 
 if __name__ == "__main__":

@@ -44,11 +44,21 @@ class Loader:
             yield self.batch
 
 
+def empty_callback() -> pl.Callback:
+    """Return a callback that does nothing wherever the adapter's does something."""
+    hooks = [name for name in vars(pl.Callback) if name.startswith("on_") and name in _overridden(ResilienceCallback)]
+    return type("Empty", (pl.Callback,), dict.fromkeys(hooks, lambda self, *args, **kwargs: None))()
+
+
+def _overridden(kind: type) -> set[str]:
+    return {name for each in kind.__mro__ if each.__module__.startswith("resilience_sdk") for name in vars(each)}
+
+
 class Ways(pl.Callback):
     """Puts the adapter on and takes it off; it is the last callback."""
 
     def __init__(self, adapter: ResilienceCallback, rounds: int, steps: int) -> None:
-        self._adapter = adapter
+        self._adapter, self._empty = adapter, empty_callback()
         self._fit: Any = None
         self._trainer: Any = None
         self.turns = Turns(rounds, steps, self._change)
@@ -73,7 +83,8 @@ class Ways(pl.Callback):
         elif way != "bare" and fit.sections is None:
             fit.sections = FitSections(trainer)
             fit.sections.attach(trainer.lightning_module)
-        trainer.callbacks = [self._adapter, self] if way == "whole" else [self]
+        first = {"whole": [self._adapter], "empty": [self._empty]}.get(way, [])
+        trainer.callbacks = [*first, self]
 
 
 def main(rounds: int, steps: int) -> None:

@@ -79,6 +79,32 @@ class Sections:
         del OPTIMIZER.step
 
 
+class Empty(Sections):
+    """The sections, and functions that do nothing where the adapter has its part of a step."""
+
+    def __init__(self, sections: Sections, instead: Callable[[], Sections]) -> None:
+        sections.detach()
+        super().__init__()
+        self._instead = instead
+        timed = OPTIMIZER.step
+
+        def step() -> None:
+            _nothing()
+            timed()
+            _nothing()
+
+        OPTIMIZER.step = step
+
+    def detach(self) -> None:
+        """Have the sections alone again."""
+        super().detach()
+        self._instead()
+
+
+def _nothing() -> None:
+    """Take the place of a hook."""
+
+
 def _raise(error: Exception) -> None:
     raise error
 
@@ -109,7 +135,8 @@ def main(rounds: int, steps: int) -> None:
         return standing[0]
 
     beside = paired(step, lambda: Adapter(standing[0], again), rounds, steps)
-    tell({"step": alone["step"], "sections": alone["added"], "added": beside["added"]})
+    empty = paired(step, lambda: Empty(standing[0], again), rounds, steps)
+    tell({"step": alone["step"], "sections": alone["added"], "added": beside["added"], "empty": empty["added"]})
 
 
 if __name__ == "__main__":

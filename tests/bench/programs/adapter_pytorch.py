@@ -35,4 +35,4 @@ def sections(**seams: Callable[[], None]) -> object:
 
 if __name__ == "__main__":
     rounds, steps = map(int, sys.argv[1:])
-    measure(step, sections, adapter, rounds, steps, has_seams=True)
+    measure(step, sections, adapter, rounds, steps)

@@ -30,11 +30,18 @@ class Model(nn.Module):
         return {"loss": self.layer(inputs).square().mean()}
 
 
+def empty_callback() -> transformers.TrainerCallback:
+    """Return a callback that does nothing wherever the adapter's does something."""
+    ours = {name for each in ResilienceCallback.__mro__[:-1] for name in vars(each)}
+    hooks = [name for name in vars(transformers.TrainerCallback) if name.startswith("on_") and name in ours]
+    return type("Empty", (transformers.TrainerCallback,), dict.fromkeys(hooks, lambda self, *args, **kwargs: None))()
+
+
 class Ways(transformers.TrainerCallback):
     """Puts the adapter on and takes it off; it is the last callback."""
 
     def __init__(self, adapter: ResilienceCallback, rounds: int, steps: int) -> None:
-        self._adapter = adapter
+        self._adapter, self._empty = adapter, empty_callback()
         self.turns = Turns(rounds, steps, self._change)
         self.trainer: Any = None
 
@@ -50,8 +57,9 @@ class Ways(transformers.TrainerCallback):
             training._patches = None
         elif way != "bare" and training._patches is None:
             training._patches = TrainerPatches(self.trainer, training._losses)
-        others = [one for one in self.trainer.callback_handler.callbacks if one is not self._adapter]
-        self.trainer.callback_handler.callbacks = [self._adapter, *others] if way == "whole" else others
+        ways = {"whole": self._adapter, "empty": self._empty}
+        others = [one for one in self.trainer.callback_handler.callbacks if one not in ways.values()]
+        self.trainer.callback_handler.callbacks = [ways[way], *others] if way in ways else others
 
 
 def main(rounds: int, steps: int) -> None:

@@ -52,24 +52,18 @@ def measure(
     adapter: Callable[[], Any],
     rounds: int,
     steps: int,
-    *,
-    has_seams: bool = False,
 ) -> None:
-    """Measure the sections beside the bare loop, and the adapter beside the sections.
+    """Measure the sections beside the bare loop, and beside them the adapter, and what does nothing where it is called.
 
-    With `has_seams` also functions that do nothing, called where the adapter's are; `sections` then takes them.
+    `sections` takes what is called at the seams of a step.
     """
     on_one_core()
     torch.set_num_threads(1)
     alone = paired(step, lambda: Loop(sections), rounds, steps)
     sections()
     beside = paired(step, lambda: Loop(adapter, sections), rounds, steps)
-    found = {"step": alone["step"], "sections": alone["added"], "added": beside["added"]}
-    if has_seams:
-        sections()
-        empty = {"on_forward": lambda: None, "on_step": lambda: None, "on_step_end": lambda: None}
-        through = partial(map, lambda batch: batch)
-        found["empty"] = paired(step, lambda: Loop(lambda: sections(**empty), sections, through), rounds, steps)[
-            "added"
-        ]
-    tell(found)
+    sections()
+    seams = {"on_forward": lambda: None, "on_step": lambda: None, "on_step_end": lambda: None}
+    through = partial(map, lambda batch: batch)
+    empty = paired(step, lambda: Loop(lambda: sections(**seams), sections, through), rounds, steps)
+    tell({"step": alone["step"], "sections": alone["added"], "added": beside["added"], "empty": empty["added"]})

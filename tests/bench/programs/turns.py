@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from paired import settle
 
-WAYS = ("bare", "sections", "whole")
-"""Without us; with the sections that the adapter is built on; with the adapter."""
+WAYS = ("bare", "sections", "whole", "empty")
+"""Without us; with the sections that the adapter is built on; with the adapter; with what does nothing in its place."""
 _TURN = 4
 _SEED = 5
 
@@ -47,12 +47,13 @@ class Turns:
         self._at_ns = time.thread_time_ns()
 
     def found(self) -> dict[str, list[float]]:
-        """Return, of each round, the median step without us in ns, and what the next two ways take more."""
-        bare, sections, whole = (self._medians(self._took[way]) for way in WAYS)
+        """Return, of each round, the median step without us in ns, and what the other ways take more."""
+        bare, sections, whole, empty = (self._medians(self._took[way]) for way in WAYS)
         return {
             "step": bare,
             "sections": [some - alone for some, alone in zip(sections, bare, strict=True)],
             "added": [more - some for more, some in zip(whole, sections, strict=True)],
+            "empty": [more - some for more, some in zip(empty, sections, strict=True)],
         }
 
     def _medians(self, took: Sequence[float]) -> list[float]:
