@@ -123,6 +123,9 @@ def refuse_second() -> None:
         )
 
 
+L = TypeVar("L", bound="AttachedLoop")
+
+
 class AttachedLoop(Patches):
     """The loop of this process that is attached, and its steps; a context manager. Of the thread that trains."""
 
@@ -138,7 +141,7 @@ class AttachedLoop(Patches):
         check_first_step(first_step)
         refuse_second()
         super().__init__()
-        self.step = first_step or 0
+        self.step: int = first_step or 0
         """Completed optimizer steps, over all attempts where `first_step` says so; the number of the next one."""
         self.guard = Guard(self._failed)
         self._is_attached = True
@@ -169,7 +172,7 @@ class AttachedLoop(Patches):
             if not is_stepping():
                 heartbeat.done()
 
-    def __enter__(self) -> Any:
+    def __enter__(self: L) -> L:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

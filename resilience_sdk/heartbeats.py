@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, cast, overload
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.blocks import Beat
-from resilience_sdk.recorder.lookup import BEATS, NoBlock, Unstarted
+from resilience_sdk.recorder.lookup import BEATS, NoBlock, TimedBlock, Unstarted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,7 +105,7 @@ class _Heartbeat(Protocol):
     @overload
     def __call__(self, name: F, /) -> F: ...
     @overload
-    def __call__(self, name: str = "step", *, step: int | None = None) -> Beat | NoBlock | Unstarted: ...
+    def __call__(self, name: str = "step", *, step: int | None = None) -> TimedBlock: ...
     @staticmethod
     def beat(step: int | None = None) -> None:
         """See `beat`."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from threading import get_ident
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import resilience_sdk
 from resilience_sdk.recorder.blocks import Beat, Block
@@ -22,6 +22,21 @@ B = TypeVar("B", bound=Block)
 
 
 HEARTBEAT = "heartbeat"
+
+
+class TimedBlock(Protocol):
+    """What `heartbeat()` and `section()` give: a context manager, and a decorator of functions and coroutine functions.
+
+    One type and not three, since a type checker takes what a union of decorators returns for unknown.
+    """
+
+    def __enter__(self) -> TimedBlock: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+    def __call__(self, function: F, /) -> F:
+        """Decorate a function."""
+        ...
 
 
 class NoBlock:

@@ -13,7 +13,7 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.blocks import Block, in_event_loop
-from resilience_sdk.recorder.lookup import BLOCKS, AnyBlock, NoBlock, Unstarted
+from resilience_sdk.recorder.lookup import BLOCKS, TimedBlock, Unstarted
 from resilience_sdk.straggler.gpu import Cuda, GpuClock, GpuEvent
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,7 +26,7 @@ class GpuSection:
         self._name = name
         self._kind = kind
         self._timeout = timeout
-        self._open: list[tuple[AnyBlock, GpuClock | None, GpuEvent | None]] = []
+        self._open: list[tuple[TimedBlock, GpuClock | None, GpuEvent | None]] = []
 
     def __enter__(self) -> GpuSection:
         block = section(self._name, kind=self._kind, timeout=self._timeout).__enter__()
@@ -121,7 +121,7 @@ def section(name: F, /) -> F: ...
 @overload
 def section(
     name: str, *, kind: str = "compute", timeout: float | None = None, gpu: Literal[False] = False
-) -> Block | NoBlock | Unstarted: ...
+) -> TimedBlock: ...
 @overload
 def section(name: str, *, kind: str = "compute", timeout: float | None = None, gpu: Literal[True]) -> GpuSection: ...
 def section(name: Any, *, kind: str = "compute", timeout: float | None = None, gpu: bool = False) -> Any:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -18,7 +21,7 @@ import installs
 import pytest
 from accounts import account_of
 from harness import SCRIPTS
-from installs import Installation
+from installs import PROJECT, Installation
 from receiver import receiving
 
 pytestmark = pytest.mark.slow
@@ -142,6 +145,37 @@ def test_the_demo_keeps_every_promise(tmp_path: Path, built: tuple[Path, Path, P
     accounts = {run["name"]: account_of(tmp_path / "runs" / run["name"] / "run") for run in document["runs"]}
     assert accounts["hung"]["hang"] > 0
     assert accounts["killed"]["replayed"] > 0
+
+
+_STRICT_PYRIGHT = {
+    "typeCheckingMode": "strict",
+    "enableTypeIgnoreComments": False,  # mypy's
+    "reportUnnecessaryTypeIgnoreComment": True,
+}
+_STRICT_MYPY = """
+[mypy]
+strict = true
+[mypy-torch.*]
+follow_imports = skip
+ignore_missing_imports = true
+"""
+_CHECKERS = {
+    "mypy": ("uses.py", "misuses.py", "--python-executable"),
+    "pyright": ("--project", ".", "--pythonpath"),
+}
+
+
+@pytest.mark.parametrize("checker", _CHECKERS)
+def test_type_checkers_know_what_users_write(checker: str, tmp_path: Path, built: tuple[Path, Path, Path]) -> None:
+    """`tests/typing` has no error where it is right; each mistake in it is one, for else its comment is not needed."""
+    made = install("wheel", tmp_path, built)
+    programs = tmp_path / "programs"
+    shutil.copytree(PROJECT / "tests/typing", programs)
+    (programs / "mypy.ini").write_text(_STRICT_MYPY)
+    (programs / "pyrightconfig.json").write_text(json.dumps(_STRICT_PYRIGHT))
+    command = [sys.executable, "-m", checker, *_CHECKERS[checker], made.python]
+    done = subprocess.run(command, cwd=programs, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_the_distributions_hold(built: tuple[Path, Path, Path]) -> None:
