@@ -22,7 +22,7 @@ from resilience_sdk.core.console import say
 from resilience_sdk.core.run_directory import choose_run_dir
 from resilience_sdk.core.settings import Settings, settings_from_json
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.health import probes
+from resilience_sdk.health import more, probes
 from resilience_sdk.health.compute import CPU, slow_devices
 from resilience_sdk.health.findings import Finding, HealthReport, to_event, told_faults
 from resilience_sdk.health.gpu import cuda_devices
@@ -135,12 +135,13 @@ def examine(
 
 
 def probes_for(context: Context) -> list[Probe]:
-    """Return the probes of a job: one for each part of the node, and for each directory."""
+    """Return the probes of a job: one for each part of the node, for each directory, and those of one file."""
     places = [*([context.run_dir] if context.run_dir else []), *context.data_dirs]
     return [
         *(probes.GPU, probes.HOST, probes.KERNEL, probes.PROCESSES, probes.NETWORK, probes.RENDEZVOUS),
         *(attrs.evolve(probes.STORAGE, only=place) for place in dict.fromkeys(places)),
         probes.SOFTWARE,
+        *more.found(),
     ]
 
 

@@ -55,7 +55,7 @@ def main() -> None:
 def _findings(task: dict[str, Any]) -> Iterator[Finding]:
     module, _, function = task["function"].partition(":")
     try:
-        probe = getattr(importlib.import_module(f"resilience_sdk.health.{module}"), function)
+        probe = getattr(importlib.import_module(module), function)
         yield from probe(Context(**task["context"]))
     except Exception as error:  # noqa: BLE001 - our own mistake is a finding too: that this could not be looked at
         what = f"{type(error).__name__}: {error}"

@@ -92,7 +92,7 @@ class HealthCheck:
 class Probe:
     """One look at one part of the world, in a process of its own.
 
-    `function` names `module:function` below `resilience_sdk.health`; it is called with a `Context` and yields
+    `function` names `module:function`; it is called with a `Context` and yields
     `Finding`s, each of which is told at once: what was seen before a hang or a crash counts. It may block and it
     may crash. After `deadline_s` seconds, counted from the start of the process, it is killed and left alone.
     `cure` is what to do when it hangs or crashes, `must` whether that stops a job. `only` becomes `Context.only`.
@@ -156,6 +156,8 @@ class Probe:
 
 def _probe(name: str, table: dict[str, Any]) -> Probe:
     checks = {check: HealthCheck(**row) for check, row in table.pop("checks").items()}
+    if function := table.pop("function", ""):  # one without looks at what the asking process knows
+        table["function"] = f"{__package__}.{function}"
     return Probe(name=name, checks=checks, **table)
 
 
@@ -164,7 +166,9 @@ PROBES: Mapping[str, Probe] = {
     for name, table in json.loads(Path(__file__).with_name("probes.json").read_text(encoding="utf-8")).items()
 }
 GPU = PROBES["gpu"]
-GPU_EVENTS = attrs.evolve(GPU, function="gpu:listen")  # Xid events, as long as a watch has nothing else to do
+GPU_EVENTS = attrs.evolve(
+    GPU, function=f"{__package__}.gpu:listen"
+)  # Xid events, as long as a watch has nothing else to do
 HOST = PROBES["host"]
 KERNEL = PROBES["kernel"]
 PROCESSES = PROBES["processes"]

@@ -33,7 +33,7 @@ from resilience_sdk.core.settings import Settings, load
 from resilience_sdk.errors import MissingExtraError
 from resilience_sdk.system import hostinfo
 from resilience_sdk.system.file_lock import file_lock
-from resilience_sdk.telemetry.sinks import wanted_sinks
+from resilience_sdk.telemetry.sinks import named_sinks, wanted_sinks
 from resilience_sdk.telemetry.sinks.base import Sink, TelemetryOrigin
 from resilience_sdk.telemetry.sinks.prometheus import LONGEST_STAY_S
 from resilience_sdk.telemetry.tail import Follower, Live, load_position, save_position
@@ -372,9 +372,18 @@ def _export(
     for name, why in lacking.items():
         say(f"telemetry: {why}")
         journal.emit(Event.DEGRADED, what=f"sink {name}", why=why)
+
+    def leave_out(name: str, error: Exception) -> None:
+        lacking[name] = f"the sink {name} is left out: {type(error).__name__}: {error}"
+        say(f"telemetry: {lacking[name]}")
+        journal.emit(Event.DEGRADED, what=f"sink {name}", why=lacking[name])
+
+    sinks = [
+        *wanted_sinks(load.without(task.settings, lacking), place),
+        *named_sinks(task.settings, place, failed=leave_out),
+    ]
     workers = [
-        Worker(sink, run_dir.journal, note_failure=teller.failed, note_recovery=teller.recovered)
-        for sink in wanted_sinks(load.without(task.settings, lacking), place)
+        Worker(sink, run_dir.journal, note_failure=teller.failed, note_recovery=teller.recovered) for sink in sinks
     ]
     if not workers and lacking:
         return 1, []

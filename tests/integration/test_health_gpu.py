@@ -275,7 +275,7 @@ def test_a_driver_that_hangs_at_once_delays_no_probe_beside_it(stub):
     """Not even the number of GPUs is told: two such probes take as long as one, and leave no process."""
     stub.changed({"nvmlInitWithFlags": "hang"})
     hanging = attrs.evolve(GPU, deadline_s=6.0)
-    quick = attrs.evolve(GPU, name="quick", function="nothing.there:probe")
+    quick = attrs.evolve(GPU, name="quick", function="resilience_sdk.health.nothing.there:probe")
     started = time.monotonic()
     first, beside, second = run_probes([hanging, quick, attrs.evolve(hanging, only="again")], Context())
     assert time.monotonic() - started < 11.9

@@ -99,6 +99,7 @@ SINK_FIELDS = (
     "wandb_project",
     "mlflow_uri",
     "db",
+    "sinks",
 )
 # Neither may stand in a message, even where it is wrong: whoever knows them may read metrics or post events.
 SECRET_FIELDS = frozenset({"prometheus_token", "webhook_url"})
@@ -306,6 +307,13 @@ class Settings:
         "Index of the history that this run is taken into while it runs: a file, or a URL such as "
         "postgresql://user@host/database.",
         "URL",
+        "none",
+    )
+    sinks: Mapping[str, str] | None = _unset(
+        parse.named_addresses,
+        "More sinks by their name, each with its address: of a file in `telemetry/sinks`, of an installed package, or "
+        "`module:Class`.",
+        "NAME=ADDRESS,...",
         "none",
     )
     event_log: str = _choice(

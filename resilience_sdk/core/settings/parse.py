@@ -337,6 +337,32 @@ def section_timeouts(value: Any) -> dict[str, float]:
     return result
 
 
+_ADDRESSES = "expected sinks with their addresses, such as `incident-log=/var/log/incidents`"
+
+
+def named_addresses(value: Any) -> dict[str, str] | None:
+    """Return addresses by name from a mapping, or from text such as `"incident-log=/var/log/a,other=host:1"`."""
+    if is_nothing(value):
+        return None
+    pairs: Iterable[tuple[Any, Any]]
+    if isinstance(value, str):
+        pairs = [(name, address if equals else None) for name, equals, address in map(_at_equals, value.split(","))]
+    elif isinstance(value, Mapping):
+        pairs = value.items()
+    else:
+        raise ValueError(_ADDRESSES)
+    result: dict[str, str] = {}
+    for name, address in pairs:
+        if not isinstance(name, str) or not name.strip() or not isinstance(address, str) or not address.strip():
+            raise ValueError(_ADDRESSES)
+        result[name.strip()] = address.strip()
+    return result or None
+
+
+def _at_equals(item: str) -> tuple[str, str, str]:
+    return item.partition("=")
+
+
 def _split_pair(item: str) -> tuple[str, str]:
     name, colon, timeout = item.rpartition(":")
     if not colon:

@@ -1,10 +1,18 @@
-"""The sinks, and which of them the settings ask for. A sink's library is imported when it opens, never here."""
+"""The sinks, and which of them the settings ask for. A sink's library is imported when it opens, never here.
+
+Those that everybody knows have a setting each. A sink of one file has none: the setting `sinks` names it.
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable
+from importlib import metadata
+from typing import Any
 
 from resilience_sdk.core.settings import Settings
+from resilience_sdk.errors import ConfigError
 from resilience_sdk.telemetry.sinks.base import Sink, TelemetryOrigin
 
 
@@ -82,3 +90,49 @@ _MAKERS: tuple[_Maker, ...] = (
 def wanted_sinks(settings: Settings, place: TelemetryOrigin) -> list[Sink]:
     """Return the sinks that are set, not yet open."""
     return [sink for make in _MAKERS if (sink := make(settings, place)) is not None]
+
+
+GROUP = "resilience_sdk.sinks"
+"""The group of entry points, by which an installed package offers `name = module:Class`."""
+
+
+def named_sinks(settings: Settings, place: TelemetryOrigin, failed: Callable[[str, Exception], None]) -> list[Sink]:
+    """Return the sinks that the setting `sinks` names, each made with its address, not yet open.
+
+    `failed` is told of what is not to be had, by its name; the others are returned all the same.
+    """
+    made: list[Sink] = []
+    for name, address in (settings.sinks or {}).items():
+        try:
+            sink = _class_of(name)(place, address)
+            sink.name = getattr(sink, "name", name)
+            made.append(sink)
+        except Exception as error:  # noqa: BLE001 - it is somebody else's code, and the other sinks go on
+            failed(name, error)
+    return made
+
+
+def _class_of(name: str) -> Callable[[TelemetryOrigin, str], Sink]:
+    """Return the class of a sink: `module:Class`, that of an installed package, or that of a module here."""
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        return _checked(getattr(importlib.import_module(module), attribute), name)
+    offered = {point.name: point for point in metadata.entry_points(group=GROUP)}
+    if name in offered:
+        return _checked(offered[name].load(), name)
+    own = {module.name for module in pkgutil.iter_modules(__path__)} - {"base"}
+    file = name.replace("-", "_")
+    if file not in own:
+        known = ", ".join(sorted({each.replace("_", "-") for each in own} | {*offered}))
+        raise ConfigError(f"sinks: there is no sink {name!r}; there are {known}, and yours as `module:Class`")
+    module_of = importlib.import_module(f"{__name__}.{file}")
+    classes = [each for each in vars(module_of).values() if getattr(each, "__module__", "") == module_of.__name__]
+    return _checked(next((each for each in classes if isinstance(each, type) and issubclass(each, Sink)), None), name)
+
+
+def _checked(kind: Any, name: str) -> Callable[[TelemetryOrigin, str], Sink]:
+    if not (isinstance(kind, type) and issubclass(kind, Sink)):
+        raise ConfigError(
+            f"sinks: {name!r} is {kind!r}; expected a class below resilience_sdk.telemetry.sinks.base.Sink"
+        )
+    return kind

@@ -14,7 +14,7 @@ from resilience_sdk.core.settings import Settings, load_settings, settings_from_
 from resilience_sdk.core.settings.fields import SINK_FIELDS
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.telemetry.exporter import ExporterTask, task_from_json
-from resilience_sdk.telemetry.sinks import wanted_sinks
+from resilience_sdk.telemetry.sinks import named_sinks, wanted_sinks
 
 GIVEN = {
     "prometheus_address": "9464",
@@ -25,6 +25,7 @@ GIVEN = {
     "wandb_project": "resilience",
     "mlflow_uri": "http://localhost:5000",
     "db": "history.db",
+    "sinks": "tensorboard=curves",
     "event_log": "json",
 }
 
@@ -34,7 +35,34 @@ def test_a_setting_asks_for_one_sink(tmp_path: Path, name: str) -> None:
     """The launcher starts an exporter for it, and the exporter makes that sink; neither needs its library for that."""
     settings = Settings(**{name: GIVEN[name]})
     assert settings.asks_for_telemetry
-    assert len(wanted_sinks(settings, ToldRun.make(tmp_path).place())) == 1
+    place, failed = ToldRun.make(tmp_path).place(), []
+    made = [*wanted_sinks(settings, place), *named_sinks(settings, place, lambda *what: failed.append(what))]
+    assert (len(made), failed) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ("tensor-bord=x", "there is no sink 'tensor-bord'; there are console, history,"),
+        ("no.such.module:Log=x", "No module named 'no'"),
+        ("json:dumps=x", "expected a class below resilience_sdk.telemetry.sinks.base.Sink"),
+        ("webhook=x", "missing 1 required positional argument"),
+    ],
+)
+def test_a_sink_that_is_not_to_be_had_is_left_out(tmp_path: Path, named: str, why: str) -> None:
+    """It is told with what would be right, and the others are made."""
+    failed: dict[str, Exception] = {}
+    settings = Settings(sinks=f"{named},tensorboard=curves")
+    made = named_sinks(settings, ToldRun.make(tmp_path).place(), failed.__setitem__)
+    assert [sink.name for sink in made] == ["tensorboard"]
+    assert why in str(failed[named.partition("=")[0]])
+
+
+@pytest.mark.parametrize("bad", ["log", "=x", "log=", {"log": 3}, 3])
+def test_sinks_without_an_address(bad: object) -> None:
+    """The error shows how they are written."""
+    with pytest.raises(ConfigError, match=r"sinks.*incident-log=/var/log/incidents"):
+        Settings(sinks=bad)
 
 
 def test_nobody_is_told_anything_by_default(tmp_path: Path) -> None:
