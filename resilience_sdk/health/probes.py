@@ -166,9 +166,8 @@ PROBES: Mapping[str, Probe] = {
     for name, table in json.loads(Path(__file__).with_name("probes.json").read_text(encoding="utf-8")).items()
 }
 GPU = PROBES["gpu"]
-GPU_EVENTS = attrs.evolve(
-    GPU, function=f"{__package__}.gpu:listen"
-)  # Xid events, as long as a watch has nothing else to do
+# Xid events, as long as a watch has nothing else to do.
+GPU_EVENTS = attrs.evolve(GPU, function=f"{__package__}.gpu:listen")
 HOST = PROBES["host"]
 KERNEL = PROBES["kernel"]
 PROCESSES = PROBES["processes"]

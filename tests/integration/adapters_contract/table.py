@@ -1,13 +1,20 @@
-"""The adapters that the contract suite runs, one line each."""
+"""The adapters that the contract suite runs: those whose script says what it needs, in `CONTRACT`."""
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+from typing import Any
+
 import attrs
+
+_SCRIPTS = Path(__file__).parents[1] / "scripts"
+_PREFIX = "adapter_"
 
 
 @attrs.frozen
 class Adapter:
-    """One adapter, with the names of its own."""
+    """One adapter, with the names of its own; `CONTRACT` of its script has all but the first."""
 
     name: str
     """Its script is `scripts/adapter_<name>.py`."""
@@ -24,11 +31,16 @@ class Adapter:
     """Whether its framework has a seam for that."""
 
 
-ADAPTERS = (
-    Adapter("pytorch", "torch", "torch"),
-    Adapter("lightning", "lightning.pytorch", "lightning torchdata"),
-    Adapter("accelerate", "accelerate", "accelerate"),
-    Adapter("transformers", "transformers", "transformers accelerate", saves_in_background=False),
-    Adapter("megatron", "megatron.core", "megatron-core==0.16.1"),
-    Adapter("deepspeed", "deepspeed", "--no-build-isolation deepspeed==0.19.8"),
+def _told_by(script: Path) -> dict[str, Any] | None:
+    """Return the `CONTRACT` of a script, which is read and not run: its framework may be missing."""
+    for line in ast.parse(script.read_text()).body:
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "CONTRACT":
+            return dict(ast.literal_eval(line.value))
+    return None
+
+
+ADAPTERS = tuple(
+    Adapter(script.stem.removeprefix(_PREFIX), **told)
+    for script in sorted(_SCRIPTS.glob(f"{_PREFIX}*.py"))
+    if (told := _told_by(script)) is not None
 )

@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader
 import resilience_sdk
 from resilience_sdk.adapters import accelerate as resilience
 
+CONTRACT = {"module": "accelerate", "package": "accelerate"}
+
 BATCH = 4
 args = contract.arguments()
 torch.set_num_threads(1)

@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, Subset
 import resilience_sdk
 from resilience_sdk.adapters import deepspeed as resilience
 
+CONTRACT = {"module": "deepspeed", "package": "--no-build-isolation deepspeed==0.19.8"}
+
 BATCH = 4
 args = contract.arguments()
 # Weights are the same with each: sums of two ranks have no order.

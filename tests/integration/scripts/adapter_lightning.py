@@ -16,6 +16,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import resilience_sdk
 from resilience_sdk.adapters.lightning import ResilienceCallback
 
+CONTRACT = {"module": "lightning.pytorch", "package": "lightning torchdata"}
+
 BATCH = 4
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.simplefilter("ignore")

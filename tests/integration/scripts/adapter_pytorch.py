@@ -15,6 +15,8 @@ import resilience_sdk
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.checkpoint import Checkpointer
 
+CONTRACT = {"module": "torch", "package": "torch"}
+
 BATCH = 4
 args = contract.arguments()
 torch.set_num_threads(1)

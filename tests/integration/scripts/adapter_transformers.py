@@ -14,6 +14,8 @@ from torch.utils.data import Subset
 import resilience_sdk
 from resilience_sdk.adapters.transformers import ResilienceCallback
 
+CONTRACT = {"module": "transformers", "package": "transformers accelerate", "saves_in_background": False}
+
 BATCH = 4
 transformers.logging.set_verbosity_error()
 args = contract.arguments()
