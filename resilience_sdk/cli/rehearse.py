@@ -190,20 +190,22 @@ class _Rehearsals:
         self._show(first)
         if facts.exit_codes[-1] != 0:
             return [first]
-        deadlines = plan.deadlines(baseline, self._stuck_after_s)
-        left_s = plan.estimate_s(kinds, baseline, deadlines.stuck_after_s)
+        left_s = plan.estimate_s(kinds, baseline, self._stuck_after_s)
         if left_s:
-            self._say(
-                f"about {_duration(left_s)} for the faults, {_duration(left_s + facts.seconds)} in all; a rank in "
-                f"which nothing moves is called hung after {deadlines.stuck_after_s:g} s here"
+            still = [kind for kind in kinds if kind in plan.STILL]
+            stuck_s = plan.deadlines(still[0], baseline, self._stuck_after_s).stuck_after_s if still else None
+            told = (
+                f"; a rank that stands still is called hung after {stuck_s:g} s in {', '.join(still)}" if still else ""
             )
+            self._say(f"about {_duration(left_s)} for the faults, {_duration(left_s + facts.seconds)} in all{told}")
         rehearsals = [first]
         for number, kind in enumerate(kinds, 1):
             self._place = f"{number}/{len(kinds)} "
-            rehearsals.append(self._rehearse(kind, baseline, deadlines))
+            rehearsals.append(self._rehearse(kind, baseline))
         return rehearsals
 
-    def _rehearse(self, kind: str, baseline: Baseline, deadlines: Deadlines) -> Rehearsal:
+    def _rehearse(self, kind: str, baseline: Baseline) -> Rehearsal:
+        deadlines = plan.deadlines(kind, baseline, self._stuck_after_s)
         chosen = plan.faults_for(kind, baseline, deadlines.stuck_after_s)
         if isinstance(chosen, str):
             rehearsal = Rehearsal(kind, "", 0.0, (), (PromiseResult("rehearsed", SKIPPED, chosen),))
@@ -213,8 +215,9 @@ class _Rehearsals:
         directory = self._scratch / kind
         told = ";".join(str(one) for one in chosen)
         self._begin(kind, told)
-        facts = rehearse(self._job, directory, chosen, deadlines)
-        promises = judge.judge(kind, chosen[0], baseline, facts)
+        first = chosen[0]
+        facts = rehearse(self._job, directory, chosen, deadlines, lambda events: plan.has_answer(kind, first, events))
+        promises = judge.judge(kind, first, baseline, facts)
         if promises[-1].result != SKIPPED or len(promises) > 1:
             promises.append(self._end(kind, baseline, facts, deadlines))
         rehearsal = Rehearsal(kind, told, facts.seconds, facts.exit_codes, tuple(promises), str(directory))

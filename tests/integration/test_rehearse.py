@@ -61,7 +61,7 @@ def test_a_good_job_passes_and_leaves_nothing(tmp_path: Path) -> None:
         "PASS"
     }
     assert set(done.results("kill")) >= {"noticed", "named", "recovered", "steps lost", "save complete", "end equal"}
-    assert done.screen.index(" in all;") < done.screen.index("RESILIENCE_FAULT=")
+    assert done.screen.index(" in all") < done.screen.index("RESILIENCE_FAULT=")
     assert (done.left, done.document["kept"]) == ([], None)
 
 
