@@ -84,7 +84,8 @@ def main(argv: Sequence[str]) -> int:
             shutil.rmtree(scratch, ignore_errors=True)
     if options.json:
         told = {"ok": not has_failed, "script": script, "ranks": options.nproc_per_node}
-        told |= {"seconds": round(theatre.seconds, 3), "kept": str(scratch) if is_kept else None}
+        told |= {"seconds": round(theatre.seconds, 3), "estimated_seconds": theatre.estimated_s}
+        told |= {"kept": str(scratch) if is_kept else None}
         sys.stdout.write(json.dumps({**told, "faults": [one.to_json() for one in rehearsals]}, indent=2) + "\n")
     else:
         sys.stdout.write(_conclusion(rehearsals, theatre.seconds, scratch if is_kept else None))
@@ -169,6 +170,8 @@ class _Rehearsals:
         self._again: JobFacts | None = None
         self._began_s = time.monotonic()
         self._place = ""
+        self.estimated_s: float | None = None
+        """How long all was said to take, once the undisturbed run had ended; None where there was nothing to say."""
 
     @property
     def seconds(self) -> float:
@@ -192,6 +195,7 @@ class _Rehearsals:
             return [first]
         left_s = plan.estimate_s(kinds, baseline, self._stuck_after_s)
         if left_s:
+            self.estimated_s = round(left_s + facts.seconds, 3)
             still = [kind for kind in kinds if kind in plan.STILL]
             stuck_s = plan.deadlines(still[0], baseline, self._stuck_after_s).stuck_after_s if still else None
             told = (
