@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import resilience_sdk
+from resilience_sdk import numerics, straggler
 
 
 def make_data(count: int = 2560) -> TensorDataset:
@@ -30,6 +31,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
+    straggler.attach(model, optimizer)  # sections fwd, bwd and optim, compared over the ranks
     state = {"model": model, "optimizer": optimizer, "data": loader}
     with resilience_sdk.start_run(state=state, checkpoint_every=20) as run:
         for step, (inputs, targets) in run.steps(loader, epochs=2):
@@ -37,6 +39,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            numerics.check(loss=loss)  # tells of NaN, infinity and spikes, without waiting for a device
             # Plain values travel with the checkpoint.
             run.values["best"] = min(run.values.get("best", float("inf")), loss.item())
             if step % 20 == 0 and dist.get_rank() == 0:

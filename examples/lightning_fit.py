@@ -1,6 +1,6 @@
 """Lightning: one callback watches, saves, resumes and stops a training.
 
-    pip install lightning
+    pip install lightning torchdata
     resilience run --nproc-per-node 2 --run-dir runs/words examples/lightning_fit.py --steps 200
     torchrun --standalone --nproc-per-node 2 examples/lightning_fit.py --steps 200
     python examples/lightning_fit.py --steps 200
@@ -9,17 +9,15 @@ Learns the next letter of the documentation of Python's own modules. Send it SIG
 RESILIENCE_RUN_DIR=runs/words, where our launcher does not name one): it goes on at the next step.
 """
 
-from __future__ import annotations
-
 import argparse
-import contextlib
 import importlib
 import os
 
 import lightning.pytorch as pl
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DistributedSampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from resilience_sdk.adapters.lightning import ResilienceCallback
 
@@ -55,27 +53,28 @@ class NextLetter(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=3e-3)
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=200)
-steps = parser.parse_args().steps
-torch.set_num_threads(1)
-pl.seed_everything(0, verbose=False)
-data = windows()
-loader_class = DataLoader
-with contextlib.suppress(ImportError):  # a loader that knows where it is resumes at the very batch
-    loader_class = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
-trainer = pl.Trainer(
-    max_steps=steps,
-    accelerator="cpu",
-    devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    callbacks=[ResilienceCallback(checkpoint_every=50)],
-    logger=False,
-    enable_checkpointing=False,
-    enable_progress_bar=False,
-)
-# An order that the epoch alone decides: what Lightning makes of `shuffle=True` is drawn anew in a process that resumes.
-ranks, rank = (int(os.environ.get(name, alone)) for name, alone in (("WORLD_SIZE", "1"), ("RANK", "0")))
-sampler = DistributedSampler(data, ranks, rank)
-trainer.fit(NextLetter(), loader_class(data, batch_size=32, sampler=sampler))
-if trainer.is_global_zero:
-    print(f"finished after step {trainer.global_step}, loss {trainer.callback_metrics.get('loss', 'as before')}")
+def main(steps: int) -> None:
+    """Train for so many steps, over all starts with the same run directory."""
+    torch.set_num_threads(1)
+    pl.seed_everything(0, verbose=False)
+    data = windows()
+    # What Lightning makes of `shuffle=True` is drawn anew in a process that resumes; here the epoch decides the order.
+    sampler = DistributedSampler(data, int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0")))
+    trainer = pl.Trainer(
+        max_steps=steps,
+        accelerator="cpu",
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        callbacks=[ResilienceCallback(checkpoint_every=50)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(NextLetter(), StatefulDataLoader(data, batch_size=32, sampler=sampler))  # resumes at the very batch
+    if trainer.is_global_zero:
+        print(f"finished after step {trainer.global_step}, loss {trainer.callback_metrics.get('loss', 'as before')}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    main(parser.parse_args().steps)

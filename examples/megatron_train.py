@@ -1,11 +1,11 @@
-"""A loop on megatron.core, which needs GPUs, that learns to spell: one line watches it, one object saves it.
+"""A loop on megatron.core that learns to spell: one line watches it, one object saves it.
 
-RESILIENCE_RUN_DIR=runs/letters torchrun --nproc-per-node 2 examples/megatron_train.py --steps 100
-resilience run --nproc-per-node 2 --run-dir runs/letters examples/megatron_train.py
+    resilience run --nproc-per-node 2 --run-dir runs/letters examples/megatron_train.py
+
+It needs GPUs, as megatron.core does; `examples/megatron_on_cpu.py` runs it without, to try it.
 """
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
@@ -35,9 +35,8 @@ class Letters(MegatronModule):
         self.set_input_tensor, self.forward = lambda tensor: None, self.net.forward
 
 
-def main(steps: int) -> None:
+def main(steps: int = 100) -> None:
     """Train for so many steps, over all starts with the same run directory."""
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group()
     parallel_state.initialize_model_parallel()
     shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 1}
@@ -75,6 +74,7 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100)
-    main(parser.parse_args().steps)
+    if not torch.cuda.is_available():
+        raise SystemExit("megatron.core needs GPUs, and there is none; examples/megatron_on_cpu.py does without")
+    torch.cuda.set_device(dist.get_node_local_rank())
+    main()

@@ -60,6 +60,7 @@ _PLACES = ("inside", "outside", "start")
 _COMMON = ("rank", "step", "attempt", "section", "where")
 _DEFAULT_BEAT = "step"
 _LONG_S = 1e6
+_ASK_EVERY_S = 0.1
 
 
 class InjectedError(RuntimeError):
@@ -205,6 +206,8 @@ on_strike: Callable[[str, int | None], None] = lambda given_by, step: None  # no
 # Returns the process id of the "monitor" or the "launcher" of this rank, None where there is none; set by the session.
 find_process: Callable[[str], int | None] = lambda name: None  # noqa: E731 - replaced by the session
 
+_is_told: Callable[[], bool] | None = None  # see `slow_until`
+
 run_directory: Path | None = None
 """Where this rank's job writes; set by the session."""
 
@@ -271,6 +274,12 @@ def load(text: str, rank: int | None, attempt: int) -> None:
 def observe(observer: Callable[[int], None]) -> None:
     """Have `observer` hear of each step of this rank, by its number: as it begins, or at its end where no block is."""
     _injector.observe(observer)
+
+
+def slow_until(told: Callable[[], bool]) -> None:
+    """End what `slow` adds to the steps of this process as soon as `told` says so: it is asked at short intervals."""
+    global _is_told
+    _is_told = told
 
 
 def reached(name: str, step: int, beat: bool | None = None) -> None:
@@ -345,7 +354,14 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _slow(plan: Plan) -> None:
-    time.sleep(plan.seconds or 0.0)
+    left_s = plan.seconds or 0.0
+    if _is_told is None:
+        time.sleep(left_s)
+        return
+    until_s = time.monotonic() + left_s
+    while left_s > 0 and not _is_told():
+        time.sleep(min(left_s, _ASK_EVERY_S))
+        left_s = until_s - time.monotonic()
 
 
 def _preempt(plan: Plan) -> None:

@@ -26,6 +26,8 @@ from resilience_sdk.system.imports import when_imported
 if TYPE_CHECKING:
     from resilience_sdk.rank.session import WatchedSession
 
+ANSWERED = "answered"
+"""A file beside the traces: what was to follow from the fault has been seen, so nothing need be slow any more."""
 _SOURCES = {at.BEATS_USER: "heartbeats", at.BEATS_OPTIMIZER: "optimizer", at.BEATS_COLLECTIVES: "collectives"}
 
 
@@ -57,6 +59,7 @@ def observe(directory: str, session: WatchedSession) -> None:
         return
     writer = _TraceWriter(path, session)
     faults.observe(writer.step)
+    faults.slow_until((path.parent / ANSWERED).exists)
     torch_saves.listen(writer.save)
     when_imported("torch.optim.optimizer", writer.hook)
     atexit.register(writer.end)

@@ -10,8 +10,9 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -21,7 +22,7 @@ from resilience_sdk.core.settings.fields import SINK_FIELDS
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.faults import Plan
 from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.rank.rehearsal import read_traces
+from resilience_sdk.rank.rehearsal import ANSWERED, read_traces
 from resilience_sdk.rehearse.plan import Deadlines, JobFacts
 from resilience_sdk.system import programs
 
@@ -29,6 +30,7 @@ OUTPUT = "output.log"
 SCRATCH = "{scratch}"
 """Stands in the script's arguments for the directory of the one job."""
 _GOODBYE_S = 20.0
+_LOOK_EVERY_S = 0.3
 # What the user has set for his own job and must not reach a rehearsal of it.
 _OF_THE_JOB = {
     *(environ.RUN_DIR, environ.JOB_ID, environ.FAULT, environ.PAGE_DIR, environ.DISABLE, environ.FINISHED_FLAG_FILE),
@@ -50,10 +52,20 @@ class RehearsedJob:
     """After which a job that has not ended is ended."""
 
 
-def rehearse(job: RehearsedJob, directory: Path, faults: Sequence[Plan], deadlines: Deadlines) -> JobFacts:
+Events = tuple[Mapping[str, Any], ...]
+
+
+def rehearse(
+    job: RehearsedJob,
+    directory: Path,
+    faults: Sequence[Plan],
+    deadlines: Deadlines,
+    is_answered: Callable[[Events], bool] = lambda events: False,
+) -> JobFacts:
     """Run the job once, and again where it was asked to leave, as its scheduler would; return what it left behind.
 
-    Raises OSError where the directory cannot be written.
+    As soon as `is_answered` by the events of its journal, no step is slowed down any more. Raises OSError where the
+    directory cannot be written.
     """
     work = directory / "work"
     work.mkdir(parents=True)
@@ -62,19 +74,19 @@ def rehearse(job: RehearsedJob, directory: Path, faults: Sequence[Plan], deadlin
     codes: list[int | None] = []
     for start in range(2):
         told = {environ.FAULT: ";".join(map(str, faults))} if faults and start == 0 else {}
-        traces = {environ.REHEARSAL: str(directory / f"traces-{start}")}
-        restarts = 2 if faults else 0
-        codes.append(_start(job, directory, {**env, **told, **traces}, restarts, deadlines))
+        traces = directory / f"traces-{start}"
+        whole = {**env, **told, environ.REHEARSAL: str(traces)}
+        with _started(job, directory, whole, 2 if faults else 0, deadlines) as process:
+            codes.append(_wait(process, job.limit_s, directory, traces, is_answered))
         if codes != [EXIT_PREEMPTED] or not faults:
             break
     run_dir = directory / "run"
-    journal = run_dir / "journal"
     return JobFacts(
         exit_codes=tuple(codes),
         seconds=time.monotonic() - began_s,
         traces=tuple(read_traces(directory / f"traces-{start}") for start in range(len(codes))),
         incidents=tuple(IncidentStore(run_dir).all()) if run_dir.is_dir() else (),
-        events=read_journal(journal).events if journal.is_dir() else (),
+        events=_events(directory),
     )
 
 
@@ -85,10 +97,16 @@ def last_lines(directory: Path, count: int) -> list[str]:
     return []
 
 
-def _start(
+def _events(directory: Path) -> Events:
+    journal = directory / "run" / "journal"
+    return read_journal(journal).events if journal.is_dir() else ()
+
+
+@contextlib.contextmanager
+def _started(
     job: RehearsedJob, directory: Path, env: Mapping[str, str], max_restarts: int, deadlines: Deadlines
-) -> int | None:
-    """Run the job once; return its exit code, None where it had to be ended."""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the job; at the end of the block it is gone."""
     options = {
         "run-dir": directory / "run",
         "nproc-per-node": job.ranks,
@@ -114,11 +132,28 @@ def _start(
             cwd=job.here or str(directory / "work"),
         )
         try:
-            return process.wait(job.limit_s)
-        except subprocess.TimeoutExpired:
-            return None
+            yield process
         finally:
             programs.end(process, _GOODBYE_S)
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    limit_s: float,
+    directory: Path,
+    traces: Path,
+    is_answered: Callable[[Events], bool],
+) -> int | None:
+    """Return the exit code of the job, None where it does not end in its time; tell its ranks of the answer."""
+    until_s = time.monotonic() + limit_s
+    has_answer = False
+    while (left_s := until_s - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(left_s if has_answer else min(left_s, _LOOK_EVERY_S))
+        if not has_answer and (has_answer := is_answered(_events(directory))):
+            with contextlib.suppress(OSError):  # then it goes on slowly
+                (traces / ANSWERED).touch()
+    return None
 
 
 def _environment(job: RehearsedJob) -> dict[str, str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from resilience_sdk.core.journal import Event
+from resilience_sdk.core.settings.fields import Settings
 from resilience_sdk.faults import Plan
 from resilience_sdk.incidents import Incident
 from resilience_sdk.rank.rehearsal import RehearsedRank
@@ -27,12 +28,17 @@ FAULTS = (
     "nan",
     "monitor-kill",
 )
+STILL = ("hang", "hang-gil", "pause")
+"""Those in which a rank stands still: only there is nobody to wait for as long as in a real job."""
 _MIN_STUCK_AFTER_S = 4.0
-_MAX_STUCK_AFTER_S = 60.0
-_MIN_PREEMPT_S = 10.0
+_REAL = Settings()
 _MIN_STEPS = 4
 _SLOW_STEPS = 24  # two windows of eight steps are compared, and they begin at no particular step
-_ROOM_S = 6.0  # what an agreement on a stop, or the start of another monitor, may need
+_SLOW_S = 0.05
+# What an agreement on a stop, or the start of another monitor, may need; and on a machine that is busy with other work.
+_SOON_S = 6.0
+_LATE_S = 24.0
+_ANSWER_S = 1.5  # what they do need, where nothing else runs
 _RESTART_S = 2.0
 
 
@@ -72,6 +78,8 @@ class Baseline:
     """The number of each step, as the loop counts it."""
     step_s: float
     longest_step_s: float
+    start_s: float
+    """From the start of a rank to its first step: what it loads meanwhile, it may have to wait for."""
     saves: tuple[int, ...]
     """After how many steps something is saved."""
     saver: int
@@ -102,6 +110,7 @@ def learn(facts: JobFacts, ranks: int) -> Baseline:
         numbers=tuple(number for number, _ in shortest.steps),
         step_s=statistics.median(gaps) if gaps else 0.0,
         longest_step_s=max(gaps, default=0.0),
+        start_s=max((one.steps[0][1] - one.began_s for one in traces if one.steps and one.began_s), default=0.0),
         saves=tuple(sorted({after for after in saver.saves if after > 0})),
         saver=saver.rank,
         progress=next(iter(sources)) if len(sources) == 1 else None,
@@ -113,21 +122,23 @@ def learn(facts: JobFacts, ranks: int) -> Baseline:
 
 @attrs.frozen
 class Deadlines:
-    """The times that a rehearsed job goes by, in seconds; shorter than a real one's, for nobody waits for them here."""
+    """The times that a rehearsed job goes by, in seconds. They end what is broken; nobody waits for them elsewhere."""
 
-    stuck_after_s: float = 10.0
+    stuck_after_s: float = _REAL.stuck_after
     """Without any movement of a rank, until it is called hung."""
-    preempt_s: float = 10.0
+    preempt_s: float = _REAL.preempt_time
     """From the signal to the end: for some steps, and a save."""
 
 
-def deadlines(baseline: Baseline, stuck_after_s: float | None = None) -> Deadlines:
-    """Return what goes with the longest step of the undisturbed run; `stuck_after_s` is the user's, if it is his."""
-    longest_s = baseline.longest_step_s
-    return Deadlines(
-        stuck_after_s or min(_MAX_STUCK_AFTER_S, max(_MIN_STUCK_AFTER_S, 4 * longest_s)),
-        max(_MIN_PREEMPT_S, 6 * longest_s),
-    )
+def deadlines(kind: str, baseline: Baseline, stuck_after_s: float | None = None) -> Deadlines:
+    """Return those of one fault; `stuck_after_s` is the user's, if it is his.
+
+    Where a rank stands still, they go with the longest step of the undisturbed run and with its start. Everywhere else
+    they are a real job's, so that nobody is called hung who is only slow because the machine is busy.
+    """
+    quick_s = max(_MIN_STUCK_AFTER_S, 4 * baseline.longest_step_s, baseline.start_s)
+    own_s = min(_REAL.stuck_after, quick_s) if kind in STILL else _REAL.stuck_after
+    return Deadlines(stuck_after_s or round(own_s, 1), max(_REAL.preempt_time, 6 * baseline.longest_step_s))
 
 
 def moment(baseline: Baseline) -> int:
@@ -149,7 +160,7 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
     saves = kind in ("disk-full", "corrupt-checkpoint")
     rank = baseline.saver if saves else last
     plan = Plan(kind, rank=rank, step=baseline.numbers[at])
-    longer = _longer(baseline, at)
+    longer = _longer(baseline, at, stuck_after_s)
     early = baseline.steps // 4
     own = {
         "hang": lambda: [attrs.evolve(plan, how="c")],
@@ -162,11 +173,11 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
                 plan,
                 step=baseline.numbers[early],
                 section=baseline.section,
-                seconds=round(max(0.05, baseline.step_s), 3),
+                seconds=round(max(_SLOW_S, baseline.step_s), 3),
             ),
-            *_longer(baseline, early),
+            *_longer(baseline, early, stuck_after_s),
         ],
-        "pause": lambda: [attrs.evolve(plan, seconds=round(stuck_after_s / 2, 1))],
+        "pause": lambda: [attrs.evolve(plan, seconds=round(stuck_after_s / 4, 1))],
         "preempt": lambda: [attrs.evolve(plan, to="job"), *longer],
         "monitor-kill": lambda: [plan, *longer],
         "nan": lambda: [plan, *longer],
@@ -174,10 +185,20 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
     return own.get(kind, lambda: [plan])()
 
 
-def _longer(baseline: Baseline, at: int) -> list[Plan]:
-    """Return what makes each step after `at` longer where need be, so that what follows happens before the end."""
-    more_s = round(_ROOM_S / (baseline.steps - at) - baseline.step_s, 3)
-    return [Plan("slow", step=baseline.numbers[at], seconds=more_s)] if more_s > 0 else []
+def _longer(baseline: Baseline, at: int, stuck_after_s: float) -> list[Plan]:
+    """Return what makes the steps after `at` longer where need be, so that what follows happens before the end.
+
+    The later half is longer by far: it is not reached but on a busy machine, since the job goes on at its own pace as
+    soon as what has to follow was seen.
+    """
+    left = baseline.steps - at
+    plans = []
+    for steps, room_s in ((left, _SOON_S), (left // 2, _LATE_S)):
+        # No rank may sleep for so long that it looks hung.
+        more_s = round(min(room_s / steps - baseline.step_s, stuck_after_s / 4), 3) if steps else 0.0
+        if more_s > 0:
+            plans.append(Plan("slow", step=baseline.numbers[baseline.steps - steps], seconds=more_s))
+    return plans
 
 
 def _impossible(kind: str, baseline: Baseline) -> str | None:
@@ -201,19 +222,46 @@ def _impossible(kind: str, baseline: Baseline) -> str | None:
     return None
 
 
-def estimate_s(kinds: Sequence[str], baseline: Baseline, stuck_after_s: float) -> float:
+def estimate_s(kinds: Sequence[str], baseline: Baseline, stuck_after_s: float | None = None) -> float:
     """Return about how many seconds the rehearsals of these faults take together."""
-    return sum(_seconds(kind, baseline, stuck_after_s) for kind in kinds if _impossible(kind, baseline) is None)
+    return sum(
+        _seconds(kind, baseline, deadlines(kind, baseline, stuck_after_s).stuck_after_s)
+        for kind in kinds
+        if _impossible(kind, baseline) is None
+    )
 
 
 def _seconds(kind: str, baseline: Baseline, stuck_s: float) -> float:
     more = {
         "hang": stuck_s + _RESTART_S,
         "hang-gil": stuck_s + _RESTART_S,
-        "slow": _ROOM_S + baseline.steps * max(0.05, baseline.step_s),
-        "pause": stuck_s / 2,
-        "preempt": baseline.seconds - baseline.training_s / 2 + _RESTART_S,
-        "monitor-kill": _ROOM_S,
-        "nan": _ROOM_S,
+        "slow": _ANSWER_S + _SLOW_STEPS * (max(_SLOW_S, baseline.step_s) + _SOON_S / baseline.steps),
+        "pause": stuck_s / 4,
+        "disk-full": 0.0,
+        "preempt": baseline.seconds - baseline.training_s / 2 + _ANSWER_S,
+        "monitor-kill": _ANSWER_S,
+        "nan": _ANSWER_S,
     }
     return baseline.seconds + more.get(kind, _RESTART_S + baseline.training_s / 2)
+
+
+# -- what has to be seen before a job that is slowed down may go on at its own pace
+
+
+def has_answer(kind: str, plan: Plan, events: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether the journal tells by now of what has to follow from the fault."""
+    is_answer = _ANSWERS.get(kind)
+    return is_answer is not None and any(is_answer(plan, event) for event in events)
+
+
+def _names_straggler(plan: Plan, event: Mapping[str, Any]) -> bool:
+    ranks = event.get("ranks")
+    is_its = isinstance(ranks, list) and plan.rank in ranks and not event.get("is_global")
+    return event.get("event") == Event.STRAGGLER and is_its
+
+
+_ANSWERS: Mapping[str, Callable[[Plan, Mapping[str, Any]], bool]] = {
+    "monitor-kill": lambda plan, event: event.get("event") == Event.MONITOR_REPLACED,
+    "nan": lambda plan, event: event.get("event") == Event.INCIDENT and event.get("kind") == "numerics",
+    "slow": _names_straggler,
+}

@@ -41,6 +41,7 @@ MODULES = (
     "clean_ends",
     "lightning_signals",
     "hang",
+    "rehearsals",
     "dashboard",
     "everything",
 )

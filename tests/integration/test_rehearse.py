@@ -2,54 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-import attrs
 import pytest
-from harness import PROJECT, SCRIPTS
+from harness import SCRIPTS
 
-
-@attrs.frozen
-class Rehearsed:
-    """What the command has said, and what it left in its folder for temporary files."""
-
-    code: int
-    document: dict[str, Any]
-    screen: str
-    left: list[Path]
-
-    def results(self, fault: str) -> dict[str, str]:
-        """Return what came of each promise of a fault; `none` is the undisturbed run."""
-        [found] = [one for one in self.document["faults"] if one["fault"] == fault]
-        return {promise["promise"]: promise["result"] for promise in found["promises"]}
+from tests.rehearsals import Rehearsed, rehearse
 
 
 def rehearsed(folder: Path, *words: str, script: str = "") -> Rehearsed:
-    """Rehearse the script of these tests, with that fault of its own, in an empty directory."""
-    temporary, here = folder / "tmp", folder / "here"
-    temporary.mkdir()
-    here.mkdir()
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "SLURM_"))}
-    env = own | {"PYTHONPATH": str(PROJECT), "TMPDIR": str(temporary), "CUDA_VISIBLE_DEVICES": ""}
-    told = [str(SCRIPTS / "rehearsed.py"), *([script] if script else [])]
-    done = subprocess.run(
-        [sys.executable, "-m", "resilience_sdk", "rehearse", *words, "--json", "--", *told],
-        env=env | {"RESILIENCE_RUN_DIR": str(here / "mine")},
-        cwd=here,
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.stdout, done.stderr
-    assert list(here.iterdir()) == [], "nothing of the user's is touched"
-    return Rehearsed(
-        done.returncode, json.loads(done.stdout), done.stderr, list(temporary.glob("resilience-rehearse*"))
-    )
+    """Rehearse the script of these tests, with that fault of its own."""
+    return rehearse(folder, *words, script=SCRIPTS / "rehearsed.py", arguments=(script,) if script else ())
 
 
 @pytest.mark.slow
@@ -61,7 +24,7 @@ def test_a_good_job_passes_and_leaves_nothing(tmp_path: Path) -> None:
         "PASS"
     }
     assert set(done.results("kill")) >= {"noticed", "named", "recovered", "steps lost", "save complete", "end equal"}
-    assert done.screen.index(" in all;") < done.screen.index("RESILIENCE_FAULT=")
+    assert done.screen.index(" in all") < done.screen.index("RESILIENCE_FAULT=")
     assert (done.left, done.document["kept"]) == ([], None)
 
 

@@ -217,6 +217,18 @@ def test_who_observes_hears_of_each_step(fresh: Injector) -> None:
     assert heard == [3, 4]
 
 
+def test_slow_ends_where_somebody_has_seen_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a step, and in every one that follows."""
+    answers = iter((False, False, True))
+    monkeypatch.setattr(faults, "_is_told", None)
+    faults.slow_until(lambda: next(answers, True))
+    injector = loaded("slow:seconds=1000")
+    began_s = time.monotonic()
+    for step in range(3):
+        injector.meet("inside", "step", step, True)
+    assert time.monotonic() - began_s < 500
+
+
 def test_slow_strikes_every_step_from_its_first_and_says_so_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
+from resilience_sdk.core.settings.fields import Settings
 from resilience_sdk.faults import Plan
 from resilience_sdk.incidents import Culprit, Incident
 from resilience_sdk.rank.rehearsal import RehearsedRank
@@ -119,19 +120,58 @@ def test_what_cannot_be_rehearsed_says_why(kind: str, change: dict[str, Any], wh
 
 
 def test_what_needs_time_gets_it() -> None:
-    """The rest of a job of milliseconds is made longer, so that an agreement can still be reached."""
+    """The rest of a job of milliseconds is made longer, and its end by far, so that a busy machine answers in time."""
     short = attrs.evolve(BASELINE, step_s=0.001)
-    [_, slower] = faults_for("preempt", short, STUCK_S)
-    assert isinstance(slower, Plan)
-    assert slower.rank is None
-    assert (STEPS - 25) * (slower.seconds or 0) > 5
-    assert len(faults_for("preempt", attrs.evolve(BASELINE, step_s=1.0), STUCK_S)) == 1
+    [_, soon, late] = faults_for("preempt", short, STUCK_S)
+    assert isinstance(soon, Plan)
+    assert isinstance(late, Plan)
+    assert (soon.rank, late.rank, soon.step, late.step) == (None, None, 25, 33)
+    left, later = STEPS - 25, STEPS - 33
+    assert left * (soon.seconds or 0) > 5
+    assert later * (late.seconds or 0) >= later * STUCK_S / 4, "but nobody sleeps for so long that he looks hung"
+    assert left * (soon.seconds or 0) + later * (late.seconds or 0) > 12
+    [_, late_alone] = faults_for("preempt", attrs.evolve(BASELINE, step_s=1.0), 60.0)
+    assert isinstance(late_alone, Plan)
+    assert len(faults_for("preempt", attrs.evolve(BASELINE, step_s=4.0), 60.0)) == 1
+
+
+def test_a_deadline_is_short_only_where_a_rank_stands_still() -> None:
+    """Elsewhere it is a real job's: who is only slow, because the machine is busy, is not called hung."""
+    assert planning.deadlines("hang", BASELINE).stuck_after_s == 4.0
+    assert planning.deadlines("hang", attrs.evolve(BASELINE, longest_step_s=2.0)).stuck_after_s == 8.0
+    assert planning.deadlines("pause", attrs.evolve(BASELINE, start_s=9.0)).stuck_after_s == 9.0, "it loads for so long"
+    assert planning.deadlines("hang", attrs.evolve(BASELINE, start_s=900.0)).stuck_after_s == 60.0
+    real = Settings()
+    for kind in set(planning.FAULTS) - set(planning.STILL):
+        assert planning.deadlines(kind, BASELINE).stuck_after_s == real.stuck_after
+        assert planning.deadlines(kind, BASELINE).preempt_s == real.preempt_time
+        assert planning.deadlines(kind, BASELINE, 3.0).stuck_after_s == 3.0, "but the user's own holds everywhere"
+    assert planning.Deadlines() == planning.Deadlines(real.stuck_after, real.preempt_time)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "other"),
+    [
+        ("monitor-kill", {"event": "monitor_replaced"}, {"event": "monitor_start"}),
+        ("nan", {"event": "incident", "kind": "numerics"}, {"event": "incident", "kind": "slow"}),
+        ("slow", {"event": "straggler", "ranks": [1]}, {"event": "straggler", "ranks": [0]}),
+        ("slow", {"event": "straggler", "ranks": [1]}, {"event": "straggler", "ranks": [1], "is_global": True}),
+    ],
+)
+def test_a_job_is_slowed_down_until_it_has_answered(kind: str, answer: dict[str, Any], other: dict[str, Any]) -> None:
+    """By the event that is waited for, and by no other."""
+    plan = plan_of(kind, attrs.evolve(BASELINE, section="fwd", shows_loss=True))
+    assert not planning.has_answer(kind, plan, struck(plan, other))
+    assert planning.has_answer(kind, plan, struck(plan, other, answer))
+    assert not planning.has_answer("preempt", plan_of("preempt"), (answer,)), (
+        "all ranks leave at a step that is to come"
+    )
 
 
 def test_every_fault_has_an_estimate_and_a_judge() -> None:
     """What can be asked for can be judged."""
     assert set(judging._JUDGES) == set(planning.FAULTS)
-    assert planning.estimate_s(planning.FAULTS, BASELINE, STUCK_S) > 9 * BASELINE.seconds
+    assert planning.estimate_s(planning.FAULTS, BASELINE) > 9 * BASELINE.seconds
 
 
 # -- the undisturbed run
