@@ -236,7 +236,7 @@ def _number(text: str | None) -> float | None:
         return None
 
 
-MIN_TORCH = (2, 4)
+MIN_TORCH = (2, 7)
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 # Frameworks whose collectives or checkpoints change between versions, where they are installed.
 _FRAMEWORKS = ("lightning", "pytorch-lightning", "accelerate", "transformers", "deepspeed", "megatron-core", "numpy")

@@ -37,7 +37,7 @@ def test_versions_are_read_without_running_a_module(capsys):
 @pytest.mark.parametrize(
     ("built", "status", "words"),
     [
-        ({"__version__": "2.4.0", "cuda": "12.4"}, Status.OK, "built for CUDA 12.4"),
+        ({"__version__": "2.7.0", "cuda": "12.4"}, Status.OK, "built for CUDA 12.4"),
         ({"__version__": "2.13.0+cpu", "cuda": None}, Status.OK, "built for CPU"),
         ({"__version__": "2.10.0a0", "hip": "6.2"}, Status.OK, "built for ROCm 6.2"),
         ({"__version__": "2.3.1", "cuda": "12.1"}, Status.FAILED, "2.3.1"),
@@ -45,7 +45,7 @@ def test_versions_are_read_without_running_a_module(capsys):
     ],
 )
 def test_torch_must_be_there_and_new_enough(built, status, words):
-    """Versions are compared as numbers: 2.10 is newer than 2.4."""
+    """Versions are compared as numbers: 2.10 is newer than 2.7."""
     found = software.torch_finding(built)
     assert (found.status, found.must, bool(found.cure)) == (status, True, status is Status.FAILED)
     assert words in found.evidence

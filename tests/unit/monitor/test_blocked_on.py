@@ -50,7 +50,7 @@ _SEEN = {
     "semaphore": On.LOCK,
     "pipe": On.PIPE,
     "poll": On.POLL,
-    "sleep": On.SLEEP,
+    "sleep": On.SLEEP if sys.version_info >= (3, 11) else On.POLL,  # older ones sleep in select()
 }
 
 
