@@ -234,10 +234,11 @@ def estimate_s(kinds: Sequence[str], baseline: Baseline, stuck_after_s: float | 
 
 
 def _seconds(kind: str, baseline: Baseline, stuck_s: float) -> float:
+    slow_s = max(_SLOW_S, baseline.step_s) + max(0.0, _SOON_S / baseline.steps - baseline.step_s)
     more = {
         "hang": stuck_s + _RESTART_S,
         "hang-gil": stuck_s + _RESTART_S,
-        "slow": _ANSWER_S + min(_TOLD_STEPS, baseline.steps) * (_SLOW_S + _SOON_S / max(1, baseline.steps)),
+        "slow": _ANSWER_S + min(_TOLD_STEPS, baseline.steps) * slow_s,
         "pause": stuck_s / 4,
         "disk-full": 0.0,
         "preempt": baseline.seconds - baseline.training_s / 2 + _ANSWER_S,
