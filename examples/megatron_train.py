@@ -1,8 +1,7 @@
 """A loop on megatron.core that learns to spell: one line watches it, one object saves it.
 
-    resilience run --nproc-per-node 2 --run-dir runs/letters examples/megatron_train.py
-
-It needs GPUs, as megatron.core does; `examples/megatron_on_cpu.py` runs it without, to try it.
+resilience run --nproc-per-node 2 --run-dir runs/letters examples/megatron_train.py     # on GPUs
+resilience run --nproc-per-node 2 --run-dir runs/letters examples/megatron_on_cpu.py    # to try it without
 """
 
 import argparse
@@ -39,6 +38,7 @@ def main(steps: int = 100) -> None:
     """Train for so many steps, over all starts with the same run directory."""
     dist.init_process_group()
     parallel_state.initialize_model_parallel()
+    torch.manual_seed(0)  # all replicas begin alike
     shape = {"num_layers": 1, "hidden_size": 16, "num_attention_heads": 1}
     config = TransformerConfig(**shape, finalize_model_grads_func=finalize_model_grads)
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), Letters(config).cuda())
@@ -64,6 +64,7 @@ def main(steps: int = 100) -> None:
     with megatron.attach(config, optimizer, first_step=first) as handle:  # last, when all is made
         while handle.step < steps:
             model.zero_grad_buffer()
+            optimizer.zero_grad()
             get_forward_backward_func()(forward_step_func=forward_step, data_iterator=batches, model=[model], **given)
             optimizer.step()
             if handle.should_stop():  # on every rank behind the same step
@@ -74,7 +75,6 @@ def main(steps: int = 100) -> None:
 
 
 if __name__ == "__main__":
-    if not torch.cuda.is_available():
-        raise SystemExit("megatron.core needs GPUs, and there is none; examples/megatron_on_cpu.py does without")
+    assert torch.cuda.is_available(), "megatron.core needs GPUs; examples/megatron_on_cpu.py does without"
     torch.cuda.set_device(dist.get_node_local_rank())
     main()

@@ -66,7 +66,7 @@ REHEARSED: Mapping[str, Example] = {
     "trainer_fit.py": Example(LOSS, ("corrupt-checkpoint",), ("transformers", "transformers")),
     "accelerate_train.py": Example(LOSS, ("preempt",), ("accelerate", "accelerate")),
     "deepspeed_train.py": Example(LOSS, ("kill",), ("deepspeed", "--no-build-isolation deepspeed==0.19.8")),
-    "megatron_on_cpu.py": Example(LOSS, ("preempt",), ("megatron.core", "megatron-core==0.16.1")),
+    "megatron_on_cpu.py": Example(LOSS, ("disk-full",), ("megatron.core", "megatron-core==0.16.1")),
 }
 
 

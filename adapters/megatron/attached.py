@@ -475,8 +475,23 @@ class MegatronCheckpointer(Checkpointer):
     def _write(self, directory: Path) -> None:
         target = directory / SHARDED
         # Megatron asks for it on every rank. Together, since one that could not make it would be missed in the save.
-        raise_together(find_ranks(), lambda: target.mkdir(exist_ok=True))
-        _framework().save(self._sharded_state(False), str(target))
+        ranks = find_ranks()
+        raise_together(ranks, lambda: target.mkdir(exist_ok=True))
+        try:
+            _framework().save(self._sharded_state(False), str(target))
+        except Exception as error:
+            if ranks.size == 1:
+                raise
+            raise _SaveLeft(f"{type(error).__name__} in dist_checkpointing.save: {error}") from error
+
+
+class _SaveLeft(BaseException):
+    """This rank alone has left a save of Megatron's: the others wait for it there, and only its end lets them go.
+
+    What fails while shards are written Megatron tells to all ranks, which go on without that save; what is common to
+    all rank 0 writes without a word to the others. So this ends the rank, and the next attempt goes on from the save
+    before.
+    """
 
 
 def _framework() -> Any:

@@ -114,7 +114,8 @@ def _parse(argv: Sequence[str]) -> tuple[Any, list[str]]:
         "--stuck-after",
         type=float,
         metavar="SECONDS",
-        help="after how long without any movement a rank is called hung; default: 4 of its longest steps, 4 s at least",
+        help="after how long without any movement a rank is called hung; default: where one stands still on purpose 4 "
+        "of its longest steps, 4 s at least, else as in a real job",
     )
     parser.add_argument(
         "--limit", type=float, default=900.0, metavar="SECONDS", help="longest time of one job; default: 900"

@@ -35,6 +35,8 @@ _REAL = Settings()
 _MIN_STEPS = 4
 _SLOW_STEPS = 24  # two windows of eight steps are compared, and they begin at no particular step
 _SLOW_S = 0.05
+_TOLD_STEPS = 36  # after which a slow rank is told, as a rule
+_LAST_STEPS = 4
 # What an agreement on a stop, or the start of another monitor, may need; and on a machine that is busy with other work.
 _SOON_S = 6.0
 _LATE_S = 24.0
@@ -160,7 +162,7 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
     saves = kind in ("disk-full", "corrupt-checkpoint")
     rank = baseline.saver if saves else last
     plan = Plan(kind, rank=rank, step=baseline.numbers[at])
-    longer = _longer(baseline, at, stuck_after_s)
+    longer = _longer(baseline, at, stuck_after_s, (baseline.steps - at) // 2)
     early = baseline.steps // 4
     own = {
         "hang": lambda: [attrs.evolve(plan, how="c")],
@@ -175,7 +177,8 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
                 section=baseline.section,
                 seconds=round(max(_SLOW_S, baseline.step_s), 3),
             ),
-            *_longer(baseline, early, stuck_after_s),
+            # It shows by steps, not by time: so only the last ones wait.
+            *_longer(baseline, early, stuck_after_s, _LAST_STEPS),
         ],
         "pause": lambda: [attrs.evolve(plan, seconds=round(stuck_after_s / 4, 1))],
         "preempt": lambda: [attrs.evolve(plan, to="job"), *longer],
@@ -185,15 +188,14 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
     return own.get(kind, lambda: [plan])()
 
 
-def _longer(baseline: Baseline, at: int, stuck_after_s: float) -> list[Plan]:
+def _longer(baseline: Baseline, at: int, stuck_after_s: float, late: int) -> list[Plan]:
     """Return what makes the steps after `at` longer where need be, so that what follows happens before the end.
 
-    The later half is longer by far: it is not reached but on a busy machine, since the job goes on at its own pace as
-    soon as what has to follow was seen.
+    The `late` ones are longer by far: they are not reached but on a busy machine, since the job goes on at its own pace
+    as soon as what has to follow was seen.
     """
-    left = baseline.steps - at
     plans = []
-    for steps, room_s in ((left, _SOON_S), (left // 2, _LATE_S)):
+    for steps, room_s in ((baseline.steps - at, _SOON_S), (late, _LATE_S)):
         # No rank may sleep for so long that it looks hung.
         more_s = round(min(room_s / steps - baseline.step_s, stuck_after_s / 4), 3) if steps else 0.0
         if more_s > 0:
@@ -232,10 +234,11 @@ def estimate_s(kinds: Sequence[str], baseline: Baseline, stuck_after_s: float | 
 
 
 def _seconds(kind: str, baseline: Baseline, stuck_s: float) -> float:
+    slow_s = max(_SLOW_S, baseline.step_s) + max(0.0, _SOON_S / baseline.steps - baseline.step_s)
     more = {
         "hang": stuck_s + _RESTART_S,
         "hang-gil": stuck_s + _RESTART_S,
-        "slow": _ANSWER_S + _SLOW_STEPS * (max(_SLOW_S, baseline.step_s) + _SOON_S / baseline.steps),
+        "slow": _ANSWER_S + min(_TOLD_STEPS, baseline.steps) * slow_s,
         "pause": stuck_s / 4,
         "disk-full": 0.0,
         "preempt": baseline.seconds - baseline.training_s / 2 + _ANSWER_S,

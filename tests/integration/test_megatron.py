@@ -7,11 +7,11 @@ import json
 
 import pytest
 from adapter_frameworks import require
-from harness import SCRIPTS, job, steps_lost
+from harness import PROJECT, job, steps_lost
 from straggler_runs import enough, found_events, least_of
 from to_the_end import output_of
 
-EXAMPLE = SCRIPTS / "megatron_example.py"
+EXAMPLE = PROJECT / "examples" / "megatron_on_cpu.py"
 
 pytestmark = pytest.mark.slow
 
@@ -169,7 +169,7 @@ def test_exit_code_16_asks_for_another_node(tmp_path):
 def test_the_example_goes_on_after_a_crash(tmp_path):
     """Under `resilience run`, on two ranks: killed at step 27, it goes on at 20, and finishes."""
     fault = {"RESILIENCE_FAULT": "kill:rank=1,step=27"}
-    with job(tmp_path, "--nproc-per-node", "2", "megatron_example.py", "--steps", "40", env=fault) as run:
+    with job(tmp_path, "--nproc-per-node", "2", EXAMPLE, "--steps", "40", env=fault) as run:
         assert run.finish(90.0) == 0, run.screen
     [incident] = run.incidents()
     assert incident["kind"] == "crash"

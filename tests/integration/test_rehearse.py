@@ -49,3 +49,12 @@ def test_a_fault_of_integration_is_found(tmp_path: Path, script: str, fault: str
     [kept] = done.left
     assert done.document["kept"] == str(kept)
     assert (kept / ("undisturbed" if fault == "none" else fault) / "output.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_at_its_own_pace_once_the_answer_is_there(tmp_path: Path) -> None:
+    """Its ranks are told so as soon as the journal has it, and not by a time."""
+    kept = tmp_path / "kept"
+    done = rehearsed(tmp_path, "monitor-kill", "--keep", str(kept))
+    assert (done.code, done.results("monitor-kill")["noticed"]) == (0, "PASS"), done.screen
+    assert [path.parent.parent.name for path in kept.glob("*/traces-*/answered")] == ["monitor-kill"]
