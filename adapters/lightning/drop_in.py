@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -13,6 +12,7 @@ import attrs
 
 from resilience_sdk import straggler
 from resilience_sdk.adapters.lightning import fit as roles
+from resilience_sdk.adapters.lightning.background_look import BackgroundLook
 from resilience_sdk.adapters.lightning.callback import SdkCallback, apply_options
 from resilience_sdk.adapters.lightning.fit import Fit
 from resilience_sdk.core.console import say_once
@@ -110,14 +110,15 @@ class StragglerDetectionCallback(SdkCallback):
         self.stops_for_stragglers = stops
         self._relative, self._individual = calc_relative_gpu_perf, calc_individual_gpu_perf
         self._logs_scores = enable_ptl_logging  # also to the loggers of the trainer
-        self._next_s = 0.0
+        self._look: BackgroundLook[Report | None] | None = None
         self._last: Report | None = None
 
     def begins(self, fit: Fit) -> None:
         """Tell the monitor of the job what is asked for, and log in its place, so that nobody reads a report twice."""
         session = fit.session
         apply_options(session, self._options_of_job)
-        self._next_s, self._last = 0.0, straggler.report()
+        self._last = straggler.report()
+        self._look = BackgroundLook(straggler.report, _PERIOD_S, self._last)
         if session.identity.rank == 0:
             if fit.trainer.strategy.root_device.type != "cuda" or session.settings.kernels_every == 0:
                 say_once("scores of sections", _OF_SECTIONS)
@@ -125,24 +126,21 @@ class StragglerDetectionCallback(SdkCallback):
                 note_logging(session.run_dir.path, session.config.job, session.attempt)
 
     def steps(self, fit: Fit) -> None:
-        """Log a report that is new; costs a reading of the clock, and a stat of a file every second."""
-        now = time.monotonic()
-        if now < self._next_s:
-            return
-        self._next_s = now + _PERIOD_S
-        self._log_news(fit)
+        """Log a report that is new, which another thread looks for."""
+        if self._look is not None and self._look.newest is not self._last:
+            self._log_news(fit, self._look.newest)
 
     def leaves(self, fit: Fit) -> None:
         """Log the report that all ranks stop for, in the words of the original."""
-        self._log_news(fit)
+        if self._look is not None:
+            self._log_news(fit, self._look.end())
         report, below = self._last, self._options_of_job
         if not self.stops_for_stragglers or report is None or not fit.trainer.is_global_zero:
             return
         if report.below(relative=below["stop_below_relative"], individual=below["stop_below_individual"]):
             logging.getLogger(self._logger_name).error("Detected stragglers. Terminating training...")
 
-    def _log_news(self, fit: Fit) -> None:
-        report = straggler.report()
+    def _log_news(self, fit: Fit, report: Report | None) -> None:
         if report is None or report is self._last:
             return
         self._last = report
@@ -160,6 +158,9 @@ class StragglerDetectionCallback(SdkCallback):
 
     def ends(self, fit: Fit) -> None:
         """Leave the reports to the monitor again."""
+        if self._look is not None:
+            self._look.end()
+            self._look = None
         if fit.session.identity.rank == 0:
             with suppress(OSError):
                 note_no_logging(fit.session.run_dir.path)

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import attrs
 
 from resilience_sdk.adapters._base import HookedSection, Patches
 from resilience_sdk.adapters.lightning import fit as roles
+from resilience_sdk.adapters.lightning.background_look import BackgroundLook
 from resilience_sdk.adapters.lightning.callback import SdkCallback
 from resilience_sdk.adapters.lightning.fit import Fit
 from resilience_sdk.adapters.nvrx.client import ENDINGS, WorkloadAction, WorkloadControlRequest
@@ -108,32 +108,29 @@ class FaultToleranceCallback(SdkCallback):
         self._calculates = calculate_timeouts
         self._fault = None if simulated_fault_params is None else _params(simulated_fault_params)
         self._timer: threading.Timer | None = None
-        self._logs = False
-        self._next_s = 0.0
+        self._look: BackgroundLook[_Timeouts] | None = None  # on the rank that logs
         self._seen: Version | None = None
 
     def begins(self, fit: Fit) -> None:
         """Log which timeouts hold, and arm the simulated fault in the first attempt."""
         log = logging.getLogger(self._logger_name)
-        self._logs = fit.trainer.is_global_zero and log.isEnabledFor(logging.INFO)
-        if self._logs:
-            self._next_s, self._seen = time.monotonic() + _PERIOD_S, version_of(fit.session.run_dir.timeouts)
-            self._log_start(fit.session)
+        if fit.trainer.is_global_zero and log.isEnabledFor(logging.INFO):
+            session = fit.session
+            self._seen = version_of(session.run_dir.timeouts)
+            self._log_start(session)
+            self._look = BackgroundLook(lambda: _timeouts_of(session), _PERIOD_S, (self._seen, None))
         self._arm(fit)
 
     def steps(self, fit: Fit) -> None:
-        """Log timeouts that are new; costs a reading of the clock, and a stat of a file every five seconds."""
-        if not self._logs:
-            return
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + _PERIOD_S
-            self._log_news(fit.session)
+        """Log timeouts that are new, which another thread looks for."""
+        if self._look is not None:
+            self._log_news(self._look.newest)
 
     def ends(self, fit: Fit) -> None:
         """Log what was learned, and disarm the fault."""
-        if self._logs:
-            self._log_news(fit.session)
+        if self._look is not None:
+            self._log_news(self._look.end())
+            self._look = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -158,27 +155,37 @@ class FaultToleranceCallback(SdkCallback):
 
     def _log_start(self, session: Session) -> None:
         self._log(f"Fault tolerance dir: {session.run_dir.path}")
-        timeouts = None if self._seen is None else self._timeouts(session)
+        timeouts = None if self._seen is None else _shown(session)
         if timeouts is not None and self._calculates:
             self._log(f"Fault tolerance timeouts loaded: {timeouts}")
-        shown = timeouts or ("not calculated yet." if self._calculates else self._timeouts(session))
+        shown = timeouts or ("not calculated yet." if self._calculates else _shown(session))
         self._log(f"Fault tolerance client initialized. Timeouts: {shown}")
 
-    def _log_news(self, session: Session) -> None:
-        found = version_of(session.run_dir.timeouts)
-        if found is None or found == self._seen:
+    def _log_news(self, found: _Timeouts) -> None:
+        version, timeouts = found
+        if version is None or version == self._seen:
             return
-        self._seen = found
-        if self._calculates and (timeouts := self._timeouts(session)) is not None:
+        self._seen = version
+        if self._calculates and timeouts is not None:
             self._log(f"Updated FT timeouts. New values: {timeouts}")
 
     def _log(self, text: str) -> None:
         logging.getLogger(self._logger_name).info("[FaultToleranceCallback@rank0] %s", text)
 
-    def _timeouts(self, session: Session) -> str | None:
-        """Return which timeouts hold, in the words of the original; None where they cannot be read."""
-        book = learned(session)
-        return None if book is None else heartbeat_timeouts(book)
+
+_Timeouts = tuple[Version | None, str | None]
+"""Which version of the file it is, and the timeouts in it as the original shows them."""
+
+
+def _timeouts_of(session: Session) -> _Timeouts:
+    version = version_of(session.run_dir.timeouts)
+    return version, None if version is None else _shown(session)
+
+
+def _shown(session: Session) -> str | None:
+    """Return which timeouts hold, in the words of the original; None where they cannot be read."""
+    book = learned(session)
+    return None if book is None else heartbeat_timeouts(book)
 
 
 def learned(session: Session) -> LearnedTimeouts | None:
