@@ -37,7 +37,7 @@ class Listening:
 
     def __init__(self) -> None:
         """Hear nothing: `begin` says where."""
-        self._lock = threading.Lock()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
         self._run_dir: Path | None = None
         self._attempt = 0
         self._listeners: list[Listener] = []
@@ -67,7 +67,7 @@ class Listening:
 
     def orphan(self) -> None:
         """Be in a forked child: the thread is the parent's, and its lock may have been held."""
-        self._lock = threading.Lock()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
         self._thread, self._closing = None, threading.Event()
 
     def add_listener(self, listener: Listener) -> None:
@@ -99,12 +99,13 @@ class Listening:
             return self._report[1]
 
     def look(self) -> None:
-        """Tell who listens what is new. One thread at a time."""
-        if self._listeners and self._is_new(VERDICTS):
-            for change in self._changes():
-                self._call(self._listeners, change, "on_verdict")
-        if self._plots and self._is_new(REPORT) and (report := self.report()) is not None:
-            self._call(self._plots, report, "log_to")
+        """Tell who listens what is new, each thing once: one thread at a time."""
+        with self._looking:
+            if self._listeners and self._is_new(VERDICTS):
+                for change in self._changes():
+                    self._call(self._listeners, change, "on_verdict")
+            if self._plots and self._is_new(REPORT) and (report := self.report()) is not None:
+                self._call(self._plots, report, "log_to")
 
     def _start(self) -> None:
         """Begin to look, once it is known where and somebody wants to hear. Called with the lock."""
