@@ -130,7 +130,7 @@ def test_listeners_hear_each_change_once(tmp_path):
     assert heard == [1, 2, 3, 1]
 
 
-def test_a_listener_that_raises_is_left_out_and_the_others_go_on(tmp_path, capsys):
+def test_a_listener_that_raises_is_left_out_and_the_others_go_on(tmp_path, capfd):
     """One line says so; the thread that calls lives on."""
     listening, heard = Listening(), []
 
@@ -144,7 +144,7 @@ def test_a_listener_that_raises_is_left_out_and_the_others_go_on(tmp_path, capsy
         write_standing(tmp_path, standing(*numbers))
         listening.look()
     assert len(heard) == 2
-    assert capsys.readouterr().err.count("no network") == 1
+    assert capfd.readouterr().err.count("no network") == 1
 
 
 def test_the_report_is_that_of_this_attempt_and_read_once(tmp_path):
