@@ -106,7 +106,7 @@ class Rehearsed:
 
 def rehearse(folder: Path, *words: str, script: Path, arguments: tuple[str, ...] = ()) -> Rehearsed:
     """Rehearse a script, as a user does from an empty directory, in which nothing may be found afterwards."""
-    temporary, here = folder / "tmp", folder / "here"
+    temporary, here = folder.absolute() / "tmp", folder.absolute() / "here"
     temporary.mkdir()
     here.mkdir()
     own = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "SLURM_"))}
