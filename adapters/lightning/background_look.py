@@ -1,4 +1,4 @@
-"""What is new in the run directory, looked up on a thread of its own: a disk may hang, and training must not."""
+"""A look at the run directory now and then, on a thread of its own: a disk may hang, and training must not."""
 
 from __future__ import annotations
 
