@@ -118,7 +118,7 @@ class FaultToleranceCallback(SdkCallback):
             session = fit.session
             self._seen = version_of(session.run_dir.timeouts)
             self._log_start(session)
-            self._look = BackgroundLook(lambda: _timeouts_of(session), _PERIOD_S, (self._seen, None))
+            self._look = BackgroundLook(lambda: self._timeouts_of(session), _PERIOD_S, (self._seen, None))
         self._arm(fit)
 
     def steps(self, fit: Fit) -> None:
@@ -155,10 +155,10 @@ class FaultToleranceCallback(SdkCallback):
 
     def _log_start(self, session: Session) -> None:
         self._log(f"Fault tolerance dir: {session.run_dir.path}")
-        timeouts = None if self._seen is None else _shown(session)
+        timeouts = None if self._seen is None else self._shown(session)
         if timeouts is not None and self._calculates:
             self._log(f"Fault tolerance timeouts loaded: {timeouts}")
-        shown = timeouts or ("not calculated yet." if self._calculates else _shown(session))
+        shown = timeouts or ("not calculated yet." if self._calculates else self._shown(session))
         self._log(f"Fault tolerance client initialized. Timeouts: {shown}")
 
     def _log_news(self, found: _Timeouts) -> None:
@@ -169,23 +169,21 @@ class FaultToleranceCallback(SdkCallback):
         if self._calculates and timeouts is not None:
             self._log(f"Updated FT timeouts. New values: {timeouts}")
 
+    def _timeouts_of(self, session: Session) -> _Timeouts:
+        version = version_of(session.run_dir.timeouts)
+        return version, None if version is None else self._shown(session)
+
+    def _shown(self, session: Session) -> str | None:
+        """Return which timeouts hold, in the words of the original; None where they cannot be read."""
+        book = learned(session)
+        return None if book is None else heartbeat_timeouts(book)
+
     def _log(self, text: str) -> None:
         logging.getLogger(self._logger_name).info("[FaultToleranceCallback@rank0] %s", text)
 
 
 _Timeouts = tuple[Version | None, str | None]
 """Which version of the file it is, and the timeouts in it as the original shows them."""
-
-
-def _timeouts_of(session: Session) -> _Timeouts:
-    version = version_of(session.run_dir.timeouts)
-    return version, None if version is None else _shown(session)
-
-
-def _shown(session: Session) -> str | None:
-    """Return which timeouts hold, in the words of the original; None where they cannot be read."""
-    book = learned(session)
-    return None if book is None else heartbeat_timeouts(book)
 
 
 def learned(session: Session) -> LearnedTimeouts | None:
@@ -361,7 +359,8 @@ class FaultToleranceSectionsCallback(FaultToleranceCallback):
             self._three = None
         super().ends(fit)
 
-    def _timeouts(self, session: Session) -> str | None:
+    def _shown(self, session: Session) -> str | None:
+        """Return which timeouts of sections hold, as the original shows them; None where they cannot be read."""
         book = learned(session)
         return None if book is None else section_timeouts(book)
 
