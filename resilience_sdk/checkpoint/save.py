@@ -69,11 +69,6 @@ class Background:
             self._written.set()
             self._done.set()
 
-    @property
-    def is_written(self) -> bool:
-        """Whether this rank's part is on disk, so that what it was taken from may change."""
-        return self._written.is_set()
-
     def wait_written(self, timeout_s: float) -> bool:
         """Wait until this rank's part is on disk; tell whether it is."""
         return self._written.wait(timeout_s)

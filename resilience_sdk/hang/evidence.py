@@ -39,7 +39,6 @@ class Collective:
     dtypes: tuple[str, ...] = ()
     retired: bool = False
     state: str = ""
-    timeout_s: float | None = None
 
     def text(self) -> str:
         """Return the operation as one reads it: `all_reduce [8] Float`."""
@@ -86,17 +85,6 @@ class FlightRecord:
     def positions(self) -> dict[str, CollectivePosition]:
         """Return how far the rank came in every group."""
         return {name: group.position for name, group in self.groups.items()}
-
-    @property
-    def shortest_timeout_s(self) -> float | None:
-        """Return the smallest timeout of what is pending: after it, the backend acts by itself."""
-        pending = [
-            entry.timeout_s
-            for group in self.groups.values()
-            for seq, entry in group.entries.items()
-            if seq > group.completed and entry.timeout_s
-        ]
-        return min(pending, default=None)
 
 
 def parse_flight_record(data: object) -> FlightRecord | None:
@@ -181,7 +169,6 @@ def _entry(raw: Mapping[str, Any]) -> Collective | None:
     seq = _integer(raw.get("collective_seq_id", raw.get("seq_id")))
     if seq is None or seq < 0:
         return None
-    timeout_ms = _integer(raw.get("timeout_ms"))
     return Collective(
         seq=seq,
         op=str(raw.get("profiling_name", "")).rpartition(":")[2][:80],
@@ -190,7 +177,6 @@ def _entry(raw: Mapping[str, Any]) -> Collective | None:
         dtypes=tuple(str(item)[:32] for item in _items(raw.get("input_dtypes"))[:_MAX_SIZES]),
         retired=raw.get("retired") is True or raw.get("state") == "completed",
         state=str(raw.get("state", ""))[:32],
-        timeout_s=timeout_ms / 1000 if timeout_ms is not None and timeout_ms > 0 else None,
     )
 
 

@@ -76,16 +76,6 @@ def _age_s(state: RankState, now_ns: int) -> float:
     return max(0.0, ((state.now_ns or now_ns) - since_ns) / _NANO)
 
 
-@attrs.frozen
-class StallNotice:
-    """What is told about a stall."""
-
-    for_s: float
-    judgement: Judgement
-    states: tuple[RankState, ...]
-    text: str
-
-
 @attrs.define
 class StallNotices:
     """Decides when a stall is told, and when it is over. One attempt's."""

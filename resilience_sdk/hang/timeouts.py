@@ -429,29 +429,17 @@ class LearnedTimeouts:
         assert limit is not None
         return limit
 
-    def for_step(self, name: str = "step") -> float:
-        """Return the deadline of a heartbeat after its first, in seconds."""
-        return self.step_limit(name).seconds
-
     def startup_limit(self) -> Limit:
         """Return the deadline of the time from a rank's start to its first heartbeat."""
         limit = self._steady(STARTUP)
         assert limit is not None
         return limit
 
-    def for_startup(self) -> float:
-        """Return the deadline of the start-up, in seconds."""
-        return self.startup_limit().seconds
-
     def out_of_section_limit(self) -> Limit:
         """Return the deadline of the time in which nothing is open."""
         limit = self._steady(OUT_OF_SECTION)
         assert limit is not None
         return limit
-
-    def out_of_section(self) -> float:
-        """Return the deadline of the time in which nothing is open, in seconds."""
-        return self.out_of_section_limit().seconds
 
     def for_slow_work(self, work: str) -> float:
         """Return how long a rank may be seen at known slow work (`compile`, `checkpoint`, `import`), in seconds.

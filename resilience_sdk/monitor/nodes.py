@@ -109,10 +109,6 @@ class Nodes:
         oldest_ns = time.monotonic_ns() - int(_ASKED_S * 1e9)
         return any(s.wants and self._received_ns[n] > oldest_ns for n, s in self._summaries.items())
 
-    def is_ending(self) -> bool:
-        """Tell whether the launcher of another node ends this attempt: what stands still then is no hang."""
-        return any(summary.ending for summary in self._summaries.values())
-
     def states(self, own: Sequence[RankState], now_ns: int) -> list[RankState]:
         """Return the ranks of other nodes of which we know for sure how they stood a moment ago, or that are lost."""
         taken = [state.rank for state in own]

@@ -202,7 +202,7 @@ def test_whatever_ends_the_thread_ends_the_save():
 
     save = Background(1, work)
     assert save.wait(30)
-    assert save.is_written
+    assert save.wait_written(0)
     assert save.outcome == {"error": "Torn: the rest is missing"}
 
 

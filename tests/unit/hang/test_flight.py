@@ -47,12 +47,6 @@ def test_several_process_groups(make):
     assert (groups["1"].enqueued, groups["1"].completed) == (1, 0)
 
 
-def test_the_backend_acts_by_itself_after_the_shortest_timeout(make):
-    """Only what is pending counts."""
-    assert make.flight("late", 0).shortest_timeout_s == 60
-    assert make.flight("late", 1).shortest_timeout_s is None
-
-
 def test_nccl_tells_members_and_started():
     """The same format with a filled configuration."""
     record = parse_flight_record(
@@ -129,4 +123,3 @@ def test_any_shape_is_survived(data):
     record = parse_flight_record(data)
     assert record is not None
     record.positions()
-    assert record.shortest_timeout_s is None or record.shortest_timeout_s > 0

@@ -208,7 +208,7 @@ def test_a_busy_rank_is_never_confirmed_before_the_cap_and_a_spinning_one_before
     )
     other = make.rank(0, make.beat(since), activity=data.draw(activities), beats=6)
     judgement = judge([other, awaited], book, make.now, RULES, stalled=True)
-    deadline = book.for_step()
+    deadline = book.step_limit().seconds
     if judgement.kind == "confirmed":
         assert since >= deadline
         assert since >= deadline + RULES.hang_cap if doubtful is Kind.BUSY else since >= 600.0

@@ -26,9 +26,9 @@ durations = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 def test_defaults_before_anything_is_learned(make):
     """Nothing is ever unbounded: 3600 s start-up and first occurrence, 600 s a step, 1800 s between."""
     book = make.book()
-    assert book.for_startup() == 3600
-    assert book.for_step() == 600
-    assert book.out_of_section() == 1800
+    assert book.startup_limit().seconds == 3600
+    assert book.step_limit().seconds == 600
+    assert book.out_of_section_limit().seconds == 1800
     assert book.deadline(make.beat(occurrences=0)) == 3600
     assert book.deadline(make.section("fwd", occurrences=0)) == 3600
     assert book.deadline(make.beat(occurrences=1)) == 600
@@ -65,9 +65,9 @@ def test_what_somebody_set_is_the_deadline(make, floor):
     assert book.deadline(make.section("arg", timeout=2)) == 2
     assert book.deadline(make.section("arg", timeout=2, occurrences=0)) == 2
     assert book.deadline(make.section("eval")) == book.deadline(make.section("eval", occurrences=0)) == 7
-    assert book.deadline(make.beat()) == book.for_step() == 3
+    assert book.deadline(make.beat()) == book.step_limit().seconds == 3
     assert book.deadline(make.beat(occurrences=0)) == 5
-    assert (book.out_of_section(), book.for_startup()) == (4, 5)
+    assert (book.out_of_section_limit().seconds, book.startup_limit().seconds) == (4, 5)
 
 
 def test_a_heartbeat_and_a_section_of_one_name_are_two_things(make):
@@ -75,7 +75,7 @@ def test_a_heartbeat_and_a_section_of_one_name_are_two_things(make):
     book = make.book(timeout_floor=1)
     book.add("step", "heartbeat", [10.0])
     book.add("step", "compute", [1.0])
-    assert (book.for_step(), book.deadline(make.section("step"))) == (50, 5)
+    assert (book.step_limit().seconds, book.deadline(make.section("step"))) == (50, 5)
 
 
 def test_first_occurrences_are_learned_between_attempts_only(make):
@@ -92,14 +92,14 @@ def test_a_first_occurrence_counts_apart_from_the_rest(make):
     """Compilation in the first step does not stretch the deadline of the others."""
     book = make.book(timeout_floor=1)
     book.add("step", "heartbeat", [500.0, 1.0, 1.0], first=True)
-    assert book.for_step() == 5
+    assert book.step_limit().seconds == 5
 
 
 def test_unnamed_time_has_a_higher_floor(make):
     """Gaps of a millisecond between steps must not condemn the first evaluation that happens there."""
     book = make.book()
     book.add_out_of_section([0.001] * 1000)
-    assert book.out_of_section() == 30 * UNNAMED_FLOORS
+    assert book.out_of_section_limit().seconds == 30 * UNNAMED_FLOORS
     book.add("step", "heartbeat", [0.1] * 10)
     assert book.deadline(make.beat(kind="pulse")) == 30 * UNNAMED_FLOORS
     assert book.deadline(make.beat()) == 30
@@ -110,10 +110,10 @@ def test_startup_is_learned_from_several_attempts(make):
     book = make.book(timeout_floor=1)
     book.add_startup(20)
     book.begin_attempt()
-    assert book.for_startup() == 3600
+    assert book.startup_limit().seconds == 3600
     book.add_startup(40)
     book.begin_attempt()
-    assert book.for_startup() == 200
+    assert book.startup_limit().seconds == 200
 
 
 def test_one_outlier_does_not_count_five_times(make):
@@ -131,7 +131,7 @@ def test_a_checkpoint_every_thousand_steps_stays_covered(make):
         for _ in range(999 * ranks):
             book.add("step", "heartbeat", [0.1])
         if cycle:
-            assert book.for_step() > 60
+            assert book.step_limit().seconds > 60
         book.add("step", "heartbeat", [60.0] * ranks)
 
 
@@ -228,8 +228,8 @@ def test_reused_by_the_same_script_and_world_size():
     """The next job begins with what this one knew, the first occurrences included."""
     again = _reload(_learn(script="a.py", world_size=4), script="a.py", world_size=4)
     assert again.deadline(_open("fwd")) == 10
-    assert again.for_step() == 20
-    assert again.out_of_section() == 100
+    assert again.step_limit().seconds == 20
+    assert again.out_of_section_limit().seconds == 100
     assert again.deadline(_open("fwd", occurrences=0)) == 45
 
 
@@ -321,7 +321,7 @@ def test_nvrx_heartbeats():
     book.add_startup(10)
     book.add("step", "heartbeat", [1.0, 7.0, 2.0])
     book.begin_attempt()
-    assert (book.for_startup(), book.for_step()) == (20, 14)
+    assert (book.startup_limit().seconds, book.step_limit().seconds) == (20, 14)
 
 
 def test_nvrx_merges_with_what_was_calculated():
@@ -329,11 +329,11 @@ def test_nvrx_merges_with_what_was_calculated():
     prior = nvrx(2)
     prior.add("step", "heartbeat", [7.5])
     book = nvrx(2, prior.to_json())
-    assert book.for_step() == 15
+    assert book.step_limit().seconds == 15
     book.add("step", "heartbeat", [1.0, 7.0, 2.0])
-    assert book.for_step() == 14.5
+    assert book.step_limit().seconds == 14.5
     book.begin_attempt()
-    assert book.for_step() == 14.5
+    assert book.step_limit().seconds == 14.5
 
 
 def test_nvrx_sections():
@@ -343,7 +343,7 @@ def test_nvrx_sections():
     book.add("two", "compute", [10.0])
     for gap, deadline in [(5.0, 5), (60.0, 60), (100.0, 100)]:
         book.add_out_of_section([gap])
-        assert book.out_of_section() == deadline
+        assert book.out_of_section_limit().seconds == deadline
     assert (book.deadline(_open("one")), book.deadline(_open("two"))) == (30, 10)
 
 
@@ -362,7 +362,7 @@ def test_nvrx_faster_steps_lower_it():
     book.add("step", "heartbeat", [10.0])
     again = nvrx(2, json.loads(json.dumps(book.to_json())))
     again.add("step", "heartbeat", [1.0])
-    assert again.for_step() == 11
+    assert again.step_limit().seconds == 11
 
 
 def _open(name: str, occurrences: int = 10):
