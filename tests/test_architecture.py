@@ -155,6 +155,34 @@ def test_one_name_is_one_class():
     assert twice == {}
 
 
+# What somebody else calls by its name.
+CALLED_FROM_OUTSIDE = {
+    "_own_checkpoints": "`checkpoint` asks the package for it",
+    "_poll": "torch's agent polls its workers with it",
+    "_start_recording": "`recorder` asks the package for it",
+}
+
+
+def test_what_is_private_is_called():
+    """A private function is named where it stands, or where one is that it overrides: else it is dead."""
+    defined: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    for module, path in _sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.decorator_list:
+                defined.setdefault(node.name, set()).add(module)
+            elif isinstance(node, (ast.Name, ast.Attribute)):
+                named.setdefault(node.id if isinstance(node, ast.Name) else node.attr, set()).add(module)
+    uncalled = {
+        (name, module)
+        for name, modules in defined.items()
+        if name.startswith("_") and not name.startswith("__") and name not in CALLED_FROM_OUTSIDE
+        for module in modules
+        if not named.get(name, set()) & modules
+    }
+    assert uncalled == set()
+
+
 def test_a_small_module_has_two_users_or_a_reason():
     """What one module alone uses lives in it, unless a boundary is between the two."""
     sources = dict(_sources())

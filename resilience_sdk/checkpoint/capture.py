@@ -22,7 +22,7 @@ from resilience_sdk._version import __version__
 from resilience_sdk.checkpoint import payload, sharded
 from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, is_listable
 from resilience_sdk.checkpoint.ranks import Ranks, describe
-from resilience_sdk.checkpoint.state import StateMap, apply, capture_rng, fitting, restore_rng, unwrap
+from resilience_sdk.checkpoint.state import StateMap, apply, capture_rng, find_nan, fitting, restore_rng, unwrap
 from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.environ import environment
@@ -148,6 +148,8 @@ class RankPart:
     values: str
     writer: Callable[[Path], object] | None = None
     """Writes more files, on all ranks at once: a framework that saves by itself."""
+    nan: str | None = None
+    """A tensor in `spread` that holds a NaN: it is looked at before the training goes on, which changes it."""
 
 
 def capture_part(
@@ -163,7 +165,8 @@ def capture_part(
         "trackers": capture_trackers(),
     }
     spread = sharded.capture(state.sharded, state.modules)
-    return RankPart(document, state.capture_rank(), state.capture_shared() if rank == 0 else {}, spread, values, writer)
+    shared = state.capture_shared() if rank == 0 else {}
+    return RankPart(document, state.capture_rank(), shared, spread, values, writer, find_nan(spread))
 
 
 def copy_part(part: RankPart, staging: Staging) -> RankPart:
@@ -200,14 +203,16 @@ def write_part(part: RankPart, directory: Path, ranks: Ranks, *, mode: int, spre
         if not isinstance(error, Exception) and type(error).__name__ != "CheckpointException":
             raise
         return {"error": _with_space(describe(error), directory)}
-    return {"error": None, "files": [entry.to_json() for entry in entries]}
+    nan = part.nan or find_nan({**part.shared, **part.own})
+    return {"error": None, "files": [entry.to_json() for entry in entries], "nan": nan}
 
 
 def seal(store: CheckpointStore, parts: list[Any], unfinished: Path, step: int, token: str, now: float) -> Manifest:
     """Commit on rank 0 what all ranks have written; raises `OSError`, and nothing is visible then."""
     files = tuple(FileEntry.from_json(entry) for part in parts for entry in part["files"])
     files += foreign_entries(unfinished, {entry.name for entry in files}, store)
-    manifest = Manifest(step, len(parts), files, now, {"resilience_sdk": __version__})
+    nan = next((f"{part['nan']} of rank {rank}" for rank, part in enumerate(parts) if part["nan"]), None)
+    manifest = Manifest(step, len(parts), files, now, {"resilience_sdk": __version__}, nan)
     store.commit(unfinished, manifest, token)
     return manifest
 

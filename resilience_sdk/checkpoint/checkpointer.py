@@ -510,7 +510,8 @@ def _tell(
             say(f"skipped checkpoint {skipped.name}: {skipped.why}")
             emit(Event.CKPT_SKIP, skipped.step, checkpoint=skipped.name, why=skipped.why)
     if selection.name is not None and selection.manifest is not None:
-        why = quarantined.get(CheckpointId(selection.name, selection.manifest.created_at))
+        identity = CheckpointId(selection.name, selection.manifest.created_at)
+        why = selection.manifest.why_bad or quarantined.get(identity)
         if why is not None:
             say(f"checkpoint {selection.name} is resumed again, though {why}: there is no older one")
 

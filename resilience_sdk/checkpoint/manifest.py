@@ -76,7 +76,8 @@ class Manifest:
     """What one checkpoint consists of.
 
     `step` counts completed steps, `world_size` the ranks that wrote it, `created_at` is in Unix seconds, and
-    `versions` names the software that wrote it (for people; nothing depends on it).
+    `versions` names the software that wrote it (for people; nothing depends on it). `nan` names a tensor of it that
+    holds a NaN, and None says that none was found.
     """
 
     step: int
@@ -84,6 +85,12 @@ class Manifest:
     files: tuple[FileEntry, ...]
     created_at: float = 0.0
     versions: Mapping[str, str] = attrs.field(factory=dict)
+    nan: str | None = None
+
+    @property
+    def why_bad(self) -> str | None:
+        """Return why it had better not be resumed though it is whole, or None."""
+        return None if self.nan is None else f"it holds NaN in {self.nan}"
 
     @property
     def size(self) -> int:
@@ -115,6 +122,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "versions": dict(manifest.versions),
         "files": [entry.to_json() for entry in manifest.files],
     }
+    if manifest.nan is not None:
+        body["nan"] = manifest.nan
     return (json.dumps({"crc32": zlib.crc32(_canonical(body)), "manifest": body}) + "\n").encode()
 
 
@@ -143,6 +152,7 @@ def decode_manifest(data: bytes) -> Manifest:
         files=files,
         created_at=float(body.get("created_at") or 0.0),
         versions=dict(body.get("versions") or {}),
+        nan=nan if isinstance(nan := body.get("nan"), str) else None,
     )
 
 
@@ -253,19 +263,25 @@ def select_newest(
 LEAST_KEPT = 2
 
 
-def find_deletable(names: Iterable[str], known_good: Collection[str], keep: int) -> tuple[str, ...]:
+def find_deletable(
+    names: Iterable[str], known_good: Collection[str], keep: int, spoiled: Collection[str] = ()
+) -> tuple[str, ...]:
     """Return the checkpoints that may go, oldest first.
 
     `known_good` are those whose bytes this process has written or verified itself. The newest `keep` of them
     stay (never fewer than two), and so does everything that is not older than these: an unverified newer
-    one may be good, an invalid newer one is evidence. With fewer than that known good, nothing is deleted.
+    one may be good, an invalid newer one is evidence. With fewer than that known good, nothing is deleted. Of the
+    `spoiled`, which are whole and hold a NaN, not more than the newest `keep` stay.
     """
     steps = {name: step for name in names if (step := step_of(name)) is not None}
     good = sorted((steps[name] for name in known_good if name in steps), reverse=True)
-    kept = good[: max(keep, LEAST_KEPT)]
-    if len(kept) < max(keep, LEAST_KEPT):
-        return ()
-    return tuple(name for name, step in sorted(steps.items(), key=lambda item: item[1]) if step < kept[-1])
+    least = max(keep, LEAST_KEPT)
+    kept = good[:least]
+    bad = sorted((name for name in spoiled if name in steps), key=lambda name: steps[name], reverse=True)
+    doomed = set(bad[least:])
+    if len(kept) == least:
+        doomed |= {name for name, step in steps.items() if step < kept[-1]}
+    return tuple(sorted(doomed, key=lambda name: steps[name]))
 
 
 def newest_checkpoint(run_dir: RunDirectory) -> int | None:

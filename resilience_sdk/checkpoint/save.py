@@ -464,17 +464,27 @@ class Saver:
         from resilience_sdk.checkpoint.capture import first_error, seal
 
         error = first_error(parts)
-        size = 0
+        size, why_bad = 0, None
         if error is None and unfinished is not None:
             try:
-                size = seal(self._store, parts, unfinished, step, order["token"], self._clock.wall_s()).size
+                manifest = seal(self._store, parts, unfinished, step, order["token"], self._clock.wall_s())
+                size, why_bad = manifest.size, manifest.why_bad
             except OSError as failure:
                 error = describe(failure)
         seconds = self._now_s() - began_s
         stall_s = seconds if stall_s is None else stall_s
         name = self._store.path_of(step).name
         if error is None:
-            self._record(Event.CKPT_COMMIT, step, bytes=size, seconds=seconds, stall_s=stall_s, checkpoint=name)
+            facts = {} if why_bad is None else {"why_bad": why_bad}
+            self._record(
+                Event.CKPT_COMMIT, step, bytes=size, seconds=seconds, stall_s=stall_s, checkpoint=name, **facts
+            )
+            if why_bad is not None:
+                say_once(
+                    "nan in a checkpoint",
+                    f"checkpoint {name} is bad: {why_bad}; a resume takes the newest one without, which stays; "
+                    "numerics.check(loss=..., grad_norm=...) finds the step at which it began",
+                )
             self._store.retire(order["token"])
         else:
             good = order["last_good"]

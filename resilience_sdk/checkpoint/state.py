@@ -21,13 +21,15 @@ import random
 import reprlib
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import sharded
+from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import CheckpointError, ConfigError
 
 
@@ -305,6 +307,51 @@ def tensor_bytes(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(tensor_bytes(item) for item in value)
     return 0
+
+
+def find_nan(value: Any, place: str = "") -> str | None:
+    """Return the name of the first tensor of a captured state that holds a NaN, such as `model.0.weight`; None: none.
+
+    Of what is spread over ranks this rank's part is looked at. Infinities are no fault: masks are made of them. Waits
+    for a device once. Never raises: a save is not lost over it.
+    """
+    try:
+        return _first_nan(value, place)
+    except Exception as error:  # noqa: BLE001 - tensors of somebody else's kind
+        say_once("looked for NaN", f"checkpoints are not looked at for NaN: {type(error).__name__}: {error}")
+        return None
+
+
+def _first_nan(value: Any, place: str) -> str | None:
+    names: dict[torch.device, list[str]] = {}
+    flags: dict[torch.device, list[torch.Tensor]] = {}
+    for name, tensor in _floating(value, place):
+        with suppress(RuntimeError):  # a type of which no maximum can be taken, such as those of 8 bits
+            flag = tensor.amax().isnan()  # what is compared with a NaN is one; and no mask is made of the whole tensor
+            names.setdefault(flag.device, []).append(name)
+            flags.setdefault(flag.device, []).append(flag)
+    for device, found in flags.items():
+        for name, is_bad in zip(names[device], torch.stack(found).tolist(), strict=True):
+            if is_bad:
+                return name
+    return None
+
+
+def _floating(value: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _floating(item, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _floating(item, f"{place}.{number}")
+    elif hasattr(value, "local_shards"):  # FSDP's older kind
+        yield from _floating([shard.tensor for shard in value.local_shards()], place)
+    elif isinstance(value, torch.Tensor):
+        local = value.to_local() if hasattr(value, "to_local") else value
+        local = local.detach()
+        local = torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
+        if local.is_floating_point() and local.layout is torch.strided and local.numel():
+            yield place, local
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -103,6 +103,7 @@ class CheckpointStore:
         self._unshared: set[str] = set()
         # Names of those whose every byte this process has written or read and found right.
         self._known_good: set[str] = set()
+        self._spoiled: set[str] = set()  # likewise, but there is a NaN in them
 
     def clean(self) -> None:
         """Remove what killed writers left; once, before the first own save."""
@@ -123,7 +124,8 @@ class CheckpointStore:
     ) -> Selection:
         """Return the newest checkpoint of which every byte is there, and why newer ones were skipped.
 
-        `quarantined` ones are taken only if there is nothing else, those that a rollback leaves behind never.
+        `quarantined` ones, and those with a NaN, are taken only if there is nothing else, those that a rollback leaves
+        behind never.
         """
         if may_clean:
             self.clean()
@@ -139,15 +141,23 @@ class CheckpointStore:
         selection = select_newest(
             os.listdir(self.directory),
             examine,
-            lambda name, manifest: reasons.get(CheckpointId(name, manifest.created_at)),
+            lambda name, manifest: manifest.why_bad or reasons.get(CheckpointId(name, manifest.created_at)),
         )
-        if selection.name is not None:
-            self._known_good.add(selection.name)
+        if selection.name is not None and selection.manifest is not None:
+            self._note_whole(selection.name, selection.manifest)
         return selection
 
     def _examine(self, name: str) -> Manifest:
         check_directory(self.directory)
-        return verify_checkpoint(self.directory / name)
+        manifest = verify_checkpoint(self.directory / name)
+        if manifest.nan is not None:
+            self._note_whole(name, manifest)
+        return manifest
+
+    def _note_whole(self, name: str, manifest: Manifest) -> None:
+        known, other = (self._known_good, self._spoiled) if manifest.nan is None else (self._spoiled, self._known_good)
+        known.add(name)
+        other.discard(name)  # a step may be saved again
 
     def begin(self, step: int, token: str) -> Path:
         """Make and return the unfinished directory of a save; raises `CheckpointError` if another process took over."""
@@ -161,7 +171,7 @@ class CheckpointStore:
         """Give an unfinished checkpoint its name; return its path."""
         path = commit(unfinished, manifest, token, mode=self.file_mode)
         self._in_flight().discard(token)
-        self._known_good.add(path.name)
+        self._note_whole(path.name, manifest)
         return path
 
     def retire(self, token: str) -> list[str]:
@@ -170,9 +180,10 @@ class CheckpointStore:
             names = os.listdir(self.directory)
         except OSError:
             return []
-        doomed = find_deletable(names, self._known_good, self._keep)
+        doomed = find_deletable(names, self._known_good, self._keep, self._spoiled)
         deleted = [name for name in doomed if delete(self.directory / name, token)]
         self._known_good.difference_update(deleted)
+        self._spoiled.difference_update(deleted)
         return deleted
 
     def path_of(self, step: int) -> Path:

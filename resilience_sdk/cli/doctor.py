@@ -112,7 +112,8 @@ def _settings(settings: Settings, *, verbose: bool) -> Iterator[str]:
 def _plain(value: Any) -> str:
     """Return a value as it is written on a command line."""
     if isinstance(value, dict):
-        return ",".join(f"{name}:{item:g}" for name, item in value.items()) or "learned"
+        pairs = (f"{name}={item}" if isinstance(item, str) else f"{name}:{item:g}" for name, item in value.items())
+        return ",".join(pairs) or "learned"
     if isinstance(value, list):
         return ",".join(map(str, value))
     if isinstance(value, bool):

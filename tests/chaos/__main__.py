@@ -16,6 +16,7 @@ import attrs
 
 from tests.chaos.episodes import Result, Verdict, run_episode, undisturbed
 from tests.chaos.faults import KINDS, Fault, draw, most_steps
+from tests.integration import network
 
 _EACH = 5  # faults of an episode
 _STEPS = most_steps(_EACH) + 15
@@ -50,6 +51,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of the table")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new directory in which everything stays")
     arguments = parser.parse_args()
+    if (why_not := network.why_not()) is not None:
+        print(f"no links are cut: {why_not}", file=sys.stderr)
+        arguments.only = [kind for kind in arguments.only if kind not in KINDS or not KINDS[kind].needs_network]
     if unknown := sorted(set(arguments.only) - set(KINDS)):
         parser.error(f"--only: no kind {', '.join(unknown)}; known: {', '.join(KINDS)}")
     return arguments

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ import attrs
 
 from resilience_sdk.checkpoint.store import InvalidCheckpointError, verify_checkpoint
 from resilience_sdk.core.journal import read_journal
-from tests.chaos.faults import RANKS, Fault, jobs
+from tests.chaos.faults import RANKS, SLOW_S, Fault, jobs
 from tests.integration.harness import Job, job
+from tests.integration.network import Host, network
 
 _PROGRAM = Path(__file__).with_name("training.py")
 _DEADLINE_S, _STARTUP_S = 4.0, 40.0
 _EXIT_CODES = {"launcher killed": -signal.SIGKILL, "job asked to leave": 75, "rank asked to leave": 75}
+_LEAST_SLOW_S = SLOW_S / 4  # on a busy machine any rank may lack a processor for some milliseconds of each step
 _PAUSE_S = 1.0  # far below the deadline
 _OPTIONS = (
     *(f"--nproc-per-node={RANKS}", "--max-restarts=100"),
@@ -78,8 +80,9 @@ def run_episode(folder: Path, reference: Path, faults: Sequence[Fault], steps: i
     began_s, seen = time.monotonic(), _Seen()
     wrong: list[str] = []
     try:
-        for number, attempts in enumerate(jobs(faults)):
-            _run_job(folder, steps, attempts, seen, number)
+        with network(2) if any(fault.owes.needs_network for fault in faults) else contextlib.nullcontext(()) as hosts:
+            for number, attempts in enumerate(jobs(faults)):
+                _run_job(folder, steps, attempts, seen, number, hosts)
     except AssertionError as error:  # what comes after it is not the fault's own doing
         wrong.append(f"it did not go on: {str(error)[-1500:]}")
     run_dir = folder / "run"
@@ -93,19 +96,27 @@ def run_episode(folder: Path, reference: Path, faults: Sequence[Fault], steps: i
     return Result(tuple(verdicts), tuple(wrong), len(seen.torn), time.monotonic() - began_s)
 
 
-def _run_job(folder: Path, steps: int, attempts: Sequence[Sequence[Fault]], seen: _Seen, number: int) -> None:
+def _run_job(
+    folder: Path,
+    steps: int,
+    attempts: Sequence[Sequence[Fault]],
+    seen: _Seen,
+    number: int,
+    hosts: Sequence[Host],
+) -> None:
     plans = [plan for at, group in enumerate(attempts) for fault in group if (plan := fault.plan(at)) is not None]
     env = {"RESILIENCE_FAULT": ";".join(plans)} if plans else {}
-    with job(folder, *_OPTIONS, str(_PROGRAM), str(folder), str(steps), env=env) as run:
+    words = [str(_PROGRAM), str(folder), str(steps)]
+    if hosts:
+        words += [hosts[1].namespace, hosts[0].address]
+    with job(folder, *_OPTIONS, *words, env=env, within=hosts[0].within if hosts else ()) as run:
         for at, group in enumerate(attempts):
             for fault in group:
                 if fault.owes.plan is None:
-                    _Striker(run, folder, seen).strike(fault, at)
+                    _Striker(run, folder, seen, hosts).strike(fault, at)
         code = run.finish()
         last = attempts[-1][-1].kind if attempts[-1] else None
-        due = {"launcher killed": -signal.SIGKILL, "job asked to leave": 75, "rank asked to leave": 75}.get(
-            last or "", 0
-        )
+        due = _EXIT_CODES.get(last or "", 0)
         assert code == due, f"job {number} left with {code} instead of {due}:\n{run.screen}"
         seen.left += run.left_behind()
 
@@ -117,6 +128,7 @@ class _Striker:
     run: Job
     folder: Path
     seen: _Seen
+    hosts: Sequence[Host]
 
     def strike(self, fault: Fault, attempt: int) -> None:
         """Wait until the rank has done the step before in that attempt, and strike."""
@@ -141,6 +153,11 @@ class _Striker:
             before = len(self.run.events("monitor_replaced"))
             os.kill(self.run.monitor_pid(), signal.SIGKILL)
             self.run.wait_event("monitor_replaced", count=before + 1)
+        elif fault.kind == "link cut":
+            before = len(self.run.events("confirmed"))
+            self.hosts[1].cut()
+            self.run.wait_event("confirmed", count=before + 1)
+            self.hosts[1].restore()
         elif fault.kind == "job asked to leave":
             self.run.process.send_signal(signal.SIGTERM)
         elif fault.kind == "launcher killed":
@@ -230,13 +247,17 @@ def _unbalanced(run_dir: Path) -> Iterator[str]:
 
 def _judge(run_dir: Path, faults: Sequence[Fault]) -> tuple[list[Verdict], list[str]]:
     """Return the verdict on each fault, and what was told of that nobody did."""
-    incidents = [json.loads(path.read_text()) for path in sorted(run_dir.glob("incidents/[0-9]*/report.json"))]
+    everything = [json.loads(path.read_text()) for path in sorted(run_dir.glob("incidents/[0-9]*/report.json"))]
+    incidents = [one for one in everything if one["kind"] != "straggler"]  # of one that lasts, beside its events
     struck = {(event.get("rank"), event.get("step")) for event in _events(run_dir, "fault_injected")}
     verdicts: list[Verdict] = []
     at = 0
     for fault in faults:
         if fault.owes.plan is not None and (fault.rank, fault.step) not in struck:
             verdicts.append(Verdict(fault, ("it never struck: its step had passed",), None))
+        elif fault.kind == "slow":
+            told = any(fault.rank in event["ranks"] for event in _found_slow(run_dir))
+            verdicts.append(Verdict(fault, () if told else ("no event straggler names it",), None))
         elif fault.owes.incident is None:
             verdicts.append(Verdict(fault, _untold(fault, run_dir, faults), None))
         elif at < len(incidents):
@@ -244,7 +265,27 @@ def _judge(run_dir: Path, faults: Sequence[Fault]) -> tuple[list[Verdict], list[
             at += 1
         else:
             verdicts.append(Verdict(fault, ("it has no incident",), None))
-    return verdicts, [f"an incident that nobody made: {one['kind']} {one['cause']}" for one in incidents[at:]]
+    wrong = [f"an incident that nobody made: {one['kind']} {one['cause']}" for one in incidents[at:]]
+    stood = {fault.rank for fault in faults if fault.kind == "pause"}
+    slow = {fault.rank for fault in faults if fault.kind == "slow"}
+    blamed = {culprit["rank"] for one in everything if one["kind"] == "straggler" for culprit in one["culprits"]} - slow
+    blamed |= {rank for event in _found_slow(run_dir) for rank in set(event["ranks"]) - _slowed(run_dir, event)}
+    return verdicts, wrong + [f"rank {rank} was called slow" for rank in sorted(blamed - stood)]
+
+
+def _found_slow(run_dir: Path) -> list[dict[str, Any]]:
+    """Return which ranks were found slow, where it costs so much that it is nothing that a busy machine does."""
+    found = [event for event in _events(run_dir, "straggler") if event.get("what") == "found"]
+    return [event for event in found if event["excess_s"] >= _LEAST_SLOW_S]
+
+
+def _slowed(run_dir: Path, found: Mapping[str, Any]) -> set[int]:
+    """Return the ranks that were made slow in the attempt of that event."""
+    return {
+        event["rank"]
+        for event in _events(run_dir, "fault_injected")
+        if "=slow:" in event["by"] and (event["job"], event["attempt"]) == (found["job"], found["attempt"])
+    }
 
 
 def _untold(fault: Fault, run_dir: Path, faults: Sequence[Fault]) -> tuple[str, ...]:
@@ -267,6 +308,8 @@ def _held_against(fault: Fault, incident: dict[str, Any]) -> Verdict:
         wrong.append(f"ranks {named} were named")
     if owes.ends == "attempt" and incident["recovered_at"] is None:
         wrong.append("nobody has told that it is over")
-    if not owes.names_rank and (named or incident["lost_steps"] not in (0, None)):
-        wrong.append(f"the stop blamed {named} and lost {incident['lost_steps']} steps")
+    if not owes.names_rank and named:
+        wrong.append(f"ranks {named} were blamed")
+    if owes.ends == "job" and incident["lost_steps"] not in (0, None):
+        wrong.append(f"the stop lost {incident['lost_steps']} steps")
     return Verdict(fault, tuple(wrong), incident["recovery_s"])

@@ -13,6 +13,8 @@ _LEAST, _MOST = 2, 12  # steps from the effect of one fault to the next fault
 _AGREED_WITHIN = 40  # steps until a stop is agreed on a busy machine
 _SAVED_WITHIN = 15  # steps until the next save, and it is over
 _REPLACED_WITHIN = 80  # steps until another monitor is in charge
+_COMPARED_WITHIN = 60  # steps until two windows of eight were compared
+SLOW_S = 0.08  # in each step: several times what a step takes
 
 
 @attrs.frozen
@@ -33,6 +35,8 @@ class Kind:
     """The event that tells of it, where it makes no incident."""
     only_rank: int | None = None
     """The only rank that it can strike."""
+    needs_network: bool = False
+    """Its ranks are on two hosts."""
     settles: int = 0
     """How many steps may be done until its effect is over, so that the next fault is not part of it."""
 
@@ -81,6 +85,14 @@ KINDS: Mapping[str, Kind] = {
         settles=_SAVED_WITHIN,
     ),
     "pause": Kind(None, names_rank=False, ends="nothing", settles=_AGREED_WITHIN),
+    "slow": Kind(
+        None,
+        plan=f"slow:section=bwd,seconds={SLOW_S}",
+        ends="nothing",
+        settles=_COMPARED_WITHIN,
+    ),
+    "bad number": Kind("numerics", frozenset({"nan_loss"}), plan="nan"),
+    "link cut": Kind("hang", frozenset({"network_partition"}), names_rank=False, needs_network=True),
 }
 
 
@@ -109,11 +121,17 @@ def draw(rng: random.Random, number: int, kinds: Sequence[str] = tuple(KINDS)) -
     """Return so many faults in the order in which they strike, of kinds that are equally likely."""
     found: list[Fault] = []
     step = 0
+    is_slow = False
     while len(found) < number:
         kind = rng.choice(kinds)
         # The same exception twice in a row is a bug of the program, and rightly ends the job.
         if found and kind == found[-1].kind == "exception":
             continue
+        # A slow rank stays slow to the end of its attempt, and beside another one it would not be slow.
+        is_slow = is_slow and found[-1].owes.ends == "nothing"
+        if is_slow and kind == "slow":
+            continue
+        is_slow = is_slow or kind == "slow"
         step += rng.randint(_LEAST, _MOST) + (found[-1].owes.settles if found else 0)
         rank = rng.randrange(RANKS)
         found.append(Fault(kind, rank if (only := KINDS[kind].only_rank) is None else only, step))

@@ -1,11 +1,12 @@
 """A small training of DDP ranks with everything that must be resumed exactly; each step is told as it is done.
 
-training.py FOLDER STEPS
+training.py FOLDER STEPS [NAMESPACE ADDRESS]
 
 Losses go to FOLDER/losses-RANK, a hash of the final weights to FOLDER/weights-RANK, and the attempt, pid and step of
-the newest step to FOLDER/step-RANK.
+the newest step to FOLDER/step-RANK. With a network namespace rank 1 moves there, and ADDRESS is that of the others.
 """
 
+import ctypes
 import hashlib
 import os
 import random
@@ -19,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 import resilience_sdk
+from resilience_sdk import numerics, straggler
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
 rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -40,6 +42,14 @@ def tell(step):
     (folder / f".step-{rank}").replace(folder / f"step-{rank}")
 
 
+if sys.argv[3:]:
+    namespace, os.environ["MASTER_ADDR"] = sys.argv[3:]
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    if rank == 1:
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/{namespace}") as file:
+            if libc.setns(file.fileno(), 0x40000000):  # CLONE_NEWNET
+                raise OSError(ctypes.get_errno(), "setns")
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(rank)
@@ -48,6 +58,7 @@ net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Li
 model = nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 loader = DataLoader(Noisy(), batch_size=3, sampler=DistributedSampler(Noisy(), shuffle=True))
+straggler.attach(model, optimizer)
 state = {"model": model, "optimizer": optimizer}
 with (
     (folder / f"losses-{rank}").open("a", buffering=1) as losses,
@@ -56,6 +67,7 @@ with (
     for step, batch in run.steps(loader, epochs=steps, max_steps=steps):
         optimizer.zero_grad()
         loss = model(batch).square().mean()
+        numerics.check(loss=loss, policy="raise")  # the batch is trained again: `rollback` would leave it out
         loss.backward()
         optimizer.step()
         losses.write(f"{step} {loss.item().hex()}\n")

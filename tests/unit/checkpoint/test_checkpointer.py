@@ -343,6 +343,40 @@ def test_a_checkpoint_after_which_the_run_fails_twice_is_passed_over(tmp_path, c
     assert make(tmp_path, attempt=5)[2].resume() == 4
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_run_whose_weights_became_nan_keeps_what_it_had_before(tmp_path, capsys, in_background):
+    """Saves go on, and are said to be bad once; they push out no good one, do not pile up, and are passed over."""
+    model, _, checkpointer = make(tmp_path, in_background=in_background)
+    checkpointer.save(1)
+    checkpointer.save(2)
+    with torch.no_grad():
+        model.weight[3, 3] = float("nan")
+    for step in range(3, 9):
+        assert checkpointer.save(step)
+    assert steps_on_disk(tmp_path) == [f"step-{step:08d}" for step in (1, 2, 7, 8)]
+    err = capsys.readouterr().err
+    assert err.count("is bad: it holds NaN in model.weight of rank 0") == 1
+    assert [event.get("why_bad") is None for event in events(tmp_path, "ckpt_commit")] == [True] * 2 + [False] * 6
+    model, _, resumed = make(tmp_path, attempt=1)
+    assert resumed.resume() == 2
+    assert model.weight.isfinite().all()
+    assert "step-00000008 is in quarantine: it holds NaN in model.weight of rank 0" in capsys.readouterr().err
+    for step in (3, 4):  # saved again, and sound: what was bad under that name is forgotten
+        assert resumed.save(step)
+    assert make(tmp_path, attempt=2)[2].resume() == 4
+
+
+def test_where_all_hold_a_nan_the_newest_is_resumed(tmp_path, capsys):
+    """It may belong there: a program whose weights are so from the start is not kept from going on."""
+    model, _, checkpointer = make(tmp_path)
+    with torch.no_grad():
+        model.bias[0] = float("nan")
+    checkpointer.save(1)
+    checkpointer.save(2)
+    assert make(tmp_path, attempt=1)[2].resume() == 2
+    assert "is resumed again, though it holds NaN in model.bias of rank 0" in capsys.readouterr().err
+
+
 def test_the_only_checkpoint_is_resumed_whatever_happened_after_it(tmp_path, capsys):
     """To start from nothing would be worse than to fail once more; it is said."""
     make(tmp_path)[2].save(4)

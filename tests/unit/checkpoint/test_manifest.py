@@ -21,7 +21,9 @@ from resilience_sdk.checkpoint.manifest import (
 NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,10}", fullmatch=True).filter(lambda name: name != "manifest.json")
 ENTRIES = st.builds(FileEntry, NAMES, st.integers(0, 2**50), st.integers(0, 2**32 - 1))
 FILES = st.lists(ENTRIES, min_size=1, max_size=5, unique_by=lambda entry: entry.name).map(tuple)
-MANIFESTS = st.builds(Manifest, st.integers(0, 10**9), st.integers(1, 10**5), FILES)
+MANIFESTS = st.builds(
+    Manifest, st.integers(0, 10**9), st.integers(1, 10**5), FILES, nan=st.none() | st.just("model.0.weight of rank 1")
+)
 ONE = Manifest(120, 2, (FileEntry("state.pt", 10, 7), FileEntry("rank-00000.json", 3, 9)))
 
 

@@ -90,6 +90,17 @@ def test_unverified_newer_ones_stay():
     assert find_deletable(names, {names[1], names[2]}, 2) == ("step-00000001",)
 
 
+@given(STEPS, st.integers(1, 5), st.data())
+def test_what_holds_a_nan_deletes_nothing_that_does_not(steps, keep, data):
+    """Those with a NaN count for nothing, however many come; of them no more than of the good ones stay."""
+    names = [step_name(step) for step in steps]
+    spoiled = {name for name in names if data.draw(st.booleans())}
+    good = set(names) - spoiled
+    deleted = set(find_deletable(names, good, keep, spoiled))
+    assert deleted - spoiled == set(find_deletable(good, good, keep))
+    assert len(spoiled - deleted) <= max(keep, LEAST_KEPT)
+
+
 @pytest.mark.parametrize("name", ["lost+found", "step-", "step--0000001", "step-00000001.bak"])
 def test_strange_entries_are_never_deleted(name):
     """What is not named like a checkpoint is not ours."""

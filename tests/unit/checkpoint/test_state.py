@@ -14,6 +14,7 @@ from resilience_sdk.checkpoint.state import (
     capture_generators,
     capture_rng,
     classify,
+    find_nan,
     restore_generators,
     restore_rng,
     tensor_bytes,
@@ -172,3 +173,26 @@ def test_reading_a_state_draws_nothing():
 def test_sizes_count_tensors_at_any_depth():
     """The guess of the write time counts every tensor."""
     assert tensor_bytes({"a": torch.zeros(2, 3), "b": [torch.zeros(1, dtype=torch.int8), 5]}) == 25
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor([1.0, float("nan")]),
+        torch.tensor([float("nan"), float("inf"), -float("inf")], dtype=torch.bfloat16),
+        torch.tensor([[complex(1.0, float("nan"))]]),
+        nn.Parameter(torch.full((2, 2), float("nan"), dtype=torch.float16)),
+    ],
+)
+def test_a_nan_is_found_and_its_tensor_named(value):
+    """At any depth, in any kind of number; the first one is named as one finds it."""
+    assert (
+        find_nan({"model": {"0.weight": torch.ones(2)}, "optimizer": {"state": {3: [value]}}}) == "optimizer.state.3.0"
+    )
+
+
+def test_what_is_no_nan_is_no_fault():
+    """Infinities are masks, and whole numbers, empty and sparse tensors and those of 8 bits are left alone."""
+    mask = torch.full((3, 3), -float("inf"))
+    others = [torch.arange(3), torch.ones(0), torch.eye(2).to_sparse(), torch.ones(2).to(torch.float8_e4m3fn)]
+    assert find_nan({"mask": mask, "big": torch.full((9,), 6e4, dtype=torch.float16), "others": others, "n": 3}) is None

@@ -73,6 +73,14 @@ def test_each_setting_tells_where_it_came_from(tmp_path):
     assert [line for line in page(report(), settings, verbose=True) if line.startswith("  hang_cap ")]
 
 
+def test_a_setting_of_several_parts_is_shown_as_it_is_written():
+    """Numbers and words by their names."""
+    env = {"RESILIENCE_SINKS": "incident-log=/tmp/x", "RESILIENCE_SECTION_TIMEOUTS": "step:5,save:60"}
+    lines = page(report(), load_settings(env=env, strict_env=True))
+    assert "  sinks             incident-log=/tmp/x  from RESILIENCE_SINKS" in lines
+    assert "  section_timeouts  step:5,save:60  from RESILIENCE_SECTION_TIMEOUTS" in lines
+
+
 def test_secrets_stand_neither_on_the_page_nor_in_the_json():
     """Reports are written into shared directories; that a secret is set, and by whom, is told."""
     settings = Settings(
