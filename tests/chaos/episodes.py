@@ -248,7 +248,7 @@ def _unbalanced(run_dir: Path) -> Iterator[str]:
 def _judge(run_dir: Path, faults: Sequence[Fault]) -> tuple[list[Verdict], list[str]]:
     """Return the verdict on each fault, and what was told of that nobody did."""
     everything = [json.loads(path.read_text()) for path in sorted(run_dir.glob("incidents/[0-9]*/report.json"))]
-    incidents = [one for one in everything if one["kind"] != "straggler"]  # of one that lasts, beside its events
+    incidents = [one for one in everything if one["kind"] != "slow"]  # of one that lasts, beside its events
     struck = {(event.get("rank"), event.get("step")) for event in _events(run_dir, "fault_injected")}
     verdicts: list[Verdict] = []
     at = 0
@@ -268,13 +268,14 @@ def _judge(run_dir: Path, faults: Sequence[Fault]) -> tuple[list[Verdict], list[
     wrong = [f"an incident that nobody made: {one['kind']} {one['cause']}" for one in incidents[at:]]
     stood = {fault.rank for fault in faults if fault.kind == "pause"}
     slow = {fault.rank for fault in faults if fault.kind == "slow"}
-    blamed = {culprit["rank"] for one in everything if one["kind"] == "straggler" for culprit in one["culprits"]} - slow
+    blamed = {culprit["rank"] for one in everything if one["kind"] == "slow" for culprit in one["culprits"]} - slow
     blamed |= {rank for event in _found_slow(run_dir) for rank in set(event["ranks"]) - _slowed(run_dir, event)}
     return verdicts, wrong + [f"rank {rank} was called slow" for rank in sorted(blamed - stood)]
 
 
 def _found_slow(run_dir: Path) -> list[dict[str, Any]]:
     """Return which ranks were found slow, where it costs so much that it is nothing that a busy machine does."""
+    found = [event for event in _events(run_dir, "straggler") if event.get("what") == "found"]
     found = [event for event in _events(run_dir, "straggler") if event.get("what") == "found"]
     return [event for event in found if event["excess_s"] >= _LEAST_SLOW_S]
 
