@@ -285,16 +285,23 @@ def find_deletable(
 
 
 def newest_checkpoint(run_dir: RunDirectory) -> int | None:
-    """Return the step of the newest complete checkpoint (one with a manifest), or None."""
-    newest: int | None = None
+    """Return the step of the newest complete checkpoint (one with a manifest), or None.
+
+    One with a NaN is passed over while there is another one, as a resume does.
+    """
     try:
-        names = os.listdir(run_dir.checkpoints)
+        steps = {name: step for name in os.listdir(run_dir.checkpoints) if (step := step_of(name)) is not None}
     except OSError:
         return None
-    for name in names:
-        step = step_of(name)
-        if step is None or (newest is not None and step <= newest):
-            continue
-        if (run_dir.checkpoints / name / MANIFEST_NAME).is_file():
-            newest = step
-    return newest
+    last_resort: int | None = None
+    for name in sorted(steps, key=lambda name: steps[name], reverse=True):
+        try:
+            manifest = decode_manifest((run_dir.checkpoints / name / MANIFEST_NAME).read_bytes())
+        except OSError:
+            continue  # killed before it was complete
+        except InvalidCheckpointError:
+            return steps[name]  # a resume says what is wrong with it
+        if manifest.why_bad is None:
+            return steps[name]
+        last_resort = steps[name] if last_resort is None else last_resort
+    return last_resort

@@ -22,7 +22,6 @@ import reprlib
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -326,10 +325,9 @@ def _first_nan(value: Any, place: str) -> str | None:
     names: dict[torch.device, list[str]] = {}
     flags: dict[torch.device, list[torch.Tensor]] = {}
     for name, tensor in _floating(value, place):
-        with suppress(RuntimeError):  # a type of which no maximum can be taken, such as those of 8 bits
-            flag = tensor.amax().isnan()  # what is compared with a NaN is one; and no mask is made of the whole tensor
-            names.setdefault(flag.device, []).append(name)
-            flags.setdefault(flag.device, []).append(flag)
+        flag = tensor.amax().isnan()  # the maximum of what holds a NaN is one; no mask is made of the whole tensor
+        names.setdefault(flag.device, []).append(name)
+        flags.setdefault(flag.device, []).append(flag)
     for device, found in flags.items():
         for name, is_bad in zip(names[device], torch.stack(found).tolist(), strict=True):
             if is_bad:
@@ -350,7 +348,10 @@ def _floating(value: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
         local = value.to_local() if hasattr(value, "to_local") else value
         local = local.detach()
         local = torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
-        if local.is_floating_point() and local.layout is torch.strided and local.numel():
+        has_maximum = (
+            local.is_floating_point() and torch.finfo(local.dtype).bits > 8
+        )  # of 8 bits and less none is taken
+        if has_maximum and local.layout is torch.strided and local.numel():
             yield place, local
 
 

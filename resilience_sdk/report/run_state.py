@@ -188,7 +188,12 @@ def _apply_to_checkpoints(state: RunState, event: Mapping[str, Any], name: str, 
     good.
     """
     step = _integer(event.get("step"))
-    if name == Event.CKPT_COMMIT.value or name == Event.RESUME.value:
+    why_bad = _text(event.get("why_bad"))  # of one that is whole, and no good
+    if why_bad is not None and step is not None and state.checkpoint_step is not None:
+        # A training that is spoiled goes on to save: the newest of its checkpoints stands for all of them.
+        others = {n: item for n, item in state.passed_over.items() if item["why"] != why_bad}
+        state.passed_over = {**others, step: {"step": step, "at": at, "why": why_bad}}
+    elif name == Event.CKPT_COMMIT.value or name == Event.RESUME.value:
         created_at = event.get("created_at")  # of one that was resumed
         state.checkpoint_step = step
         state.checkpoint_at = float(created_at) if isinstance(created_at, (int, float)) else at

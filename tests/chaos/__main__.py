@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from tests.chaos.episodes import Result, Verdict, run_episode, undisturbed
-from tests.chaos.faults import KINDS, Fault, draw, most_steps
+from tests.chaos.faults import KINDS, NOT_TWICE, Fault, draw, most_steps
 from tests.integration import network
 
 _EACH = 5  # faults of an episode
@@ -56,6 +56,8 @@ def _arguments() -> argparse.Namespace:
         arguments.only = [kind for kind in arguments.only if kind not in KINDS or not KINDS[kind].needs_network]
     if unknown := sorted(set(arguments.only) - set(KINDS)):
         parser.error(f"--only: no kind {', '.join(unknown)}; known: {', '.join(KINDS)}")
+    if set(arguments.only) <= NOT_TWICE:
+        parser.error(f"--only: {', '.join(sorted(NOT_TWICE))} cannot follow one another: name another kind, too")
     return arguments
 
 

@@ -256,8 +256,9 @@ def _judge(run_dir: Path, faults: Sequence[Fault]) -> tuple[list[Verdict], list[
         if fault.owes.plan is not None and (fault.rank, fault.step) not in struck:
             verdicts.append(Verdict(fault, ("it never struck: its step had passed",), None))
         elif fault.kind == "slow":
-            told = any(fault.rank in event["ranks"] for event in _found_slow(run_dir))
-            verdicts.append(Verdict(fault, () if told else ("no event straggler names it",), None))
+            due = sum(one.kind == "slow" and one.rank == fault.rank for one in faults)
+            told = sum(fault.rank in event["ranks"] for event in _found_slow(run_dir))
+            verdicts.append(Verdict(fault, () if told >= due else (f"{told} events straggler tell of {due}",), None))
         elif fault.owes.incident is None:
             verdicts.append(Verdict(fault, _untold(fault, run_dir, faults), None))
         elif at < len(incidents):
@@ -275,7 +276,6 @@ def _judge(run_dir: Path, faults: Sequence[Fault]) -> tuple[list[Verdict], list[
 
 def _found_slow(run_dir: Path) -> list[dict[str, Any]]:
     """Return which ranks were found slow, where it costs so much that it is nothing that a busy machine does."""
-    found = [event for event in _events(run_dir, "straggler") if event.get("what") == "found"]
     found = [event for event in _events(run_dir, "straggler") if event.get("what") == "found"]
     return [event for event in found if event["excess_s"] >= _LEAST_SLOW_S]
 

@@ -95,6 +95,9 @@ KINDS: Mapping[str, Kind] = {
     "link cut": Kind("hang", frozenset({"network_partition"}), names_rank=False, needs_network=True),
 }
 
+NOT_TWICE = frozenset({"exception", "slow"})
+"""Those that are not drawn where one of them has just struck."""
+
 
 @attrs.frozen
 class Fault:

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.manifest import newest_checkpoint
 from resilience_sdk.core.journal import Event, Journal, read_journal
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import CheckpointError, ConfigError, RunDirectoryError
 
 
@@ -355,6 +357,7 @@ def test_a_run_whose_weights_became_nan_keeps_what_it_had_before(tmp_path, capsy
         assert checkpointer.save(step)
     assert steps_on_disk(tmp_path) == [f"step-{step:08d}" for step in (1, 2, 7, 8)]
     err = capsys.readouterr().err
+    assert newest_checkpoint(RunDirectory.open(tmp_path)) == 2  # which is what the end of a job tells
     assert err.count("is bad: it holds NaN in model.weight of rank 0") == 1
     assert [event.get("why_bad") is None for event in events(tmp_path, "ckpt_commit")] == [True] * 2 + [False] * 6
     model, _, resumed = make(tmp_path, attempt=1)
@@ -373,6 +376,7 @@ def test_where_all_hold_a_nan_the_newest_is_resumed(tmp_path, capsys):
         model.bias[0] = float("nan")
     checkpointer.save(1)
     checkpointer.save(2)
+    assert newest_checkpoint(RunDirectory.open(tmp_path)) == 2
     assert make(tmp_path, attempt=1)[2].resume() == 2
     assert "is resumed again, though it holds NaN in model.bias of rank 0" in capsys.readouterr().err
 

@@ -86,6 +86,15 @@ def test_a_checkpoint_that_was_found_damaged_is_not_the_newest() -> None:
     assert (state.checkpoint_step, state.checkpoint_at, state.passed_over) == (20, 4.0, {})
 
 
+def test_a_checkpoint_with_a_nan_is_not_the_newest() -> None:
+    """However many follow, one of them is told, beside the good one from before; where all are so, there is one."""
+    bad = [{"event": "ckpt_commit", "step": step, "why_bad": "it holds NaN in w of rank 0"} for step in (20, 30)]
+    state = state_of(_events({"event": "ckpt_commit", "step": 10}, *bad))
+    assert (state.checkpoint_step, state.checkpoint_at) == (10, 0.0)
+    assert state.passed_over == {30: {"step": 30, "at": 2.0, "why": "it holds NaN in w of rank 0"}}
+    assert state_of(_events(bad[0])).checkpoint_step == 20
+
+
 def test_where_all_checkpoints_are_damaged_none_is_good() -> None:
     """A resume that takes none has passed over all that are there; older ones in the journal are deleted."""
     saved = [{"event": "ckpt_commit", "step": step} for step in (1, 2, 3)]
