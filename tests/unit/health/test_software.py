@@ -86,7 +86,7 @@ def test_a_signal_that_will_not_do_what_it_is_for(found, settings, word):
 @pytest.fixture
 def as_it_was():
     """Put back what a test does to the signals of this very process."""
-    names = (signal.SIGHUP, signal.SIGUSR2)
+    names = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR2)
     handlers = {number: signal.getsignal(number) for number in names}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
@@ -97,7 +97,9 @@ def as_it_was():
 
 def test_a_real_process_that_ignores_blocks_and_handles(as_it_was):
     """As `nohup` and some launchers leave their children; of Python's own handlers only those of somebody are told."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under `nohup` themselves
+    # These tests may run under `nohup` themselves, or in the background of a shell, where SIGINT is ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     before = dispositions()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
