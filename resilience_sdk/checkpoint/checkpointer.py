@@ -375,19 +375,20 @@ class Checkpointer:
         answer = self._policy.answer(step, self._now_s())
         return self._policy.postpone(step) if answer is None and not self._saver.settle(0.0) else answer
 
-    def save(self, step: int) -> bool:
+    def save(self, step: int, *, anew: bool = False) -> bool:
         """Save after `step` completed steps; tell whether a whole checkpoint of it is there. Collective.
 
         One that is written in the background is awaited first, and this one is not written in the background. A
         failure of any rank means that no rank's part is used: it is reported, and the training goes on. Nothing
-        is written when the last good one is of this very step and `values` are as they were.
+        is written when the last good one is of this very step and `values` are as they were, unless `anew`: something
+        else has changed since, and this one takes its place.
 
         Raises:
             ConfigError: `step` is no whole number, the checkpointer is read-only, or several ranks without
                 torch.distributed initialised.
             DirectoryInUseError: At the first use only: another process writes there, or another job uses it.
         """
-        return self._checked_save(step, in_background=False)
+        return self._checked_save(step, in_background=False, anew=anew)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until what is written in the background is committed or has failed; tell whether that is so.
@@ -396,13 +397,13 @@ class Checkpointer:
         """
         return self._saver.settle(timeout_s)
 
-    def _checked_save(self, step: int, *, in_background: bool, left_s: float | None = None) -> bool:
+    def _checked_save(self, step: int, *, in_background: bool, left_s: float | None = None, anew: bool = False) -> bool:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise ConfigError(f"save(step={step!r}): expected the number of completed steps, a whole number")
         self._begin(step)
         ranks = find_ranks()
         with section("checkpoint", kind="io"):
-            return self._saver.save(step, ranks, in_background=in_background, left_s=left_s)
+            return self._saver.save(step, ranks, in_background=in_background, left_s=left_s, anew=anew)
 
     # -- common
 

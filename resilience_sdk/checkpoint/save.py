@@ -269,16 +269,19 @@ class Saver:
         self._last_good = GoodCheckpoint(step, self._store.path_of(step))
         self._saved_values = values
 
-    def save(self, step: int, ranks: Ranks, *, in_background: bool, left_s: float | None = None) -> bool:
+    def save(
+        self, step: int, ranks: Ranks, *, in_background: bool, left_s: float | None = None, anew: bool = False
+    ) -> bool:
         """Save; tell whether a whole checkpoint of `step` is there, or has been begun in the background. Collective.
 
         `left_s` (rank 0's): seconds until the job is ended. One that leaves no time for another is left out then.
+        `anew`: also where the last good one is of this step and of these values.
         """
 
         from resilience_sdk.checkpoint.capture import first_error, write_part
 
         began_s = self._now_s()
-        order = ranks.broadcast(self._open(step, in_background, left_s) if ranks.rank == 0 else None)
+        order = ranks.broadcast(self._open(step, in_background, left_s, anew) if ranks.rank == 0 else None)
         if order["last_good"] is not None:
             self._last_good = GoodCheckpoint(order["last_good"], self._store.path_of(order["last_good"]))
         self._policy.next_question = order["next_question"]
@@ -307,7 +310,7 @@ class Saver:
                 discard(unfinished)
         return self._conclude(step, order, outcome, ranks.rank)
 
-    def _open(self, step: int, in_background: bool, left_s: float | None) -> dict[str, Any]:
+    def _open(self, step: int, in_background: bool, left_s: float | None, anew: bool) -> dict[str, Any]:
         """Begin a save on rank 0: make its directory, or find that there is nothing to do."""
         from resilience_sdk.checkpoint.payload import encode_values
 
@@ -330,7 +333,7 @@ class Saver:
         self._is_short = False
         try:
             order["values"] = encode_values(self._values)
-            if order["last_good"] == step and order["values"] == self._saved_values:
+            if order["last_good"] == step and order["values"] == self._saved_values and not anew:
                 return {**order, "is_there": True}
             self._record(Event.CKPT_BEGIN, step)
             order["token"] = os.urandom(4).hex()

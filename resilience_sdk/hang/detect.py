@@ -349,8 +349,11 @@ def _idle_together(watches: Sequence[RankTimers]) -> bool:
     """Tell whether all ranks are out of any section, at one count and none in a step.
 
     An interval between two pulses counts as nothing open when the stacks show that nobody is in a collective, unless it
-    is that of a rank alone, of which no other can show that the loop goes on.
+    is that of a rank alone, of which no other can show that the loop goes on. Whoever sets how long such a time may be
+    also tells when the loop is over.
     """
+    if any(timer.kind == OUT_OF_SECTION and timer.limit and timer.limit.is_set for w in watches for timer in w.timers):
+        return False
     if any(timer.kind not in (OUT_OF_SECTION, "pulse") for w in watches for timer in w.timers):
         return False
     if len(watches) == 1 and any(section.kind == "pulse" for section in watches[0].state.stack):
@@ -361,7 +364,6 @@ def _idle_together(watches: Sequence[RankTimers]) -> bool:
 
 def _is_idle(state: RankState) -> bool:
     stack: Sequence[OpenSection] = state.stack
-    # Whoever sets how long the interval between two pulses may be also tells when the loop is over.
     if any(section.kind != "pulse" or section.timeout_s is not None for section in stack):
         return False
     return not stack or state.in_collective is False

@@ -23,6 +23,9 @@ class Walk:
     def __init__(self) -> None:
         self.epoch = 0
         self.batches = 0
+        self.has_tail = False
+        """Whether something of the training's own stands behind the batches of each epoch (`Run.epochs`)."""
+        self._is_read = False  # all batches of this epoch are, and its tail is still to come or under way
         self._epoch_rng: dict[str, Any] | None = None
         self._generators: dict[str, Any] = {}
         self._loader: Any = None
@@ -32,19 +35,28 @@ class Walk:
     # -- what a checkpoint holds of it
 
     def capture(self) -> dict[str, Any]:
-        """Return the position as a JSON value, as of now: between two steps."""
-        if self._loader is not None and self.batches == _quiet_length(self._loader) and not self._generators:
+        """Return the position as a JSON value, as of now: between two steps, or in the tail of an epoch."""
+        is_quiet = self._loader is not None and self.batches == _quiet_length(self._loader) and not self._generators
+        if self.has_tail and (self._is_read or is_quiet):
+            is_to_be_set = self._is_resumed and self._epoch_rng is not None
+            rng = self._epoch_rng if is_to_be_set else take_rng(self._generators)
+            return {**self._place(), "is_read": True, "rng": rng}
+        if is_quiet:
             # The epoch is complete, and nothing is drawn between here and the next one: so that is where we
             # are, and nobody has to read a whole epoch again to find that out.
             return {"epoch": self.epoch + 1, "batches": 0, "rng": take_rng(self._generators)}
         rng = self._epoch_rng if self._epoch_rng is not None else take_rng(self._generators)
-        return {"epoch": self.epoch, "batches": self.batches, "rng": rng}
+        return {**self._place(), "rng": rng}
+
+    def _place(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "batches": self.batches}
 
     def restore(self, saved: Mapping[str, Any], saved_ranks: int, ranks: int) -> None:
         """Take a saved position; with another number of ranks it is the nearest one that skips no sample."""
         self.epoch = int(saved["epoch"])
         self.batches = int(saved["batches"])
         self._epoch_rng = saved["rng"]
+        self._is_read = bool(saved.get("is_read"))
         self._is_resumed = True
         if saved_ranks != ranks:
             self.batches = self.batches * saved_ranks // ranks
@@ -57,12 +69,42 @@ class Walk:
         if self.epoch < first_epoch:
             self._to_epoch(first_epoch)
 
+    def has_batches_before(self, epoch: int) -> bool:
+        """Tell whether batches are left of the epochs before that one."""
+        return self.epoch < epoch and not self._is_read
+
+    def finish_batches(self) -> None:
+        """Go behind the last batch of this epoch: into its tail, else to the start of the next one."""
+        self._is_read = self.has_tail
+        if not self.has_tail:
+            self.finish_epoch()
+
     def finish_epoch(self) -> None:
         """Go to the start of the next epoch."""
         self._to_epoch(self.epoch + 1)
 
     def _to_epoch(self, epoch: int) -> None:
         self.epoch, self.batches, self._epoch_rng, self._is_resumed = epoch, 0, None, False
+        self._is_read = False
+
+    def leave_tails(self) -> None:
+        """Let epochs have no tail: one whose tail was to come is complete, which is where we are then."""
+        self.has_tail = False
+        if self._is_read:
+            self.epoch, self.batches, self._is_read = self.epoch + 1, 0, False
+
+    def enter_body(self) -> None:
+        """Set the generators of this process as they were at the save, where an epoch with a tail had not begun."""
+        if self._is_resumed and not self.batches and not self._is_read and self._epoch_rng is not None:
+            set_rng({}, {**self._epoch_rng, "generators": {}})
+
+    def enter_tail(self, loader: Iterable[Any]) -> None:
+        """Set the generators as they were at the save, where that was behind the last batch of this epoch."""
+        if not (self._is_read and self._is_resumed):
+            return
+        self._loader, self._generators, self._is_resumed = loader, find_generators(loader), False
+        if self._epoch_rng is not None:
+            set_rng(self._generators, self._epoch_rng)
 
     def start_epoch(self, loader: Iterable[Any], restore_rng: Any, *, is_speaker: bool) -> Iterator[Any]:
         """Return an iterator over what is left of this epoch, after going back to the saved place in it.
@@ -79,7 +121,11 @@ class Walk:
         self._has_state = has_state(loader)
         self._generators = find_generators(loader)
         if self._is_resumed and self._epoch_rng is not None:
-            set_rng(self._generators, self._epoch_rng)
+            # What the program has drawn in this epoch before is drawn by now (see `enter_body`).
+            is_drawn = self.has_tail and not self.batches
+            now = take_rng({})["process"] if is_drawn else self._epoch_rng["process"]
+            set_rng(self._generators, {**self._epoch_rng, "process": now})
+            self._epoch_rng = {**self._epoch_rng, "process": now}
         else:
             self._epoch_rng = take_rng(self._generators)
 

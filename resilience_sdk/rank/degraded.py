@@ -91,7 +91,7 @@ class NoCheckpointer:
         """Return 0: there is nothing to resume."""
         return 0
 
-    def save(self, step: int) -> bool:
+    def save(self, step: int, *, anew: bool = False) -> bool:
         """Return False: nothing is saved."""
         return False
 

@@ -65,6 +65,8 @@ class Run:
         self.preempted = False
         self._walk = Walk()
         self._claimed_epochs = 0
+        self._body: _Body | None = None  # of the loop over `epochs` that is under way
+        self._has_open_body = False  # whose work is not saved yet
         # Weakly: a loop that is left by `break` must drop its last reference, and so end its heartbeat.
         self._active: weakref.ref[Generator[Any, None, None]] | None = None
         self._previous: Run | None = None
@@ -134,6 +136,8 @@ class Run:
             self._leave_steps()
             is_clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             if is_clean and not self.preempted:
+                if self._has_open_body:
+                    self._save_body()  # a loop over epochs that was left by `break`
                 self._end()
             else:
                 self._say_what_is_kept()
@@ -165,8 +169,8 @@ class Run:
 
         Every iteration is a heartbeat with the number of the step, the wait for data is section `data`, and
         checkpoints are saved between two steps. In a distributed job all ranks must get as many batches.
-        Each call takes the next `epochs` epochs, so a loop of one's own around it works too: on a resume, the
-        calls whose epochs are complete yield nothing. At the end it saves.
+        Each call takes the next `epochs` epochs, and saves at the end. With something between two epochs (an
+        evaluation, a scheduler's step) call it inside a loop over `Run.epochs`, of which it takes the epoch.
 
         A step is complete when the next one is asked for. So one that is left by `break` or an exception
         does not count; end early with `max_steps` instead.
@@ -183,33 +187,98 @@ class Run:
             ConfigError: An argument is wrong.
             CheckpointError: There is a checkpoint, but it cannot be loaded.
         """
-        _check_arguments(epochs, max_steps, on_preempt)
+        _check_arguments("steps", epochs, max_steps, on_preempt)
         self._leave_steps()
         self._resume()
-        first = self._claimed_epochs
-        self._claimed_epochs += epochs
+        if self._body is not None:
+            self._body.enter_steps(self.epoch, epochs, max_steps, on_preempt)
+            first, max_steps, on_preempt = self.epoch, self._body.max_steps, self._body.on_preempt
+        else:
+            self._walk.leave_tails()
+            first = self._claimed_epochs
+            self._claimed_epochs += epochs
         steps = self._iterate(loader, first, first + epochs, max_steps, on_preempt)
         self._active = weakref.ref(steps)
         return steps
+
+    def epochs(self, epochs: int, *, max_steps: int | None = None, on_preempt: OnPreempt = "raise") -> Iterator[int]:
+        """Yield the number of each epoch that is not complete, from 0 to `epochs` - 1; `steps` inside takes that one.
+
+        An epoch is complete when the next one is asked for: what stands beside `steps` in the body has been done
+        then, and is done once. A resume behind the last batch of an epoch goes on with what follows `steps` there.
+        At the end of each body it saves, so all ranks must leave the loop alike.
+
+        Args:
+            epochs: How many epochs the training has, over all attempts.
+            max_steps: End with the body in which this many steps are complete, over all attempts.
+            on_preempt: As that of `steps`. After `return` leave the body, for it begins anew at the next attempt.
+
+        Raises:
+            ConfigError: An argument is wrong, or `steps` was called outside of such a loop, twice in one body, or with
+                an option that belongs here.
+            CheckpointError: There is a checkpoint, but it cannot be loaded.
+
+        Example:
+            for epoch in run.epochs(90):
+                for step, batch in run.steps(loader):
+                    train_step(batch)
+                scheduler.step()
+                run.values["accuracy"] = evaluate(model)
+        """
+        _check_arguments("epochs", epochs, max_steps, on_preempt)
+        if self._claimed_epochs or self._body is not None:
+            beside = "inside of another loop over run.epochs" if self._body is not None else "after run.steps"
+            raise ConfigError(f"run.epochs({epochs}) {beside}: one loop over epochs() holds all epochs of a run")
+        self._leave_steps()
+        self._resume()
+        return self._iterate_epochs(epochs, _Body(max_steps, on_preempt))
+
+    def _iterate_epochs(self, epochs: int, body: _Body) -> Generator[int, None, None]:
+        walk = self._walk
+        walk.has_tail, self._body = True, body
+        try:
+            while walk.epoch < epochs and not self._is_enough(body.max_steps):
+                walk.enter_body()
+                body.has_steps, self._has_open_body = False, True
+                yield walk.epoch
+                self._leave_steps()
+                if self.preempted:
+                    return
+                if not self._is_enough(body.max_steps):
+                    walk.finish_epoch()
+                self._save_body()
+            self._is_done = True
+            heartbeat.done()
+        finally:
+            self._body = None
+
+    def _save_body(self) -> None:
+        """Save behind the body of an epoch: what it has changed after its last step is in no checkpoint yet."""
+        self._has_open_body = False
+        numerics.settle()
+        self.checkpointer.save(self.step, anew=True)
+
+    def _is_enough(self, max_steps: int | None) -> bool:
+        return max_steps is not None and self.step >= max_steps
 
     def _iterate(
         self, loader: Iterable[Batch], first: int, last: int, max_steps: int | None, on_preempt: OnPreempt
     ) -> Generator[tuple[int, Batch], None, None]:
         walk = self._walk
         walk.enter_window(first)
-        is_enough = max_steps is not None and self.step >= max_steps
+        is_enough = self._is_enough(max_steps)
         is_worked = False
-        if self.session is not None and walk.epoch < last and not is_enough:
+        if self.session is not None and walk.has_batches_before(last) and not is_enough:
             listening.begin(self._save_s)  # before the loader forks its workers
             if self.session.recorder is not None:
                 self.session.recorder.user_beats()  # what is read again before the first step belongs to none
                 self.session.recorder.begin()  # the end of an earlier call has ended all deadlines
-        while walk.epoch < last and not is_enough:
+        while walk.has_batches_before(last) and not is_enough:
             batches = self._start_epoch(loader)
             while not is_enough:
                 batch = next_batch(batches)
                 if batch is END:
-                    walk.finish_epoch()
+                    walk.finish_batches()
                     break
                 if self.step in self.checkpointer.skipped_steps:
                     self._say_skipped()
@@ -219,14 +288,17 @@ class Run:
                     is_worked = True
                 walk.batches += 1
                 self.step += 1
-                is_enough = max_steps is not None and self.step >= max_steps
+                is_enough = self._is_enough(max_steps)
                 if not is_enough and preemption.check(self.step):
                     self._stop(on_preempt)
                     return
                 self.checkpointer.maybe_save(self.step)
+        self._find_loader(loader)
+        walk.enter_tail(loader)
         if is_worked:
             numerics.settle()  # the last step's numbers are not judged yet, and the save is to be good
-            self.checkpointer.save(self.step)
+            if self._body is None:
+                self.checkpointer.save(self.step)
         self._is_done = True
         heartbeat.done()
 
@@ -249,10 +321,13 @@ class Run:
         checkpointer = self.checkpointer
         if isinstance(checkpointer, NoCheckpointer):
             return self._walk.start_epoch(loader, _nothing, is_speaker=False)
-        if has_state(loader):
-            checkpointer.add_data("run.loader", loader)
+        self._find_loader(loader)
         rank = 0 if self.session is None else self.session.identity.rank
         return self._walk.start_epoch(loader, checkpointer.restore_rng, is_speaker=rank == 0)
+
+    def _find_loader(self, loader: Iterable[Any]) -> None:
+        if has_state(loader) and isinstance(self.checkpointer, Checkpointer):
+            self.checkpointer.add_data("run.loader", loader)
 
     def _resume(self) -> None:
         if self._is_resumed:
@@ -296,13 +371,37 @@ class Run:
         self._active = None
 
 
-def _check_arguments(epochs: Any, max_steps: Any, on_preempt: Any) -> None:
+@attrs.define
+class _Body:
+    """The options of a loop over `Run.epochs`, and what its body has done."""
+
+    max_steps: int | None
+    on_preempt: OnPreempt
+    has_steps: bool = False
+
+    def enter_steps(self, epoch: int, epochs: int, max_steps: int | None, on_preempt: OnPreempt) -> None:
+        """Take note of a call of `steps` with these options. Raises `ConfigError`."""
+        if self.has_steps:
+            raise ConfigError(
+                f"run.steps() a second time in epoch {epoch}: in a loop over run.epochs() it takes the whole epoch"
+            )
+        given = [("epochs", epochs, 1), ("max_steps", max_steps, None), ("on_preempt", on_preempt, "raise")]
+        for name, value, default in given:
+            if value != default:
+                raise ConfigError(
+                    f"steps({name}={value!r}) inside of run.epochs(): {name} is an option of the outer loop, "
+                    f"run.epochs(..{'' if name == 'epochs' else f', {name}={value!r}'})"
+                )
+        self.has_steps = True
+
+
+def _check_arguments(caller: str, epochs: Any, max_steps: Any, on_preempt: Any) -> None:
     for name, value in (("epochs", epochs), ("max_steps", max_steps)):
         is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         if not is_number and not (name == "max_steps" and value is None):
-            raise ConfigError(f"steps({name}={value!r}): expected a whole number, 0 or more")
+            raise ConfigError(f"{caller}({name}={value!r}): expected a whole number, 0 or more")
     if on_preempt not in ("raise", "return"):
-        raise ConfigError(f'steps(on_preempt={on_preempt!r}): expected "raise" or "return"')
+        raise ConfigError(f'{caller}(on_preempt={on_preempt!r}): expected "raise" or "return"')
 
 
 def _nothing() -> None:
