@@ -1,6 +1,6 @@
 """Hooks on a user's model.
 
-They never raise, and are left behind by copies; waits for other ranks inside its passes, as of FSDP2.
+They never raise, and are left behind by copies; waits for other ranks inside its passes, as of FSDP2 or DDP's buffers.
 
 FSDP2 gathers and reduces in hooks that it registers on its modules, on their outputs and (as an autograd node) on
 their inputs. Public hooks before and after each of these bracket the waits, and the brackets are subtracted from
@@ -193,6 +193,14 @@ def sharded_modules(model: Any) -> list[Any]:
     """Return the modules of `model` that `fully_shard` manages."""
     kind = loaded("FSDPModule", "torch.distributed.fsdp", "torch.distributed._composable.fsdp")
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
+
+
+def broadcasts_buffers(model: Any) -> bool:
+    """Tell whether DDP gives a model's buffers, such as those of a batch norm, to all ranks before each forward."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    is_ddp = isinstance(model, DistributedDataParallel)
+    return is_ddp and model.broadcast_buffers and next(model.module.buffers(), None) is not None
 
 
 def loaded(name: str, *modules: str) -> Any:

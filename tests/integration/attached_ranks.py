@@ -2,9 +2,10 @@
 
     attached_ranks.py ROOT MODE...
 
-Modes are `ddp`, `accumulated` (two micro-batches, the first without synchronisation), `compiled` and `fsdp2`. Ranks
-are forked from here, so that torch is imported once. What is printed is read back from the pages by this process,
-as the monitor does it: mode -> rank -> section -> [seconds, ...].
+Modes are `ddp`, `accumulated` (two micro-batches, the first without synchronisation), `compiled`, `fsdp2` and `buffers`
+(rank 0, from which the others get them, is late before each forward instead, in nothing that has a section). Ranks
+are forked from here, so that torch is imported once. What is printed is read back from the pages by this process, as
+the monitor does it: mode -> rank -> section -> [seconds, ...].
 """
 
 import contextlib
@@ -66,6 +67,9 @@ def make_model(mode, rank):
         if slow_s:
             model.layers[6].weight.register_hook(lambda _: time.sleep(slow_s))
         return torch.compile(nn.parallel.DistributedDataParallel(model), backend="eager")
+    if mode == "buffers":
+        model.register_buffer("mean", torch.zeros(WIDTH))
+        return nn.parallel.DistributedDataParallel(model)
     model.slow_s = slow_s
     return nn.parallel.DistributedDataParallel(model)
 
@@ -91,6 +95,8 @@ def rank_main(root, mode, rank):
     straggler.attach(model, optimizer)
     for step in range(STEPS):
         data = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(step))
+        if mode == "buffers" and rank == 0:
+            time.sleep(SLOW_S)
         if mode == "accumulated":
             with model.no_sync():
                 model(data).square().mean().backward()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-MODES = ("ddp", "compiled", "fsdp2", "accumulated")
+MODES = ("ddp", "compiled", "fsdp2", "accumulated", "buffers")
 RANKS, SLOW, STEPS = 4, 2, 6
 SLOW_S = 0.2
 OTHERS = [rank for rank in range(RANKS) if rank != SLOW]
@@ -66,3 +66,10 @@ def test_under_gradient_accumulation_too(found):
     bwd, comm_wait = medians(ranks, "bwd", of=last), medians(ranks, "comm_wait", of=last)
     check_named(bwd, comm_wait)
     assert bwd[SLOW] + comm_wait[SLOW] < min(bwd[rank] + comm_wait[rank] for rank in OTHERS)
+
+
+def test_who_waits_for_the_buffers_of_a_late_rank_is_not_slow(found):
+    """DDP broadcasts them in the forward, where all others wait for rank 0: that is no forward of theirs."""
+    ranks = found["buffers"]
+    assert max(medians(ranks, "fwd")) < SLOW_S / 4
+    assert min(medians(ranks, "comm_wait")[1:]) > SLOW_S / 2
