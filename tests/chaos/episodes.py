@@ -22,13 +22,14 @@ from tests.integration.harness import Job, job
 from tests.integration.network import Host, network
 
 _PROGRAM = Path(__file__).with_name("training.py")
-_DEADLINE_S, _STARTUP_S = 4.0, 40.0
+_DEADLINE_S, _SAVE_S, _STARTUP_S = 4.0, 8.0, 40.0
 _EXIT_CODES = {"launcher killed": -signal.SIGKILL, "job asked to leave": 75, "rank asked to leave": 75}
 _LEAST_SLOW_S = SLOW_S / 4  # on a busy machine any rank may lack a processor for some milliseconds of each step
 _PAUSE_S = 1.0  # far below the deadline
 _OPTIONS = (
     *(f"--nproc-per-node={RANKS}", "--max-restarts=100"),
     *(f"--heartbeat-timeout={_DEADLINE_S}", f"--out-of-section-timeout={_DEADLINE_S}"),
+    f"--section-timeouts=checkpoint:{_SAVE_S}",  # no step is open in a save, and ranks that all wait have 300 s
     f"--initial-heartbeat-timeout={_STARTUP_S}",
 )
 
@@ -109,16 +110,22 @@ def _run_job(
     words = [str(_PROGRAM), str(folder), str(steps)]
     if hosts:
         words += [hosts[1].namespace, hosts[0].address]
+    outside = [(fault, at) for at, group in enumerate(attempts) for fault in group if fault.owes.plan is None]
+    for fault, at in outside:
+        _due(folder, fault, at).touch()
     with job(folder, *_OPTIONS, *words, env=env, within=hosts[0].within if hosts else ()) as run:
-        for at, group in enumerate(attempts):
-            for fault in group:
-                if fault.owes.plan is None:
-                    _Striker(run, folder, seen, hosts).strike(fault, at)
+        for fault, at in outside:
+            _Striker(run, folder, seen, hosts).strike(fault, at)
         code = run.finish()
         last = attempts[-1][-1].kind if attempts[-1] else None
         due = _EXIT_CODES.get(last or "", 0)
         assert code == due, f"job {number} left with {code} instead of {due}:\n{run.screen}"
         seen.left += run.left_behind()
+
+
+def _due(folder: Path, fault: Fault, attempt: int) -> Path:
+    """Return the file that keeps the rank from going past the step, as long as it is there."""
+    return folder / f"due-{fault.rank}-{attempt}-{fault.step}"
 
 
 @attrs.frozen
@@ -132,11 +139,14 @@ class _Striker:
 
     def strike(self, fault: Fault, attempt: int) -> None:
         """Wait until the rank has done the step before in that attempt, and strike."""
-        pid = self._pid_at(fault, attempt)
-        with contextlib.suppress(ProcessLookupError):  # it may have ended since: the other faults have no mercy
-            self._strike(fault, pid)
+        pid, due = self._pid_at(fault, attempt), _due(self.folder, fault, attempt)
+        try:
+            with contextlib.suppress(ProcessLookupError):  # it may have ended since: the other faults have no mercy
+                self._strike(fault, pid, due)
+        finally:
+            due.unlink(missing_ok=True)
 
-    def _strike(self, fault: Fault, pid: int) -> None:
+    def _strike(self, fault: Fault, pid: int, due: Path) -> None:
         if fault.kind == "sigkill":
             os.kill(pid, signal.SIGKILL)
         elif fault.kind == "stopped from outside":
@@ -152,10 +162,12 @@ class _Striker:
             self.seen.monitors += 1
             before = len(self.run.events("monitor_replaced"))
             os.kill(self.run.monitor_pid(), signal.SIGKILL)
+            due.unlink()
             self.run.wait_event("monitor_replaced", count=before + 1)
         elif fault.kind == "link cut":
             before = len(self.run.events("confirmed"))
             self.hosts[1].cut()
+            due.unlink()
             self.run.wait_event("confirmed", count=before + 1)
             self.hosts[1].restore()
         elif fault.kind == "job asked to leave":

@@ -3,7 +3,9 @@
 training.py FOLDER STEPS [NAMESPACE ADDRESS]
 
 Losses go to FOLDER/losses-RANK, a hash of the final weights to FOLDER/weights-RANK, and the attempt, pid and step of
-the newest step to FOLDER/step-RANK. With a network namespace rank 1 moves there, and ADDRESS is that of the others.
+the newest step to FOLDER/step-RANK. A rank does not pass the step S of a FOLDER/due-RANK-ATTEMPT-S before that file is
+gone: who strikes from outside may be late. With a network namespace rank 1 moves there, and ADDRESS is that of the
+others.
 """
 
 import ctypes
@@ -37,9 +39,11 @@ class Noisy:
 
 
 def tell(step):
-    """Say that a step is done, whole or not at all."""
+    """Say that a step is done, whole or not at all; wait there for whoever is to strike and has not."""
     (folder / f".step-{rank}").write_text(f"{attempt} {os.getpid()} {step}")
     (folder / f".step-{rank}").replace(folder / f"step-{rank}")
+    while any(int(path.name.split("-")[3]) <= step for path in folder.glob(f"due-{rank}-{attempt}-*")):
+        time.sleep(0.005)
 
 
 if sys.argv[3:]:
