@@ -165,10 +165,10 @@ class _Striker:
             due.unlink()
             self.run.wait_event("monitor_replaced", count=before + 1)
         elif fault.kind == "link cut":
-            before = len(self.run.events("confirmed"))
+            before = len(self.run.events("attempt_end"))  # earlier, and the ranks would go on before they are ended
             self.hosts[1].cut()
             due.unlink()
-            self.run.wait_event("confirmed", count=before + 1)
+            self.run.wait_event("attempt_end", count=before + 1)
             self.hosts[1].restore()
         elif fault.kind == "job asked to leave":
             self.run.process.send_signal(signal.SIGTERM)
