@@ -271,6 +271,11 @@ def load(text: str, rank: int | None, attempt: int) -> None:
     _injector.load(text, rank, attempt)
 
 
+def missing_ranks(text: str, world_size: int) -> list[Plan]:
+    """Return the plans in `text` for ranks that a job of this size does not have. Raises ConfigError."""
+    return [plan for plan in parse(text) if plan.rank is not None and plan.rank >= world_size]
+
+
 def observe(observer: Callable[[int], None]) -> None:
     """Have `observer` hear of each step of this rank, by its number: as it begins, or at its end where no block is."""
     _injector.observe(observer)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
+import math
 import os
 import shutil
 import signal
@@ -65,21 +67,27 @@ class Rehearsal:
 def main(argv: Sequence[str]) -> int:
     """Rehearse as the arguments say; return 0 where every promise held or was skipped with its reason, else 1.
 
-    Raises ConfigError for a bad argument, RunDirectoryError where `--keep` names a directory that holds something.
+    Raises ConfigError for a bad argument, RunDirectoryError where `--keep` names a directory that holds something or
+    cannot be made. A signal that ends it ends its job, too, and what was found until then is told.
     """
     options, script = _parse(argv)
     kinds = _kinds(options.faults)
+    job = _job(options, script)
     talk = sys.stderr if options.json else sys.stdout
     scratch = Path(tempfile.mkdtemp(prefix="resilience-rehearse-")) if options.keep is None else _empty(options.keep)
     is_kept = options.keep is not None
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    theatre = _Rehearsals(job, scratch, options.stuck_after, talk)
     try:
-        theatre = _Rehearsals(_job(options, script), scratch, options.stuck_after, talk)
         rehearsals = theatre.run(kinds)
         has_failed = any(one.has_failed for one in rehearsals)
         is_kept = has_failed or is_kept
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted in {theatre.place}{_conclusion(theatre.rehearsed, theatre.seconds, None)}")
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if not is_kept:
             shutil.rmtree(scratch, ignore_errors=True)
     if options.json:
@@ -127,6 +135,9 @@ def _parse(argv: Sequence[str]) -> tuple[Any, list[str]]:
         raise ConfigError("no script given; usage: resilience rehearse FAULT... [options] -- SCRIPT [ARGS]")
     if options.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node takes a whole number from 1 on, not {options.nproc_per_node}")
+    for name, value in (("--stuck-after", options.stuck_after), ("--limit", options.limit)):
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"{name} takes seconds, more than 0, not {value:g}")
     return options, script
 
 
@@ -141,7 +152,11 @@ def _kinds(given: Sequence[str]) -> list[str]:
 def _job(options: Any, script: Sequence[str]) -> RehearsedJob:
     is_module = script[0] in ("-m", "--module")
     words = list(script)
-    if not is_module:
+    if is_module:
+        name = script[1] if len(script) > 1 else ""
+        if not importlib.machinery.PathFinder.find_spec(name.partition(".")[0], [os.getcwd(), *sys.path]):
+            raise ConfigError(f"{script[0]} {name}: no such module is here or among what is installed")
+    else:
         if not os.path.exists(script[0]):
             raise ConfigError(f"{script[0]} is not there; behind -- comes the script, then its arguments")
         words[0] = os.path.abspath(script[0])
@@ -155,7 +170,14 @@ def _job(options: Any, script: Sequence[str]) -> RehearsedJob:
 
 
 def _empty(path: Path) -> Path:
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        is_free = not any(path.iterdir())
+    except FileExistsError:
+        is_free = False
+    except OSError as error:
+        raise RunDirectoryError(f"--keep {path}: {error.strerror}; name a directory that can be made") from error
+    if not is_free:
         raise RunDirectoryError(f"--keep {path}: something is there already; name a new or empty directory")
     return path.absolute()
 
@@ -171,6 +193,10 @@ class _Rehearsals:
         self._again: JobFacts | None = None
         self._began_s = time.monotonic()
         self._place = ""
+        self.place = ""
+        """The fault that is being rehearsed."""
+        self.rehearsed: list[Rehearsal] = []
+        """What was rehearsed so far."""
         self.estimated_s: float | None = None
         """How long all was said to take, once the undisturbed run had ended; None where there was nothing to say."""
 
@@ -192,8 +218,9 @@ class _Rehearsals:
         promises = tuple(judge.judge_baseline(baseline, facts))
         first = Rehearsal("none", "", facts.seconds, facts.exit_codes, promises, str(self._scratch / "undisturbed"))
         self._show(first)
+        self.rehearsed.append(first)
         if facts.exit_codes[-1] != 0:
-            return [first]
+            return self.rehearsed
         left_s = plan.estimate_s(kinds, baseline, self._stuck_after_s)
         if left_s:
             self.estimated_s = round(left_s + facts.seconds, 3)
@@ -203,11 +230,10 @@ class _Rehearsals:
                 f"; a rank that stands still is called hung after {stuck_s:g} s in {', '.join(still)}" if still else ""
             )
             self._say(f"about {_duration(left_s)} for the faults, {_duration(left_s + facts.seconds)} in all{told}")
-        rehearsals = [first]
         for number, kind in enumerate(kinds, 1):
             self._place = f"{number}/{len(kinds)} "
-            rehearsals.append(self._rehearse(kind, baseline))
-        return rehearsals
+            self.rehearsed.append(self._rehearse(kind, baseline))
+        return self.rehearsed
 
     def _rehearse(self, kind: str, baseline: Baseline) -> Rehearsal:
         deadlines = plan.deadlines(kind, baseline, self._stuck_after_s)
@@ -243,6 +269,7 @@ class _Rehearsals:
         self._talk.flush()
 
     def _begin(self, name: str, told: str = "") -> None:
+        self.place = name
         self._say(f"\n{self._place}{name}{f'  RESILIENCE_FAULT={told}' if told else ''}")
 
     def _show(self, rehearsal: Rehearsal) -> None:

@@ -271,8 +271,11 @@ def one_line(incident: Incident) -> str:
     """Return the headline as part of a sentence: without Markdown and full stop, with how a rank ended by itself."""
     told = headline(incident).replace("`", "").rstrip(".")
     ends = [e.text for e in incident.evidence if e.source == "exit"]
-    is_open = incident.kind == "crash" and ends and not _raised(incident)
-    return told[:1].lower() + told[1:] + (f"; it {in_short(ends[0])}" if is_open else "")
+    text = told[:1].lower() + told[1:]
+    if incident.kind != "crash" or not ends or _raised(incident):
+        return text
+    subject = "it " if ends[0].startswith(("exited ", "died ")) else ""  # the others have one, or no verb
+    return f"{text}; {subject}{in_short(ends[0])}"
 
 
 def in_short(message: str) -> str:

@@ -32,6 +32,15 @@ _SOURCES = {at.BEATS_USER: "heartbeats", at.BEATS_OPTIMIZER: "optimizer", at.BEA
 
 
 @attrs.frozen
+class Weight:
+    """One weight of an optimizer, or this rank's part of it, as far as it is compared with another one."""
+
+    norm: float
+    sum: float
+    shape: tuple[int, ...] = ()
+
+
+@attrs.frozen
 class RehearsedRank:
     """One rank in one attempt. `steps`: the number of each, as the loop counts it, and when, in monotonic seconds."""
 
@@ -45,8 +54,8 @@ class RehearsedRank:
     """What its steps were seen from: `heartbeats`, `optimizer` or `collectives`; None: nothing, or it was killed."""
     sections: tuple[str, ...] = ()
     """Those of the kind `compute` in which no collective was seen: what is compared with other ranks."""
-    weights: tuple[tuple[float, float], ...] | None = None
-    """Of each weight at the end, its norm and its sum; None where there is no optimizer, or it was killed."""
+    weights: tuple[Weight, ...] | None = None
+    """Those at the end; None where there is no optimizer, or it was killed."""
 
 
 def observe(directory: str, session: WatchedSession) -> None:
@@ -115,10 +124,10 @@ class _TraceWriter:
                 file.write((json.dumps(facts) + "\n").encode())
 
 
-def _measure(weight: Any) -> tuple[float, float]:
+def _measure(weight: Any) -> tuple[float, float, list[int]]:
     local = weight.detach()
     local = (local.to_local() if hasattr(local, "to_local") else local).double()
-    return float(local.norm()), float(local.sum())
+    return float(local.norm()), float(local.sum()), list(local.shape)
 
 
 def read_traces(directory: Path) -> tuple[RehearsedRank, ...]:
@@ -158,5 +167,5 @@ def _trace(attempt: int, rank: int, lines: list[Mapping[str, Any]]) -> Rehearsed
         facts.get("began_s"),
         facts.get("progress"),
         tuple(facts.get("sections") or ()),
-        None if weights is None else tuple((norm, total) for norm, total in weights),
+        None if weights is None else tuple(Weight(norm, total, tuple(shape)) for norm, total, shape in weights),
     )

@@ -220,6 +220,12 @@ class WatchedSession(Session):
         faults.run_directory = self.run_dir.path
         try:
             faults.load(env.get(environ.FAULT, ""), self.identity.rank, self.attempt)
+            size = self.identity.world_size
+            for plan in faults.missing_ranks(env.get(environ.FAULT, ""), size) if self.identity.rank == 0 else ():
+                console.say_once(
+                    f"fault {plan}",
+                    f"RESILIENCE_FAULT: {plan} strikes nobody: the ranks of this job are 0 to {size - 1}",
+                )
         except ResilienceError as error:
             console.say_once("fault", f"no fault is injected, it is ignored: {error}")
 

@@ -12,8 +12,8 @@ from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.faults import Plan
 from resilience_sdk.incidents import Incident
-from resilience_sdk.incidents.record import count_words, one_line
-from resilience_sdk.rank.rehearsal import RehearsedRank
+from resilience_sdk.incidents.record import count_words, one_line, ranks_words
+from resilience_sdk.rank.rehearsal import RehearsedRank, Weight
 from resilience_sdk.rehearse.plan import Baseline, JobFacts
 
 PASS, FAIL, SKIPPED = "PASS", "FAIL", "SKIPPED"
@@ -56,6 +56,8 @@ _NO_PROGRESS = (
 
 _SHORTER = "give the script arguments that make it shorter, or let it take longer with --limit"
 _EMPTY = "the job runs in an empty directory; --here runs it in this one"
+_BY_ITSELF = "it fails without any fault of ours: run it alone by `resilience run`, mend that, and rehearse it then"
+_MISSES_A_FILE = ("FileNotFoundError", "No such file", "ModuleNotFoundError", "NotADirectoryError")
 _COLLECTIVE = "call save() and maybe_save() on every rank, not on rank 0 alone: all of them write"
 
 
@@ -69,7 +71,7 @@ def judge_baseline(baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
         code == 0,
         "0",
         f"{_code_words(code)} without any fault{': ' + blamed[0] if blamed else ''}",
-        _cure_of(facts.incidents) or (_SHORTER if code is None else _EMPTY),
+        _SHORTER if code is None else _cure_of(facts.incidents),
     )
     ledger.hold("nobody blamed", not blamed, "no incident", "; ".join(blamed))
     if any(one.kind == "hang" and _in_a_save(one) for one in facts.incidents):
@@ -94,8 +96,11 @@ def judge_baseline(baseline: Baseline, facts: JobFacts) -> list[PromiseResult]:
     return ledger.results
 
 
-def _cure_of(incidents: Sequence[Incident]) -> str | None:
-    return next((one.advice for one in incidents if one.advice), None)
+def _cure_of(incidents: Sequence[Incident]) -> str:
+    told = [evidence.text for one in incidents for evidence in one.evidence]
+    if any(name in line for line in told for name in _MISSES_A_FILE):
+        return _EMPTY
+    return next((one.advice for one in incidents if one.advice), _BY_ITSELF)
 
 
 def _in_a_save(incident: Incident) -> bool:
@@ -317,7 +322,10 @@ def _judge_nan(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts)
 # -- the stop that was asked for
 
 
-_STOP_CURE = "call preemption.check() once per step on every rank; where it is True, save and call preemption.exit()"
+_STOP_CURE = (
+    "call preemption.check() once per step on every rank; where it is True, save and call preemption.exit(). A handler "
+    "of SIGTERM of the script's own has to call the one that was there before it"
+)
 
 
 def _judge_preempt(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts) -> None:
@@ -386,23 +394,49 @@ _JUDGES: Mapping[str, Callable[[_Ledger, Plan, Baseline, JobFacts], None]] = {
 # -- the end
 
 
-def difference(one: Sequence[RehearsedRank], other: Sequence[RehearsedRank]) -> float | str:
-    """Return how far the weights of two ends are apart, relatively, or why they cannot be compared."""
+@attrs.frozen
+class Distance:
+    """How far the weights of two ends are apart at most, in parts of their norm, and where that is."""
+
+    most: float
+    weight: int = 0
+    """The number of that weight among those of its rank's optimizers, from 0."""
+    shape: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """Those whose weights are not the same."""
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the ends are told to be equal."""
+        return self.most <= _SAME_WEIGHTS
+
+
+def difference(one: Sequence[RehearsedRank], other: Sequence[RehearsedRank]) -> Distance | str:
+    """Return how far the weights of two ends are apart, or why they cannot be compared."""
     theirs = {trace.rank: trace.weights for trace in other}
-    pairs = [(trace.weights, theirs.get(trace.rank)) for trace in one]
-    if not pairs or any(a is None for a, _ in pairs):
-        return "there is no optimizer of torch, whose weights could be compared"
-    if any(b is None or len(a or ()) != len(b) for a, b in pairs):
-        return "the last start had no step left to run"
-    return max((_apart(x, y) for a, b in pairs for x, y in zip(a or (), b or (), strict=True)), default=0.0)
+    found = Distance(0.0)
+    for trace in one:
+        weights, others = trace.weights, theirs.get(trace.rank)
+        if weights is None:
+            return "there is no optimizer of torch, whose weights could be compared"
+        if others is None or len(weights) != len(others):
+            return "the last start had no step left to run"
+        apart = [_apart(x, y) for x, y in zip(weights, others, strict=True)]
+        most = max(apart, default=0.0)
+        ranks = (*found.ranks, trace.rank) if most > _SAME_WEIGHTS else found.ranks
+        worst = apart.index(most) if apart else 0
+        if most > found.most:
+            found = Distance(most, worst, weights[worst].shape)
+        found = attrs.evolve(found, ranks=ranks)
+    return found if one else "there is no optimizer of torch, whose weights could be compared"
 
 
-def _apart(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return how far a weight is from another, by the larger of norm and sum, in parts of its norm."""
-    if not all(map(math.isfinite, (*one, *other))):
+def _apart(one: Weight, other: Weight) -> float:
+    """Return how far norm or sum of two weights are apart, whichever is further, in parts of the norm."""
+    if not all(map(math.isfinite, (one.norm, one.sum, other.norm, other.sum))):
         return math.inf
-    scale = max(one[0], other[0], 1e-12)
-    return max(abs(one[0] - other[0]), abs(one[1] - other[1])) / scale
+    scale = max(one.norm, other.norm, 1e-12)
+    return max(abs(one.norm - other.norm), abs(one.sum - other.sum)) / scale
 
 
 def judge_end(kind: str, baseline: Baseline, facts: JobFacts, again: JobFacts | None) -> PromiseResult | None:
@@ -418,19 +452,29 @@ def judge_end(kind: str, baseline: Baseline, facts: JobFacts, again: JobFacts | 
     apart = difference(baseline.end, facts.last_attempt)
     if isinstance(apart, str):
         return PromiseResult(promise, SKIPPED, apart)
-    if apart <= _SAME_WEIGHTS:
-        return PromiseResult(promise, PASS, "the same weights" if apart == 0 else f"the same weights to {apart:.0e}")
+    if apart.is_none:
+        told = "the same weights" if apart.most == 0 else f"the same weights to {apart.most:.0e}"
+        return PromiseResult(promise, PASS, told)
     if again is None:
         return None
     own = difference(baseline.end, again.last_attempt)
-    if isinstance(own, str) or own > _SAME_WEIGHTS:
+    if isinstance(own, str) or not own.is_none:
         return PromiseResult(promise, SKIPPED, "two undisturbed runs end with other weights, too: seed the script")
+    only = f" of {ranks_words(apart.ranks)} alone" if len(apart.ranks) < len(baseline.end) else ""
     return PromiseResult(
         promise,
         FAIL,
-        f"the weights differ by {apart:.1e}, where two undisturbed runs end alike",
-        "save and load all of the state: model, optimizer, scheduler, random numbers, and the place in the data",
+        f"the weights{only} end otherwise, where two undisturbed runs end alike: norm or sum of number {apart.weight}, "
+        f"shape {list(apart.shape)}, by {apart.most:.1e} of its norm",
+        _STATE_OF_EACH if only else _ALL_OF_THE_STATE,
     )
+
+
+_ALL_OF_THE_STATE = "save and load all of the state: model, optimizer, scheduler, random numbers, the place in the data"
+_STATE_OF_EACH = (
+    "save and load on every rank what is that rank's own: its part of a sharded state, its random numbers, its place "
+    "in the data"
+)
 
 
 def to_json(result: PromiseResult) -> dict[str, Any]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
 from pathlib import Path
 
 import pytest
 from harness import SCRIPTS
 
-from tests.rehearsals import Rehearsed, rehearse
+from tests.rehearsals import PROJECT, Rehearsed, rehearse
 
 
 def rehearsed(folder: Path, *words: str, script: str = "") -> Rehearsed:
@@ -58,3 +66,51 @@ def test_a_job_goes_on_at_its_own_pace_once_the_answer_is_there(tmp_path: Path) 
     done = rehearsed(tmp_path, "monitor-kill", "--keep", str(kept))
     assert (done.code, done.results("monitor-kill")["noticed"]) == (0, "PASS"), done.screen
     assert [path.parent.parent.name for path in kept.glob("*/traces-*/answered")] == ["monitor-kill"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_ends_its_job_too_and_what_was_found_is_told(tmp_path: Path, number: signal.Signals) -> None:
+    """A terminal that is closed in the middle of a job leaves no process and no directory behind."""
+    mark = uuid.uuid4().hex  # in the words of every rank
+    words = ("rehearse", "kill", "--", str(SCRIPTS / "rehearsed.py"), "", mark)
+    with subprocess.Popen(
+        [sys.executable, "-m", "resilience_sdk", *words],
+        env=os.environ | {"PYTHONPATH": str(PROJECT), "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # as a terminal has it
+    ) as process:
+        assert process.stdout is not None
+        try:
+            told = next(line for line in process.stdout if "RESILIENCE_FAULT=kill" in line)
+            until = time.monotonic() + 60
+            while len(_processes(mark)) < 3 and time.monotonic() < until:  # the launcher, and its ranks
+                time.sleep(0.05)
+            process.send_signal(number)
+            told += process.stdout.read()
+            assert process.wait(60) != 0
+        finally:
+            process.kill()
+    assert "interrupted in kill" in told
+    assert re.search(r"\d passed, 0 failed, \d skipped", told), told
+    until = time.monotonic() + 20
+    while _processes(mark) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert _processes(mark) == []
+    assert list(tmp_path.glob("resilience-rehearse*")) == []
+
+
+def _processes(mark: str) -> list[str]:
+    """Return the command lines in which the mark is, but for that of the rehearsal itself."""
+    found = [
+        text.split("\0") for path in Path("/proc").glob("[0-9]*/cmdline") if (text := _read(path)) and mark in text
+    ]
+    return [" ".join(words) for words in found if "rehearse" not in words]
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""

@@ -9,15 +9,15 @@ import pytest
 
 from resilience_sdk.core.settings.fields import Settings
 from resilience_sdk.faults import Plan
-from resilience_sdk.incidents import Culprit, Incident
-from resilience_sdk.rank.rehearsal import RehearsedRank
+from resilience_sdk.incidents import Culprit, Evidence, Incident
+from resilience_sdk.rank.rehearsal import RehearsedRank, Weight
 from resilience_sdk.rehearse import judge as judging
 from resilience_sdk.rehearse import plan as planning
 from resilience_sdk.rehearse.judge import FAIL, PASS, SKIPPED, judge, judge_baseline, judge_end
 from resilience_sdk.rehearse.plan import Baseline, JobFacts, faults_for, learn
 
 STEPS, STUCK_S = 40, 4.0
-ENDED = ((1.0, 0.5), (2.0, -0.25))
+ENDED = (Weight(1.0, 0.5, (8,)), Weight(2.0, -0.25, (4, 2)))
 
 
 def rank(
@@ -351,25 +351,49 @@ def test_equal_weights_pass_and_others_fail_only_where_two_runs_end_alike() -> N
     """A script without a seed is not blamed for ending differently."""
     facts = restarted("kill")
     assert judge_end("kill", BASELINE, facts, None) == judging.PromiseResult("end equal", PASS, "the same weights")
-    moved = both(range(20, STEPS), 1, weights=((1.1, 0.5), ENDED[1]))
+    moved = both(range(20, STEPS), 1, weights=(Weight(1.1, 0.5, (8,)), ENDED[1]))
     other = attrs.evolve(facts, traces=((*facts.traces[0][:2], *moved),))
     assert judge_end("kill", BASELINE, other, None) is None
-    for again, result in ((UNDISTURBED, FAIL), (job(both(weights=((1.2, 0.5), ENDED[1]))), SKIPPED)):
+    for again, result in ((UNDISTURBED, FAIL), (job(both(weights=(Weight(1.2, 0.5, (8,)), ENDED[1]))), SKIPPED)):
         told = judge_end("kill", BASELINE, other, again)
         assert told is not None
         assert told.result == result
 
 
+def test_where_the_ends_differ_is_told_and_what_follows_from_the_ranks() -> None:
+    """All ranks alike lack a part of the state; one alone lacks what is its own."""
+    moved = (ENDED[0], attrs.evolve(ENDED[1], sum=0.75))
+    all_ranks = judge_end("kill", BASELINE, job(both(weights=moved)), UNDISTURBED)
+    one = judge_end("kill", BASELINE, job((rank(0), rank(1, weights=moved))), UNDISTURBED)
+    assert all_ranks is not None
+    assert one is not None
+    assert all_ranks.why.startswith("the weights end otherwise")
+    assert one.why.startswith("the weights of rank 1 alone end otherwise")
+    assert all(told.why.endswith("number 1, shape [4, 2], by 5.0e-01 of its norm") for told in (all_ranks, one))
+    assert (all_ranks.cure, one.cure) == (judging._ALL_OF_THE_STATE, judging._STATE_OF_EACH)
+
+
+def test_what_fails_by_itself_is_told_as_such() -> None:
+    """`--here` is no cure for a script that fails anywhere."""
+
+    def cure(text: str, **facts: Any) -> str | None:
+        crash = Incident(kind="crash", evidence=(Evidence("exception", text),), **facts)
+        return judge_baseline(BASELINE, job((), codes=(1,), incidents=(crash,)))[0].cure
+
+    assert cure("FileNotFoundError: [Errno 2] No such file or directory: 'data.bin'") == judging._EMPTY
+    assert cure("ValueError: no") == judging._BY_ITSELF
+
+
 def test_rounding_is_no_difference() -> None:
     """More than two ranks sum in another order after a restart."""
-    rounded = tuple((norm * (1 + 1e-7), total) for norm, total in ENDED)
+    rounded = tuple(attrs.evolve(one, norm=one.norm * (1 + 1e-7)) for one in ENDED)
     told = judge_end("kill", BASELINE, job(both(weights=rounded)), None)
     assert told is not None
     assert told.result == PASS
 
 
 @pytest.mark.parametrize("weights", [None, ENDED[:1]])
-def test_what_cannot_be_compared_is_skipped(weights: tuple[tuple[float, float], ...] | None) -> None:
+def test_what_cannot_be_compared_is_skipped(weights: tuple[Weight, ...] | None) -> None:
     """No optimizer, or a last start that had nothing left to do."""
     told = judge_end("kill", BASELINE, job(both(weights=weights)), None)
     assert told is not None
