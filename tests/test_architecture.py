@@ -31,6 +31,7 @@ NEIGHBOURS = {
     ("hang", "attribution"),  # only hang.notices: which frames are the user's
     ("postmortem", "cluster"),  # only postmortem.report: one node reports for all
     ("rank", "monitor"),  # only monitor.spawn: a rank starts the monitor of its node
+    ("launcher", "telemetry"),  # only telemetry.sinks: whether there are those that are named
     ("__main__", "cli"), ("cli", "dashboard"), ("cli", "demo"),
 }  # fmt: skip
 # The package itself wires its floors together: `recorder` asks it how recording starts, `checkpoint` whose job it is,

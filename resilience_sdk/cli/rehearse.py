@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import json
 import math
 import os
@@ -154,7 +155,8 @@ def _job(options: Any, script: Sequence[str]) -> RehearsedJob:
     words = list(script)
     if is_module:
         name = script[1] if len(script) > 1 else ""
-        if not importlib.machinery.PathFinder.find_spec(name.partition(".")[0], [os.getcwd(), *sys.path]):
+        top = name.partition(".")[0] or " "
+        if not (importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) or importlib.util.find_spec(top)):
             raise ConfigError(f"{script[0]} {name}: no such module is here or among what is installed")
     else:
         if not os.path.exists(script[0]):

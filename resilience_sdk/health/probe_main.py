@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from resilience_sdk.health.findings import Finding, own_fault
+from resilience_sdk.health.findings import Finding, own_fault, unseen
 from resilience_sdk.health.probes import Context
 
 FINDING = "finding"
@@ -57,10 +57,14 @@ def _findings(task: dict[str, Any]) -> Iterator[Finding]:
     try:
         probe = getattr(importlib.import_module(module), function)
         yield from probe(Context(**task["context"]))
-    except Exception as error:  # noqa: BLE001 - our own mistake is a finding too: that this could not be looked at
+    except Exception as error:  # noqa: BLE001 - a mistake is a finding too: that this could not be looked at
         what = f"{type(error).__name__}: {error}"
         evidence = f"the probe itself failed: {what}{_innermost(error)}"
-        yield own_fault(task["name"], task["context"]["only"], evidence, what)
+        name, subject = task["name"], task["context"]["only"]
+        if module.partition(".")[0] == __name__.partition(".")[0]:
+            yield own_fault(name, subject, evidence, what)
+        else:
+            yield unseen(name, subject, evidence, f"mend the probe: {module} is no part of resilience_sdk")
 
 
 def _innermost(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import Lease, current_holder
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir, tell_finished
+from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
 from resilience_sdk.launcher.last_lines import JobOutcome, closing_lines, leaving_lines, may_wrap
 from resilience_sdk.launcher.restart_policy import Decision
@@ -93,6 +94,7 @@ def _main(argv: Sequence[str]) -> int:
             env.provide_nvrx(chosen.nvrx_section)
         console.bind(node=host_name())
         console.use_json(chosen.settings.event_log == "json")
+        _refuse_unknown_sinks(chosen.settings)
         run_dir, named = _open_run_dir(chosen)
         if named and run_dir.is_finished() and not chosen.fresh:
             say(f"{run_dir.path} is finished: training is complete, nothing to do (--fresh starts over)")
@@ -113,6 +115,14 @@ def _main(argv: Sequence[str]) -> int:
     if may_meet:
         leave(code)
     return code
+
+
+def _refuse_unknown_sinks(settings: Settings) -> None:
+    if settings.sinks:
+        from resilience_sdk.telemetry.sinks import find_unknown
+
+        if unknown := find_unknown(settings):
+            raise ConfigError(unknown[0])
 
 
 def _open_run_dir(options: Options) -> tuple[RunDirectory, bool]:

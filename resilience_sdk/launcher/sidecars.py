@@ -71,6 +71,9 @@ class KeptProcess:
             return
         if now < self._not_before:
             return
+        if self._process is not None and self._process.returncode == programs.GAVE_UP:
+            self._task = None  # it has said why
+            return
         if self._process is not None:
             self._tell(f"{self._name} ended with status {self._process.returncode}")
             _hang_up(self._process)

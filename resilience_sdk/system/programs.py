@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _BEGIN = os.path.join(installation.PACKAGE, "begin.py")
 
 
+GAVE_UP = 78  # as sysexits.h has it for a wrong configuration
+"""The exit code of a program that would end alike if it were started again, and has said why."""
+
+
 @attrs.frozen
 class Program:
     """What a process of the SDK runs, and what it finds around it."""

@@ -31,7 +31,7 @@ from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings, load
 from resilience_sdk.errors import MissingExtraError
-from resilience_sdk.system import hostinfo
+from resilience_sdk.system import hostinfo, programs
 from resilience_sdk.system.file_lock import file_lock
 from resilience_sdk.telemetry.sinks import named_sinks, wanted_sinks
 from resilience_sdk.telemetry.sinks.base import Sink, TelemetryOrigin
@@ -58,7 +58,7 @@ class Worker:
         sink: Sink,
         journal: Path,
         *,
-        note_failure: Callable[[str, Exception], None],
+        note_failure: Callable[[str, BaseException], None],
         note_recovery: Callable[[str, float], None],
         first_pause_s: float = _FIRST_PAUSE_S,
         poll_s: float = _POLL_S,
@@ -128,7 +128,7 @@ class Worker:
                     is_open = True
                 is_over = self._finishing  # asked before the reading: what is read then is all there is
                 more = self._turn(is_over=is_over)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told and tried again
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is told and tried again
                 if self._failing_since is None:
                     self._failing_since = time.monotonic()
                     self._note_failure(self.sink.name, error)
@@ -191,7 +191,7 @@ class Worker:
         for line in lines:
             try:
                 items: Sequence[Any] = self.sink.digest(line)
-            except Exception as error:  # noqa: BLE001 - one line that is not understood must not cost the others
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - one line that is not understood must not cost the others
                 self._note_failure(self.sink.name, error)
                 continue
             if line.is_new:
@@ -303,7 +303,10 @@ def task_from_json(text: str) -> ExporterTask:
 
 
 def serve(task: ExporterTask, ending: ExporterEnd) -> int:
-    """Export until the end or that of the job; returns 0 when all was delivered, 1 when something was left."""
+    """Export until the end or that of the job; returns 0 when all was delivered, 1 when something was left.
+
+    `GAVE_UP` where a launcher has started it and no sink is to be had.
+    """
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)  # the training comes first
     # A library that logs each try to reach somebody would fill the job's screen; that it fails is told once, by us.
@@ -386,7 +389,7 @@ def _export(
         Worker(sink, run_dir.journal, note_failure=teller.failed, note_recovery=teller.recovered) for sink in sinks
     ]
     if not workers and lacking:
-        return 1, []
+        return programs.GAVE_UP if task.parent_pid is not None else 1, []
     if not workers:
         say("no sink is set: see docs/telemetry.md for the settings that name one")
         return 0, []
@@ -481,7 +484,7 @@ class _Teller:
         self._told: set[str] = set()
         self._lock = threading.Lock()
 
-    def failed(self, sink: str, error: Exception) -> None:
+    def failed(self, sink: str, error: BaseException) -> None:
         """Tell the first failure of a sink. Its thread."""
         if self._is_first(f"failed {sink}"):
             why = redact_text(f"{type(error).__name__}: {error}")[:_MOST_WORDS]

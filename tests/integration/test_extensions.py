@@ -67,12 +67,12 @@ def elsewhere(tmp_path: Path) -> Path:
 
 
 def test_the_sink_is_told_of_an_incident(extended, elsewhere):
-    """Named by the setting `sinks`, beside one that is not there, which is said and does no harm."""
+    """Named by the setting `sinks`, beside one that is no sink, which is said and does no harm."""
     log, pages = elsewhere / "incidents.log", elsewhere / "pages"
     pages.mkdir(mode=0o700)
     code, _, screen = extended.run(
         *(extended.resilience, "run", "--nproc-per-node", "2", "--run-dir", elsewhere / "run"),
-        *("--sinks", f"incident-log={log},no-such-log=x", "--term-grace", "1"),
+        *("--sinks", f"incident-log={log},json:dumps=x", "--term-grace", "1"),
         PROJECT / "examples/unchanged_ddp.py",
         where=elsewhere,
         RESILIENCE_FAULT="kill:rank=1,step=20",
@@ -80,7 +80,15 @@ def test_the_sink_is_told_of_an_incident(extended, elsewhere):
     )
     assert code == 0, screen
     assert log.read_text() == "run: crash rank_killed_sigkill\n"
-    assert "the sink no-such-log is left out: ConfigError: sinks: there is no sink 'no-such-log'" in screen
+    assert "the sink json:dumps is left out: ConfigError: sinks: 'json:dumps' is <function" in screen
+
+
+def test_a_sink_that_nobody_has_is_refused_before_the_job_begins(extended, elsewhere):
+    """With those that there are, the one of a file too."""
+    words = (extended.resilience, "run", "--sinks", "incident-logg=x", "--run-dir", elsewhere / "run")
+    code, _, screen = extended.run(*words, PROJECT / "examples/unchanged_ddp.py", where=elsewhere)
+    assert (code, (elsewhere / "run").exists()) == (2, False)
+    assert "there is no sink 'incident-logg'; there are console, history, incident-log," in screen
 
 
 def test_the_doctor_runs_the_probe(extended, elsewhere):

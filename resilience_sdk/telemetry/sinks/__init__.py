@@ -5,7 +5,7 @@ Those that everybody knows have a setting each. A sink of one file has none: the
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import pkgutil
 from collections.abc import Callable
 from importlib import metadata
@@ -112,6 +112,30 @@ def named_sinks(settings: Settings, place: TelemetryOrigin, failed: Callable[[st
     return made
 
 
+def find_unknown(settings: Settings) -> list[str]:
+    """Return what is wrong with the names in the setting `sinks`, a sentence each. Imports nothing that they name."""
+    told = []
+    for name in settings.sinks or {}:
+        module = name.partition(":")[0]
+        if ":" not in name and name not in _known_names():
+            told.append(_no_such_sink(name))
+        elif ":" in name and importlib.util.find_spec(module.partition(".")[0] or " ") is None:
+            told.append(
+                f"sinks: there is no module {module!r} for {name!r}; install it, or name its place in PYTHONPATH"
+            )
+    return told
+
+
+def _known_names() -> set[str]:
+    own = {module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__)} - {"base"}
+    return own | {point.name for point in metadata.entry_points(group=GROUP)}
+
+
+def _no_such_sink(name: str) -> str:
+    known = ", ".join(sorted(_known_names()))
+    return f"sinks: there is no sink {name!r}; there are {known}, and yours as `module:Class`"
+
+
 def _class_of(name: str) -> Callable[[TelemetryOrigin, str], Sink]:
     """Return the class of a sink: `module:Class`, that of an installed package, or that of a module here."""
     if ":" in name:
@@ -120,12 +144,9 @@ def _class_of(name: str) -> Callable[[TelemetryOrigin, str], Sink]:
     offered = {point.name: point for point in metadata.entry_points(group=GROUP)}
     if name in offered:
         return _checked(offered[name].load(), name)
-    own = {module.name for module in pkgutil.iter_modules(__path__)} - {"base"}
-    file = name.replace("-", "_")
-    if file not in own:
-        known = ", ".join(sorted({each.replace("_", "-") for each in own} | {*offered}))
-        raise ConfigError(f"sinks: there is no sink {name!r}; there are {known}, and yours as `module:Class`")
-    module_of = importlib.import_module(f"{__name__}.{file}")
+    if name not in _known_names():
+        raise ConfigError(_no_such_sink(name))
+    module_of = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     classes = [each for each in vars(module_of).values() if getattr(each, "__module__", "") == module_of.__name__]
     return _checked(next((each for each in classes if isinstance(each, type) and issubclass(each, Sink)), None), name)
 

@@ -11,6 +11,7 @@ import pytest
 
 from resilience_sdk.health import runner
 from resilience_sdk.health.findings import OWN_FAULT, Status, told_faults
+from resilience_sdk.health.probe_main import _findings
 from resilience_sdk.health.probes import GPU, HOST, KERNEL, STORAGE, Context
 from resilience_sdk.health.runner import crashed, hung, never_began, run_probes, stuck_in
 
@@ -146,3 +147,13 @@ def test_a_process_that_cannot_be_killed_is_not_followed_by_another(tmp_path, un
     runner._left[0].process.wait(20)
     (after,) = run_probes([hanging], Context())
     assert "no answer within" in after.evidence
+
+
+def test_a_probe_of_somebody_elses_that_fails_is_no_fault_of_ours():
+    """Who wrote it is to mend it; nobody is asked to report a line."""
+    context = {"deadline_s": 1.0, "only": "node"}
+    (foreign,) = _findings({"name": "seats", "function": "json:no_such_probe", "context": context})
+    (own,) = _findings({"name": "gpu", "function": "resilience_sdk.health.gpu:no_such_probe", "context": context})
+    assert foreign.cure == "mend the probe: json is no part of resilience_sdk"
+    assert foreign.status is Status.UNAVAILABLE
+    assert (told_faults([foreign]), len(told_faults([own]))) == ([], 1)

@@ -243,3 +243,16 @@ def test_a_lease_is_renewed_until_the_launcher_leaves(tmp_path: Path, monkeypatc
     os.utime(run_dir.lease, (1.0, 1.0))
     lease.release()
     assert not run_dir.lease.exists()
+
+
+def test_a_helper_that_has_given_up_is_not_started_again(kept: Kept) -> None:
+    """It has said why, and would end alike."""
+    process = kept.make(f"sys.exit({programs.GAVE_UP})")
+    process.keep_alive()
+    assert process._process is not None
+    process._process.wait(20)
+    for _ in range(3):
+        kept.now += 100
+        process.keep_alive()
+    assert (kept.started, kept.told()) == (1, [])
+    process.close(1.0)

@@ -14,7 +14,7 @@ from resilience_sdk.core.settings import Settings, load_settings, settings_from_
 from resilience_sdk.core.settings.fields import SINK_FIELDS
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.telemetry.exporter import ExporterTask, task_from_json
-from resilience_sdk.telemetry.sinks import named_sinks, wanted_sinks
+from resilience_sdk.telemetry.sinks import find_unknown, named_sinks, wanted_sinks
 
 GIVEN = {
     "prometheus_address": "9464",
@@ -56,6 +56,21 @@ def test_a_sink_that_is_not_to_be_had_is_left_out(tmp_path: Path, named: str, wh
     made = named_sinks(settings, ToldRun.make(tmp_path).place(), failed.__setitem__)
     assert [sink.name for sink in made] == ["tensorboard"]
     assert why in str(failed[named.partition("=")[0]])
+
+
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ("tensor-bord=x", "there is no sink 'tensor-bord'; there are console, history,"),
+        ("no.such.module:Log=x", "there is no module 'no.such.module'"),
+        ("json:dumps=x", None),  # what is in it is not known before it is imported, where the sinks are
+        ("tensorboard=x", None),
+    ],
+)
+def test_a_name_that_nobody_has_is_known_without_an_import(named: str, why: str | None) -> None:
+    """So that a launcher can refuse it before the job begins."""
+    told = find_unknown(Settings(sinks=named))
+    assert (why is None and told == []) or (why is not None and why in told[0])
 
 
 @pytest.mark.parametrize("bad", ["log", "=x", "log=", {"log": 3}, 3])

@@ -247,3 +247,20 @@ def test_a_sink_without_its_library_is_not_tried_again(told: Told, run: ToldRun)
     worker.start()
     assert worker.join(20)
     assert (sink.opened, worker.lacks_library, worker.is_being_fetched()) == (1, True, False)
+
+
+def test_a_sink_that_wants_to_leave_the_process_is_told_of(run: ToldRun, told: Told) -> None:
+    """`sys.exit` ends a thread without a word; the other events are delivered all the same."""
+
+    class Leaving(Keeping):
+        def digest(self, line: Line) -> tuple[int, ...]:
+            if line.event.get("number") == 2:
+                raise SystemExit("it had enough")
+            return super().digest(line)
+
+    sink = Leaving(run.place())
+    worker = told.worker(run, sink)
+    worker.start()
+    worker.finish()
+    assert worker.join(20)
+    assert (sink.kept, told.failures) == ([0, 1, 3, 4], ["keeping: it had enough"])
