@@ -45,6 +45,10 @@ def moved_by_pause(starts: Iterable[int], pause_ns: int, now: int, passes: Seque
     return moved
 
 
+def _is_step(block: Any) -> bool:
+    return bool(block.is_progress) and block.name != at.EVALUATION
+
+
 class _Armed:
     """What makes a block ask on entry whether an injected fault is due."""
 
@@ -52,14 +56,14 @@ class _Armed:
 
     def __enter__(self: Any) -> Block:
         block: Block = super().__enter__()  # type: ignore[misc]
-        faults.reached(self.name, self.lane.current_step(), beat=self.is_progress)
+        faults.reached(self.name, self.lane.current_step(), beat=_is_step(self))
         return block
 
     def begin(self: Any, now: int, *step: int | None) -> bool:
         """Open it without a `with`, and suffer the fault inside it."""
         has_begun: bool = super().begin(now, *step)  # type: ignore[misc]
         if has_begun:
-            faults.reached(self.name, self.lane.current_step(), beat=self.is_progress)
+            faults.reached(self.name, self.lane.current_step(), beat=_is_step(self))
         return has_begun
 
 
@@ -78,7 +82,7 @@ class ArmedBeat(_Armed, Beat):
         """Close what `begin` opened, and suffer the fault behind it."""
         step, was_open = self.lane.current_step(), self.t0 != 0
         super().end(now, less_ns)
-        if was_open:
+        if was_open and _is_step(self):
             faults.left(self.name, step)
 
     def __exit__(
@@ -86,7 +90,7 @@ class ArmedBeat(_Armed, Beat):
     ) -> None:
         step = self.lane.current_step()
         super().__exit__(kind, error, trace)
-        if kind is None:
+        if kind is None and _is_step(self):
             faults.left(self.name, step)
 
 

@@ -198,6 +198,22 @@ def test_a_fault_strikes_where_a_hook_begins_or_ends_a_heartbeat(recording, monk
     assert begun == ([6] if where == "inside" else [6, 7])
 
 
+def test_batches_of_an_evaluation_are_no_steps_to_a_fault(recording, monkeypatch):
+    """Neither to one that is due nor to who hears of steps: they are progress between two of them."""
+    monkeypatch.setattr(faults, "_injector", faults.Injector())
+    faults.load("kill:how=exception,step=7;kill:how=exception,step=7,where=outside", 0, 0)
+    heard = []
+    faults.observe(heard.append)
+    lookup.forget()
+    lookup.find_own_beat("step").begin(1, 6)
+    lookup.find_own_beat("step").end(2)
+    for step in (6, 7, 8):
+        evaluation = lookup.find_own_beat("eval_batch")
+        evaluation.begin(3, step)
+        evaluation.end(4)
+    assert heard == [6]
+
+
 def test_device_time_is_of_a_kind_of_its_own(recording, block):
     """Beside the section of the same name, and never open."""
     device = recording.recorder.on_device(block)
