@@ -30,20 +30,23 @@ def main() -> None:
     loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
 
     straggler.attach(model, optimizer)  # sections fwd, bwd and optim, compared over the ranks
-    state = {"model": model, "optimizer": optimizer, "data": loader}
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader}
     with resilience_sdk.start_run(state=state, checkpoint_every=20) as run:
-        for step, (inputs, targets) in run.steps(loader, epochs=2):
-            loss = nn.functional.mse_loss(model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            numerics.check(loss=loss)  # tells of NaN, infinity and spikes, without waiting for a device
-            # Plain values travel with the checkpoint.
-            run.values["best"] = min(run.values.get("best", float("inf")), loss.item())
-            if step % 20 == 0 and dist.get_rank() == 0:
-                print(f"epoch {run.epoch}  step {step:2}  loss {loss.item():.4f}")
+        for epoch in run.epochs(2):
+            for step, (inputs, targets) in run.steps(loader):
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                numerics.check(loss=loss)  # tells of NaN, infinity and spikes, without waiting for a device
+                # Plain values travel with the checkpoint.
+                run.values["best"] = min(run.values.get("best", float("inf")), loss.item())
+                if step % 20 == 0 and dist.get_rank() == 0:
+                    print(f"epoch {epoch}  step {step:2}  loss {loss.item():.4f}")
+            scheduler.step()  # what stands here is done once per epoch, also where the training was cut short
 
     if dist.get_rank() == 0:
         print(f"best loss {run.values['best']:.6f}")
