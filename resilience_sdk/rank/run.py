@@ -66,7 +66,7 @@ class Run:
         self._walk = Walk()
         self._claimed_epochs = 0
         self._body: _Body | None = None  # of the loop over `epochs` that is under way
-        self._has_open_body = False  # whose work is not saved yet
+        self._has_open_body = False  # whose steps are done, and which is not saved yet
         # Weakly: a loop that is left by `break` must drop its last reference, and so end its heartbeat.
         self._active: weakref.ref[Generator[Any, None, None]] | None = None
         self._previous: Run | None = None
@@ -136,7 +136,7 @@ class Run:
             self._leave_steps()
             is_clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             if is_clean and not self.preempted:
-                if self._has_open_body:
+                if self._has_open_body and error is None:
                     self._save_body()  # a loop over epochs that was left by `break`
                 self._end()
             else:
@@ -239,7 +239,7 @@ class Run:
         try:
             while walk.epoch < epochs and not self._is_enough(body.max_steps):
                 walk.enter_body()
-                body.has_steps, self._has_open_body = False, True
+                body.has_steps = self._has_open_body = False
                 yield walk.epoch
                 self._leave_steps()
                 if self.preempted:
@@ -299,6 +299,7 @@ class Run:
             numerics.settle()  # the last step's numbers are not judged yet, and the save is to be good
             if self._body is None:
                 self.checkpointer.save(self.step)
+        self._has_open_body = self._body is not None
         self._is_done = True
         heartbeat.done()
 

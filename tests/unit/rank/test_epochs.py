@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from types import SimpleNamespace
 
@@ -173,6 +174,21 @@ def test_a_loop_that_is_left_by_break_is_saved_at_the_end_of_the_run(tmp_path, m
     assert len(steps) == 2
     found = a_run(tmp_path, {"weight": torch.zeros(1)})
     assert (found.checkpointer.resume(), found.values) == (4, {"best": 1})
+
+
+def test_a_step_that_was_cut_short_is_in_no_checkpoint(tmp_path, monkeypatch):
+    """Where the program catches what ended its loop, the weights may be those of a step that does not count."""
+    weight = torch.zeros(1)
+    with a_run(tmp_path, {"weight": weight}, every=2) as run:
+        monkeypatch.setattr(run, "_end", lambda: None)
+        with contextlib.suppress(KilledError):
+            for _ in run.epochs(9):
+                for step, _ in run.steps("abc"):
+                    weight += 1
+                    if step == 4:
+                        raise KilledError
+    found = torch.zeros(1)
+    assert (a_run(tmp_path, {"weight": found}).checkpointer.resume(), found.item()) == (4, 4.0)
 
 
 def test_an_epoch_counts_although_some_of_its_batches_were_left_out(tmp_path):
