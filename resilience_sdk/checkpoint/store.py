@@ -104,6 +104,7 @@ class CheckpointStore:
         # Names of those whose every byte this process has written or read and found right.
         self._known_good: set[str] = set()
         self._spoiled: set[str] = set()  # likewise, but there is a NaN in them
+        self._committed: str | None = None  # the last one, which stays whatever the others are
 
     def clean(self) -> None:
         """Remove what killed writers left; once, before the first own save."""
@@ -132,10 +133,13 @@ class CheckpointStore:
         reasons = quarantined or {}
 
         def examine(name: str) -> Manifest:
-            manifest = self._examine(name)
+            check_directory(self.directory)
+            manifest = verify_checkpoint(self.directory / name)
             for back in rollbacks:
                 if why := back.why_bad(manifest.step, manifest.created_at):
                     raise InvalidCheckpointError(why, rolled_back=True)
+            if manifest.nan is not None:
+                self._note_whole(name, manifest)
             return manifest
 
         selection = select_newest(
@@ -146,13 +150,6 @@ class CheckpointStore:
         if selection.name is not None and selection.manifest is not None:
             self._note_whole(selection.name, selection.manifest)
         return selection
-
-    def _examine(self, name: str) -> Manifest:
-        check_directory(self.directory)
-        manifest = verify_checkpoint(self.directory / name)
-        if manifest.nan is not None:
-            self._note_whole(name, manifest)
-        return manifest
 
     def _note_whole(self, name: str, manifest: Manifest) -> None:
         known, other = (self._known_good, self._spoiled) if manifest.nan is None else (self._spoiled, self._known_good)
@@ -172,6 +169,7 @@ class CheckpointStore:
         path = commit(unfinished, manifest, token, mode=self.file_mode)
         self._in_flight().discard(token)
         self._note_whole(path.name, manifest)
+        self._committed = path.name
         return path
 
     def retire(self, token: str) -> list[str]:
@@ -181,7 +179,7 @@ class CheckpointStore:
         except OSError:
             return []
         doomed = find_deletable(names, self._known_good, self._keep, self._spoiled)
-        deleted = [name for name in doomed if delete(self.directory / name, token)]
+        deleted = [name for name in doomed if name != self._committed and delete(self.directory / name, token)]
         self._known_good.difference_update(deleted)
         self._spoiled.difference_update(deleted)
         return deleted

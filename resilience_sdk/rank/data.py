@@ -25,7 +25,9 @@ class Walk:
         self.batches = 0
         self.has_tail = False
         """Whether something of the training's own stands behind the batches of each epoch (`Run.epochs`)."""
-        self._is_read = False  # all batches of this epoch are, and its tail is still to come or under way
+        self.owes_tail = False
+        """Whether the steps of this epoch are done, at its end or where the training ends, and its tail is not."""
+        self._is_read = False  # all batches of this epoch are
         self._epoch_rng: dict[str, Any] | None = None
         self._generators: dict[str, Any] = {}
         self._loader: Any = None
@@ -37,10 +39,11 @@ class Walk:
     def capture(self) -> dict[str, Any]:
         """Return the position as a JSON value, as of now: between two steps, or in the tail of an epoch."""
         is_quiet = self._loader is not None and self.batches == _quiet_length(self._loader) and not self._generators
-        if self.has_tail and (self._is_read or is_quiet):
-            is_to_be_set = self._is_resumed and self._epoch_rng is not None
-            rng = self._epoch_rng if is_to_be_set else take_rng(self._generators)
-            return {**self._place(), "is_read": True, "rng": rng}
+        if self.has_tail and (self.owes_tail or is_quiet):
+            is_read = self._is_read or is_quiet
+            is_begun = self._epoch_rng is not None and (self._is_resumed or not is_read)
+            rng = self._epoch_rng if is_begun else take_rng(self._generators)
+            return {**self._place(), "owes_tail": True, "is_read": is_read, "rng": rng}
         if is_quiet:
             # The epoch is complete, and nothing is drawn between here and the next one: so that is where we
             # are, and nobody has to read a whole epoch again to find that out.
@@ -56,7 +59,7 @@ class Walk:
         self.epoch = int(saved["epoch"])
         self.batches = int(saved["batches"])
         self._epoch_rng = saved["rng"]
-        self._is_read = bool(saved.get("is_read"))
+        self.owes_tail, self._is_read = bool(saved.get("owes_tail")), bool(saved.get("is_read"))
         self._is_resumed = True
         if saved_ranks != ranks:
             self.batches = self.batches * saved_ranks // ranks
@@ -70,13 +73,24 @@ class Walk:
             self._to_epoch(first_epoch)
 
     def has_batches_before(self, epoch: int) -> bool:
-        """Tell whether batches are left of the epochs before that one."""
-        return self.epoch < epoch and not self._is_read
+        """Tell whether batches are to be had of the epochs before that one."""
+        return self.epoch < epoch and not self.owes_tail
 
     def finish_batches(self) -> None:
-        """Go behind the last batch of this epoch: into its tail, else to the start of the next one."""
-        self._is_read = self.has_tail
+        """Go behind the last batch of this epoch: before its tail, else to the start of the next one."""
+        self._is_read = self.owes_tail = self.has_tail
         if not self.has_tail:
+            self.finish_epoch()
+
+    def finish_steps(self) -> None:
+        """Go before the tail of this epoch, if it has one, though batches may be left of it: the training ends here."""
+        self.owes_tail = self.has_tail
+
+    def finish_tail(self) -> None:
+        """Go to the start of the next epoch; where the training was to end within this one, to what is left of it."""
+        if self.owes_tail and not self._is_read:
+            self.owes_tail, self._is_resumed = False, True  # should it go on after all, by reading again
+        else:
             self.finish_epoch()
 
     def finish_epoch(self) -> None:
@@ -85,26 +99,35 @@ class Walk:
 
     def _to_epoch(self, epoch: int) -> None:
         self.epoch, self.batches, self._epoch_rng, self._is_resumed = epoch, 0, None, False
-        self._is_read = False
+        self.owes_tail = self._is_read = False
 
     def leave_tails(self) -> None:
-        """Let epochs have no tail: one whose tail was to come is complete, which is where we are then."""
-        self.has_tail = False
+        """Let epochs have no tail: one whose batches are all read is complete, which is where we are then."""
+        self.has_tail = self.owes_tail = False
         if self._is_read:
             self.epoch, self.batches, self._is_read = self.epoch + 1, 0, False
 
+    def is_at_length(self) -> bool:
+        """Tell whether a tail is owed, and as many batches are read as the loader says that it has."""
+        try:
+            return self.owes_tail and self.batches == len(self._loader)
+        except TypeError:
+            return False
+
     def enter_body(self) -> None:
         """Set the generators of this process as they were at the save, where an epoch with a tail had not begun."""
-        if self._is_resumed and not self.batches and not self._is_read and self._epoch_rng is not None:
+        if self._is_resumed and not self.batches and not self.owes_tail and self._epoch_rng is not None:
             set_rng({}, {**self._epoch_rng, "generators": {}})
 
-    def enter_tail(self, loader: Iterable[Any]) -> None:
-        """Set the generators as they were at the save, where that was behind the last batch of this epoch."""
-        if not (self._is_read and self._is_resumed):
+    def enter_tail(self, loader: Iterable[Any], restore_rng: Any) -> None:
+        """Set the generators as they were at the save, where that was behind the last step of this epoch."""
+        if not (self.owes_tail and self._is_resumed):
             return
         self._loader, self._generators, self._is_resumed = loader, find_generators(loader), False
-        if self._epoch_rng is not None:
+        if self._is_read and self._epoch_rng is not None:
             set_rng(self._generators, self._epoch_rng)
+        else:
+            restore_rng()
 
     def start_epoch(self, loader: Iterable[Any], restore_rng: Any, *, is_speaker: bool) -> Iterator[Any]:
         """Return an iterator over what is left of this epoch, after going back to the saved place in it.

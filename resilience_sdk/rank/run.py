@@ -65,7 +65,8 @@ class Run:
         self.preempted = False
         self._walk = Walk()
         self._claimed_epochs = 0
-        self._body: _Body | None = None  # of the loop over `epochs` that is under way
+        self._has_epochs = False  # `epochs` was called
+        self._body: _Body | None = None  # of the loop over them that is under way
         self._has_open_body = False  # whose steps are done, and which is not saved yet
         # Weakly: a loop that is left by `break` must drop its last reference, and so end its heartbeat.
         self._active: weakref.ref[Generator[Any, None, None]] | None = None
@@ -136,8 +137,8 @@ class Run:
             self._leave_steps()
             is_clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             if is_clean and not self.preempted:
-                if self._has_open_body and error is None:
-                    self._save_body()  # a loop over epochs that was left by `break`
+                if self._has_open_body:
+                    self._leave_body()
                 self._end()
             else:
                 self._say_what_is_kept()
@@ -193,6 +194,8 @@ class Run:
         if self._body is not None:
             self._body.enter_steps(self.epoch, epochs, max_steps, on_preempt)
             first, max_steps, on_preempt = self.epoch, self._body.max_steps, self._body.on_preempt
+        elif self._has_epochs:
+            raise ConfigError("run.steps() outside of the loop over run.epochs(), which holds all epochs of a run")
         else:
             self._walk.leave_tails()
             first = self._claimed_epochs
@@ -204,9 +207,10 @@ class Run:
     def epochs(self, epochs: int, *, max_steps: int | None = None, on_preempt: OnPreempt = "raise") -> Iterator[int]:
         """Yield the number of each epoch that is not complete, from 0 to `epochs` - 1; `steps` inside takes that one.
 
-        An epoch is complete when the next one is asked for: what stands beside `steps` in the body has been done
-        then, and is done once. A resume behind the last batch of an epoch goes on with what follows `steps` there.
-        At the end of each body it saves, so all ranks must leave the loop alike.
+        An epoch is complete when the next one is asked for, or the loop is left by `break` behind its steps: what
+        follows `steps` in the body has been done then, and is done once. A resume behind the last step of an epoch goes
+        on with it. A save is made at the end of the steps and another one at that of the body, where a stop that was
+        asked for is heeded, too; so all ranks must leave the loop alike.
 
         Args:
             epochs: How many epochs the training has, over all attempts.
@@ -214,8 +218,8 @@ class Run:
             on_preempt: As that of `steps`. After `return` leave the body, for it begins anew at the next attempt.
 
         Raises:
-            ConfigError: An argument is wrong, or `steps` was called outside of such a loop, twice in one body, or with
-                an option that belongs here.
+            ConfigError: An argument is wrong, it is called twice, or behind `steps`; from `steps`: it is called outside
+                of the loop, twice in one body, or with an option that belongs here.
             CheckpointError: There is a checkpoint, but it cannot be loaded.
 
         Example:
@@ -226,37 +230,59 @@ class Run:
                 run.values["accuracy"] = evaluate(model)
         """
         _check_arguments("epochs", epochs, max_steps, on_preempt)
-        if self._claimed_epochs or self._body is not None:
-            beside = "inside of another loop over run.epochs" if self._body is not None else "after run.steps"
-            raise ConfigError(f"run.epochs({epochs}) {beside}: one loop over epochs() holds all epochs of a run")
-        self._leave_steps()
+        if self._claimed_epochs or self._has_epochs:
+            when = "a second time" if self._has_epochs else "after run.steps()"
+            raise ConfigError(f"run.epochs({epochs}) {when}: one loop over it holds all epochs of a run")
+        self._has_epochs = True
         self._resume()
         return self._iterate_epochs(epochs, _Body(max_steps, on_preempt))
 
     def _iterate_epochs(self, epochs: int, body: _Body) -> Generator[int, None, None]:
         walk = self._walk
         walk.has_tail, self._body = True, body
+
+        def has_next() -> bool:
+            return walk.epoch < epochs and (walk.owes_tail or not self._is_enough(body.max_steps))
+
         try:
-            while walk.epoch < epochs and not self._is_enough(body.max_steps):
+            while has_next():
                 walk.enter_body()
                 body.has_steps = self._has_open_body = False
                 yield walk.epoch
                 self._leave_steps()
                 if self.preempted:
                     return
-                if not self._is_enough(body.max_steps):
-                    walk.finish_epoch()
-                self._save_body()
+                self._close_body()
+                if has_next() and preemption.check(self.step):
+                    self._stop(body.on_preempt)
+                    return
             self._is_done = True
             heartbeat.done()
         finally:
             self._body = None
 
-    def _save_body(self) -> None:
+    def _close_body(self) -> None:
         """Save behind the body of an epoch: what it has changed after its last step is in no checkpoint yet."""
         self._has_open_body = False
+        self._walk.finish_tail()
+        self._take_up_deadlines()  # a save waits for all ranks
         numerics.settle()
         self.checkpointer.save(self.step, anew=True)
+        heartbeat.done()
+
+    def _leave_body(self) -> None:
+        """Save where the loop over epochs was left by `break`, if that can be done."""
+        if isinstance(self.checkpointer, NoCheckpointer) or group_is_ready() or not has_peers():
+            self._close_body()
+        elif self.session is not None and self.session.identity.rank == 0:
+            say(
+                "what followed the last step is not saved: the process group is gone; end the `with` block of the run "
+                "before it is destroyed"
+            )
+
+    def _take_up_deadlines(self) -> None:
+        if self.session is not None and self.session.recorder is not None:
+            self.session.recorder.begin()
 
     def _is_enough(self, max_steps: int | None) -> bool:
         return max_steps is not None and self.step >= max_steps
@@ -272,10 +298,10 @@ class Run:
             listening.begin(self._save_s)  # before the loader forks its workers
             if self.session.recorder is not None:
                 self.session.recorder.user_beats()  # what is read again before the first step belongs to none
-                self.session.recorder.begin()  # the end of an earlier call has ended all deadlines
+            self._take_up_deadlines()  # the end of an earlier call has ended them all
         while walk.has_batches_before(last) and not is_enough:
             batches = self._start_epoch(loader)
-            while not is_enough:
+            while True:
                 batch = next_batch(batches)
                 if batch is END:
                     walk.finish_batches()
@@ -289,16 +315,20 @@ class Run:
                 walk.batches += 1
                 self.step += 1
                 is_enough = self._is_enough(max_steps)
-                if not is_enough and preemption.check(self.step):
+                if is_enough:
+                    walk.finish_steps()
+                    break  # the save below is of this step
+                if preemption.check(self.step):
                     self._stop(on_preempt)
                     return
                 self.checkpointer.maybe_save(self.step)
+            if is_enough and walk.is_at_length() and next_batch(batches) is END:
+                walk.finish_batches()
         self._find_loader(loader)
-        walk.enter_tail(loader)
+        walk.enter_tail(loader, getattr(self.checkpointer, "restore_rng", _nothing))
         if is_worked:
             numerics.settle()  # the last step's numbers are not judged yet, and the save is to be good
-            if self._body is None:
-                self.checkpointer.save(self.step)
+            self.checkpointer.save(self.step)
         self._has_open_body = self._body is not None
         self._is_done = True
         heartbeat.done()

@@ -14,7 +14,7 @@ from resilience_sdk.errors import ConfigError
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler.gpu import GpuClock, gpu_clock
 from resilience_sdk.straggler.kernels import SUFFIX, KernelSampler, sampled_device, sampling_interval
-from resilience_sdk.straggler.model_hooks import Brackets, Guard, Waits, broadcasts_buffers, loaded, sharded_modules
+from resilience_sdk.straggler.model_hooks import Brackets, Guard, Waits, loaded, sharded_modules, waits_for_buffers
 from resilience_sdk.straggler.passes import Callback, CompiledCall, Engine, ModelPasses, PassListener
 
 
@@ -222,8 +222,8 @@ class Attachment:
         brackets = Brackets(passes.waits, guard)
         for module in sharded_modules(model):
             yield from brackets.install(module)
-        if broadcasts_buffers(model):
-            # Between these DDP has its buffers from rank 0: whoever waits there for a rank that is late is not slow.
+        if waits_for_buffers(model):
+            # Between these DDP has its buffers from rank 0: whoever waits for a rank that is late is not slow itself.
             yield model.register_forward_pre_hook(guard(passes.waits.begin))
             yield model.module.register_forward_pre_hook(guard(passes.waits.end), prepend=True)
         # Around the brackets: prepended after them, and appended after them.

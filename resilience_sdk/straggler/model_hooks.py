@@ -195,12 +195,18 @@ def sharded_modules(model: Any) -> list[Any]:
     return [] if kind is None else [module for module in model.modules() if isinstance(module, kind)]
 
 
-def broadcasts_buffers(model: Any) -> bool:
-    """Tell whether DDP gives a model's buffers, such as those of a batch norm, to all ranks before each forward."""
+def waits_for_buffers(model: Any) -> bool:
+    """Tell whether a process waits before each forward until DDP has a model's buffers, such as a batch norm's, there.
+
+    On the processor: a device waits by itself, and DDP copies the inputs to it in the same place, which is work.
+    """
     from torch.nn.parallel import DistributedDataParallel
 
-    is_ddp = isinstance(model, DistributedDataParallel)
-    return is_ddp and model.broadcast_buffers and next(model.module.buffers(), None) is not None
+    if not isinstance(model, DistributedDataParallel) or model.device_type != "cpu":
+        return False
+    # Without a reduction of its own DDP calls its module's `forward`, which has no hooks.
+    calls_module = not getattr(model, "_delay_all_reduce_all_params", False)
+    return model.broadcast_buffers and calls_module and next(model.module.buffers(), None) is not None
 
 
 def loaded(name: str, *modules: str) -> Any:

@@ -7,47 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from loaders import SAMPLES, Augmented, Stateful
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.rank.data import END, Walk, has_state, next_batch
 
-SAMPLES, EPOCHS = 5, 3
-
-
-class Augmented(Dataset):
-    def __len__(self):
-        return SAMPLES
-
-    def __getitem__(self, index):
-        return index + torch.rand(()).item()
+EPOCHS = 3
 
 
 class Stream(IterableDataset):
     def __iter__(self):
         for index in torch.randperm(SAMPLES).tolist():
             yield index + torch.rand(()).item()
-
-
-class Stateful:
-    """A loader that knows its place, and draws its order at its first batch."""
-
-    def __init__(self):
-        self.order, self.next = None, 0
-
-    def __iter__(self):
-        if self.order is None:
-            self.order, self.next = torch.randperm(SAMPLES), 0
-        while self.next < SAMPLES:
-            self.next += 1
-            yield self.order[self.next - 1] + torch.rand(())
-        self.order = None
-
-    def state_dict(self):
-        return {"order": self.order, "next": self.next}
-
-    def load_state_dict(self, saved):
-        self.order, self.next = saved["order"], saved["next"]
 
 
 class ByEpoch:

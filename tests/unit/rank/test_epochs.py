@@ -10,43 +10,16 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from loaders import SAMPLES, Augmented, Stateful
+from torch.utils.data import DataLoader, RandomSampler
 
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.rank.degraded import NoCheckpointer
 from resilience_sdk.rank.run import Run
 
-SAMPLES, EPOCHS = 4, 3
+EPOCHS = 3
 TICKS = EPOCHS * (SAMPLES + 3)  # each step, and before, behind and at the end of them
-
-
-class Augmented(Dataset):
-    def __len__(self):
-        return SAMPLES
-
-    def __getitem__(self, index):
-        return index + torch.rand(()).item()
-
-
-class Stateful:
-    """A loader that knows its place, and draws its order at its first batch."""
-
-    def __init__(self):
-        self.order, self.next = None, 0
-
-    def __iter__(self):
-        if self.order is None:
-            self.order, self.next = torch.randperm(SAMPLES), 0
-        while self.next < SAMPLES:
-            self.next += 1
-            yield self.order[self.next - 1] + torch.rand(())
-        self.order = None
-
-    def state_dict(self):
-        return {"order": self.order, "next": self.next}
-
-    def load_state_dict(self, saved):
-        self.order, self.next = saved["order"], saved["next"]
 
 
 class Unsized:
@@ -90,7 +63,7 @@ def a_run(run_dir, state, every=2):
     return run
 
 
-def train(run_dir, make_loader, killed_at=None):
+def train(run_dir, make_loader, killed_at=None, max_steps=None):
     """Train, and return what must not depend on how often it was begun."""
     torch.manual_seed(4)
     ticks = iter(range(10**6))
@@ -104,7 +77,7 @@ def train(run_dir, make_loader, killed_at=None):
     loader = make_loader()
     run._resume()  # as `with` does
     torch.rand(3)  # a program that draws before its loop must not shift anything
-    for epoch in run.epochs(EPOCHS):
+    for epoch in run.epochs(EPOCHS, max_steps=max_steps):
         assert epoch == run.epoch
         tick()
         torch.rand(2)  # done again where the resume is within the epoch: it may draw, and must change nothing
@@ -121,21 +94,27 @@ def train(run_dir, make_loader, killed_at=None):
 
 @pytest.mark.parametrize("name", LOADERS)
 @settings(max_examples=10, deadline=None)
-@given(kills=st.lists(st.integers(0, TICKS - 1), min_size=1, max_size=3))
-@example([SAMPLES + 1])  # behind the last step of an epoch
-@example([SAMPLES + 2])  # behind all of its body
-@example([SAMPLES + 3])  # at the start of the next one
-@example([SAMPLES + 2, 0])
-def test_wherever_it_is_cut_short_it_ends_the_same(name, kills):
+@given(
+    kills=st.lists(st.integers(0, TICKS - 1), min_size=1, max_size=3),
+    max_steps=st.sampled_from([None, SAMPLES, SAMPLES + 1, 2 * SAMPLES - 1, 2 * SAMPLES]),
+)
+@example([SAMPLES + 1], None)  # behind the last step of an epoch
+@example([SAMPLES + 2], None)  # behind all of its body
+@example([SAMPLES + 3], None)  # at the start of the next one
+@example([SAMPLES + 2, 0], None)
+@example([SAMPLES + 1], SAMPLES)  # behind the last step of all
+@example([SAMPLES + 5], SAMPLES + 1)  # the same, within an epoch
+def test_wherever_it_is_cut_short_it_ends_the_same(name, kills, max_steps):
     """Weights, a scheduler's rate, values and generators end as those of a training that nothing cut short."""
     with tempfile.TemporaryDirectory() as undisturbed, tempfile.TemporaryDirectory() as run_dir:
         for kill in kills:
             try:
-                train(run_dir, LOADERS[name], kill)
+                train(run_dir, LOADERS[name], kill, max_steps)
             except KilledError:
                 continue
             break  # it was over before
-        assert train(run_dir, LOADERS[name]) == train(undisturbed, LOADERS[name])
+        ended = train(run_dir, LOADERS[name], max_steps=max_steps)
+        assert ended == train(undisturbed, LOADERS[name], max_steps=max_steps)
 
 
 def test_only_epochs_that_are_not_complete_are_yielded(tmp_path):
@@ -162,18 +141,72 @@ def test_max_steps_ends_with_the_body_it_is_reached_in(tmp_path):
     assert [[s for s, _ in more.steps("abc")] for _ in more.epochs(9, max_steps=7)] == [[4, 5], [6]]
 
 
+def test_an_epoch_that_max_steps_ends_exactly_is_complete(tmp_path):
+    """With more steps the next one follows, and what stood behind its steps is not done again."""
+    for loader in ("abc", Stateful(), DataLoader(range(3))):
+        run_dir = tmp_path / type(loader).__name__
+        size = len(list(loader))
+        seen = []
+        for most in (size, 2 * size):
+            run = a_run(run_dir, {"weight": torch.zeros(1)})
+            seen += [(epoch, len(list(run.steps(loader)))) for epoch in run.epochs(9, max_steps=most)]
+        # Of a loader without a length nobody knows that it has ended: its epoch is taken up once more.
+        assert [(epoch, count) for epoch, count in seen if count] == [(0, size), (1, size)]
+        assert hasattr(loader, "__len__") == (len(seen) == 2)
+
+
 def test_a_loop_that_is_left_by_break_is_saved_at_the_end_of_the_run(tmp_path, monkeypatch):
-    """Early stopping: the evaluation that led to it, and what it left, are in the newest checkpoint."""
-    with a_run(tmp_path, {"weight": torch.zeros(1)}) as run:
+    """Early stopping: the evaluation that led to it, and what it left, are in the newest checkpoint, and done once."""
+    for leave in (None, SystemExit(0)):
+        run_dir = tmp_path / type(leave).__name__
+        with contextlib.suppress(SystemExit), a_run(run_dir, {"weight": torch.zeros(1)}) as run:
+            monkeypatch.setattr(run, "_end", lambda: None)
+            for epoch in run.epochs(9):
+                steps = list(run.steps("ab"))
+                run.values["best"] = epoch
+                if epoch == 1 and leave is not None:
+                    raise leave
+                if epoch == 1:
+                    break
+        assert len(steps) == 2
+        found = a_run(run_dir, {"weight": torch.zeros(1)})
+        assert list(zip(found.epochs(9), range(1), strict=False)) == [(2, 0)]
+        assert (found.step, found.values) == (4, {"best": 1})
+
+
+def test_without_its_process_group_what_followed_the_last_step_is_not_saved(tmp_path, monkeypatch, capsys):
+    """A training that was over does not fail for it: that is said, and the checkpoint of its last step is there."""
+    run = a_run(tmp_path, {"weight": torch.zeros(1)})
+    with run:
         monkeypatch.setattr(run, "_end", lambda: None)
-        for epoch in run.epochs(9):
-            steps = list(run.steps("ab"))
-            run.values["best"] = epoch
-            if epoch == 1:
-                break
-    assert len(steps) == 2
-    found = a_run(tmp_path, {"weight": torch.zeros(1)})
-    assert (found.checkpointer.resume(), found.values) == (4, {"best": 1})
+        for _ in run.epochs(9):
+            list(run.steps("ab"))
+            break
+        for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
+            monkeypatch.setenv(name, value)
+    assert "the process group is gone" in capsys.readouterr().err
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name)
+    assert a_run(tmp_path, {"weight": torch.zeros(1)}).checkpointer.resume() == 2
+
+
+def test_deadlines_hold_in_the_save_behind_a_body(recording):
+    """It waits for all ranks; what stands before it may take any time."""
+    seen = []
+
+    class Watched(NoCheckpointer):
+        def save(self, step, *, anew=False):
+            seen.append((step, anew, recording.snapshot().done))
+            return True
+
+    run = Run(None, None)
+    run.session = SimpleNamespace(recorder=recording.recorder, may_resume=False)
+    run.checkpointer = Watched()
+    for _ in run.epochs(2):
+        list(run.steps("ab"))
+        assert recording.snapshot().done
+    assert seen == [(2, False, False), (2, True, False), (4, False, False), (4, True, False)]
+    assert recording.snapshot().done
 
 
 def test_a_step_that_was_cut_short_is_in_no_checkpoint(tmp_path, monkeypatch):
@@ -231,8 +264,10 @@ def test_what_does_not_belong_together_is_refused():
             list(run.steps("ab"))
             with pytest.raises(ConfigError, match="a second time in epoch 0"):
                 run.steps("ab")
-            with pytest.raises(ConfigError, match="inside of another loop"):
+            with pytest.raises(ConfigError, match=r"run.epochs\(2\) a second time"):
                 run.epochs(2)
+        with pytest.raises(ConfigError, match="outside of the loop"):
+            run.steps("ab")
     with Run(None, None) as run:
         list(run.steps("ab"))
         with pytest.raises(ConfigError, match=r"after run\.steps"):
