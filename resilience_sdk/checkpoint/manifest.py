@@ -234,7 +234,7 @@ def select_newest(
     `examine` returns the manifest of a valid checkpoint and raises `InvalidCheckpointError` otherwise. It is
     asked from the newest down and only until one is valid, since a full examination reads every byte.
     `distrust` returns why a valid one is in quarantine, or None; if there is nothing else, the newest of these is
-    taken after all: to start from nothing would be worse.
+    taken after all, first of those without a NaN: to start from nothing would be worse.
     """
     steps = {name: step for name in names if (step := step_of(name)) is not None}
     skipped: list[Skipped] = []
@@ -251,7 +251,9 @@ def select_newest(
         if why is None:
             return Selection(name, manifest, tuple(skipped))
         item = Skipped(name, steps[name], why, quarantined=True, created_at=manifest.created_at)
-        last_resort = last_resort or (item, manifest)
+        # A failure that came soon after it may have another reason; a NaN stays.
+        if last_resort is None or (last_resort[1].nan is not None and manifest.nan is None):
+            last_resort = item, manifest
         skipped.append(item)
     if last_resort is not None:
         item, manifest = last_resort

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resilience_sdk.checkpoint.history import Rollback
 from resilience_sdk.checkpoint.manifest import (
     LEAST_KEPT,
     FileEntry,
@@ -14,6 +17,7 @@ from resilience_sdk.checkpoint.manifest import (
     step_name,
     step_of,
 )
+from resilience_sdk.checkpoint.store import CheckpointStore
 
 STEPS = st.lists(st.integers(0, 10**10), unique=True, max_size=8)
 STRAY = st.sampled_from([".tmp-step-00000005-ab", "notes", "step-5", "step-000000000005", "step-0000000x"])
@@ -99,6 +103,41 @@ def test_what_holds_a_nan_deletes_nothing_that_does_not(steps, keep, data):
     deleted = set(find_deletable(names, good, keep, spoiled))
     assert deleted - spoiled == set(find_deletable(good, good, keep))
     assert len(spoiled - deleted) <= max(keep, LEAST_KEPT)
+
+
+def test_where_nothing_else_is_left_one_without_a_nan_is_taken_first():
+    """What failed soon after its resume may have had another reason."""
+    nan = {9: "model.weight of rank 0"}
+    files = (FileEntry("a", 1, 1),)
+    selection = select_newest(
+        map(step_name, (5, 7, 9)),
+        lambda name: Manifest(step_of(name), 1, files, nan=nan.get(step_of(name))),
+        lambda _name, manifest: manifest.why_bad or "the run failed soon after it",
+    )
+    assert selection.name == step_name(7)
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_what_was_just_committed_stays_however_many_spoiled_ones_are_newer(tmp_path, rolled_back):
+    """Behind a rollback steps are counted anew; those that it left behind are no others of which few may stay."""
+    back = Rollback(85, "the loss was NaN", 1e12, 0)
+
+    def commit(store, step):
+        unfinished = store.begin(step, f"{step:08x}")
+        (unfinished / "a").write_bytes(b"x")
+        manifest = Manifest(step, 1, (FileEntry("a", 1, zlib.crc32(b"x")),), 1.0, nan="best of rank 0")
+        path = store.commit(unfinished, manifest, f"{step:08x}")
+        store.retire(f"{step:08x}")
+        return path
+
+    first = CheckpointStore(tmp_path, keep=2, group_readable=False)
+    for step in (90, 100):
+        commit(first, step)
+    resumed = CheckpointStore(tmp_path, keep=2, group_readable=False)
+    resumed.find_newest(rollbacks=[back] if rolled_back else [])
+    assert commit(resumed, 81).exists()
+    assert commit(resumed, 82).exists()
+    assert (tmp_path / step_name(81)).exists() is rolled_back
 
 
 @pytest.mark.parametrize("name", ["lost+found", "step-", "step--0000001", "step-00000001.bak"])
