@@ -348,22 +348,29 @@ def _gone(states: Sequence[RankState], rank: int) -> bool:
 def _idle_together(watches: Sequence[RankTimers]) -> bool:
     """Tell whether all ranks are out of any section, at one count and none in a step.
 
-    An interval between two pulses counts as nothing open when the stacks show that nobody is in a collective, unless it
-    is that of a rank alone, of which no other can show that the loop goes on. Whoever sets how long such a time may be
-    also tells when the loop is over.
+    An interval between two pulses counts as nothing open when the stacks show that nobody is in a collective. Of a rank
+    alone no other can show that the loop goes on: neither is it over between two pulses, nor where somebody has set how
+    long it may be outside of sections.
     """
-    if any(timer.kind == OUT_OF_SECTION and timer.limit and timer.limit.is_set for w in watches for timer in w.timers):
-        return False
     if any(timer.kind not in (OUT_OF_SECTION, "pulse") for w in watches for timer in w.timers):
         return False
-    if len(watches) == 1 and any(section.kind == "pulse" for section in watches[0].state.stack):
+    if len(watches) == 1 and (_is_in_pulse(watches[0]) or _is_out_for_a_set_time(watches[0])):
         return False
     counts = {w.state.snapshot.beats for w in watches if w.state.snapshot is not None and w.state.has_signal}
     return len(counts) <= 1 and all(_is_idle(w.state) for w in watches if w.state.running)
 
 
+def _is_in_pulse(w: RankTimers) -> bool:
+    return any(section.kind == "pulse" for section in w.state.stack)
+
+
+def _is_out_for_a_set_time(w: RankTimers) -> bool:
+    return any(timer.kind == OUT_OF_SECTION and timer.limit is not None and timer.limit.is_set for timer in w.timers)
+
+
 def _is_idle(state: RankState) -> bool:
     stack: Sequence[OpenSection] = state.stack
+    # Whoever sets how long the interval between two pulses may be also tells when the loop is over.
     if any(section.kind != "pulse" or section.timeout_s is not None for section in stack):
         return False
     return not stack or state.in_collective is False

@@ -26,4 +26,4 @@ pytorch.attach(object(), object(), first_step="3")  # type: ignore[arg-type]  # 
 print(straggler.report().stragglers)  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
 with resilience_sdk.start_run("runs/a") as run:
     run.steps([1, 2], on_preempt="stop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    print(run.epochs)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+    print(run.epoch_count)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]

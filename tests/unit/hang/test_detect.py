@@ -232,15 +232,15 @@ def test_the_loop_is_over_without_done(make, verdict):
     assert len(judgement.suspects) == 2
 
 
-def test_a_time_out_of_sections_that_somebody_set_is_literal(make, verdict):
+def test_a_time_out_of_sections_that_somebody_set_is_literal_for_a_rank_alone(make, verdict):
     """As of one rank that waits for its device between two steps: the loop is not taken as over."""
     strict, spinning = make.book(out_of_section_timeout=20), Activity(Kind.SPINNING, 21)
     alone = make.rank(0, idle=21, world_size=1, activity=spinning)
     assert verdict(alone, book=strict).kind == "confirmed"
     assert verdict(alone).kind != "confirmed"
     assert verdict(make.rank(0, idle=19, world_size=1, activity=spinning), book=strict).kind != "confirmed"
-    together = [make.rank(r, idle=21) for r in (0, 1)]
-    assert verdict(*together, book=strict).kind == "confirmed"
+    together = [make.rank(r, idle=21) for r in (0, 1)]  # the end of a loop, at which nobody is waited for
+    assert verdict(*together, book=strict).kind == "suspect"
     assert verdict(make.rank(0, idle=21, world_size=1, done=True), book=strict).kind == "quiet"
 
 
