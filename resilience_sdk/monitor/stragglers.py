@@ -185,7 +185,7 @@ class StragglerWatch:
     def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now: float) -> None:
         """Take what each rank of this node has completed since the last look, and judge what can be judged.
 
-        `now` is a steady clock's, in seconds.
+        `now` is that of `time.monotonic`, in seconds.
 
         Never raises: a mistake here must not cost the job its watch over hangs. It is said, and the attempt goes on
         without.
@@ -209,7 +209,7 @@ class StragglerWatch:
             return
         self._collector.present({watched.rank: watched.stem for watched in living})
         for watched, passes in completed:
-            self._say_if_stepless(watched, passes)
+            self._say_if_stepless(watched, passes, now)
             for new in sorted(passes, key=lambda new: new.kind != WORK):  # it belongs to passes of the same look
                 self._collector.add(
                     watched.rank,
@@ -230,9 +230,9 @@ class StragglerWatch:
         elif self._nodes.is_due(pieces, now):
             self._nodes.tell(self._roles_of(living), self._kernels_of(living))
 
-    def _say_if_stepless(self, watched: WatchedRank, passes: Sequence[LanePasses]) -> None:
+    def _say_if_stepless(self, watched: WatchedRank, passes: Sequence[LanePasses], now: float) -> None:
         """Say that a rank whose optimizers step where torch does not tell of it is not compared."""
-        age_s = (time.monotonic_ns() - watched.snapshot.created_ns) / 1e9
+        age_s = now - watched.snapshot.created_ns / 1e9
         if age_s > _STEPLESS_S and any(new.before is None for new in passes):
             self._response.note_stepless(watched.rank, age_s)
 

@@ -20,7 +20,7 @@ from resilience_sdk.monitor.ranks import RankTable
 from resilience_sdk.monitor.straggler_response import LASTING_S, Below
 from resilience_sdk.monitor.stragglers import OWN, PEERS, StepTimeWatch, StragglerWatch, progress_pause_s
 from resilience_sdk.recorder.page_directory import page_stem
-from resilience_sdk.recorder.page_layout import FLAG_TRAINS, W_CREATED_NS
+from resilience_sdk.recorder.page_layout import FLAG_TRAINS
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
 from resilience_sdk.straggler.published import read_report, read_standing
@@ -83,7 +83,7 @@ class Node:
             local_rank=rank % RANKS,
             world_size=8,
             attempt=0,
-            created_ns=time.monotonic_ns(),
+            created_ns=int(self.now * 1e9),
             facts={},
         )
         return Recorder(page)
@@ -484,12 +484,11 @@ def test_of_two_nodes_the_one_that_judges_says_that_nobody_does(tmp_path):
 
 def test_a_rank_without_a_completed_step_is_not_compared_and_that_is_said(node, capfd):
     """Its optimizers step where torch does not tell of it, and it calls no heartbeat: in ten minutes a line says so."""
-    page = node.recorders[0].page
-    page.set_flag(FLAG_TRAINS)
+    node.recorders[0].page.set_flag(FLAG_TRAINS)
     node.recorders[0].block("fwd", "compute", None).sample(10 * MS)
     node.look()
     assert not node.degraded()
-    page.words[W_CREATED_NS] -= 601 * 1_000_000_000
+    node.now += 601
     for _ in range(2):
         node.recorders[0].block("fwd", "compute", None).sample(10 * MS)
         for watched in node.table.all():
