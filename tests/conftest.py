@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+import durations
+
 ROOT = Path(__file__).parents[1]
+
+# Images of containers often set it, and then each of the hundreds of processes that tests start compiles the package
+# anew.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 
 @cache
@@ -32,16 +39,33 @@ def what_stays_together(nodeid):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Distribute tests by `what_stays_together` in place of `--dist loadfile`: the longest file does not decide."""
+    """Distribute tests by `what_stays_together` in place of `--dist loadfile`, the longest first: none trails."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadScopeScheduling
+
+    committed = durations.read(durations.COMMITTED)
+    lanes = durations.lanes_of(config.getoption("markexpr"))
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             return what_stays_together(nodeid)
 
+        def _assign_work_unit(self, node):
+            if not hasattr(self, "expected"):
+                self.expected = durations.expected(committed, lanes, {s: list(u) for s, u in self.workqueue.items()})
+            longest = max(self.workqueue, key=lambda scope: self.expected.get(scope, 0.0))
+            self.workqueue.move_to_end(longest, last=False)
+            super()._assign_work_unit(node)
+
     return Together(config, log)
+
+
+def pytest_configure(config):
+    """Write how long each file takes where `TEST_DURATIONS` names a file, in the process that hears of all tests."""
+    path = os.environ.get("TEST_DURATIONS")
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(durations.Recorder(Path(path)), "durations")
 
 
 @pytest.hookimpl(wrapper=True)
