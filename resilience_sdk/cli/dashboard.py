@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from resilience_sdk.cli.common import CommandParser
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say
+from resilience_sdk.core.port_holder import words_of_holder
 from resilience_sdk.core.run_directory import DEFAULT_ROOT
 from resilience_sdk.errors import ConfigError, MissingExtraError
 from resilience_sdk.system.hostinfo import host_name
@@ -101,8 +103,9 @@ def _listen(host: str, port: int) -> socket.socket:
         made.bind(address)
     except OSError as error:
         made.close()
+        holder = f" ({words_of_holder(port)})" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(
-            f"cannot serve at {host}:{port}: {error.strerror}; --port 0 takes any port that is free"
+            f"cannot serve at {host}:{port}: {error.strerror}{holder}; --port 0 takes any port that is free"
         ) from None
     return made
 

@@ -23,6 +23,7 @@ from resilience_sdk.cluster.bus import NodeRelay
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.journal import Event, Journal
+from resilience_sdk.core.port_holder import words_of_holder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
@@ -37,7 +38,7 @@ from resilience_sdk.launcher.attempt import (
 )
 from resilience_sdk.launcher.env import RankLogs
 from resilience_sdk.launcher.last_lines import JobOutcome, fault_line, restart_line
-from resilience_sdk.launcher.rendezvous import first_line, within
+from resilience_sdk.launcher.rendezvous import first_line, holder_of_taken_port, within
 from resilience_sdk.launcher.restart_policy import Decision, decide, ends_free
 from resilience_sdk.launcher.sidecars import Housekeeping
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
@@ -66,7 +67,8 @@ def try_resource(resource: Resource, run_dir: Path) -> str | None:
     try:
         within(_TRY_S, tries[resource.kind])
     except (OSError, TimeoutError) as error:
-        return getattr(error, "strerror", None) or str(error)
+        why = getattr(error, "strerror", None) or str(error)
+        return f"{why}; {words_of_holder(int(resource.name))}" if resource.kind == PORT and resource.name else why
     return None
 
 
@@ -420,7 +422,8 @@ class Job:
         code = self._outcome.exit_code()
         if code is not None:
             return Decision(verdict_of(code), "another node ended the job", exit_code=code, elsewhere=True)
-        return Decision(JobVerdict.GIVE_UP, f"the nodes did not meet ({first_line(error)})")
+        why = first_line(error)
+        return Decision(JobVerdict.GIVE_UP, f"the nodes did not meet ({why}){holder_of_taken_port(why)}")
 
 
 def _fault_of(told: tuple[int, Mapping[str, Any]]) -> str:

@@ -9,6 +9,8 @@ takes too long is known as such: then the connection is made anew.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +22,16 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
 )
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT, create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, create_handler
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.journal import Event, Journal
+from resilience_sdk.core.port_holder import find_port_holder, port_in, words_of_holder
 from resilience_sdk.errors import ConfigError
+from resilience_sdk.system.hostinfo import host_name
+from resilience_sdk.system.linux import listens_on
 
 Answer = TypeVar("Answer")
 
@@ -112,6 +118,7 @@ class WaitingNodes:
 _THREAD = "resilience-meeting"
 _STILL_S = 120.0  # for what nodes tell one another once they have met: torch allows a minute for each word
 _SAY_S = 10.0  # of waiting, until it is said
+_STRANGER_S = 5.0  # a store on this host answers in milliseconds
 _AGAIN_S = 1.0
 _MARGIN_S = 60.0  # beyond torch's own limit
 _READ_TIMEOUT_S = 60  # torch's defaults
@@ -162,6 +169,12 @@ class MeetingPlace:
         """Whether a new connection may find the same rendezvous again."""
         return str(self._parameters.backend) == "c10d"
 
+    @property
+    def local_port(self) -> int | None:
+        """The port of the rendezvous where its host is this one; None elsewhere, and where the endpoint names none."""
+        host, port = parse_rendezvous_endpoint(self.endpoint, default_port=DEFAULT_PORT)
+        return port if _is_this_host(host) else None
+
     def reach(self, deadline: float, give_up: Callable[[], bool] = lambda: False) -> RendezvousHandler:
         """Return a new handler, trying until the deadline (monotonic) or `give_up()`; that it takes long is said.
 
@@ -169,12 +182,18 @@ class MeetingPlace:
         """
         while True:
             try:
-                return within(2 * self._slow_s + _MARGIN_S, self.connect)
+                return within(2 * self._slow_s + _MARGIN_S, self.connect, look=self._say_holder)
             except (RendezvousConnectionError, TimeoutError) as error:
                 if time.monotonic() > deadline or not self.may_come_again or give_up():
                     raise
                 self.say_lost(error, deadline)
                 time.sleep(_AGAIN_S)
+
+    def _say_holder(self, passed_s: float) -> None:
+        """Say whose port it is where a store on this host does not answer: it may be no store at all."""
+        port = self.local_port if passed_s > _STRANGER_S else None
+        if port is not None and not listens_on(port) and (holder := find_port_holder(port)) is not None:
+            say_once(f"holder {port}", f"the rendezvous store at {self.endpoint} has not answered yet: {holder}")
 
     def say_lost(self, error: Exception, deadline: float) -> None:
         """Say once for each deadline that nobody answers, and for how long it will be tried."""
@@ -280,6 +299,29 @@ class _Backend(RendezvousBackend):
             yield
         finally:
             self._asked.pop(thread, None)
+
+
+def _is_this_host(host: str) -> bool:
+    """Tell whether a host is surely this one, without asking a name server, which may take long to answer."""
+    own = host_name()
+    if host in ("localhost", own, own.partition(".")[0]):
+        return True
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def holder_of_taken_port(why: str) -> str:
+    """Return who holds the port that an error says is in use, and what to do; empty for every other error."""
+    port = port_in(why) if "EADDRINUSE" in why or "ddress already in use" in why else None
+    if port is None:
+        return ""
+    advice = "end that process, or name another port on every node (one node alone needs none: leave it out)"
+    return f": {words_of_holder(port)}; {advice}"
 
 
 def first_line(error: BaseException) -> str:

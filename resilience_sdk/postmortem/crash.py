@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from resilience_sdk.attribution.diagnosis import LogFindings
 
 _CURE_OF_ABORT = "call torch.distributed.destroy_process_group()"
+_CURE_OF_PORT = (
+    'end the process that holds the port, or use another port; with init_method="env://" and no --master-port, '
+    "`resilience run` gives the ranks of one node a free port in each attempt"
+)
 _SURE_OF_ABORT = 0.9
 _SURE_OF_SERVER = 0.9
 _SURE_OF_MEMORY = 0.8  # the counter is that of the whole job
@@ -159,7 +163,12 @@ def crash_incident(facts: AttemptFacts, first: FirstDeath, detected_at: float, l
         cause=known.cause,
         action=known.action,
         confidence=known.confidence,
-        evidence=(*known.evidence, *_chain_evidence(facts, first), *_order_evidence(facts, first)),
+        evidence=(
+            *known.evidence,
+            *_port_evidence(facts, first),
+            *_chain_evidence(facts, first),
+            *_order_evidence(facts, first),
+        ),
     )
 
 
@@ -272,6 +281,18 @@ def _chain_evidence(facts: AttemptFacts, first: FirstDeath) -> list[Evidence]:
     return [] if root is None else [Evidence("chain", f"raised from {in_short(root)}")]
 
 
+def _port_evidence(facts: AttemptFacts, first: FirstDeath) -> list[Evidence]:
+    """Return who held the port that the first rank could not have, as that rank saw it, and what to do."""
+    trace = facts.traces.get(first.culprits[0]) if first.culprits else None
+    holder = _port_holder(trace.exception or {}) if trace is not None else ""
+    return [Evidence("proc", holder), Evidence(CURE, _CURE_OF_PORT)] if holder else []
+
+
+def _port_holder(exception: Mapping[str, Any]) -> str:
+    holder = exception.get("port_holder")
+    return in_short(holder) if isinstance(holder, str) else ""
+
+
 def _root_of_chain(text: str) -> str | None:
     """Return the first exception of a traceback that tells a chain: what follows the frames of its first block."""
     block, led_to, _ = text.partition(_DIRECT_CAUSE)
@@ -320,4 +341,5 @@ def _quoted(exception: Mapping[str, Any]) -> str:
     place = exception.get("user_frame")
     at = f" at {place}" if isinstance(place, str) else ""
     kind = exception.get("type", "an exception")
-    return f"{kind}: {message}{at}" if message else f"{kind}{at}"
+    holder = f" ({known})" if (known := _port_holder(exception)) else ""
+    return f"{kind}: {message}{at}{holder}" if message else f"{kind}{at}{holder}"

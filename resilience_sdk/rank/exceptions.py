@@ -17,14 +17,16 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from resilience_sdk.attribution.exceptions import is_peer_symptom
+from resilience_sdk.attribution.exceptions import is_peer_symptom, is_users_frame, match_exception
+from resilience_sdk.attribution.exits import PORT, failed_resource
 from resilience_sdk.core import environ
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.port_holder import port_in, words_of_holder
 from resilience_sdk.core.redaction import redact_text
 
 _MAX_FRAMES = 100
@@ -58,8 +60,24 @@ def describe(error: BaseException, step: int | None) -> dict[str, Any]:
 
 
 def write(path: Path, error: BaseException, step: int | None, **facts: Any) -> None:
-    """Write the description of `error`, and `facts`, to `path` at once (rename). Raises OSError."""
-    write_whole(path, json.dumps({**describe(error, step), **facts}))
+    """Write the description of `error`, and `facts`, to `path` at once (rename). Raises OSError.
+
+    Of a port in use it names the holder as well: the process that met it asks first, while the holder is still there.
+    """
+    told = describe(error, step)
+    if (holder := _port_holder(told)) is not None:
+        told["port_holder"] = holder
+    write_whole(path, json.dumps({**told, **facts}))
+
+
+def _port_holder(told: Mapping[str, Any]) -> str | None:
+    """Return who holds the port that an exception says is in use; None for every other exception."""
+    rule = match_exception(told)
+    resource = failed_resource(rule.cause, ()) if rule is not None else None
+    if resource is None or resource.kind != PORT:
+        return None
+    port = port_in(told["message"])
+    return None if port is None else words_of_holder(port)
 
 
 def frames_in(text: str) -> list[tuple[str, int, str]]:
@@ -74,8 +92,8 @@ def user_frame(frames: Iterable[tuple[str, int, str]]) -> str | None:
 
 def is_user_file(filename: str) -> bool:
     """Tell whether a source file is the user's: not the library's, an installed package's or the SDK's."""
-    if filename.startswith(("<", _OWN)):
-        return False
+    if filename.startswith(("<", _OWN)) or not is_users_frame(f"{filename}:1 _"):
+        return False  # a virtual environment may use the packages of the Python that it was made from
     paths = sysconfig.get_paths()
     return not any(filename.startswith(paths[kind]) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 

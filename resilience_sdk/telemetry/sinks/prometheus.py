@@ -25,6 +25,7 @@ import attrs
 
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.port_holder import words_of_holder
 from resilience_sdk.telemetry.metrics import DURATION_BOUNDS_S, Durations, Family, Sample
 from resilience_sdk.telemetry.sinks.base import Metrics, Sink, TelemetryOrigin, load
 from resilience_sdk.telemetry.tail import Line
@@ -238,7 +239,7 @@ class PrometheusServer(_Prometheus):
             say_once(
                 f"port {self._address}",
                 f"metrics: port {self._address[1]} is taken, perhaps by a run that has just ended and waits for its "
-                f"last scrape: tried for {self._port_free_within_s:.0f} s",
+                f"last scrape: tried for {self._port_free_within_s:.0f} s ({words_of_holder(self._address[1])})",
             )
             self._over.wait(_LOOK_S)
 
