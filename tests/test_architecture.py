@@ -4,6 +4,7 @@ import ast
 import configparser
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,13 +50,24 @@ def _sources() -> list[tuple[str, Path]]:
     return found
 
 
-def _imports(path: Path) -> set[str]:
+@cache
+def _tree(path: Path) -> ast.Module:
+    """Return the syntax of a file, which most of these tests look at."""
+    return ast.parse(path.read_text())
+
+
+def _names_type_checking(test: ast.expr) -> bool:
+    return any("TYPE_CHECKING" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in ast.walk(test))
+
+
+@cache
+def _imports(path: Path) -> frozenset[str]:
     """Return what a file imports from our package, below `resilience_sdk`; typing-only imports do not count."""
-    tree = ast.parse(path.read_text())
+    tree = _tree(path)
     typing_only = {
         id(node)
         for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        if isinstance(block, ast.If) and _names_type_checking(block.test)
         for node in ast.walk(block)
     }
     names: set[str] = set()
@@ -73,7 +85,7 @@ def _imports(path: Path) -> set[str]:
                 for alias in node.names
                 if alias.name.split(".")[0] == "resilience_sdk"
             }
-    return names
+    return frozenset(names)
 
 
 def test_every_module_has_a_floor():
@@ -108,7 +120,7 @@ def test_one_file_reads_the_environment():
     """`os.environ` and `os.getenv` appear in core/environ.py alone."""
     readers = []
     for module, path in _sources():
-        tree = ast.parse(path.read_text())
+        tree = _tree(path)
         for node in ast.walk(tree):
             if (
                 isinstance(node, ast.Attribute)
@@ -141,7 +153,7 @@ SMALL = {
 
 def test_a_module_says_what_it_is():
     """The first word of a module's docstring is what the module is, not a question."""
-    first = {module: (ast.get_docstring(ast.parse(path.read_text())) or "").split()[:1] for module, path in _sources()}
+    first = {module: (ast.get_docstring(_tree(path)) or "").split()[:1] for module, path in _sources()}
     assert [module for module, words in first.items() if words and words[0].strip(",:").lower() in OBLIQUE] == []
 
 
@@ -149,7 +161,7 @@ def test_one_name_is_one_class():
     """No public class name stands for two things, but for those that users meet in several places."""
     places: dict[str, list[str]] = {}
     for module, path in _sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(module)
     twice = {name: modules for name, modules in places.items() if len(modules) > 1 and name not in SAME_NAME}
@@ -169,7 +181,7 @@ def test_what_is_private_is_called():
     defined: dict[str, set[str]] = {}
     named: dict[str, set[str]] = {}
     for module, path in _sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.decorator_list:
                 defined.setdefault(node.name, set()).add(module)
             elif isinstance(node, (ast.Name, ast.Attribute)):
@@ -189,7 +201,7 @@ def test_a_small_module_has_two_users_or_a_reason():
     sources = dict(_sources())
     users: dict[str, set[str]] = {module: set() for module in sources}
     for module, path in sources.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("resilience_sdk"):
                 base = node.module.removeprefix("resilience_sdk").removeprefix(".")
                 for name in (base, *(f"{base}.{alias.name}".removeprefix(".") for alias in node.names)):
@@ -268,7 +280,7 @@ def test_generator_context_managers_restore_in_finally():
     wrong = [
         f"{module}.{node.name}"
         for module, path in _sources()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.FunctionDef)
         and any("contextmanager" in ast.unparse(decorator) for decorator in node.decorator_list)
         and _unguarded_cleanup(node)

@@ -383,57 +383,75 @@ def test_a_pause_ends_by_itself(victim: Callable[[str], subprocess.Popen[str]]) 
 
 
 _SAVES = """
-import sys, torch
+import os, sys, torch
 from resilience_sdk import faults
-weight = torch.nn.Parameter(torch.zeros(1000))
-optimizer = torch.optim.SGD([weight], lr=1.0)
-torch.save(weight, "old.pt")
-faults.load(sys.argv[1], 0, 0)
-faults.reached("step", 0)
-try:
-    torch.save(weight, "new.pt")
-except OSError as error:
-    print("errno", error.errno, error.filename)
-torch.save(weight, "next.pt")
-def closure():
-    optimizer.zero_grad()
-    weight.sum().backward()
-closure() if "closure" not in sys.argv else None
-for _ in range(2):
-    optimizer.step(closure if "closure" in sys.argv else None)
-print("weight", float(weight[0]))
+
+
+def training(fault, closures):
+    weight = torch.nn.Parameter(torch.zeros(1000))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    torch.save(weight, "old.pt")
+    faults.load(fault, 0, 0)
+    faults.reached("step", 0)
+    try:
+        torch.save(weight, "new.pt")
+    except OSError as error:
+        print("errno", error.errno, error.filename)
+    torch.save(weight, "next.pt")
+
+    def closure():
+        optimizer.zero_grad()
+        weight.sum().backward()
+
+    closure() if not closures else None
+    for _ in range(2):
+        optimizer.step(closure if closures else None)
+    print("weight", float(weight[0]))
+
+
+for name in sys.argv[1:]:  # each in a process of its own, and torch is imported once
+    os.mkdir(name)
+    if not os.fork():
+        os.chdir(name)
+        os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT), 1)
+        fault, _, closures = name.partition(" ")
+        training(fault, closures)
+        sys.stdout.flush()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
+_STRUCK = {
+    "disk-full": (0, "errno 28", True),
+    "corrupt-checkpoint": (-signal.SIGKILL, "", True),
+    "nan": (0, "weight nan", False),
+    "nan closure": (0, "weight nan", False),
+    "kill:rank=1": (0, "weight -2.0", False),
+}
 
 
-@pytest.mark.parametrize(
-    ("fault", "code", "said", "torn"),
-    [
-        ("disk-full", 0, "errno 28", True),
-        ("corrupt-checkpoint", -signal.SIGKILL, "", True),
-        ("nan", 0, "weight nan", False),
-        ("nan closure", 0, "weight nan", False),
-        ("kill:rank=1", 0, "weight -2.0", False),
-    ],
-)
-def test_a_save_or_a_step_is_struck_half_way(tmp_path: Path, fault: str, code: int, said: str, torn: bool) -> None:
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, Path]]:
+    """The exit codes of trainings that were struck, and where each ran."""
+    folder = tmp_path_factory.mktemp("struck")
+    env = os.environ | {"PYTHONPATH": str(Path(faults.__file__).parents[1])}
+    command = [sys.executable, "-c", _SAVES, *_STRUCK]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return {name: (code, folder / name) for name, code in zip(_STRUCK, map(int, done.stdout.split()), strict=True)}
+
+
+@pytest.mark.parametrize("fault", _STRUCK)
+def test_a_save_or_a_step_is_struck_half_way(struck: dict[str, tuple[int, Path]], fault: str) -> None:
     """Of the save that is struck half is there, the ones before and after it are whole."""
     import torch
 
-    env = os.environ | {"PYTHONPATH": str(Path(faults.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", _SAVES, *fault.split()],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == code, done.stderr
-    assert said in done.stdout
-    whole = (tmp_path / "old.pt").stat().st_size
-    assert ((tmp_path / "new.pt").stat().st_size <= whole / 2) is torn
-    assert torch.load(tmp_path / "old.pt", weights_only=False).shape == (1000,)
-    assert (tmp_path / "next.pt").exists() is (code == 0)
+    (code, folder), (expected, said, torn) = struck[fault], _STRUCK[fault]
+    assert code == expected
+    assert said in (folder / "said").read_text()
+    whole = (folder / "old.pt").stat().st_size
+    assert ((folder / "new.pt").stat().st_size <= whole / 2) is torn
+    assert torch.load(folder / "old.pt", weights_only=False).shape == (1000,)
+    assert (folder / "next.pt").exists() is (code == 0)
 
 
 def test_the_newest_checkpoint_of_ours_is_torn(tmp_path: Path) -> None:
