@@ -16,7 +16,6 @@ programs=(
     "shellcheck|shellcheck|the tests of shell scripts will fail"
     "gcc|gcc libc6-dev|the tests of GPU probes, whose driver is a library of the tests, will fail"
     "promtool|prometheus|the tests of Prometheus will fail"
-    "pg_ctlcluster|postgresql|the tests of PostgreSQL will fail"
     "tmux|tmux|the test of the screen of resilience top will fail"
     "strace|strace|the test of docs/security.md will fail"
     "chromedriver|chromium chromium-driver|the tests of pages will fail"

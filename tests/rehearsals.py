@@ -1,7 +1,7 @@
 """`resilience rehearse` as a user calls it, and what it has to say of each example: what may be skipped, and why.
 
-Every other promise has to be kept, whatever else the machine does. `.ci/run` rehearses the faults that tell most of
-each example; `python -m tests.bench --only rehearsals` all of them.
+Every other promise has to be kept, whatever else the machine does. `.ci/run` rehearses one example, `.ci/release` each
+under the faults that tell most of it; `python -m tests.bench --only rehearsals` all of them.
 """
 
 from __future__ import annotations

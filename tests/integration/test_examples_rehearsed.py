@@ -11,6 +11,7 @@ from adapter_frameworks import require
 from tests.rehearsals import EXAMPLES, REHEARSED, rehearse
 
 WITHOUT_GPU = {"megatron_train.py": "megatron_on_cpu.py"}
+EVERY_DAY = "full_run.py"  # the others are rehearsed by the lane `release`
 LONGEST_S = 100.0  # of one job that takes 5 to 15 s where nothing else runs
 
 
@@ -26,7 +27,10 @@ def test_every_example_is_short_and_rehearsed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", REHEARSED)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == EVERY_DAY else pytest.param(name, marks=pytest.mark.release) for name in REHEARSED],
+)
 def test_an_example_keeps_its_promises(name: str, tmp_path: Path) -> None:
     """Undisturbed, and under the faults that tell most of it: none is broken, none skipped without its known reason."""
     example = REHEARSED[name]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -99,6 +100,13 @@ from resilience_sdk.dashboard import app
 }
 
 
+@cache
+def modules() -> dict[str, frozenset[str]]:
+    """Return the distributions that bring each module, by their names on an index."""
+    owners = metadata.packages_distributions()
+    return {module: frozenset(map(canonicalize_name, those)) for module, those in owners.items()}
+
+
 def declared(extra: str | None) -> set[str]:
     """Return the distributions that are installed with us and `extra`, those that they need too."""
     found: set[str] = set()
@@ -124,9 +132,9 @@ def declared(extra: str | None) -> set[str]:
 def run(program: str, with_extra: str | None, where: Path) -> subprocess.CompletedProcess[str]:
     """Run a program in `where`, with the packages that an extra brings and no others."""
     (where / "journal").mkdir()  # a run directory, for what reads one
-    owners = metadata.packages_distributions()
+    owners = modules()
     names = declared(with_extra) | {OURS, "pip", "setuptools"}
-    found = {module for module, those in owners.items() if names & {canonicalize_name(one) for one in those}}
+    found = {module for module, those in owners.items() if names & those}
     spelled = {one.name for one in metadata.distributions() if canonicalize_name(one.name) in names}
     head = _ALONE.format(hidden=sorted(set(owners) - found), names=sorted(spelled))
     env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}

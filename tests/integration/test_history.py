@@ -43,7 +43,7 @@ def server() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.release)])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The name of an empty database, as `--db` takes it."""
     if request.param == "sqlite":

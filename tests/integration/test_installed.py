@@ -1,5 +1,7 @@
 """The SDK as its users have it: installed in four ways, and used from a directory that is not the clone.
 
+Every day that is a whole job for the wheel, and import and doctor for the others: their jobs are of the lane `release`.
+
 Nothing but the copy under test can be imported in these environments (see `installs`), so whatever process of the SDK
 works there has found it where it was loaded from.
 """
@@ -25,7 +27,9 @@ from installs import PROJECT, Installation
 from receiver import receiving
 
 pytestmark = pytest.mark.slow
-KINDS = ("editable", "wheel", "target", "sdist")
+# The wheel is what most users have. Of what differs between the kinds (where package and command lie, which files
+# came along) the doctor sees enough every day.
+OTHER_KINDS = ("editable", "target", "sdist")
 
 
 @pytest.fixture(scope="session")
@@ -62,18 +66,25 @@ def install(kind: str, tmp_path: Path, built: tuple[Path, Path, Path]) -> Instal
     return made
 
 
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_each_kind_is_imported_and_examined(
+    kind: str, tmp_path: Path, built: tuple[Path, Path, Path], elsewhere: Path
+) -> None:
+    """From where it was installed, by its command; processes of its own find it, and so do files that came along."""
+    made = install(kind, tmp_path, built)
+    doctor(made, elsewhere)
+    provided(made, elsewhere.parent)
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["wheel", *(pytest.param(kind, marks=pytest.mark.release) for kind in OTHER_KINDS)])
 def test_a_job_of_each_kind(
     kind: str, tmp_path: Path, built: tuple[Path, Path, Path], elsewhere: Path, pages: dict[str, str]
 ) -> None:
     """Doctor, and under the supervisor a preflight, a death, a stall and a resume, which a webhook is told of."""
     made = install(kind, tmp_path, built)
     doctor(made, elsewhere)
-    code, out, err = made.run(made.python, "-m", "resilience_sdk.telemetry", "--files", where=elsewhere.parent)
-    assert code == 0, err
-    assert [Path(line).name for line in out.splitlines()] == ["alerts.yml", "alerts_test.yml", "grafana.json"]
-    assert all(Path(line).is_file() for line in out.splitlines())
+    provided(made, elsewhere.parent)
     run_dir, told = elsewhere / "run", elsewhere / "told"
     with receiving() as receiver:
         code, _, screen = made.run(
@@ -98,7 +109,7 @@ def test_a_job_of_each_kind(
     assert [each["lost_steps"] is not None for each in incidents] == [True, True]
 
 
-@pytest.mark.parametrize("kind", ["editable", "wheel"])
+@pytest.mark.parametrize("kind", [pytest.param("editable", marks=pytest.mark.release), "wheel"])
 def test_the_place_of_nvidias_extension(
     kind: str, tmp_path: Path, built: tuple[Path, Path, Path], elsewhere: Path, pages: dict[str, str]
 ) -> None:
@@ -127,6 +138,15 @@ def doctor(made: Installation, where: Path) -> None:
     assert {"gpu", "host", "kernel", "processes", "network", "rendezvous", "storage", "software", "compute"} <= seen
 
 
+def provided(made: Installation, where: Path) -> None:
+    """The files for Prometheus and Grafana came along."""
+    code, out, err = made.run(made.python, "-m", "resilience_sdk.telemetry", "--files", where=where)
+    assert code == 0, err
+    assert [Path(line).name for line in out.splitlines()] == ["alerts.yml", "alerts_test.yml", "grafana.json"]
+    assert all(Path(line).is_file() for line in out.splitlines())
+
+
+@pytest.mark.release  # .ci/run begins with the demo of an editable installation
 @pytest.mark.timeout(600)
 def test_the_demo_keeps_every_promise(tmp_path: Path, built: tuple[Path, Path, Path], elsewhere: Path) -> None:
     """A hung, a killed and a preempted training end with the bits of the undisturbed one; the reports say what was."""

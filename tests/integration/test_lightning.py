@@ -49,7 +49,10 @@ def undisturbed(tmp_path_factory):
     return whole["digest"]
 
 
-@pytest.mark.parametrize(("package", "by"), [("lightning.pytorch", ()), ("pytorch_lightning", ("path",))])
+@pytest.mark.parametrize(
+    ("package", "by"),
+    [("lightning.pytorch", ()), pytest.param("pytorch_lightning", ("path",), marks=pytest.mark.release)],
+)
 def test_a_fit_resumes_and_is_finished(tmp_path, undisturbed, package, by):
     """The end of 12 steps is that of 7 and then 5 more; one device alone sets the flag, and the one of NVIDIA's too.
 

@@ -25,7 +25,7 @@ from slurm_cluster import cluster, why_not
 pytest.importorskip(
     "nemo_run", reason="nemo_run is not installed: pip install nemo_run leptonai==0.26.6", exc_type=ImportError
 )
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.release]
 
 
 @pytest.fixture

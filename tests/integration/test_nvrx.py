@@ -50,7 +50,12 @@ def test_a_hang_between_heartbeats_is_ended_and_timeouts_are_kept_over_jobs(tmp_
 
 @pytest.mark.parametrize(
     ("hang", "section"),
-    [("outside", "between sections"), ("forward", "forward"), ("step", "step"), ("checkpointing", "checkpointing")],
+    [
+        ("outside", "between sections"),
+        ("step", "step"),
+        pytest.param("forward", "forward", marks=pytest.mark.release),
+        pytest.param("checkpointing", "checkpointing", marks=pytest.mark.release),
+    ],
 )
 def test_a_hang_is_ended_by_the_timeout_of_where_it_is(tmp_path, hang, section):
     """In a section, in one around it, or outside of all; what was measured is what the state has in the end."""
@@ -72,6 +77,7 @@ def test_a_hang_is_ended_by_the_timeout_of_where_it_is(tmp_path, hang, section):
     assert found["section"]["setup"] == 60
 
 
+@pytest.mark.release
 def test_states_of_the_original_are_taken(tmp_path):
     """The same script under the original, with two ranks, keeps timeouts that count here."""
     if not (python := os.environ.get("NVRX_PYTHON")):
@@ -96,7 +102,9 @@ def test_a_rank_that_never_beats_is_ended(tmp_path):
         assert incident["kind"] == "hang"
 
 
-@pytest.mark.parametrize("when", ["before", "after", "late", "around"])
+@pytest.mark.parametrize(
+    "when", ["after", *(pytest.param(n, marks=pytest.mark.release) for n in ("before", "late", "around"))]
+)
 def test_an_end_is_no_hang(tmp_path, when):
     """Before the first heartbeat, or long after the shutdown: all ranks leave with 0, nobody is ended.
 
@@ -187,7 +195,7 @@ def test_a_request_of_an_attempt_that_ends_well_counts_for_nothing(tmp_path):
         assert run.finish() == 0, run.screen
 
 
-@pytest.mark.parametrize("sections", ["", "1"])
+@pytest.mark.parametrize("sections", [pytest.param("", marks=pytest.mark.release), "1"])
 def test_the_callbacks_of_lightning(tmp_path, sections):
     """Unchanged; training is complete, which the flag of the original says."""
     require("lightning.pytorch", "lightning")

@@ -37,6 +37,18 @@ def end_of(folder, adapter, *args, timeout_s=180.0, **env):
     return ended(folder, f"adapter_{adapter.name}.py", *args, timeout_s=timeout_s, **env)
 
 
+FULL = "pytorch"  # the adapter that every day goes through all scenarios
+
+
+def of_release(*adapters):
+    """Mark these adapters' tests for the lane `release`, but for the one that goes through all scenarios every day."""
+    marks = {adapter: () if adapter.name == FULL else (pytest.mark.release,) for adapter in adapters}
+    return [pytest.param(adapter, marks=marks[adapter], id=adapter.name) for adapter in adapters]
+
+
+in_full = pytest.mark.parametrize("adapter", of_release(*ADAPTERS), indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module", params=ADAPTERS, ids=lambda adapter: adapter.name)
 def adapter(request):
     """Each adapter of the table; a missing framework skips, or fails where it is asked for."""
@@ -226,7 +238,8 @@ def test_it_goes_on_where_it_stopped(resumed):
     assert (ended.run.run_dir / "finished").exists()
 
 
-def test_asked_to_leave_before_the_first_step(asked_early):
+@in_full
+def test_asked_to_leave_before_the_first_step(adapter, asked_early):
     """The signal is heard: both ranks stop behind the same one of the first steps, saved, without a restart."""
     assert asked_early.code == 75, asked_early.screen
     left = [each["step"] for each in asked_early.told("step")]
@@ -238,6 +251,7 @@ def test_asked_to_leave_before_the_first_step(asked_early):
 # -- slow, and an exception
 
 
+@in_full
 def test_a_straggler_is_named_with_its_section(adapter, slow):
     """The slow rank, though both take equally long for a step."""
     found = named(slow.run, least=least_of(SLOW_S))
@@ -245,12 +259,14 @@ def test_a_straggler_is_named_with_its_section(adapter, slow):
     assert {ranks for ranks, _ in found} == {(1,)}
 
 
+@in_full
 def test_the_shares_of_a_step_are_told(adapter, slow):
     """By the monitor, of the loop's own sections."""
     shares = {each["name"]: each["share"] for each in slow.run.events("step_time")[-1]["sections"]}
     assert all(0.0 < shares[name] < 1.0 for name in (adapter.forward, adapter.backward, adapter.optimizer))
 
 
+@in_full
 def test_an_exception_of_the_step_leaves_nothing_open(adapter, slow):
     """It reaches the script as it is, and no section or heartbeat stays behind it."""
     assert slow.code == 0, slow.screen
@@ -284,6 +300,7 @@ def test_kernels_are_timed_by_the_setting(bad):
     assert all(end["kernels"] for end in bad.told("end"))
 
 
+@in_full
 def test_the_way_back_leads_before_the_bad_step(adapter, rolled_back):
     """All ranks go on from the checkpoint before it, with good weights, and leave its batch out."""
     assert rolled_back.code == 0, rolled_back.screen
