@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from resilience_sdk.core import environ
@@ -46,6 +47,8 @@ class _Log:
         self.may_load = True
         """Whether structlog may be loaded: once. False while that is done, so that nobody waits for it."""
         self.is_light = False
+        self.unwritten: Path | None = None
+        """The file for lines that standard error refuses."""
         self._loggers: dict[bool, Any] = {}
 
     def logger(self) -> Any:
@@ -137,9 +140,14 @@ def _as_line(_logger: object, _method: str, text: str) -> str:
     return f"{text}\n"
 
 
+def keep_unwritten(path: Path) -> None:
+    """Have every later line that standard error refuses go into this file: its reader left, or a disk is full."""
+    _log.unwritten = path
+
+
 def _write(text: str) -> None:
     _progress.clear()
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    try:
         # A daemon thread that holds the stream's lock while the interpreter shuts down aborts the process.
         if threading.current_thread() is threading.main_thread():
             with contextlib.suppress(RuntimeError):  # a signal handler that has interrupted another write
@@ -147,6 +155,23 @@ def _write(text: str) -> None:
                 sys.stderr.flush()
                 return
         os.write(2, text.encode(errors="replace"))
+    except OSError:
+        _append_unwritten(text)
+    except (ValueError, AttributeError):
+        pass
+
+
+def _append_unwritten(text: str) -> None:
+    if _log.unwritten is None:
+        return
+    with contextlib.suppress(OSError):
+        _log.unwritten.parent.mkdir(mode=0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        fd = os.open(_log.unwritten, flags, 0o600)
+        try:
+            os.write(fd, text.encode(errors="replace"))
+        finally:
+            os.close(fd)
 
 
 def _terminal_width() -> int | None:

@@ -61,8 +61,14 @@ class RunDirectory:
     """File that says which job uses the directory."""
     writer: Path = attrs.field(default=_inside("writer.json"), init=False, eq=False, repr=False)
     """File that says which process writes the checkpoints."""
+    logs: Path = attrs.field(default=_inside("logs"), init=False, eq=False, repr=False)
+    """Directory of what ranks print, where it does not go to where the launcher's output goes."""
     preempt: Path = attrs.field(default=_inside("preempt"), init=False, eq=False, repr=False)
     """File whose appearance asks the job to save and leave."""
+
+    def unwritten_output(self, writer: str) -> Path:
+        """Return the file for what `writer` (`rank-3`, or a host's launcher and monitor) prints and nobody takes."""
+        return self.logs / f"output-{writer}.txt"
 
     def __fspath__(self) -> str:
         """Return the path as text, so that the value itself can be used as a path."""

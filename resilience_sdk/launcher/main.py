@@ -173,6 +173,7 @@ def _job_key(options: Options) -> str:
 def _run_in(options: Options, run_dir: RunDirectory, named: bool, inbox: SignalInbox) -> int:
     key = _job_key(options)
     lease = Lease.acquire(run_dir, key, alone=options.one_node)
+    console.keep_unwritten(run_dir.unwritten_output(host_name()))
     journal = Journal(run_dir.journal, writer="launcher", host=host_name(), boot_id=boot_id(), job=key)
     try:
         with LeaseRenewal(lease):
@@ -231,7 +232,7 @@ class _Launch:
 
         assert isinstance(starter, WorkerStarter)
         options = self.options
-        config = launch_config(options, str(self.run_dir.path / "logs"))
+        config = launch_config(options, str(self.run_dir.logs))
         variables = env.job_variables(
             job=self.key,
             run_dir=self.run_dir.path,

@@ -153,8 +153,9 @@ def _bootstrap() -> None:
     if environ.is_disabled(environ.environment()):
         return
     try:
-        from resilience_sdk.rank import bootstrap_worker
+        from resilience_sdk.rank import bootstrap_worker, keep_output
 
+        keep_output()
         bootstrap_worker()
     except Exception as error:  # noqa: BLE001 - never hurt the run
         say_once("bootstrap", f"this rank runs unwatched: its session did not start ({_describe(error)})")

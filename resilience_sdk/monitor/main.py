@@ -259,6 +259,7 @@ def _serve(pages: Path, generation: int, state: MonitorLock) -> int:
         return 1
     console.bind(node=hostinfo.host_name())
     console.use_json(config.settings.get("event_log") == "json")
+    console.keep_unwritten(RunDirectory(Path(config.run_dir)).unwritten_output(hostinfo.host_name()))
     journal = _journal(config)
     journal.emit(
         Event.MONITOR_START if generation == 1 else Event.MONITOR_REPLACED,

@@ -22,6 +22,7 @@ from typing import Any
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.recorder.page_layout import COLLECTIVES_EVERY_S
 from resilience_sdk.system import linux
+from resilience_sdk.system.kept_output import KeptOutput
 
 REQUEST_FLIGHT_RECORD = b"f"
 _WAKE = b"w"
@@ -56,6 +57,8 @@ class HelperThread:
         self._periodic = periodic
         self._signalled = signalled
         self._stopping = False
+        self.output: KeptOutput | None = None
+        """The output of a rank that must not end for its reader, once there is a rank to say so."""
         if stem is not None:
             os.mkfifo(stem.with_suffix(".fifo"), 0o600)
         self._fd, self.descriptor = self._open()
@@ -140,11 +143,23 @@ class HelperThread:
                 time.sleep(_PERIOD_S)
                 continue
             poll = select.poll()
-            for fd in (self._fd, *([self._requests[0]] if self._requests else [])):
+            own = (self._fd, *([self._requests[0]] if self._requests else []))
+            for fd in own:
                 poll.register(fd, select.POLLIN)
+            for fd in self.output.watched() if self.output is not None else ():
+                poll.register(fd, 0)  # that nobody reads it any more is reported all the same
             for fd, _ in poll.poll(_PERIOD_S * 1000):
-                if self._is_open():
+                if fd not in own:
+                    self._keep_output()
+                elif self._is_open():
                     self._answer_requests(fd)
+
+    def _keep_output(self) -> None:
+        try:
+            if self.output is not None:
+                self.output.look()
+        except Exception:  # noqa: BLE001 - not again: the descriptor would be reported at once, for ever
+            self.output = None
 
     def _answer_requests(self, fd: int) -> None:
         try:

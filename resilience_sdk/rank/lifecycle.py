@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from resilience_sdk import faults
 from resilience_sdk.core import console, environ
+from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings, load_settings, override_settings
 from resilience_sdk.errors import DirectoryInUseError, ResilienceError, RunDirectoryError
 from resilience_sdk.rank import optimizer_hook, rehearsal
@@ -23,12 +25,14 @@ from resilience_sdk.rank.session import WatchedSession, handed_down_settings
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.recorder import Recorder
 from resilience_sdk.system import installation
+from resilience_sdk.system.kept_output import KeptOutput, keep_streams
 
 _lock = threading.RLock()
 _session: WatchedSession | None = None
 _failed = False
 _lacks_page = False
 _has_failed_to_start = False
+_output: KeptOutput | None = None
 
 
 def current() -> WatchedSession | None:
@@ -102,6 +106,8 @@ def ensure_started(
                     stopping.listen_without_page(settings, env)
                 return None
             _session = session
+            if _output is not None:
+                session.keep_output(_output)
             # Steps of optimizers are progress where the code does not beat, but only checks or saves, say.
             optimizer_hook.install(_pulse_of_optimizer)
             if place := env.get(environ.REHEARSAL):
@@ -132,6 +138,18 @@ def bootstrap_worker() -> None:
     It declares nothing: the script may be any program, and may run for hours without what would be progress to us.
     """
     ensure_started()
+
+
+def keep_output() -> None:
+    """Have what this rank prints go on into a file of the run directory where its reader goes away or a disk is full.
+
+    For workers of our launcher, before their script runs: under another one the output is that one's.
+    """
+    global _output
+    env = environ.environment()
+    if run_dir := env.get(environ.RUN_DIR):
+        _output = KeptOutput(RunDirectory(Path(run_dir)).unwritten_output(f"rank-{find_identity(env).rank}"))
+        keep_streams(_output)
 
 
 def record_exception(error: BaseException) -> None:

@@ -52,6 +52,7 @@ from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
 from resilience_sdk.straggler import callbacks, kernels
 from resilience_sdk.system import gloo_teardown, hostinfo, linux
+from resilience_sdk.system.kept_output import KeptOutput
 
 
 class Session:
@@ -261,6 +262,18 @@ class WatchedSession(Session):
         exceptions.chain_thread_hook(self.record_thread_exception)
         if environ.INTERNAL_ATTEMPT not in environ.environment():  # our launcher's workers record what ends them
             exceptions.chain_excepthook(self.record_exception)
+
+    def keep_output(self, output: KeptOutput) -> None:
+        """Watch for the reader of this rank's output to go away; said once on the node, journalled by each rank."""
+        output.on_switch = self._output_goes_on
+        with contextlib.suppress(OSError):
+            output.look()
+        self._helper.output = output
+
+    def _output_goes_on(self, why: str) -> None:
+        if self.identity.local_rank == 0:
+            console.say_once("output", why)
+        self.journal.emit(Event.DEGRADED, what="output", why=why)
 
     def _preemption_side(self) -> PreemptionContext:
         env = environ.environment()
