@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 EXIT_PREEMPTED = 75
+EXIT_INTERRUPTED = 130
 
 
 class ResilienceError(Exception):

@@ -67,12 +67,16 @@ class WatchTask:
     budget: float = BUDGET  # of one core
 
 
+_OF_THE_LAUNCHER = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # whoever signals a whole job
+
+
 def main() -> None:
     """Watch until the process that asked for it is gone; never returns."""
     with open(0, "rb", buffering=0, closefd=False) as told:  # it takes nothing but the line: the next one ends us
         task = WatchTask(**json.loads(told.readline()))
     signal.signal(signal.SIGTERM, lambda *_: _end())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the launcher's
+    for name in _OF_THE_LAUNCHER:
+        signal.signal(name, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     threading.Thread(target=_end_with_job, args=(task,), daemon=True).start()

@@ -24,6 +24,7 @@ import attrs
 from torch.distributed import DistNetworkError, DistStoreError, HashStore
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT
@@ -39,7 +40,7 @@ from resilience_sdk.launcher.forkserver_wire import Script
 from resilience_sdk.launcher.last_lines import JobOutcome
 from resilience_sdk.launcher.ranks import RankProcesses
 from resilience_sdk.launcher.rendezvous import MeetingPlace, StoreLostError, WaitingNodes, first_line, within
-from resilience_sdk.launcher.signals import SignalInbox
+from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 from resilience_sdk.system.hostinfo import host_name
 from resilience_sdk.system.linux import listens_on
 
@@ -281,13 +282,20 @@ class Agent(LocalElasticAgent):
         return _Met(group, attempt, peers)
 
     def start(self, inbox: SignalInbox, files: AttemptFiles) -> RankProcesses:
-        """Start the ranks of this node, which leave what they leave in `files`; `meet` came before."""
+        """Start the ranks of this node, which leave what they leave in `files`; `meet` came before.
+
+        Raises LeaveRequested as long as none of them runs, where `inbox` is raising; then it only notes.
+        """
         group = self._worker_group
         self._logs.attempt = self.attempt
         # A rendezvous that shares its store with the ranks is right for its first attempt only.
         self._logs.own_store = self.attempt > 0 or not self._worker_group.spec.rdzv_handler.use_agent_store
-        with self._starter.serving_elastic(inbox):
-            pids = self._start_workers(group)
+        try:
+            with self._starter.serving_elastic(inbox):
+                pids = self._start_workers(group)
+        except SignalException as error:  # of torch's own handlers, in the moment before they are replaced by ours
+            inbox.note(error.sigval)
+            raise LeaveRequested from None
         for local_rank, pid in pids.items():
             group.workers[local_rank].id = pid
         return RankProcesses(self._pcontext, self.ranks, wakeup=inbox.wakeup, files=files, attempt=self.attempt)

@@ -197,6 +197,8 @@ class ForkServer:
             self._channel.close()
         self._lose_workers()
         if self._process is not None:
+            if self._readiness is None:
+                self._process.kill()  # it loads, and looks at nothing meanwhile
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5.0)
                 return

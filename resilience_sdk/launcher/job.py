@@ -27,6 +27,7 @@ from resilience_sdk.core.port_holder import words_of_holder
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
+from resilience_sdk.incidents import count_words
 from resilience_sdk.launcher.agent import Agent
 from resilience_sdk.launcher.attempt import (
     JOINS,
@@ -39,13 +40,14 @@ from resilience_sdk.launcher.attempt import (
 from resilience_sdk.launcher.env import RankLogs
 from resilience_sdk.launcher.last_lines import JobOutcome, fault_line, restart_line
 from resilience_sdk.launcher.rendezvous import first_line, holder_of_taken_port, within
-from resilience_sdk.launcher.restart_policy import Decision, decide, ends_free
+from resilience_sdk.launcher.restart_policy import Decision, decide, ends_free, to_leave
 from resilience_sdk.launcher.sidecars import Housekeeping
 from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 from resilience_sdk.monitor.pending_exceptions import may_be_of_thread
 from resilience_sdk.postmortem.collect import NodeEnd, Witness, look_safely, read_end
 from resilience_sdk.postmortem.exit_codes import JobVerdict, verdict_of
 from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, AttemptJournal, EndedBy, RankTrace
+from resilience_sdk.postmortem.preemption import lost_words
 from resilience_sdk.postmortem.report import AttemptFinding, Reporter
 
 if TYPE_CHECKING:
@@ -222,16 +224,17 @@ class Job:
             self._inbox.sleep(decision.delay_s)
             if decision.waits_for is not None:
                 limit_s = self._settings.wait_limit
-                await_resource(decision.waits_for, self._run_dir.path, limit_s, self._sleep, self._journal)
+                with contextlib.suppress(LeaveRequested), self._inbox.raising():  # `_attempt` sees it, too
+                    await_resource(decision.waits_for, self._run_dir.path, limit_s, self._sleep, self._journal)
 
     def _attempt(self) -> AttemptFinding | Decision | None:
         """Run one attempt. None: it ended for no fault and does not count; a decision: it never began."""
         try:
             with self._inbox.raising():
                 self._number = self._agent.meet(self._number)
-            ready = True if self._preflight is None else self._preflight.hold()
+                ready = True if self._preflight is None else self._preflight.hold()
         except LeaveRequested:
-            return self._left_before_start(newest_checkpoint(self._run_dir))
+            return self._left_before_start()
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 - elastic's many kinds: timeouts, refusals, closed by others
@@ -240,7 +243,11 @@ class Job:
             return ready or None
         witness = Witness.begin(self._run_dir)
         try:
-            attempt = self._start()
+            try:
+                with self._inbox.raising():
+                    attempt = self._start()
+            except LeaveRequested:
+                return self._left_before_start(is_announced=True)
             if isinstance(attempt, str):
                 return Decision(JobVerdict.GIVE_UP, f"the ranks could not be started: {attempt}")
             return self._run(attempt, witness)
@@ -395,7 +402,7 @@ class Job:
         return decision
 
     def _sleep(self, seconds: float) -> bool:
-        """Sleep at most so long; tell whether nobody wants us to leave."""
+        """Sleep at most so long; tell whether nobody wants the launcher to leave."""
         self._housekeeping.tend()
         self._inbox.sleep(seconds)
         return self._inbox.request is None
@@ -412,10 +419,23 @@ class Job:
             free=last is not None and ends_free(self._history),
         )
 
-    def _left_before_start(self, before: int | None) -> AttemptFinding:
-        by = EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION
-        end = AttemptEnd(self._number, by, checkpoint_before=before, checkpoint_after=before)
-        return AttemptFinding(end, "the job was asked to leave before its ranks started")
+    def _left_before_start(self, *, is_announced: bool = False) -> AttemptFinding:
+        """Conclude an attempt whose ranks were not started, as somebody wants the launcher to leave."""
+        self._inbox.settle()
+        if is_announced:
+            self._relay.stop()
+            self._files.remove_attempt(self._number)
+            self._journal.emit(Event.ATTEMPT_END, ended_by=EndedBy.PREEMPTION.value, exit_codes={})
+        before = newest_checkpoint(self._run_dir)
+        told = "before its ranks started; nothing is lost"
+        if self._history:
+            kept = lost_words(None, None) if before is None else f"the newest checkpoint is after {count_words(before)}"
+            told = f"before its ranks started again after a fault; {kept}"
+        inbox = self._inbox
+        by = EndedBy.INTERRUPT if inbox.interrupted else EndedBy.PREEMPTION
+        reason = to_leave(inbox.name, told, interrupted=inbox.interrupted).reason
+        end = AttemptEnd(self._number, by, checkpoint_before=before, checkpoint_after=before, leaving=reason)
+        return AttemptFinding(end, reason)
 
     def _never_met(self, error: Exception) -> Decision:
         """End the job on this node because there was no rendezvous: the others may have ended it already."""

@@ -17,17 +17,18 @@ import attrs
 from resilience_sdk._version import __version__
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.early_signals import job_has_begun, leaving_at_once
 from resilience_sdk.core.job_config import JobConfig, agree
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import Lease, current_holder
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir, tell_finished
 from resilience_sdk.core.settings import Settings
-from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError, RunDirectoryError
+from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.launcher.last_lines import JobOutcome, closing_lines, leaving_lines, may_wrap
-from resilience_sdk.launcher.restart_policy import Decision
+from resilience_sdk.launcher.restart_policy import Decision, to_leave
 from resilience_sdk.launcher.sidecars import Beside, Housekeeping, LeaseRenewal, write_report
-from resilience_sdk.launcher.signals import below_init, leave, leaving_at_once
+from resilience_sdk.launcher.signals import HABITS, LeaveRequested, SignalInbox, below_init, leave
 from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.postmortem.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE, JobVerdict
 from resilience_sdk.postmortem.outcome import Outcome, write_outcome
@@ -36,11 +37,11 @@ from resilience_sdk.system.hostinfo import boot_id, host_name, process_is_gone, 
 from resilience_sdk.system.installation import refusal, versions
 
 if TYPE_CHECKING:
+    from resilience_sdk.launcher.agent import Agent
     from resilience_sdk.launcher.attempt import AttemptFiles
     from resilience_sdk.launcher.job import JobEnd
     from resilience_sdk.launcher.options import Options
     from resilience_sdk.launcher.preflight import Look
-    from resilience_sdk.launcher.signals import SignalInbox
 
 _CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _NO_NUMPY = "Failed to initialize NumPy"  # said at each import of torch; the launcher does without
@@ -74,19 +75,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _main_or_leave(argv: Sequence[str]) -> int:
-    with leaving_at_once("SIGTERM"):  # loading torch takes seconds
+    with leaving_at_once():  # loading torch takes seconds
         return _main(argv)
 
 
 def _main(argv: Sequence[str]) -> int:
     load_torch()
     from resilience_sdk.launcher import env, options
-    from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 
     # Torch logs each failure in several lines; the user's traceback and our verdict must stand out.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     env.prepare_launcher()
-    may_meet = False
+    is_quick = False  # about the end of this process: its interpreter takes seconds to be taken down
     try:
         chosen = options.parse_options(argv)
         env.tell_signals(chosen)
@@ -94,27 +94,41 @@ def _main(argv: Sequence[str]) -> int:
             env.provide_nvrx(chosen.nvrx_section)
         console.bind(node=host_name())
         console.use_json(chosen.settings.event_log == "json")
-        _refuse_unknown_sinks(chosen.settings)
-        run_dir, named = _open_run_dir(chosen)
-        if named and run_dir.is_finished() and not chosen.fresh:
-            say(f"{run_dir.path} is finished: training is complete, nothing to do (--fresh starts over)")
-            tell_finished()  # a script that waits for its own flag file starts us again and again
-            return 0
-        names = [*chosen.elastic_signals.split(","), *chosen.settings.preempt_signals]
-        with SignalInbox(names) as inbox:
-            may_meet = not chosen.local
+        names = [*chosen.elastic_signals.split(","), *HABITS]
+        with SignalInbox(names, notices=chosen.settings.preempt_signals) as inbox:
+            job_has_begun()
+            is_quick = not chosen.local
             try:
-                code = _run_in(chosen, run_dir, named, inbox)
+                with inbox.raising(ends_process=True):
+                    code = _run_chosen(chosen, inbox)
             except LeaveRequested:
-                code = EXIT_INTERRUPTED if inbox.interrupted else EXIT_PREEMPTED
+                inbox.settle()
+                end = _left_early(inbox)
+                say(f"{end.reason} (exit code {end.exit_code})")
+                code = end.exit_code
+            is_quick = is_quick or inbox.request is not None
     except (ConfigError, RunDirectoryError) as error:
         say(f"{error}")
         code = EXIT_USAGE
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    if may_meet:
+    if is_quick:
         leave(code)
     return code
+
+
+def _left_early(inbox: SignalInbox) -> Decision:
+    return to_leave(inbox.name, "before its ranks started; nothing is lost", interrupted=inbox.interrupted)
+
+
+def _run_chosen(options: Options, inbox: SignalInbox) -> int:
+    _refuse_unknown_sinks(options.settings)
+    run_dir, named = _open_run_dir(options)
+    if named and run_dir.is_finished() and not options.fresh:
+        say(f"{run_dir.path} is finished: training is complete, nothing to do (--fresh starts over)")
+        tell_finished()  # a script that waits for its own flag file starts us again and again
+        return 0
+    return _run_in(options, run_dir, named, inbox)
 
 
 def _refuse_unknown_sinks(settings: Settings) -> None:
@@ -197,41 +211,64 @@ class _Launch:
     started_at: float = attrs.field(factory=time.time)
     _told: Outcome | None = None
     """The end of the job, where this node is the one that wrote it."""
+    _has_report: bool = False
 
     def run(self) -> int:
-        from resilience_sdk.launcher.attempt import AttemptFiles, PageKeeper
-        from resilience_sdk.launcher.forkserver import WorkerStarter
-
-        options = self.options
-        starter = WorkerStarter(options.script, start_method=options.start_method)
-        config = self._config()
-        files = AttemptFiles(self._pages(config), config)
-        keeper = PageKeeper(files, self.journal)
-        beside = Beside(self.run_dir.path, self.key, options.settings, files.directory, self.journal)
-        try:
-            job_end = self._run_job(starter, files, beside, config)
-        finally:
-            starter.close()
-            keeper.close()
-            _take_down(files)
-            has_report = self._told is not None and options.settings.report and self._write_report(self._told)
-            beside.close()  # last: now everything is in the journal
+        self.inbox.last_words = self._write_last_words
+        with contextlib.ExitStack() as held:
+            try:
+                job_end = self._run_job(held)
+            except LeaveRequested:
+                self.inbox.settle()
+                job_end = self._left_early()
+            finally:
+                self.inbox.only_note()  # what is taken down is not left half done
         code = self._finish(job_end)
-        if has_report:
+        if self._has_report:
             say(f"page: {self.run_dir.report}", wrap=False)
         return code
 
-    def _run_job(self, starter: object, files: AttemptFiles, beside: Beside, config_of_job: JobConfig) -> JobEnd:
+    def _left_early(self) -> JobEnd:
+        """Conclude a job that was asked to leave while there was nothing to lose."""
+        from resilience_sdk.checkpoint.manifest import newest_checkpoint
+        from resilience_sdk.launcher.job import JobEnd
+
+        decision = _left_early(self.inbox)
+        end = JobEnd(decision, attempts=0, what=None, incidents=(), checkpoint=newest_checkpoint(self.run_dir))
+        self.journal.emit(Event.DECISION, **decision.to_event())
+        self._write_outcome(end, first_node=self.options.one_node)
+        return end
+
+    def _write_last_words(self) -> None:
+        """Write the outcome of a job whose main thread does not come back. Any thread."""
+        with contextlib.suppress(Exception):
+            self._left_early()
+
+    def _run_job(self, held: contextlib.ExitStack) -> JobEnd:
+        """Prepare the job, run it, and say how it ended. Until `Job.run` a signal raises.
+
+        `held` takes down what was put up, in the reverse order.
+        """
         from resilience_sdk.launcher import env
         from resilience_sdk.launcher.agent import Agent
+        from resilience_sdk.launcher.attempt import AttemptFiles, PageKeeper
         from resilience_sdk.launcher.forkserver import WorkerStarter
         from resilience_sdk.launcher.job import Job
         from resilience_sdk.launcher.options import launch_config, least_nodes
         from resilience_sdk.launcher.preflight import Look
         from resilience_sdk.launcher.preflight_nodes import NodesPreflight
 
-        assert isinstance(starter, WorkerStarter)
         options = self.options
+        config_of_job = self._config()
+        files = AttemptFiles(self._pages(config_of_job), config_of_job)
+        beside = Beside(self.run_dir.path, self.key, options.settings, files.directory, self.journal)
+        held.callback(lambda: beside.close(is_hurried=self.inbox.request is not None))  # last: all is in the journal
+        held.callback(self._write_report)
+        held.callback(_take_down, files)
+        keeper = PageKeeper(files, self.journal)
+        held.callback(keeper.close)
+        starter = WorkerStarter(options.script, start_method=options.start_method)
+        held.callback(starter.close)
         config = launch_config(options, str(self.run_dir.logs))
         variables = env.job_variables(
             job=self.key,
@@ -274,12 +311,13 @@ class _Launch:
             preflight=NodesPreflight(agent, look, least_nodes(options.elastic), self.inbox, self.journal),
         )
         end: JobEnd | None = None
+        self.inbox.only_note()
         try:
             end = job.run()
             if look.refused is not None and end.decision.verdict is JobVerdict.GIVE_UP:
                 end = look.refused  # the others never came to hear of it
-            if end.decision.verdict is JobVerdict.FINISHED and not agent.all_nodes_finished():
-                end = attrs.evolve(end, decision=_UNSURE)
+            if end.decision.verdict is JobVerdict.FINISHED:
+                end = self._finished_everywhere(agent, end)
             if not end.decision.others_go_on and not end.decision.elsewhere:
                 self._write_outcome(end, first_node=agent.node == 0)
             return end
@@ -359,11 +397,25 @@ class _Launch:
         self._told = self._outcome(end)
         write_outcome(self.run_dir.outcome, self._told)
 
-    def _write_report(self, outcome: Outcome) -> bool:
+    def _finished_everywhere(self, agent: Agent, end: JobEnd) -> JobEnd:
+        """Wait for the word of the other nodes that their ranks have finished, too."""
+        try:
+            with self.inbox.raising():
+                return end if agent.all_nodes_finished() else attrs.evolve(end, decision=_UNSURE)
+        except LeaveRequested:
+            told = "when the ranks of this node had finished, and those of another were not known to have"
+            return attrs.evolve(end, decision=to_leave(self.inbox.name, told, interrupted=self.inbox.interrupted))
+
+    def _write_report(self) -> None:
+        """Write the page of a job that this node has concluded, where there was anything to see."""
+        outcome = self._told
+        if outcome is None or not self.options.settings.report or (self.inbox.request and not outcome.attempts):
+            return
+
         def is_hurried() -> bool:
             return outcome.verdict is JobVerdict.PREEMPTED or self.inbox.request is not None
 
-        return write_report(self.run_dir.path, self.run_dir.report, self.journal, is_hurried=is_hurried)
+        self._has_report = write_report(self.run_dir.path, self.run_dir.report, self.journal, is_hurried=is_hurried)
 
     def _finish(self, end: JobEnd) -> int:
         lines = leaving_lines if end.decision.others_go_on else closing_lines

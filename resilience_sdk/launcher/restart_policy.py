@@ -113,6 +113,13 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
     )
 
 
+def to_leave(by: str, when: str, *, interrupted: bool) -> Decision:
+    """Return the end of a job that the signal `by` asked to leave while no rank ran; `when` says what is lost."""
+    if interrupted:
+        return Decision(JobVerdict.INTERRUPTED, f"interrupted by the user ({by}) {when}")
+    return Decision(JobVerdict.PREEMPTED, f"the job was asked to leave by {by} to the launcher {when}")
+
+
 def spent_words(budget: int, one: str, several: str) -> str:
     """Return that a budget of so many is spent: `its 1 restart is spent`, `all 3 restarts are spent`."""
     return f"its 1 {one} is spent" if budget == 1 else f"all {budget} {several} are spent"

@@ -139,6 +139,7 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
 
 
 DELIVERY_S = 2.0  # healthy sinks take milliseconds; for one that is dead nobody waits longer
+HURRIED_DELIVERY_S = 1.0
 _WATCH_AFTER_S = 10.0  # not while the ranks start, which is when every processor is wanted
 
 
@@ -175,10 +176,11 @@ class Beside:
         self._exporter.keep_alive()
         self._watch.keep_alive()
 
-    def close(self) -> None:
-        """End the watch, then let the sinks take what is left, for a moment."""
-        self._watch.close(DELIVERY_S)
-        self._exporter.close(DELIVERY_S)
+    def close(self, *, is_hurried: bool = False) -> None:
+        """End the watch, then let the sinks take what is left, for a moment; a shorter one where somebody waits."""
+        patience_s = HURRIED_DELIVERY_S if is_hurried else DELIVERY_S
+        self._watch.close(patience_s)
+        self._exporter.close(patience_s)
 
 
 _REPORT_S, _HURRIED_REPORT_S = 60.0, 5.0

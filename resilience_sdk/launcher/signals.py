@@ -7,7 +7,8 @@ handler. A launcher that did both would take the exit codes of its own children 
 so the launcher runs in a child instead, and PID 1 does nothing else.
 
 A handler only notes the request and, through the wakeup descriptor, ends the wait of the main loop at once.
-While the launcher sits in code that never looks (a rendezvous that waits for other nodes), it raises instead.
+While there is nothing that could be lost (before the ranks start), and in code that never looks (a rendezvous that
+waits for other nodes), it raises instead.
 """
 
 from __future__ import annotations
@@ -18,36 +19,14 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from resilience_sdk.core.settings.parse import signal_number
-from resilience_sdk.errors import EXIT_PREEMPTED
-
-
-@contextlib.contextmanager
-def leaving_at_once(name: str) -> Iterator[None]:
-    """Let the signal of that name end the process with 75 while nobody else handles it. Main thread only.
-
-    By default it would end it with a code that tells a scheduler of a failure. No exception: the imports that it would
-    be raised in may catch it.
-    """
-    number = getattr(signal, name)
-    if signal.getsignal(number) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(number, _leave)
-    try:
-        yield
-    finally:
-        if signal.getsignal(number) is _leave:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"resilience: asked to leave before the job began (exit code 75)\n")
-    os._exit(EXIT_PREEMPTED)
+from resilience_sdk.core.early_signals import exit_code_of, has_terminal, is_typed
+from resilience_sdk.core.settings.parse import signal_name, signal_number
+from resilience_sdk.errors import EXIT_INTERRUPTED
 
 
 def leave(exit_code: int) -> NoReturn:
@@ -64,29 +43,44 @@ def leave(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-# What a terminal sends (Ctrl-C, Ctrl-\, closing it) is the user's, all else a scheduler's or an operator's.
-_INTERRUPTS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
-# A machine that goes down hangs up its terminals after it has sent SIGTERM; nobody typed that.
-_TYPED = _INTERRUPTS - {signal.SIGHUP}
+HABITS = ("SIGUSR1", "SIGUSR2")
+"""What schedulers send by the habit of their users, beside SIGTERM; by default it ends whoever does not handle it."""
 
 
 class LeaveRequested(BaseException):
     """Raised in the main thread by a signal that arrives inside `SignalInbox.raising`."""
 
 
+_LAST_RESORT_S = 3.0  # to unwind what a signal has interrupted, before there is anything to lose
+_LAST_WORDS_S = 0.5
+_MAY_BE_IGNORED = frozenset(
+    number for name in ("SIGHUP", "SIGUSR1", "SIGUSR2") if (number := getattr(signal, name, None)) is not None
+)
+
+
 class SignalInbox:
     """Takes over the given signals for the time of a `with` block. Main thread only.
 
     `arrived` holds all that asked to leave, in their order. `wakeup` is a descriptor that becomes readable with every
-    signal.
+    signal. Within `raising` a signal interrupts whatever the main thread does, within `noting` it is kept for later.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
-        """Handle the signals of these names (such as `SIGTERM`); names this platform lacks are skipped."""
-        numbers = (_number(name) for name in names)
-        self._signals = tuple(number for number in numbers if number is not None)
+    def __init__(self, names: Iterable[str], *, notices: Sequence[str] = ()) -> None:
+        """Handle the signals of these names (such as `SIGTERM`); names this platform lacks are skipped.
+
+        A hang-up comes from a person whose terminal is closed, where this process has one; not where the user has
+        named it among `notices`, the signals that ask to save and leave.
+        """
+        numbers = (_number(name) for name in (*names, *notices))
+        self._signals = tuple(dict.fromkeys(number for number in numbers if number is not None))
         self._previous: dict[int, object] = {}
         self._raising = False
+        self._was_raised = threading.Event()
+        self._is_settled = threading.Event()
+        self._last_resort: threading.Thread | None = None
+        self._terminal = "SIGHUP" not in notices and has_terminal()
+        self.last_words: Callable[[], None] | None = None
+        """What is to be done, in another thread, before a process that does not unwind is ended."""
         self.arrived: list[int] = []
         self.wakeup, self._write_end = os.pipe()  # close on exec, as all that Python opens
         for end in (self.wakeup, self._write_end):
@@ -96,8 +90,8 @@ class SignalInbox:
         """Install the handlers."""
         self._previous_wakeup = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         for number in self._signals:
-            # A launcher started with nohup keeps ignoring the hang-up.
-            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            # A launcher started with nohup keeps ignoring the hang-up, one below a shell's `trap ""` what that ignores.
+            if number in _MAY_BE_IGNORED and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -106,6 +100,8 @@ class SignalInbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Put back what was there."""
+        self._is_settled.set()
+        self._was_raised.set()
         for number, handler in self._previous.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # type: ignore[arg-type]
         signal.set_wakeup_fd(self._previous_wakeup)
@@ -123,14 +119,19 @@ class SignalInbox:
         return self.arrived[0] if self.arrived else None
 
     @property
+    def name(self) -> str:
+        """The name of the first signal, such as `SIGTERM`; only once there is one."""
+        return signal_name(self.arrived[0])
+
+    @property
     def interrupts(self) -> int:
         """How many signals came from a person, so that another Ctrl-C can mean "now"."""
-        return sum(number in _INTERRUPTS for number in self.arrived)
+        return sum(is_typed(number, terminal=self._terminal) for number in self.arrived)
 
     @property
     def interrupted(self) -> bool:
         """Tell whether a person at a terminal asked, first or by typing it after a scheduler had."""
-        return self.request in _INTERRUPTS or any(number in _TYPED for number in self.arrived)
+        return exit_code_of(self.arrived, terminal=self._terminal) == EXIT_INTERRUPTED
 
     def note(self, number: int) -> None:
         """Record a request that arrived some other way."""
@@ -148,21 +149,65 @@ class SignalInbox:
                 pass
 
     @contextlib.contextmanager
-    def raising(self) -> Iterator[None]:
-        """Make signals raise `LeaveRequested` inside the block; raise at once when one came before."""
-        self._raising = True
+    def raising(self, *, ends_process: bool = False) -> Iterator[None]:
+        """Make signals raise `LeaveRequested` inside the block; raise at once when one came before.
+
+        `ends_process`: there is nothing to lose yet. Where the exception was swallowed (by an import that catches all)
+        or cannot be raised (a call that does not return), the process is ended after some seconds all the same, unless
+        `settle` was called or `noting` entered.
+        """
+        before, self._raising = self._raising, True
+        if ends_process and self._last_resort is None:
+            self._last_resort = threading.Thread(target=self._see_to_it, name="resilience-leaves", daemon=True)
+            self._last_resort.start()
         try:
             if self.request is not None:
                 raise LeaveRequested
             yield
         finally:
-            self._raising = False
+            self._raising = before and self.request is None
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Only note signals inside the block, as there is something that may not be left half done."""
+        before = self._raising
+        self.only_note()
+        try:
+            yield
+        finally:
+            self._raising = before and self.request is None
+
+    def only_note(self) -> None:
+        """Only note signals until the block that this is called in ends; raise where one was raised and swallowed."""
+        if self._raising and self.request is not None:
+            raise LeaveRequested
+        self._raising = False
+        if self._was_raised.is_set() and not self._is_settled.is_set():
+            raise LeaveRequested
+
+    def settle(self) -> None:
+        """Note that whoever was interrupted has come back, and leaves."""
+        self._is_settled.set()
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.note(number)
         if self._raising:
             self._raising = False
+            self._was_raised.set()
             raise LeaveRequested
+
+    def _see_to_it(self) -> None:
+        self._was_raised.wait()
+        if self._is_settled.wait(_LAST_RESORT_S):
+            return
+        if self.last_words is not None:
+            words = threading.Thread(target=self.last_words, daemon=True)
+            words.start()
+            words.join(_LAST_WORDS_S)
+        code = exit_code_of(self.arrived, terminal=self._terminal)
+        with contextlib.suppress(OSError):
+            os.write(2, f"resilience: {self.name}: left before the ranks started (exit code {code})\n".encode())
+        os._exit(code)
 
 
 def _number(name: str) -> int | None:

@@ -29,6 +29,7 @@ from resilience_sdk.checkpoint.manifest import newest_checkpoint
 from resilience_sdk.core import environ
 from resilience_sdk.core.atomic_write import Version, version_of
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.early_signals import job_has_begun
 from resilience_sdk.core.journal import CURVES, Event, Journal, read_journal
 from resilience_sdk.core.lease import STALE_AFTER_S, current_holder
 from resilience_sdk.core.redaction import redact_argv
@@ -41,7 +42,7 @@ from resilience_sdk.incidents import count_words
 from resilience_sdk.launcher import ranks
 from resilience_sdk.launcher.requeue_policy import IDLE_BELOW_S, RunEnd, decide_next
 from resilience_sdk.launcher.restart_policy import Decision
-from resilience_sdk.launcher.signals import SignalInbox
+from resilience_sdk.launcher.signals import HABITS, LeaveRequested, SignalInbox
 from resilience_sdk.postmortem.exit_codes import EXIT_FAILED, EXIT_FINISHED, EXIT_USAGE, JobVerdict
 from resilience_sdk.postmortem.outcome import to_resume
 from resilience_sdk.system.hostinfo import boot_id, host_name, process_start_ticks
@@ -178,7 +179,7 @@ def _is_terminal() -> bool:
 
 _OUTCOME_S = 2.0  # under a foreign launcher the monitor writes it, a moment after the launcher's end
 _LEASE_MARGIN_S = 5.0
-_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", *HABITS)
 
 
 @attrs.frozen
@@ -226,7 +227,8 @@ def supervise(supervision: Supervision) -> int:
     key = f"supervise-{os.getpid()}-{process_start_ticks(os.getpid()) or 0}-{host_name()}"
     journal = Journal(supervision.run_dir.journal, writer="supervisor", host=host_name(), boot_id=boot_id(), job=key)
     try:
-        with SignalInbox(dict.fromkeys((*_SIGNALS, *supervision.signals))) as inbox:
+        with SignalInbox(_SIGNALS, notices=supervision.signals) as inbox:
+            job_has_begun()
             return _Loop(supervision, inbox, journal, key).run()
     finally:
         journal.close()
@@ -255,9 +257,10 @@ class _Loop:
         self.best = newest_checkpoint(self.job.run_dir)
         say(f"supervise: run directory {self.job.run_dir.path}")
         while True:
-            if self.inbox.request is not None:
+            try:
+                self.history.append(self._run())
+            except LeaveRequested:
                 return self._leave_between_runs()
-            self.history.append(self._run())
             step = decide_next(self.history, self.job.max_retries, self.job.first_delay_s)
             self._tell(step)
             if not step.restarts:
@@ -265,9 +268,11 @@ class _Loop:
             self.inbox.sleep(step.delay_s)
 
     def _run_once(self) -> RunEnd:
+        """Run the command once. Raises LeaveRequested where a signal comes before it is started."""
         job, number = self.job, len(self.history) + 1
-        before, seen = version_of(job.run_dir.outcome), self._look()
-        left_out = job.nodes_to_leave_out()
+        with self.inbox.raising():  # a database that does not answer, a journal of gigabytes
+            before, seen = version_of(job.run_dir.outcome), self._look()
+            left_out = job.nodes_to_leave_out()
         if left_out.reasons:
             say(f"supervise: to be left out ({environ.EXCLUDE_NODES}={left_out.hostlist}): {left_out.told}")
         for warning in left_out.warnings:
@@ -348,7 +353,7 @@ class _Loop:
         interrupted = self.inbox.interrupted
         verdict = JobVerdict.INTERRUPTED if interrupted else JobVerdict.PREEMPTED
         reason = "interrupted by the user" if interrupted else "the job was asked to leave"
-        self._tell(Decision(verdict, f"{reason} while the command did not run"))
+        self._tell(Decision(verdict, f"{reason} ({self.inbox.name}) while the command did not run"))
         return verdict.exit_code
 
     def _tell(self, step: Decision) -> None:

@@ -55,6 +55,8 @@ class WorkerProcesses(PContext):
             self._inbox.retake()
         orders = self._make_orders(self.args, self.envs, self)
         numbers = {order.number: local_rank for local_rank, order in enumerate(orders)}
+        if self._inbox is not None:
+            self._inbox.only_note()  # from here on there are ranks, which may have something to lose
         pids = self._server.launch(orders)
         self._pids = {numbers[number]: pid for number, pid in pids.items()}
         self._local_rank_of = numbers

@@ -127,7 +127,10 @@ def main(directory: str) -> int:
     # The job is ended by signals to its whole process tree. Its monitor stays until the ranks are gone.
     for number in _DEFER:
         signal.signal(number, signal.SIG_IGN)
-    lock = os.open(pages / spawn.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        lock = os.open(pages / spawn.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError:
+        os._exit(1)  # the directory is gone, and with it the launcher that was asked to leave while it started us
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

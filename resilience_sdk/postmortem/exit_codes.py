@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from resilience_sdk import errors
 from resilience_sdk.errors import EXIT_PREEMPTED
 
 EXIT_FINISHED = 0
@@ -14,7 +15,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_HARDWARE = 76
 EXIT_STOP = 77
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = errors.EXIT_INTERRUPTED
 
 
 class JobVerdict(str, Enum):

@@ -518,7 +518,7 @@ def main_from_launcher() -> int:
 
     Signals mean nothing here: the job is ended by signals to all of its processes, long before it is over.
     """
-    for number in _ENDING:
+    for number in (*_ENDING, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     task = task_from_json(sys.stdin.readline())
     ending = ExporterEnd()

@@ -4,10 +4,10 @@ import signal
 import subprocess
 import sys
 
-from resilience_sdk.launcher.signals import leaving_at_once
+from resilience_sdk.core.early_signals import leaving_at_once
 
 LOADING = """
-from resilience_sdk.launcher.signals import leaving_at_once
+from resilience_sdk.core.early_signals import leaving_at_once
 with leaving_at_once("SIGTERM"):
     try:
         print("loads", flush=True)
@@ -25,7 +25,7 @@ def test_a_request_while_the_launcher_loads_is_no_failure():
         assert process.stdout.readline() == b"loads\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 75
-        assert b"asked to leave before the job began" in process.stderr.read()
+        assert b"asked to leave by SIGTERM before the job began" in process.stderr.read()
 
 
 def test_a_handler_of_somebody_else_stays():
