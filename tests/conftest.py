@@ -54,7 +54,7 @@ def pytest_xdist_make_scheduler(config, log):
         def _assign_work_unit(self, node):
             if not hasattr(self, "expected"):
                 self.expected = durations.expected(committed, lanes, {s: list(u) for s, u in self.workqueue.items()})
-            longest = max(self.workqueue, key=lambda scope: self.expected.get(scope, 0.0))
+            longest = max(self.workqueue, key=self.expected.__getitem__)
             self.workqueue.move_to_end(longest, last=False)
             super()._assign_work_unit(node)
 

@@ -11,6 +11,7 @@ if all files of its lane had become slower alike.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -107,9 +108,15 @@ def report(before: Durations, now: Durations) -> Iterator[str]:
 
 
 def expected(committed: Durations, lanes: Collection[str], scopes: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Return how long each scope will take: of what its files take in these lanes, the part of its own tests."""
+    """Return how long each scope will take: of what its files take in these lanes, the part of its own tests.
+
+    One with a file that has never been timed may take any time, and is to begin first.
+    """
     tests = Counter(nodeid.partition("::")[0] for nodeids in scopes.values() for nodeid in nodeids)
-    of_test = {file: sum(committed.get((lane, file), 0.0) for lane in lanes) / number for file, number in tests.items()}
+    of_test = {}
+    for file, number in tests.items():
+        known = [committed[lane, file] for lane in lanes if (lane, file) in committed]
+        of_test[file] = sum(known) / number if known else math.inf
     return {scope: sum(of_test[nodeid.partition("::")[0]] for nodeid in nodeids) for scope, nodeids in scopes.items()}
 
 
