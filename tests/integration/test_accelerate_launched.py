@@ -30,6 +30,7 @@ def test_the_example_goes_on_after_a_kill(tmp_path):
     assert f"finished after step 80, {80 * 2 * 2 * 32} samples" in output
 
 
+@pytest.mark.release
 def test_the_example_under_accelerate_launch(tmp_path):
     """Nothing restarts it there; it is recorded all the same, and its end is told."""
     options = ("--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import installs
@@ -57,21 +58,25 @@ def pages(tmp_path: Path) -> Iterator[dict[str, str]]:
     assert not list(folder.glob("resilience-*/*")), "a page directory was left behind"
 
 
-def install(kind: str, tmp_path: Path, built: tuple[Path, Path, Path]) -> Installation:
-    """Install, and make sure that it is this copy which is imported."""
-    made = installs.install(kind, tmp_path, *built)
-    code, out, err = made.run(made.python, "-c", "import resilience_sdk as it; print(it.__file__)", where=Path("/"))
-    assert code == 0, err
-    assert made.place in Path(out.strip()).parents
-    return made
+@pytest.fixture(scope="session")
+def install(built: tuple[Path, Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Installation]:
+    """Install in one of these ways, once, and make sure that it is this copy which is imported."""
+
+    @cache
+    def install(kind: str) -> Installation:
+        made = installs.install(kind, tmp_path_factory.mktemp(kind), *built)
+        code, out, err = made.run(made.python, "-c", "import resilience_sdk as it; print(it.__file__)", where=Path("/"))
+        assert code == 0, err
+        assert made.place in Path(out.strip()).parents
+        return made
+
+    return install
 
 
 @pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_each_kind_is_imported_and_examined(
-    kind: str, tmp_path: Path, built: tuple[Path, Path, Path], elsewhere: Path
-) -> None:
+def test_each_kind_is_imported_and_examined(kind: str, install: Callable[[str], Installation], elsewhere: Path) -> None:
     """From where it was installed, by its command; processes of its own find it, and so do files that came along."""
-    made = install(kind, tmp_path, built)
+    made = install(kind)
     doctor(made, elsewhere)
     provided(made, elsewhere.parent)
 
@@ -79,11 +84,11 @@ def test_each_kind_is_imported_and_examined(
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["wheel", *(pytest.param(kind, marks=pytest.mark.release) for kind in OTHER_KINDS)])
 def test_a_job_of_each_kind(
-    kind: str, tmp_path: Path, built: tuple[Path, Path, Path], elsewhere: Path, pages: dict[str, str]
+    kind: str, install: Callable[[str], Installation], elsewhere: Path, pages: dict[str, str]
 ) -> None:
     """Doctor, and under the supervisor a preflight, a death, a stall and a resume, which a webhook is told of."""
-    made = install(kind, tmp_path, built)
-    doctor(made, elsewhere)
+    made = install(kind)
+    doctor(made, elsewhere, "compute")
     provided(made, elsewhere.parent)
     run_dir, told = elsewhere / "run", elsewhere / "told"
     with receiving() as receiver:
@@ -111,10 +116,10 @@ def test_a_job_of_each_kind(
 
 @pytest.mark.parametrize("kind", [pytest.param("editable", marks=pytest.mark.release), "wheel"])
 def test_the_place_of_nvidias_extension(
-    kind: str, tmp_path: Path, built: tuple[Path, Path, Path], elsewhere: Path, pages: dict[str, str]
+    kind: str, install: Callable[[str], Installation], elsewhere: Path, pages: dict[str, str]
 ) -> None:
     """Its launcher is a program there, whose ranks import it; nothing of that name is found without."""
-    made = install(kind, tmp_path, built)
+    made = install(kind)
     code, _, err = made.run(made.python, "-c", "import nvidia_resiliency_ext", where=elsewhere)
     assert code == 1
     assert "No module named 'nvidia_resiliency_ext'" in err
@@ -127,15 +132,15 @@ def test_the_place_of_nvidias_extension(
     assert (code, out) == (0, "resilience_sdk.adapters.nvrx.client\n"), err
 
 
-def doctor(made: Installation, where: Path) -> None:
+def doctor(made: Installation, where: Path, *also: str) -> None:
     """The doctor looks at everything, and nothing of it fails by a fault of the SDK."""
-    run = ("doctor", "--json", "--compute", "--patience", "10", "--run-dir", where / "run")
+    run = ("doctor", "--json", *(f"--{name}" for name in also), "--patience", "10", "--run-dir", where / "run")
     code, out, err = made.run(made.resilience, *run, where=where)
     assert code == 0, out + err
     findings = json.loads(out)["findings"]
     assert [finding for finding in findings if finding["check"] in ("probe", "answers")] == []
     seen = {finding["probe"] for finding in findings}
-    assert {"gpu", "host", "kernel", "processes", "network", "rendezvous", "storage", "software", "compute"} <= seen
+    assert {"gpu", "host", "kernel", "processes", "network", "rendezvous", "storage", "software", *also} <= seen
 
 
 def provided(made: Installation, where: Path) -> None:
@@ -148,9 +153,9 @@ def provided(made: Installation, where: Path) -> None:
 
 @pytest.mark.release  # .ci/run begins with the demo of an editable installation
 @pytest.mark.timeout(600)
-def test_the_demo_keeps_every_promise(tmp_path: Path, built: tuple[Path, Path, Path], elsewhere: Path) -> None:
+def test_the_demo_keeps_every_promise(tmp_path: Path, install: Callable[[str], Installation], elsewhere: Path) -> None:
     """A hung, a killed and a preempted training end with the bits of the undisturbed one; the reports say what was."""
-    made = install("target", tmp_path, built)
+    made = install("target")
     words = ("demo", "--json", "--keep", tmp_path / "runs")
     code, out, err = made.run(made.resilience, *words, where=elsewhere, timeout_s=550)
     assert out, err
@@ -186,9 +191,11 @@ _CHECKERS = {
 
 
 @pytest.mark.parametrize("checker", _CHECKERS)
-def test_type_checkers_know_what_users_write(checker: str, tmp_path: Path, built: tuple[Path, Path, Path]) -> None:
+def test_type_checkers_know_what_users_write(
+    checker: str, tmp_path: Path, install: Callable[[str], Installation]
+) -> None:
     """`tests/typing` has no error where it is right; each mistake in it is one, for else its comment is not needed."""
-    made = install("wheel", tmp_path, built)
+    made = install("wheel")
     programs = tmp_path / "programs"
     shutil.copytree(PROJECT / "tests/typing", programs)
     (programs / "mypy.ini").write_text(_STRICT_MYPY)

@@ -75,6 +75,7 @@ def test_a_fit_resumes_and_is_finished(tmp_path, undisturbed, package, by):
     assert flag.exists()
 
 
+@pytest.mark.release
 def test_fifty_fits_leave_nothing_behind(tmp_path):
     """No descriptor, no thread, no signal handler; and when the process has ended no page and no monitor."""
     with alone(tmp_path, "many") as run:

@@ -43,8 +43,13 @@ def test_a_full_disk_and_an_exception_on_one_rank(tmp_path):
             "kill:rank=1,step=60",
             ("step-00000050: step 50 is next", "finished after step 80"),
         ),
-        (("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"), "", ("finished after step 80",)),
-        ((), "", ("finished after step 80",)),
+        pytest.param(
+            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            "",
+            ("finished after step 80",),
+            marks=pytest.mark.release,
+        ),
+        pytest.param((), "", ("finished after step 80",), marks=pytest.mark.release),
     ],
     ids=["our launcher", "torchrun", "python"],
 )

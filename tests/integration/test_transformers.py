@@ -139,6 +139,7 @@ def test_the_example_resumes_under_our_launcher(tmp_path):
         assert incident["lost_steps"] in steps_lost(105, 100)
 
 
+@pytest.mark.release
 def test_the_example_runs_under_torchrun(tmp_path):
     """It finishes, and rank 0 sets the flag."""
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -148,6 +149,7 @@ def test_the_example_runs_under_torchrun(tmp_path):
         assert (run.run_dir / "finished").exists()
 
 
+@pytest.mark.release
 def test_the_example_runs_under_python(tmp_path):
     """It finishes, and started again it has nothing left to do."""
     for _ in range(2):

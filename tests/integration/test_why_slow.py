@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,37 @@ def status_after(folder: Path, ranks: int, fault: str) -> tuple[dict[str, Any], 
         return status, status_of(run.run_dir)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "fault", "cause", "least", "says"),
-    [
-        (1, "loader", "data", 0.5, "of the step waits for data (section data): more DataLoader workers"),
-        (2, "loader", "data", 0.5, "of the step waits for data on all ranks (section data): more DataLoader workers"),
-        (1, "save", "checkpoint", 0.2, "saves take "),
-        (2, "save", "checkpoint", 0.2, "saves take "),
-        (2, "rank", "slow_rank", 0.3, "all ranks wait for rank 1"),
-        (1, "batch", "small_batch", 0.7, "of a step does not grow with its work"),
-        (2, "batch", "small_batch", 0.7, "of a step does not grow with its work"),
-    ],
-)
-def test_a_slow_job_is_told_why(tmp_path: Path, ranks: int, fault: str, cause: str, least: float, says: str) -> None:
+SLOW = {
+    "loader of one": (1, "loader", "data", 0.5, "of the step waits for data (section data): more DataLoader workers"),
+    "loader": (
+        2,
+        "loader",
+        "data",
+        0.5,
+        "of the step waits for data on all ranks (section data): more DataLoader workers",
+    ),
+    "save of one": (1, "save", "checkpoint", 0.2, "saves take "),
+    "save": (2, "save", "checkpoint", 0.2, "saves take "),
+    "rank": (2, "rank", "slow_rank", 0.3, "all ranks wait for rank 1"),
+    "batch of one": (1, "batch", "small_batch", 0.7, "of a step does not grow with its work"),
+    "batch": (2, "batch", "small_batch", 0.7, "of a step does not grow with its work"),
+}
+TOGETHER = 3  # they sleep most of their time
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], str]]:
+    """The status of each slow job, for programs and for people."""
+    folders = {name: tmp_path_factory.mktemp("slow") for name in SLOW}
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        found = {name: pool.submit(status_after, folders[name], *SLOW[name][:2]) for name in SLOW}
+        return {name: future.result() for name, future in found.items()}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_job_is_told_why(told: dict[str, tuple[dict[str, Any], str]], name: str) -> None:
     """The planted reason and no other, with the share that it takes; no fault is needed for it."""
-    status, text = status_after(tmp_path, ranks, fault)
+    (status, text), (ranks, fault, cause, least, says) = told[name], SLOW[name]
     slow = status["why_slow"]
     assert slow is not None, json.dumps(status["step_time"])
     assert (slow["cause"], slow["evidence"]["ranks"]) == (cause, ranks)

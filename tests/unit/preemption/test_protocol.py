@@ -30,9 +30,9 @@ from resilience_sdk.preemption.agreement import (
     [
         Job((2,), checks=3, monitors_die=True),
         Job((1, 1), checks=2),
-        pytest.param(Job((2,), checks=2, rounds=2, monitors_die=True), marks=pytest.mark.slow),
-        pytest.param(Job((1, 1), checks=2, relays_die=2), marks=pytest.mark.slow),
-        pytest.param(Job((1, 1), checks=2, monitors_die=True), marks=pytest.mark.slow),
+        pytest.param(Job((2,), checks=2, rounds=2, monitors_die=True), marks=[pytest.mark.slow, pytest.mark.release]),
+        pytest.param(Job((1, 1), checks=2, relays_die=2), marks=[pytest.mark.slow, pytest.mark.release]),
+        pytest.param(Job((1, 1), checks=2, monitors_die=True), marks=[pytest.mark.slow, pytest.mark.release]),
     ],
     ids=str,
 )
