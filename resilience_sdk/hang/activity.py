@@ -8,29 +8,43 @@ looks like was measured, see docs/hangs.md.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import attrs
 
+from resilience_sdk.hang.samples import (
+    FOR_CHILDREN,
+    LONGEST_GAP_S,
+    WORKS_SHARE,
+    ActivitySample,
+    Movement,
+    OtherThread,
+    share,
+)
+from resilience_sdk.hang.waits import LOCKS, On, Wait
+from resilience_sdk.hang.workers import counts, innermost, is_idle_loop, may_be_waited_for, waits_for_worker
+
+if TYPE_CHECKING:
+    from resilience_sdk.hang.evidence import ThreadStack
+
 _NANO = 1e9
-_LONGEST_GAP_S = 3.0  # between two samples; of a longer one nobody knows what the machine was doing meanwhile
 _RECENT_S = 6.0  # what a rank does "now" is what it did in these last seconds
 _LEAST_SAMPLES = 3
 _LEAST_WATCHED_S = 2.0  # before this a still rank may be between two wake-ups
-_WORKS_SHARE = 0.10  # of a core, time in the run queue included: a rank that is starved works too
-_STARVED = 9  # times its CPU time that a thread's wait for a processor counts as work; beside it, wake-ups wait too
-_BURST_NS = 1_000_000  # CPU time per wake-up that polls do not reach (0.03 to 0.23 ms) and bursts of work do
 _ANSWER_NS = 100_000_000  # CPU time in which a rank has written its stack, when a signal asks it to
 _CHILD_WORKS_SHARE = 0.02
-_ABOVE_BACKGROUND = 2.0  # times what a thread has used over its life before
 _LEAST_WAKES = 2
 _STARTED_BEFORE_NS = 50_000_000  # ages of threads are told in ticks
 _POOL_WORKS_SHARE = 0.05
 _CHILD_IO_PER_S = 4096  # of a child; less is talk
 _SAME_STACKS = 4  # in a row, before a stack is said to stay
+_LASTING_PART = 0.25  # of the time that a rank is still: a shorter wait of another thread is one of many
+_NEVER_S = 1e9
 
 
 class Kind(str, Enum):
@@ -52,80 +66,8 @@ class Kind(str, Enum):
     """The evidence cannot be read, or allows for several of these."""
 
 
-class On(str, Enum):
-    """Objects that a still thread waits on."""
-
-    LOCK = "a lock"
-    MUTEX = "a lock of native code"
-    """One that is held; what waits for a device is woken in another way, see `monitor.activity`."""
-    SLEEP = "sleep"
-    SOCKET = "a socket"
-    PIPE = "a pipe"
-    POLL = "poll"
-    CHILD = "a child process"
-    STOPPED_CHILD = "a child process that is stopped"
-    TRACED_CHILD = "a child process that is stopped by a debugger"
-    WORKER = "a worker thread"
-    FILE = "a file"
-    FILE_LOCK = "a file lock"
-    COLLECTIVE = "a collective"
-    OTHER = ""
-
-
-_IDLE_ON = (On.SOCKET, On.PIPE, On.POLL, On.CHILD, On.WORKER, On.FILE)
-_LOCKS = (On.LOCK, On.MUTEX)
+_IDLE_ON = (On.SOCKET, On.ACCEPT, On.PIPE, On.POLL, On.CHILD, On.WORKER, On.FILE)
 _STOPPED_BY = {"T": On.STOPPED_CHILD, "t": On.TRACED_CHILD}
-_FOR_CHILDREN = (On.CHILD, On.PIPE, On.POLL, On.SOCKET)
-
-
-@attrs.frozen
-class ThreadCounters:
-    """Counters of the thread that beats; all only grow."""
-
-    cpu_ns: int
-    queued_ns: int
-    """Time in which it could have run and no processor was free."""
-    switches: int
-    """Voluntary context switches: how often it began to wait."""
-    io_bytes: int | None
-    """Read and written through file descriptors of files and pipes; None where the kernel does not tell. Sockets and
-    mapped files are not in it."""
-
-
-@attrs.frozen
-class OtherThread:
-    """Another thread of the rank."""
-
-    cpu_ns: int
-    queued_ns: int
-    age_s: float
-
-
-@attrs.frozen
-class ChildProcess:
-    """A process that the rank has started, however deep (DataLoader workers, compilers, subprocesses)."""
-
-    cpu_ns: int
-    queued_ns: int
-    io_bytes: int | None
-    state: str
-    name: str = ""
-
-
-@attrs.frozen
-class ActivitySample:
-    """One look at a rank. Times are CLOCK_MONOTONIC of its host, in nanoseconds."""
-
-    at_ns: int
-    state: str
-    """Of the process, as in /proc/<pid>/stat; empty where unknown."""
-    beating: ThreadCounters | None
-    """None where it cannot be read."""
-    on: On = On.OTHER
-    others: Mapping[int, OtherThread] = attrs.field(factory=dict)
-    children: Mapping[int, ChildProcess] = attrs.field(factory=dict)
-    uses_device: bool = False
-    """Whether an accelerator's driver is open, in which a thread may wait unseen."""
 
 
 @attrs.frozen
@@ -139,6 +81,13 @@ class Activity:
     on: On = On.OTHER
     detail: str = ""
     """The evidence, for a sentence that begins with the rank."""
+    ends_in_s: float | None = None
+    """When the wait that it is in, or that of a thread that it may be waiting for, ends by itself, in seconds; None:
+    never, or nobody knows."""
+    worked_s: float = 0.0
+    """Seconds since it worked last: a wake-up is no work."""
+    woke_s: float | None = None
+    """Seconds since a wait of its ended by itself, where it has not worked since; None where none has."""
 
     @property
     def waits_idly(self) -> bool:
@@ -149,10 +98,22 @@ class Activity:
 class ActivityTracker:
     """Follows one rank from sample to sample while it stays where it is in its program."""
 
-    def __init__(self, since_ns: int | None = None) -> None:
-        """Begin without any sample; `since_ns`: since when the rank has been where it is."""
+    def __init__(self, since_ns: int | None = None, horizon_s: float = math.inf) -> None:
+        """Begin without any sample.
+
+        Args:
+            since_ns: Since when the rank has been where it is.
+            horizon_s: Ends of waits that lie further than that after its last work are too far to be waited for.
+        """
         self._since_ns = since_ns
-        self._recent: deque[_Movement] = deque()
+        self._horizon_s = horizon_s
+        self._worked_ns = since_ns or 0
+        self._ahead_ns: int | None = None  # the end of the wait that it is in, which is not short
+        self._woke_ns: int | None = None
+        self._workers: dict[int, ThreadStack] = {}
+        self._keep_house: frozenset[int] = frozenset()
+        self._worker_looks: deque[tuple[int, Mapping[int, Wait]]] = deque()
+        self._recent: deque[Movement] = deque()
         self._last: ActivitySample | None = None
         self._samples = 0
         self._still_s = 0.0  # without work
@@ -192,6 +153,11 @@ class ActivityTracker:
         return self._survived_s
 
     @property
+    def workers(self) -> tuple[int, ...]:
+        """The threads that it may be waiting for, as far as stacks are known."""
+        return tuple(self._workers)
+
+    @property
     def last(self) -> ActivitySample | None:
         """The newest sample."""
         return self._last
@@ -204,9 +170,11 @@ class ActivityTracker:
         last, self._last = self._last, sample
         self._samples += 1
         disturbed, self._disturbed = self._disturbed and sample.state not in ("T", "t"), False
+        self._note_waits(sample)
         if last is None:
+            self._worked_ns = self._worked_ns or sample.at_ns
             return
-        movement = _Movement.between(last, sample, self._background)
+        movement = Movement.between(last, sample, self._background)
         if disturbed:
             if self.is_still and movement.own_ns <= _ANSWER_NS:
                 self._stand(movement.watched_s, 0)
@@ -222,8 +190,23 @@ class ActivityTracker:
         if movement.works or last.state in ("T", "t") or (helped is not None and helped.kind is Kind.BUSY):
             self._still_s = self._quiet_s = self._gap_s = 0.0
             self._woke = False
+            if last.state not in ("T", "t"):
+                self._worked_ns, self._woke_ns = sample.at_ns, None
         elif helped is None and sample.state != "D":  # else nobody knows whether this is stillness: it does not count
             self._stand(movement.watched_s, movement.wakes)
+
+    def _note_waits(self, sample: ActivitySample) -> None:
+        """Note what the rank and the threads beside it wait in, and whether a wait of its has come to its end."""
+        self._worker_looks.append((sample.at_ns, sample.workers))
+        while sample.at_ns - self._worker_looks[0][0] > _RECENT_S * _NANO:
+            self._worker_looks.popleft()
+        end_ns = sample.end_ns if sample.on in (On.SLEEP, *LOCKS) else None
+        if self._ahead_ns is not None and sample.at_ns >= self._ahead_ns:
+            self._woke_ns = self._ahead_ns
+        if self._ahead_ns is not None and (sample.at_ns >= self._ahead_ns or end_ns is None):
+            self._ahead_ns = None
+        if end_ns is not None and end_ns - sample.at_ns >= _LEAST_WATCHED_S * _NANO:
+            self._ahead_ns = end_ns
 
     def _note_thread(self, tid: int, thread: OtherThread, at_ns: int) -> None:
         """Note what a thread uses by itself: that of one which was started here is the work that is waited for."""
@@ -248,12 +231,18 @@ class ActivityTracker:
         """Do not count what moves until the next sample: the rank itself had to answer a signal of ours."""
         self._disturbed = True
 
-    def note_stack(self, at_ns: int, frames: Sequence[str] | None) -> None:
+    def note_stack(self, at_ns: int, frames: Sequence[str] | None, threads: Sequence[ThreadStack] = ()) -> None:
         """Note the stack of the beating thread, innermost first; None when the rank was asked and did not answer.
 
-        Empty: it has answered, but the beating thread's is not among the stacks that can be told apart.
+        Empty: it has answered, but the beating thread's is not among the stacks that can be told apart. `threads` are
+        those of the others.
         """
         self._unanswered = frames is None
+        numbered = {thread.native_id: thread for thread in threads if thread.native_id is not None}
+        self._workers = {
+            tid: thread for tid, thread in numbered.items() if may_be_waited_for(thread.frames, frames or ())
+        }
+        self._keep_house = frozenset(tid for tid in numbered if tid not in self._workers)
         if frames is not None and not frames:
             return  # it has answered, and of the thread that beats there is no stack
         if frames is None or tuple(frames) != self._frames:
@@ -270,6 +259,14 @@ class ActivityTracker:
                 inside the device's call that belongs to it.
         """
         found = self._activity(in_collective, is_named)
+        if self._last is not None:
+            at_ns, end_ns = self._last.at_ns, self._end_ns(found.on)
+            found = attrs.evolve(
+                found,
+                ends_in_s=None if end_ns is None else (end_ns - at_ns) / _NANO,
+                worked_s=max(0.0, (at_ns - self._worked_ns) / _NANO),
+                woke_s=None if self._woke_ns is None else (at_ns - self._woke_ns) / _NANO,
+            )
         stuck_s = found.still_s if found.kind is Kind.STUCK else 0.0
         if stuck_s < self._stuck_s:
             self._survived_s = max(self._survived_s, self._stuck_s)
@@ -285,13 +282,13 @@ class ActivityTracker:
         watched_s = self._watched_s()
         if self._samples < _LEAST_SAMPLES:
             return Activity(Kind.UNKNOWN, self._still_s, last.on, "it was not watched for long enough yet")
-        own_share = _share(sum(m.own_ns for m in self._recent), watched_s)
+        own_share = share(sum(m.own_ns for m in self._recent), watched_s)
         if any(movement.works for movement in self._recent):
             return self._moving(last, own_share, watched_s)
         return self._still(last, watched_s, in_collective, is_named)
 
     def _moving(self, last: ActivitySample, own_share: float, watched_s: float) -> Activity:
-        burns = own_share >= _WORKS_SHARE
+        burns = own_share >= WORKS_SHARE
         read = sum(movement.io_bytes for movement in self._recent)
         if burns and not read and self._unanswered:
             text = f"it uses {own_share:.0%} of a core and answers no question: something holds its GIL"
@@ -317,10 +314,10 @@ class ActivityTracker:
             return Activity(Kind.UNKNOWN, self._still_s, on, f"{still}, inside the kernel (process state D)")
         if in_collective or last.on is On.FILE_LOCK:
             return Activity(Kind.WAITING, self._still_s, on, f"{still}, in {on.value}")
-        polls = self._quiet_s < self._still_s and self._quiet_s <= max(_LONGEST_GAP_S, 2 * self._gap_s)
+        polls = self._quiet_s < self._still_s and self._quiet_s <= max(LONGEST_GAP_S, 2 * self._gap_s)
         if polls and last.on is On.SOCKET:
             return Activity(Kind.BUSY, 0.0, on, "it receives from a socket")
-        if stopped and last.on in _FOR_CHILDREN:
+        if stopped and last.on in FOR_CHILDREN:
             child = next((child for child in stopped if child.state == "t"), stopped[0])
             text = f"{still}, and waits while its child '{child.name}' is stopped (process state {child.state})"
             return Activity(Kind.STUCK, self._still_s, _STOPPED_BY[child.state], text)
@@ -333,149 +330,83 @@ class ActivityTracker:
             return Activity(Kind.UNKNOWN, self._quiet_s, on, f"{still}; it may be inside a call of the device")
         if on is On.OTHER:
             return Activity(Kind.UNKNOWN, self._quiet_s, on, f"{still}; what it waits in is not known")
-        if on in _LOCKS and (self._waits_for_worker() or self._fresh_move()):
-            on = On.WORKER  # which may be uploading, and sockets are not seen
+        if on in LOCKS:
+            seen = self._seen_workers()
+            if seen or self._waits_for_worker() or self._fresh_move():
+                on = On.WORKER  # which may be uploading, and sockets are not seen
+            for tid, wait in list(seen.items())[:1]:
+                name, frame = self._workers[tid].name, innermost(self._workers[tid].frames)
+                still = f"{still}, beside thread '{name}', which waits on {wait.on.value} at {frame}"
         return Activity(Kind.STUCK, self._quiet_s, on, f"{still}, waiting on {on.value}")
 
     def _helped(self, last: ActivitySample, watched_s: float, in_collective: bool | None) -> Activity | None:
         """Return what the rank does where a child or another thread works, for which it may be waiting."""
         children_s = sum(movement.children_ns for movement in self._recent)
-        child_share = _share(children_s, watched_s)
-        lasting = _share(sum(movement.lasting_ns for movement in self._recent), watched_s)
+        child_share = share(children_s, watched_s)
+        lasting = share(sum(movement.lasting_ns for movement in self._recent), watched_s)
         io_per_s = sum(movement.children_io for movement in self._recent) / max(watched_s, 1e-3)
         child_moves = lasting >= _CHILD_WORKS_SHARE or io_per_s >= _CHILD_IO_PER_S
         waits_for_it = self._waits_for_worker()
-        if child_share >= _WORKS_SHARE or (child_moves and (last.on in (On.CHILD, On.PIPE) or waits_for_it)):
+        if child_share >= WORKS_SHARE or (child_moves and (last.on in (On.CHILD, On.PIPE) or waits_for_it)):
             polls = sum(movement.wakes for movement in self._recent) >= _LEAST_WAKES
-            if last.on in _FOR_CHILDREN or waits_for_it or polls:
+            if last.on in FOR_CHILDREN or waits_for_it or polls:
                 text = f"it waits while its child processes use {child_share:.0%} of a core"
                 return Activity(Kind.BUSY, detail=text)
             text = f"it stands still while its child processes use {child_share:.0%} of a core"
             return Activity(Kind.UNKNOWN, detail=text)
-        above = _share(sum(movement.above_ns for movement in self._recent), watched_s)
-        others = _share(sum(movement.others_ns for movement in self._recent), watched_s)
-        if above >= _WORKS_SHARE and (waits_for_it or in_collective):
+        above = share(sum(movement.above_ns for movement in self._recent), watched_s)
+        others = share(sum(movement.others_ns for movement in self._recent), watched_s)
+        if above >= WORKS_SHARE and (waits_for_it or in_collective):
             return Activity(Kind.BUSY, detail=f"it waits while its other threads use {others:.0%} of a core")
         # A pool of native threads may upload under a lock; without the time in the queue, which housekeeping has too.
-        cpu = _share(sum(movement.others_cpu_ns for movement in self._recent), watched_s)
-        may_wait = cpu >= _CHILD_WORKS_SHARE if waits_for_it else cpu >= _POOL_WORKS_SHARE and last.on in _LOCKS
-        raw = _share(sum(movement.raw_ns for movement in self._recent), watched_s)
-        if raw >= _WORKS_SHARE or above >= _WORKS_SHARE or may_wait:
+        cpu = share(sum(movement.others_cpu_ns for movement in self._recent), watched_s)
+        may_wait = cpu >= _CHILD_WORKS_SHARE if waits_for_it else cpu >= _POOL_WORKS_SHARE and last.on in LOCKS
+        raw = share(sum(movement.raw_ns for movement in self._recent), watched_s)
+        if raw >= WORKS_SHARE or above >= WORKS_SHARE or may_wait:
             text = f"it stands still while its other threads use {others:.0%} of a core"
             return Activity(Kind.UNKNOWN, detail=text)
         return None
 
+    def _seen_workers(self) -> dict[int, Wait]:
+        """Return the threads that it may be waiting for, with what they were last seen to wait in."""
+        horizon_ns = self._worked_ns + min(self._horizon_s, _NEVER_S) * _NANO
+        found: dict[int, Wait] = {}
+        for _, waits in self._worker_looks:
+            for tid, wait in waits.items():
+                if tid in self._workers and counts(wait, self._workers[tid].frames, int(horizon_ns)):
+                    found[tid] = wait
+        return found
+
+    def _end_ns(self, on: On) -> int | None:
+        """Return when what a rank waits in ends by itself, `on` being what that is taken for; None: nobody knows.
+
+        That somebody looks after a thread now and then promises nothing, and what the thread does may. A thread's wait
+        counts where it is one and lasts: not one of many, by which it polls.
+        """
+        last = self._last
+        assert last is not None
+        is_loop = is_idle_loop(last.wait, self._frames)
+        ends = []
+        if on in (On.SLEEP, *LOCKS) or is_loop or (on is On.WORKER and not self._waits_for_worker()):
+            ends.append(last.end_ns)
+        if on is On.WORKER or is_loop:
+            lasting_ns = last.at_ns - int(_LASTING_PART * self._quiet_s * _NANO)
+            ends += [wait.end_ns for wait in self._seen_workers().values() if wait.since_ns <= lasting_ns]
+        return max((end_ns for end_ns in ends if end_ns is not None), default=None)
+
     def _waits_for_worker(self) -> bool:
-        return any(_WORKER_WAIT.search(frame) for frame in self._frames[:4])
+        return waits_for_worker(self._frames)
 
     def _fresh_move(self) -> bool:
         """Tell whether a thread that was started here has used the processor at all in the last seconds."""
-        return any(movement.moved & self._fresh for movement in self._recent)
+        fresh = self._fresh - self._keep_house
+        return any(movement.moved & fresh for movement in self._recent)
 
     def _in_python_lock(self) -> bool:
         return bool(self._frames) and bool(_PYTHON_LOCK.search(self._frames[0]))
 
 
-# A pool's future, a thread's join, a queue that somebody fills.
-_WORKER_WAIT = re.compile(
-    r"(/concurrent/futures/_base\.py:\S+ (result|exception|wait|as_completed)"
-    r"|/multiprocessing/(pool|process|queues|connection|popen_\w+)\.py:\S+ \w+"
-    r"|/s3transfer/futures\.py:\S+ \w+"
-    r"|/threading\.py:\S+ (join|_wait_for_tstate_lock)|/queue\.py:\S+ (get|put|join)|/subprocess\.py:\S+ \w+"
-    r"|/torch/utils/data/dataloader\.py:\S+ \w+)$"
-)
 _PYTHON_LOCK = re.compile(r"/(threading|queue|selectors|subprocess|socket|ssl)\.py:\S+ \w+$")
-
-
-@attrs.frozen
-class _Movement:
-    """The difference of two samples that follow one another."""
-
-    at_ns: int
-    watched_s: float
-    works: bool
-    wakes: int
-    own_ns: int
-    io_bytes: int
-    others_ns: int
-    raw_ns: int
-    """CPU time of all other threads, without that in which they waited for a processor."""
-    above_ns: int
-    """Of threads that use more than they always have."""
-    others_cpu_ns: int
-    """The latter without the time in which they waited for a processor."""
-    moved: frozenset[int]
-    """Other threads that have used the processor."""
-    children_ns: int
-    lasting_ns: int
-    """CPU time of children that were there before."""
-    children_io: int
-
-    @classmethod
-    def between(cls, last: ActivitySample, now: ActivitySample, background: Mapping[int, float]) -> _Movement:
-        elapsed_s = (now.at_ns - last.at_ns) / _NANO
-        watched_s = min(max(elapsed_s, 1e-6), _LONGEST_GAP_S)
-        own_ns = wakes = io_bytes = 0
-        works = False
-        if last.beating is not None and now.beating is not None:
-            own_ns = max(0, now.beating.cpu_ns - last.beating.cpu_ns)
-            queued_ns = max(0, now.beating.queued_ns - last.beating.queued_ns)
-            wakes = max(0, now.beating.switches - last.beating.switches)
-            io_bytes = max(0, (now.beating.io_bytes or 0) - (last.beating.io_bytes or 0))
-            # Who waits for a stopped child may poll for it, however much one look at it costs.
-            bursts = own_ns >= _BURST_NS * max(1, wakes) and not (_for_stopped(last) and _for_stopped(now))
-            own_ns += min(queued_ns, _STARVED * own_ns)
-            works = bursts or io_bytes > 0 or own_ns >= _WORKS_SHARE * elapsed_s * _NANO
-        others_ns = raw_ns = others_cpu_ns = above_ns = 0
-        moved = set()
-        for tid, thread in now.others.items():
-            before = last.others.get(tid)
-            used_ns = max(0, thread.cpu_ns - (before.cpu_ns if before is not None else 0))
-            queued_ns = max(0, thread.queued_ns - (before.queued_ns if before is not None else 0))
-            is_above = used_ns > _ABOVE_BACKGROUND * background.get(tid, 0.0) * elapsed_s * _NANO
-            others_cpu_ns += used_ns if is_above else 0
-            raw_ns += used_ns
-            if used_ns:
-                moved.add(tid)
-            used_ns += min(queued_ns, _STARVED * used_ns)
-            others_ns += used_ns
-            above_ns += used_ns if is_above else 0
-        children_ns = lasting_ns = children_io = 0
-        for pid, child in now.children.items():
-            known = last.children.get(pid)
-            used_ns = max(0, child.cpu_ns - (known.cpu_ns if known is not None else 0))
-            queued_ns = max(0, child.queued_ns - (known.queued_ns if known is not None else 0))
-            used_ns += min(queued_ns, _STARVED * used_ns)
-            children_ns += used_ns
-            if known is not None:  # what comes and goes (a shell's `sleep`) is talk
-                lasting_ns += used_ns
-                children_io += max(0, (child.io_bytes or 0) - (known.io_bytes or 0))
-        scale = watched_s / elapsed_s if elapsed_s > 0 else 1.0
-        return cls(
-            at_ns=now.at_ns,
-            watched_s=watched_s,
-            works=works,
-            wakes=wakes,
-            own_ns=int(own_ns * scale),
-            io_bytes=io_bytes,
-            others_ns=int(others_ns * scale),
-            raw_ns=int(raw_ns * scale),
-            others_cpu_ns=int(others_cpu_ns * scale),
-            above_ns=int(above_ns * scale),
-            moved=frozenset(moved),
-            children_ns=int(children_ns * scale),
-            lasting_ns=int(lasting_ns * scale),
-            children_io=children_io,
-        )
-
-
-def _for_stopped(sample: ActivitySample) -> bool:
-    """Tell whether a rank waits while a child of its is stopped."""
-    return sample.on in _FOR_CHILDREN and any(child.state in ("T", "t") for child in sample.children.values())
-
-
-def _share(cpu_ns: float, over_s: float) -> float:
-    return cpu_ns / _NANO / over_s if over_s > 0 else 0.0
 
 
 def _bytes(count: float) -> str:

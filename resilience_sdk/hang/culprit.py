@@ -23,7 +23,8 @@ import attrs
 
 from resilience_sdk.hang.activity import Kind
 from resilience_sdk.hang.detect import awaited_components, progress, ranks_text, steps_are_global, they_wait, wait_edges
-from resilience_sdk.hang.evidence import Collective, FlightRecord, GroupRecord, busy_with, is_in_collective
+from resilience_sdk.hang.evidence import Collective, FlightRecord, GroupRecord, is_in_collective
+from resilience_sdk.hang.saves import STALL, is_saving, stalls_in_save
 from resilience_sdk.hang.timers import RankState
 from resilience_sdk.incidents.record import Evidence, step_words
 
@@ -121,6 +122,8 @@ class HangScene:
 
     def cause_of(self, culprits: Sequence[int]) -> tuple[str, str]:
         """Return category and cause of live ranks that did not come, by what they are seen to do."""
+        if culprits and all(stalls_in_save(self.states[rank], self.stacks.get(rank, ())) for rank in culprits):
+            return ("storage", STALL)
         causes = {_cause(self.states[rank]) for rank in culprits}
         return ("hang", next(cause for cause in _CAUSES if cause in causes) if causes else "hang_rank_stuck")
 
@@ -155,7 +158,7 @@ def by_process(scene: HangScene) -> CulpritFinding | None:
     stuck = _without_leaders(scene, [rank for rank, state in live.items() if state.process_state == "D"])
     if stuck:
         saving = all(_is_saving(scene, rank) for rank in stuck)
-        cause = "checkpoint_stall" if saving else "filesystem_stall"
+        cause = STALL if saving else "filesystem_stall"
         text = "; ".join(f"{scene.where(rank)} is in an uninterruptible call (process state D)" for rank in stuck)
         # All of them at once: the file system is to blame, no rank is.
         named = stuck if len(stuck) < max(2, len(live)) else ()
@@ -200,8 +203,7 @@ def _without_leaders(scene: HangScene, ranks: list[int]) -> list[int]:
 
 
 def _is_saving(scene: HangScene, rank: int) -> bool:
-    section = scene.states[rank].section or ""
-    return "checkpoint" in section.lower() or busy_with(scene.stacks.get(rank, ())) == "checkpoint"
+    return is_saving(scene.states[rank].section, scene.stacks.get(rank, ()))
 
 
 def _left_early(scene: HangScene) -> CulpritFinding | None:
@@ -526,7 +528,7 @@ def find_culprits(
 
 def _as_sure_as_seen(finding: CulpritFinding, scene: HangScene) -> CulpritFinding:
     """Say what each culprit is seen to do, and be no surer than that allows: one that works may yet come."""
-    if finding.category != "hang":
+    if finding.category != "hang" and finding.cause != STALL:
         return finding
     seen = {rank: scene.states[rank].activity for rank in finding.culprits if rank in scene.states}
     texts = [Evidence("activity", f"rank {rank}: {seen_.detail}") for rank, seen_ in seen.items() if seen_ is not None]

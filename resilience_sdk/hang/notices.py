@@ -6,16 +6,19 @@ Pure.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
 from resilience_sdk.attribution.exceptions import is_users_frame
-from resilience_sdk.hang.activity import Kind
+from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.detect import Judgement, ranks_text, ranks_waited_for
 from resilience_sdk.hang.evidence import FlightRecord
+from resilience_sdk.hang.saves import STALL, stalls_in_save
 from resilience_sdk.hang.timers import RankState
+from resilience_sdk.hang.waits import On
 
 if TYPE_CHECKING:
     from resilience_sdk.recorder.page_reader import OpenSection
@@ -157,11 +160,25 @@ def notice_text(
     frames: Mapping[int, Sequence[str]],
     flight: Mapping[int, FlightRecord | None],
     for_s: float,
+    *,
+    now: float,
+    storage: Mapping[int, str] | None = None,
 ) -> str:
-    """Say who does what where, who waits for it, and when there will be a verdict."""
+    """Say who does what where, who waits for it, and when there will be a verdict.
+
+    Args:
+        judgement: What was decided.
+        states: All ranks.
+        frames: Stacks by rank, innermost first.
+        flight: Flight records by rank.
+        for_s: For how long nothing has come on, in seconds.
+        now: Unix seconds.
+        storage: By rank that stands in a save, into what it saves, and whether that answers.
+    """
     by_rank = {state.rank: state for state in states}
     named = [by_rank[rank] for rank in judgement.waited_for if rank in by_rank]
-    parts = [_does(state, frames.get(state.rank, ())) for state in named[:_MAX_NAMED]]
+    places = storage or {}
+    parts = [_does(state, frames.get(state.rank, ()), now, places.get(state.rank)) for state in named[:_MAX_NAMED]]
     if len(named) > _MAX_NAMED:
         parts.append(f"and {len(named) - _MAX_NAMED} more ranks")
     text = f"no progress for {for_s:.0f} s: {', '.join(parts)}"
@@ -170,24 +187,72 @@ def notice_text(
         number = f"{len(waiting)} ranks wait" if len(waiting) > 1 else f"{ranks_text(waiting)} waits"
         place = waits_in(waiting, flight)
         text += f"; {number} for {'it' if len(named) == 1 else 'them'}" + (f" in {place}" if place else "")
-    busy = bool(named) and all(state.activity is not None and state.activity.kind is Kind.BUSY for state in named)
-    if busy:
-        return f"{text}; slow, not hung"
-    in_s = judgement.due.in_s if judgement.due is not None else math.inf
-    if math.isfinite(in_s):
-        text += f"; verdict in {in_s:.0f} s" if in_s >= 1 else "; verdict now"
-    return text
+    return text + _outlook(judgement, [state.activity for state in named])
 
 
-def _does(state: RankState, frames: Sequence[str]) -> str:
-    kind = state.activity.kind.value if state.activity is not None else "stands"
-    text = f"rank {state.rank} {kind}"
+def _outlook(judgement: Judgement, activities: Sequence[Activity | None]) -> str:
+    """Say when there will be a verdict, and what would avert it."""
+    kinds = {activity.kind if activity is not None else None for activity in activities}
+    if kinds == {Kind.BUSY}:
+        return "; slow, not hung"
+    due = judgement.due
+    if due is None or not math.isfinite(due.in_s):
+        return ""
+    if due.in_s < 1:
+        return "; verdict now"
+    if due.waits_for_end:
+        return f"; no hang unless it is still there in {due.in_s:.0f} s"
+    if kinds <= {Kind.BUSY, Kind.SPINNING}:
+        return f"; slow, and no hang unless it is still there in {due.in_s:.0f} s"
+    return f"; verdict in {due.in_s:.0f} s"
+
+
+def _does(state: RankState, frames: Sequence[str], now: float, storage: str | None) -> str:
+    saves = stalls_in_save(state, frames)
+    text = f"rank {state.rank} " + (f"stuck in a save ({STALL})" if saves else _activity_words(state.activity, now))
     frame = innermost_of_user(frames)
     if frame is not None:
         place, _, function = frame.rpartition(" ")
         text += f" at {place.rpartition('/')[2]} in {function}"
     if state.section is not None and state.stack[-1].kind != "pulse":
         text += f" (section '{state.section}')"
+    if saves and storage is not None:
+        return f"{text}, into {storage}"
+    return text
+
+
+def _activity_words(activity: Activity | None, now: float) -> str:
+    if activity is None:
+        return "stands"
+    if activity.kind is Kind.SPINNING:
+        return f"busy (the same stack for {activity.still_s:.0f} s)"
+    end_words = wait_words(activity, now)
+    if end_words is not None and (activity.ends_in_s or 0.0) >= 1.0:
+        return end_words
+    return f"{activity.kind.value}, {end_words}," if end_words is not None else str(activity.kind.value)
+
+
+_WAITS = {On.SLEEP: "sleeps", On.WORKER: "waits for a thread that waits", On.POLL: "waits in its event loop"}
+
+
+def wait_words(activity: Activity, now: float) -> str | None:
+    """Say until when a rank that stands still waits, or waited; None where the kernel tells no end. `now` is Unix."""
+    if activity.kind is not Kind.STUCK:
+        return None
+    if activity.ends_in_s is not None and activity.ends_in_s > 0:
+        at = clock_time(now + activity.ends_in_s, now)
+        return f"{_WAITS.get(activity.on, 'waits on a lock')} until {at}, in {activity.ends_in_s:.0f} s"
+    ago_s = activity.woke_s if activity.ends_in_s is None else -activity.ends_in_s
+    if ago_s is None:
+        return None
+    return f"its wait ended at {clock_time(now - ago_s, now)} and it has not moved since"
+
+
+def clock_time(at: float, now: float) -> str:
+    """Return a time of the day here, with its date where that is another one; both are Unix seconds."""
+    then, today = time.localtime(at), time.localtime(now)
+    is_today = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
+    text: str = time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", then)
     return text
 
 

@@ -5,6 +5,7 @@
 | stopped | `stuck_after` without movement |
 | stuck | `stuck_after` without movement; 5 times that before its first step, or on a socket, pipe or idle child |
 | stuck, its child is stopped | `stuck_after` without movement |
+| stuck, in what ends by itself | also its end + 2 s, if that is within 10 x `stuck_after` of its last work |
 | waiting | 5 x `stuck_after` without movement: all wait, and nobody works |
 | spinning, polling, unknown | its own deadline, and at least 10 x learned and 10 x `stuck_after` |
 | busy | `hang_cap` beyond its deadline |
@@ -22,8 +23,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from resilience_sdk.hang.activity import Activity, Kind, On
+from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.timeouts import OUT_OF_SECTION, STARTUP, LearnedTimeouts, Limit
+from resilience_sdk.hang.waits import On
 from resilience_sdk.recorder.page_layout import COLLECTIVES_EVERY_S
 
 if TYPE_CHECKING:
@@ -276,6 +278,7 @@ def _since(start_ns: int, now_ns: int) -> float:
 
 IDLE = 5.0
 CAREFUL = 10.0
+WAKE_S = 2.0  # after the end of its wait a rank has gone on
 _USUAL_STEPS = 2.0
 _SURVIVED = 3.0
 _MAX_ENDINGS = 2  # of the job at one place by a rule of ours; the next one is the last
@@ -290,6 +293,11 @@ class HangRules:
     stuck_after: float = 60.0
     hang_cap: float = 3600.0
 
+    @property
+    def horizon_s(self) -> float:
+        """For how long after its last work a rank may wait for what ends by itself, in seconds."""
+        return CAREFUL * self.stuck_after
+
 
 @attrs.frozen
 class Due:
@@ -301,6 +309,8 @@ class Due:
     """What grants it that time, in words."""
     is_set: bool = False
     """Whether somebody set that time, so that no rule of ours is to blame."""
+    waits_for_end: bool = False
+    """Whether it is granted the wait that it is in, which ends by itself before."""
     final: bool = False
     """Whether the job has been ended at this place so often that another attempt would end alike."""
 
@@ -371,8 +381,27 @@ def _still(w: RankTimers, activity: Activity, usual_s: float, rules: HangRules) 
     survived_s = _SURVIVED * state.survived_s if activity.kind is not Kind.STOPPED else 0.0
     in_s = max(base_s, survived_s) - activity.still_s
     rule = f"{_SURVIVED:g} x what was survived here" if survived_s > base_s else rule
+    waits_for_end = False
+    wait_s = wait_granted_s(activity, rules)
+    if wait_s is not None and wait_s > in_s:
+        in_s, waits_for_end = wait_s, True
+        rule = f"{WAKE_S:g} s after the end of its wait, which lies within {CAREFUL:g} x stuck_after of its last work"
     step_s = _USUAL_STEPS * usual_s - w.timers[-1].elapsed_s
-    return Due(max(0.0, in_s, step_s), "twice the usual step" if step_s > max(in_s, 0.0) else rule, final=final)
+    if step_s > max(in_s, 0.0):
+        rule, waits_for_end = "twice the usual step", False
+    return Due(max(0.0, in_s, step_s), rule, waits_for_end=waits_for_end, final=final)
+
+
+def wait_granted_s(activity: Activity, rules: HangRules) -> float | None:
+    """Return in how many seconds a rank that stands still is to have gone on by itself; None where nothing says so.
+
+    The end of its wait must lie near its last work: one that is an hour away is no better than none, and who wakes up
+    to wait again has not worked.
+    """
+    ends_in_s = activity.ends_in_s
+    if activity.kind is not Kind.STUCK or ends_in_s is None or ends_in_s < -WAKE_S:
+        return None
+    return ends_in_s + WAKE_S if activity.worked_s + ends_in_s <= rules.horizon_s else None
 
 
 def _careful(

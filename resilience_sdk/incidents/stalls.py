@@ -37,6 +37,7 @@ _NAMED: Mapping[str, tuple[str, str, float]] = {
     "polling": ("hang", "hang_rank_spinning", 0.5),
     "unknown": ("unknown", "unknown", 0.4),
 }
+_SAVE = ("storage", "checkpoint_stall", 0.7)
 _NETWORK = ("network", "network_partition", 0.4)
 _NOBODY = ("unknown", "unknown", 0.3)
 _HALF_SURE_S = 30.0  # after so long a stall is believed half as much as it ever will be
@@ -65,6 +66,10 @@ class StalledRank:
     frame: str | None = None
     stack: tuple[str, ...] = ()
     detail: str | None = None
+    cause: str | None = None
+    """What the monitor calls it, where that is more than what it does: a save that stalls."""
+    storage: str | None = None
+    """Into what it saves, and whether that place answers."""
 
 
 @attrs.frozen
@@ -98,6 +103,7 @@ class Stall:
             evidence=(
                 Evidence(STALL, f"no rank made progress for {for_s:.0f} s: {waited}{shown}"),
                 *(Evidence("activity", f"rank {one.rank}: {one.detail}") for one in self.ranks if one.detail),
+                *(Evidence("storage", f"rank {r.rank} saves into {r.storage}") for r in self.ranks if r.storage),
                 Evidence(ENDING, f"then it was ended: {by}"),
             ),
         )
@@ -105,6 +111,8 @@ class Stall:
     @property
     def _verdict(self) -> tuple[str, str, float]:
         seen = {one.activity for one in self.ranks}
+        if self.ranks and all(one.cause == _SAVE[1] for one in self.ranks):
+            return _SAVE
         for activity, verdict in _NAMED.items():
             if activity in seen:
                 return verdict
@@ -256,4 +264,6 @@ def _read_rank(data: object) -> StalledRank | None:
         frame=text_of(data.get("frame")),
         stack=tuple(line for line in (stack if isinstance(stack, list) else ()) if isinstance(line, str)),
         detail=text_of(data.get("detail")),
+        cause=text_of(data.get("cause")),
+        storage=text_of(data.get("storage")),
     )

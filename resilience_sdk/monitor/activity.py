@@ -10,23 +10,16 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from resilience_sdk.hang.activity import (
-    Activity,
-    ActivitySample,
-    ActivityTracker,
-    ChildProcess,
-    Kind,
-    On,
-    OtherThread,
-    ThreadCounters,
-)
+from resilience_sdk.hang.activity import Activity, ActivityTracker, Kind
 from resilience_sdk.hang.notices import place_of
+from resilience_sdk.hang.samples import ActivitySample, ChildProcess, OtherThread, ThreadCounters
+from resilience_sdk.hang.timers import HangRules
 from resilience_sdk.monitor.evidence import CloseLook, beating_thread, place
 from resilience_sdk.monitor.ranks import WatchedRank
-from resilience_sdk.recorder.page_reader import OpenSection
+from resilience_sdk.monitor.thread_waits import ThreadWaits
 from resilience_sdk.system.hostinfo import stat_fields
 
 _MAX_THREADS = 512
@@ -40,8 +33,9 @@ _PARENT, _USER_TICKS, _SYSTEM_TICKS, _START_TICKS = 1, 11, 12, 19
 class ActivityWatch:
     """Follows the ranks of one node that are late. The monitor's only thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: HangRules) -> None:
         """Follow nobody yet."""
+        self._horizon_s = rules.horizon_s
         self._ranks: dict[Path, _Followed] = {}
         self._survived: list[tuple[str, float]] = []
 
@@ -64,7 +58,7 @@ class ActivityWatch:
                     self._survived.append((followed.place, followed.tracker.longest_s))
                 came_ns = _since(watched)
                 self._ranks[watched.stem] = followed = _Followed(
-                    now_place, watched.snapshot.main_lane.stack, now_ns if followed else came_ns, came_ns
+                    watched, now_place, now_ns if followed else came_ns, came_ns, self._horizon_s
                 )
             due_s = followed.due_s(now_ns, start_s, period_s)
             if due_s <= 0:
@@ -92,7 +86,8 @@ class ActivityWatch:
             if followed is not None and look.places.get(watched.rank) == followed.at:
                 frames = look.frames.get(watched.rank)
                 answered = watched.rank in look.answered
-                followed.tracker.note_stack(time.monotonic_ns(), (frames or ()) if answered else None)
+                threads = look.threads.get(watched.rank, ()) if answered else ()
+                followed.tracker.note_stack(time.monotonic_ns(), (frames or ()) if answered else None, threads)
                 if watched.rank in look.signalled:  # whether it has answered or not
                     followed.tracker.note_disturbance()
                 if frames:
@@ -131,10 +126,11 @@ class ActivityWatch:
 class _Followed:
     """One rank at one place of its program."""
 
-    def __init__(self, at: object, stack: Sequence[OpenSection], since_ns: int, came_ns: int) -> None:
+    def __init__(self, watched: WatchedRank, at: object, since_ns: int, came_ns: int, horizon_s: float) -> None:
         self.at = at
-        self.place = place_of(stack, ())
-        self.tracker = ActivityTracker(came_ns)
+        self.place = place_of(watched.snapshot.main_lane.stack, ())
+        self.tracker = ActivityTracker(came_ns, horizon_s)
+        self._waits = ThreadWaits(watched.snapshot.pid)
         self._since_ns = since_ns
         self._sampled_ns = 0
         self._uses_device: bool | None = None
@@ -149,8 +145,12 @@ class _Followed:
             self._uses_device = uses_device(pid)
         self._sampled_ns = now_ns
         thread = beating_thread(watched)
-        last = self.tracker.last
-        self.tracker.add(take_sample(pid, thread, uses_device=self._uses_device, known=last.others if last else {}))
+        last, workers = self.tracker.last, self.tracker.workers
+        known = last.others if last else {}
+        self._waits.keep((thread, *workers))
+        self.tracker.add(
+            take_sample(pid, thread, uses_device=self._uses_device, known=known, waits=self._waits, workers=workers)
+        )
 
 
 def _since(watched: WatchedRank) -> int:
@@ -161,18 +161,39 @@ def _since(watched: WatchedRank) -> int:
 
 
 def take_sample(
-    pid: int, thread: int, *, uses_device: bool = False, known: Mapping[int, OtherThread]
+    pid: int,
+    thread: int,
+    *,
+    uses_device: bool = False,
+    known: Mapping[int, OtherThread],
+    waits: ThreadWaits | None = None,
+    workers: Iterable[int] = (),
 ) -> ActivitySample:
-    """Return what /proc says of a process now; `thread` is the one that beats, `known` its others as last seen."""
+    """Return what /proc says of a process now.
+
+    Args:
+        pid: The process.
+        thread: The one that beats.
+        uses_device: Whether an accelerator's driver is open.
+        known: Its other threads as last seen.
+        waits: What follows the waits of its threads; None for a single look.
+        workers: Threads of which it is to be known what they wait in.
+    """
     at_ns = time.monotonic_ns()
     fields = stat_fields(pid)
     if not os.path.exists(f"/proc/{pid}/task/{thread}"):
         thread = pid
+    waits = waits or ThreadWaits(pid)
+    beating = _thread_counters(pid, thread)
+    wait = waits.look(thread, beating.switches if beating is not None else None)
     return ActivitySample(
         at_ns=at_ns,
         state=fields[0] if fields else "",
-        beating=_thread_counters(pid, thread),
-        on=blocked_on(pid, thread),
+        beating=beating,
+        on=wait.on,
+        end_ns=wait.end_ns,
+        polls_one=wait.polls_one,
+        workers={worker: waits.look(worker, _switches(pid, worker)) for worker in workers},
         others=dict(_other_threads(pid, thread, known)),
         children=dict(_children(pid)),
         uses_device=uses_device,
@@ -191,10 +212,14 @@ def uses_device(pid: int) -> bool:
 
 def _thread_counters(pid: int, thread: int) -> ThreadCounters | None:
     times = _schedstat(f"/proc/{pid}/task/{thread}/schedstat")
-    switches = _field(_read(f"/proc/{pid}/task/{thread}/status"), "voluntary_ctxt_switches")
+    switches = _switches(pid, thread)
     if times is None or switches is None:
         return None
     return ThreadCounters(times[0], times[1], switches, _io_bytes(f"/proc/{pid}/task/{thread}/io"))
+
+
+def _switches(pid: int, thread: int) -> int | None:
+    return _field(_read(f"/proc/{pid}/task/{thread}/status"), "voluntary_ctxt_switches")
 
 
 def _other_threads(pid: int, thread: int, known: Mapping[int, OtherThread]) -> Iterator[tuple[int, OtherThread]]:
@@ -243,92 +268,6 @@ def _child_pids(pid: int) -> list[int]:
         return found
     # A kernel without lists of children: look who names it as parent.
     return [other for other in _numbers("/proc") if stat_fields(other)[_PARENT : _PARENT + 1] == [str(pid)]]
-
-
-# System calls, each with its numbers on x86_64 and aarch64. One that is not here is something else, and never taken as
-# proof. Calls on a descriptor are sorted by what that is; those on a path concern a file.
-_ON_DESCRIPTOR = On.PIPE
-_CALLS_BY_OBJECT: Mapping[On, str] = {
-    _ON_DESCRIPTOR: "read 0 63, write 1 64, pread64 17 67, pwrite64 18 68, readv 19 65",
-    On.FILE: (
-        "open 2 -, openat 257 56, close 3 57, fsync 74 82, fdatasync 75 83, sync 162 81, "
-        "syncfs 306 267, msync 26 227, ftruncate 77 46, fallocate 285 47, sendfile 40 71, "
-        "copy_file_range 326 285, rename 82 -, renameat 264 38, renameat2 316 276, unlink 87 -, "
-        "unlinkat 263 35, mkdir 83 -, mkdirat 258 34, stat 4 -, fstat 5 80, lstat 6 -, "
-        "newfstatat 262 79, statx 332 291, getdents64 217 61, io_uring_enter 426 426, "
-        "io_getevents 208 4"
-    ),
-    On.POLL: (
-        "poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_wait 232 -, "
-        "epoll_pwait 281 22, epoll_pwait2 441 441"
-    ),
-    On.SOCKET: (
-        "recvfrom 45 207, recvmsg 47 212, sendto 44 206, sendmsg 46 211, connect 42 203, "
-        "accept 43 202, accept4 288 242, recvmmsg 299 243"
-    ),
-    On.CHILD: "wait4 61 260, waitid 247 95",
-    On.LOCK: "futex 202 98, futex_waitv 449 449",
-    On.SLEEP: "nanosleep 35 101, clock_nanosleep 230 115",
-    On.FILE_LOCK: "flock 73 32, fcntl 72 25",
-}
-_MACHINES = ("x86_64", "aarch64")
-
-
-def _numbers_on(machine: str) -> Mapping[int, On]:
-    """Return by its number what a thread that is blocked in a system call waits for; empty for other machines."""
-    if machine not in _MACHINES:
-        return {}
-    column = 1 + _MACHINES.index(machine)
-    rows = [(on, call.split()) for on, calls in _CALLS_BY_OBJECT.items() for call in calls.split(", ")]
-    return {int(row[column]): on for on, row in rows if row[column] != "-"}
-
-
-_FUTEX_FLAGS = 0x180  # private to the process, and which clock an end is told by
-_CALLS = _numbers_on(os.uname().machine if hasattr(os, "uname") else "")
-# Functions of the kernel, for processes whose calls are not shown to us; the first that matches.
-_CHANNELS: Sequence[tuple[re.Pattern[str], On]] = tuple(
-    (re.compile(pattern), on)
-    for pattern, on in (
-        (r"futex", On.LOCK),
-        (r"nanosleep", On.SLEEP),
-        (r"pipe_(read|wait|write)", On.PIPE),
-        (r"poll|ep_|select", On.POLL),
-        (r"^(do_wait|wait4|kernel_wait)", On.CHILD),
-        (r"locks_lock|flock|posix_lock", On.FILE_LOCK),
-        (r"fuse|request_wait|nfs|rpc_wait|io_schedule|folio_wait|wb_wait|io_cqring|ceph|lustre|osc_", On.FILE),
-        (r"sk_wait|skb_wait|accept|unix_stream|inet_|tcp_", On.SOCKET),
-    )
-)
-
-
-def blocked_on(pid: int, thread: int) -> On:
-    """Return what a thread is blocked on; OTHER where it runs, or where that cannot be known."""
-    call = _read(f"/proc/{pid}/task/{thread}/syscall").split()
-    if len(call) > 1 and call[0].isdigit():
-        on = _CALLS.get(int(call[0]), On.OTHER)
-        if on is _ON_DESCRIPTOR:
-            return _of_descriptor(pid, int(call[1], 16))
-        return On.MUTEX if on is On.LOCK and _is_mutex(call) else on
-    channel = _read(f"/proc/{pid}/task/{thread}/wchan").strip("\0\n ")
-    return next((on for pattern, on in _CHANNELS if pattern.search(channel)), On.OTHER)
-
-
-def _is_mutex(call: Sequence[str]) -> bool:
-    """Tell whether a futex call waits for a mutex of the C library that others wait for too.
-
-    Such a wait is the plain one, for the value 2 and without an end. Conditions and semaphores wait for a bit set: of
-    these Python's locks are made, and with them CUDA waits under `cudaDeviceScheduleBlockingSync`.
-    """
-    return len(call) > 4 and int(call[2], 16) & ~_FUTEX_FLAGS == 0 and call[3] == "0x2" and call[4] == "0x0"
-
-
-def _of_descriptor(pid: int, number: int) -> On:
-    """Return what a blocked read() reads: a pipe, a socket, or a file on a file system that takes its time."""
-    try:
-        link = os.readlink(f"/proc/{pid}/fd/{number}")
-    except OSError:
-        return On.PIPE
-    return On.SOCKET if link.startswith("socket:") else On.PIPE if link.startswith("pipe:") else On.FILE
 
 
 def _schedstat(path: str) -> tuple[int, int] | None:

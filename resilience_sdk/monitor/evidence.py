@@ -29,6 +29,7 @@ import attrs
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.hang.evidence import (
     FlightRecord,
+    ThreadStack,
     busy_with,
     frames_of,
     is_in_collective,
@@ -433,6 +434,8 @@ class CloseLook:
     """Ranks whose helper thread has answered, so that nothing held their GIL."""
     signalled: frozenset[int] = frozenset()
     """Ranks that were asked by a signal."""
+    threads: Mapping[int, tuple[ThreadStack, ...]] = attrs.field(factory=dict)
+    """By rank, the stacks of all threads but the one that beats, where a helper thread has written them."""
     spared: frozenset[int] = frozenset()
     """Ranks that gave no stack and were not asked by a signal, because they worked at that moment."""
 
@@ -440,6 +443,7 @@ class CloseLook:
     def of(cls, ranks: Sequence[WatchedRank], found: Mapping[int, RankEvidence]) -> CloseLook:
         """Read the answers of the ranks."""
         frames: dict[int, tuple[str, ...]] = {}
+        others: dict[int, tuple[ThreadStack, ...]] = {}
         flight: dict[int, FlightRecord | None] = {}
         positions: dict[int, Mapping[str, CollectivePosition]] = {}
         elsewhere = {w.rank: thread for w in ranks if (thread := beating_thread(w)) != w.snapshot.pid}
@@ -448,6 +452,7 @@ class CloseLook:
                 threads = parse_faulthandler(evidence.stacks)
                 own = frames_of(threads, elsewhere[rank]) if rank in elsewhere else main_frames(threads)
                 frames.update({rank: own} if own else {})
+                others[rank] = tuple(thread for thread in threads if thread.frames != own)
             record = parse_flight_record(evidence.flight) if evidence.flight else None
             flight[rank] = record
             if record is not None:
@@ -461,6 +466,7 @@ class CloseLook:
             facts=tuple(line for evidence in found.values() for line in evidence.evidence),
             answered=frozenset(rank for rank, evidence in found.items() if evidence.flight is not None),
             signalled=frozenset(rank for rank, evidence in found.items() if evidence.signalled),
+            threads=others,
             spared=frozenset(rank for rank, evidence in found.items() if evidence.spared),
             cpu={w.rank: reading for w in ranks if (reading := read_cpu(w.snapshot.pid)) is not None},
         )

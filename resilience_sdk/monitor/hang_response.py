@@ -27,6 +27,8 @@ from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.settings import settings_from_json
 from resilience_sdk.hang.culprit import CulpritFinding, find_culprits
 from resilience_sdk.hang.detect import Judgement, LateRank
+from resilience_sdk.hang.notices import wait_words
+from resilience_sdk.hang.saves import STALL
 from resilience_sdk.hang.timers import RankState
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore, event_fields
 from resilience_sdk.monitor.evidence import CloseLook
@@ -149,6 +151,7 @@ _DOES = {
     "hang_rank_stopped": "is stopped",
     "hang_rank_spinning": "makes no progress",
     "hang_rank_late": "is busy for too long",
+    STALL: "stands in a save",
 }
 _NEXT = {
     "restart": "  next: the ranks are restarted",
@@ -187,8 +190,22 @@ def hang_incident(
         cause=finding.cause,
         action="restart" if on_hang != "report" else "none",
         confidence=finding.confidence,
-        evidence=(*finding.evidence, *_rule(judgement), *map(_suspect_evidence, judgement.suspects), *facts),
+        evidence=(
+            *finding.evidence,
+            *_waits(blamed, now),
+            *_rule(judgement),
+            *map(_suspect_evidence, judgement.suspects),
+            *facts,
+        ),
     )
+
+
+def _waits(blamed: Sequence[RankState], now: float) -> Iterable[Evidence]:
+    """Yield until when ranks wait, or waited, whose waits end by themselves."""
+    for state in blamed:
+        words = wait_words(state.activity, now) if state.activity is not None else None
+        if words is not None:
+            yield Evidence("wait", f"rank {state.rank}: {words}")
 
 
 def _rule(judgement: Judgement) -> tuple[Evidence, ...]:
@@ -333,11 +350,17 @@ class HangResponse:
         return _position(judgement, states) == self._reported
 
     def act(
-        self, judgement: Judgement, ranks: Sequence[WatchedRank], states: Sequence[RankState], look: CloseLook
+        self,
+        judgement: Judgement,
+        ranks: Sequence[WatchedRank],
+        states: Sequence[RankState],
+        look: CloseLook,
+        storage: Mapping[int, str],
     ) -> bool:
         """Report a confirmed hang, if it is this node's turn, and end the stuck ranks where that is wished.
 
-        Tell whether it is reported now, by this node or by another.
+        `storage`: by rank that stands in a save, into what it saves, and whether that place answers. Tell whether it is
+        reported now, by this node or by another.
         """
         if not self._lock.in_charge():
             return False
@@ -356,7 +379,8 @@ class HangResponse:
             detail=judgement.detail,
         )
         self._reported = _position(judgement, states)
-        incident = self._write_incident(judgement, finding, states, frames, look)
+        told = [Evidence("storage", f"rank {rank} saves into {words}") for rank, words in sorted(storage.items())]
+        incident = self._write_incident(judgement, finding, states, frames, (*told, *look.facts), look.texts)
         if not finding.conclusive or _is_unnamed(judgement, states):
             for name in {suspect.name for suspect in judgement.suspects}:
                 self._learner.book.double(name)
@@ -390,7 +414,7 @@ class HangResponse:
         places = tuple({(state.place if counts else f"{finding.cause}: {state.place}"): None for state in named})
         free = self._note_ending(places)
         final = None
-        if due.final and finding.cause == "hang_rank_stuck" and named:
+        if due.final and finding.cause in ("hang_rank_stuck", STALL) and named:
             state = named[0]
             times = state.endings + 1
             final = (
@@ -443,7 +467,8 @@ class HangResponse:
         finding: CulpritFinding,
         states: Sequence[RankState],
         frames: Mapping[int, Sequence[str]],
-        look: CloseLook,
+        facts: Iterable[Evidence],
+        dumps: Mapping[int, str],
     ) -> Incident:
         now_ns = time.monotonic_ns()
         incident = hang_incident(
@@ -451,7 +476,7 @@ class HangResponse:
             finding,
             states,
             frames,
-            (*look.facts, *self._nodes.facts(now_ns)),
+            (*facts, *self._nodes.facts(now_ns)),
             attempt=self._attempt,
             on_hang=self._config.on_hang,
             now_ns=now_ns,
@@ -459,7 +484,7 @@ class HangResponse:
         )
         pages = {state.rank: snapshot_to_json(state.snapshot) for state in states if state.snapshot is not None}
         stacks = {rank: "\n".join(("innermost first:", *lines, "")) for rank, lines in frames.items()}
-        texts = {**stacks, **look.texts}
+        texts = {**stacks, **dumps}
         try:
             incident, is_ours = self._store.create_once("hang", incident, texts, pages, same=self._twin_of(incident))
         except OSError as error:

@@ -19,18 +19,20 @@ from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.settings import Settings, settings_from_json
 from resilience_sdk.errors import EXIT_PREEMPTED
-from resilience_sdk.goodput.step_time import is_stop
 from resilience_sdk.hang.detect import Confirmation, Judgement, awaited_by_collectives, expected, judge, standing
-from resilience_sdk.hang.notices import StallNotices, innermost_of_user, look_after_s, notice_text, without_progress_s
+from resilience_sdk.hang.notices import look_after_s, without_progress_s
+from resilience_sdk.hang.saves import stalls_in_save
 from resilience_sdk.hang.timers import HangRules, RankState, watch
 from resilience_sdk.incidents import IncidentStore
 from resilience_sdk.monitor.activity import ActivityWatch
-from resilience_sdk.monitor.evidence import CloseLook, collect_evidence, states_of
+from resilience_sdk.monitor.evidence import CloseLook, beating_thread, collect_evidence, states_of
 from resilience_sdk.monitor.hang_response import HangResponse
 from resilience_sdk.monitor.learning import Learner
 from resilience_sdk.monitor.nodes import Nodes
 from resilience_sdk.monitor.notices import Notices, watch_cloud
 from resilience_sdk.monitor.ranks import RankTable, WatchedRank, exit_code, is_clean
+from resilience_sdk.monitor.save_storage import SaveStorage
+from resilience_sdk.monitor.stall_teller import StallTeller
 from resilience_sdk.monitor.stop import StopCoordinator
 from resilience_sdk.monitor.stragglers import StepTimeWatch, StragglerWatch
 from resilience_sdk.postmortem.recovery import RecoveryWatch
@@ -58,7 +60,6 @@ _SAMPLE_FROM = 1 / 30
 _SAMPLE_EVERY = 1 / 60
 _SURVIVAL_FROM = 1 / 10
 _SAMPLE_FROM_STEPS = 1.5
-_MAX_FRAMES = 32
 _SIGNAL_EXPECTED_S = 30.0  # or the least deadline, where that is shorter
 
 
@@ -95,8 +96,9 @@ class Watcher:
         self._recovery = RecoveryWatch(self._store, journal, began=began)
         self._rules = HangRules(self._settings.stuck_after, self._settings.hang_cap)
         self.nodes = Nodes(pages, self.learner, self._rules, host)
-        self._activity = ActivityWatch()
-        self._stalls = StallNotices(self._settings.stuck_after)
+        self._activity = ActivityWatch(self._rules)
+        self._storage = SaveStorage()
+        self._stalls = StallTeller(self._settings.stuck_after, journal, self.nodes, self._step_times)
         self._judged_at = float("-inf")
         self._journalled_look_at = float("-inf")
         self._journal_pause_s = 0.0
@@ -216,12 +218,12 @@ class Watcher:
         # The dead count as long as nobody has taken their place.
         current = [watched for watched in present if watched.alive or last[watched.rank] is watched]
         if attempt != self._attempt:
-            self._end_stall("ended")
+            self._stalls.end("ended")
             self._attempt = self._journal.attempt = attempt
             console.bind(attempt=attempt)
             self.learner.begin_attempt(current[0].snapshot.world_size, len(current))
             self._look = self._suspected = None
-            self._stalls = StallNotices(self._settings.stuck_after)
+            self._stalls.begin()
             announcement = self._announcement()
             self.nodes.begin(attempt, announcement)
             self._stop.begin(attempt, announcement)
@@ -308,11 +310,11 @@ class Watcher:
         states = states_of(ranks, self.nodes.name, closely=False, look=None, now_ns=now_ns)
         ending = self._is_ending()
         if not ranks or ending:
-            self._end_stall("ended")
+            self._stalls.end("ended")
             self.nodes.tell_calmly(states, ending=ending)
             return self._settings.monitor_interval
         if self._response.follow_others(ranks, states):
-            self._end_stall("verdict")
+            self._stalls.end("verdict")
             return self._settings.monitor_interval
         usual_s = self._usual_step_s()
         set_s = self._shortest_set_s(ranks)
@@ -322,7 +324,7 @@ class Watcher:
         is_calm = judgement.kind == "quiet" and not self._stalls.is_open and not self.nodes.asked()
         for_s = without_progress_s(states, now_ns, look_s if is_calm else 0.0)
         if self._stalls.is_open and self._stalls.went_on(states, for_s):
-            self._end_stall("went on")
+            self._stalls.end("went on")
         stalled = for_s >= look_s
         late = {suspect.rank for suspect in judgement.suspects}
         self.learner.note_late(ranks, {s.rank: watch(s, self.learner.book, now_ns) for s in states if s.rank in late})
@@ -386,9 +388,11 @@ class Watcher:
         if judgement.kind == "confirmed" and not self._look_suffices(ranks):
             self._look_closely(ranks)
             states, judgement = self._judge_closely(ranks, now_ns, here)
-        self._note_stop(judgement, states, for_s)
+        self._stalls.note_stop(judgement, states, for_s)
+        storage = self._try_storage(judgement, states, ranks)
         if judgement.kind != "confirmed":
-            self._tell_stall(judgement, states, for_s, usual_s)
+            if self._look is not None:
+                self._stalls.tell(judgement, states, self._look, for_s, usual_s, storage)
             self._response.relax()
             self._confirmation.agrees(judgement, states)
             return self._until(judgement.next_look_ns)
@@ -398,8 +402,8 @@ class Watcher:
         states, judgement = self._judge_closely(ranks, time.monotonic_ns(), here)
         if not self._confirmation.agrees(judgement, states):
             return _AGREE_S
-        if self._look is not None and self._response.act(judgement, ranks, states, self._look):
-            self._end_stall("verdict")
+        if self._look is not None and self._response.act(judgement, ranks, states, self._look, storage):
+            self._stalls.end("verdict")
         return self._until(None)
 
     def _judge_closely(
@@ -439,52 +443,30 @@ class Watcher:
             )
         return found
 
+    def _try_storage(
+        self, judgement: Judgement, states: Sequence[RankState], ranks: Sequence[WatchedRank]
+    ) -> Mapping[int, str]:
+        """Return, by rank of this node that stands in a save, into what it saves, and whether that place answers."""
+        frames = self._look.frames if self._look is not None else {}
+        saves = {s.rank for s in states if s.rank in judgement.waited_for and stalls_in_save(s, frames.get(s.rank, ()))}
+        found = {}
+        for watched in ranks:
+            if watched.alive and watched.rank in saves:
+                tracker = self._activity.tracker(watched)
+                threads = (beating_thread(watched), *(tracker.workers if tracker is not None else ()))
+                self._storage.ask(watched.rank, watched.snapshot.pid, threads)
+                if (words := self._storage.words(watched.rank)) is not None:
+                    found[watched.rank] = words
+        if not saves:
+            self._storage.forget()
+        return found
+
     def _is_suspended(self, ranks: Sequence[WatchedRank]) -> bool:
         """Tell whether somebody has suspended the whole job with Ctrl-Z: its launcher, or a rank that has none."""
         pid = self._config.launcher_pid or self._config.parent_pid
         if pid:
             return hostinfo.process_state(pid) in ("T", "t")
         return any(procfs.is_suspended(watched.snapshot.pid) for watched in ranks if watched.alive)
-
-    # -- telling early
-
-    def _note_stop(self, judgement: Judgement, states: Sequence[RankState], for_s: float) -> None:
-        """Keep a stop out of what steps take, on each node by itself: one node alone tells of the stall."""
-        named = [state for state in states if state.rank in judgement.waited_for]
-        if judgement.kind not in ("held", "quiet") and any(
-            is_stop(state.activity.kind.value, state.section) for state in named if state.activity is not None
-        ):
-            self._step_times.note_stop(for_s)
-
-    def _tell_stall(self, judgement: Judgement, states: Sequence[RankState], for_s: float, usual_s: float) -> None:
-        """Tell that nothing comes on, where it is time; on the node of the first rank that is waited for."""
-        named = [state for state in states if state.rank in judgement.waited_for]
-        is_ours = bool(named) and named[0].now_ns is None
-        if not is_ours or self._look is None or not self._stalls.due(judgement, states, for_s, usual_s):
-            return
-        frames, flight = self.nodes.evidence(states, self._look)
-        text = notice_text(judgement, states, frames, flight, for_s)
-        self._journal.emit(
-            Event.STALL,
-            since=time.time() - for_s,
-            for_s=for_s,
-            ranks=[_stalled_rank(state, frames.get(state.rank, ())) for state in named],
-            waiting=[s.rank for s in states if s.running and s.rank not in judgement.waited_for],
-            verdict_in_s=judgement.due.in_s if judgement.due is not None and judgement.due.in_s < 1e9 else None,
-            rule=judgement.due.rule if judgement.due is not None else judgement.detail,
-            text=text,
-        )
-        console.say(text)
-
-    def _end_stall(self, why: str) -> None:
-        """Close the notice that is open, if one is."""
-        if why != "went on" and not self._stalls.is_open:
-            return
-        after_s = self._stalls.lasted_s
-        self._stalls.close()
-        self._journal.emit(Event.STALL_END, after_s=after_s, why=why)
-        if why == "went on":
-            console.say(f"went on after {after_s:.0f} s")
 
     def _until(self, next_look_ns: int | None) -> float:
         wait_s = self.nodes.wait_s(self._pause_s)
@@ -575,20 +557,3 @@ def _shortest_set(settings: Settings) -> float:
     """Return the shortest deadline that somebody set; infinite where nobody did."""
     own = (settings.initial_heartbeat_timeout, settings.heartbeat_timeout, settings.out_of_section_timeout)
     return min((s for s in (*own, *settings.section_timeouts.values()) if s is not None), default=math.inf)
-
-
-def _stalled_rank(state: RankState, frames: Sequence[str]) -> dict[str, Any]:
-    """Return what is journalled of a rank that is waited for."""
-    snapshot, activity = state.snapshot, state.activity
-    return {
-        "rank": state.rank,
-        "node": state.node,
-        "step": snapshot.step if snapshot is not None else None,
-        "step_is_global": snapshot is not None and snapshot.step_is_global,
-        "section": state.section,
-        "activity": activity.kind.value if activity is not None else "unknown",
-        "still_s": activity.still_s if activity is not None else 0.0,
-        "detail": activity.detail if activity is not None else "",
-        "frame": innermost_of_user(frames),
-        "stack": list(frames[:_MAX_FRAMES]),
-    }

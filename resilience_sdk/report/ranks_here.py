@@ -100,8 +100,8 @@ class RanksHere:
         self._settings = settings_from_json({k: v for k, v in config.settings.items() if k in FIELDS or k == "sources"})
         self._config = config
         self._table = RankTable(pages)
-        self._watch = ActivityWatch()
         self._rules = HangRules(self._settings.stuck_after, self._settings.hang_cap)
+        self._watch = ActivityWatch(self._rules)
         self._timeouts = Path(config.run_dir) / "timeouts.json"
         self._learner = Learner(self._timeouts, self._settings, config.script, config.job)
         self._learned: tuple[int, Version | None] | None = None

@@ -53,6 +53,9 @@ WATCH = Program("from resilience_sdk.health.watch import main; main()")
 PROBE = Program("from resilience_sdk.health.probe_main import main; main()", isolated=True)
 PREFLIGHT = Program("from resilience_sdk.health.checkup import main; sys.exit(main())")
 PAIRWISE_PREFLIGHT = Program("from resilience_sdk.health.pairwise import main; sys.exit(main())")
+PLACE_PROBE = Program(
+    "from resilience_sdk.system.place_probe import main; sys.exit(main(sys.argv[1]))", isolated=True, libraries=()
+)
 RESUMER = Program(
     "from resilience_sdk.system.linux import resume; resume(float(sys.argv[1]), int(sys.argv[2]))",
     isolated=True,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import attrs
 
-from resilience_sdk.hang.activity import ActivitySample
+from resilience_sdk.hang.samples import ActivitySample
 from resilience_sdk.monitor.activity import take_sample
 
 SAMPLES = 11

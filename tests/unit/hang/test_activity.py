@@ -11,15 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience_sdk.core.json_records import from_values
-from resilience_sdk.hang.activity import (
-    ActivitySample,
-    ActivityTracker,
-    ChildProcess,
-    Kind,
-    On,
-    OtherThread,
-    ThreadCounters,
-)
+from resilience_sdk.hang.activity import ActivityTracker, Kind
+from resilience_sdk.hang.samples import ActivitySample, ChildProcess, OtherThread, ThreadCounters
+from resilience_sdk.hang.waits import On
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "activity.json").read_text())
 SECOND = 1_000_000_000

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.hang.activity import Activity, Kind, On
+from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.detect import Confirmation, judge
 from resilience_sdk.hang.timeouts import OUT_OF_SECTION, STARTUP
 from resilience_sdk.hang.timers import CollectivePosition, HangRules, RankState
+from resilience_sdk.hang.waits import On
 from resilience_sdk.recorder.page_reader import OpenSection
 
 CAP = 3600.0

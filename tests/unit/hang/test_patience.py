@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.hang.activity import Activity, Kind, On
+from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.detect import judge
 from resilience_sdk.hang.timers import HangRules, verdict_due, watch
+from resilience_sdk.hang.waits import On
 
 RULES = HangRules(stuck_after=60.0, hang_cap=3600.0)
 ALL = list(Kind)

@@ -140,7 +140,7 @@ def test_the_line_says_who_where_and_when(make):
         make.rank(0, make.beat(20.0), world_size=2),
         make.rank(1, make.beat(20.0), make.section("fwd", 20.0), activity=STUCK),
     ]
-    text = notice_text(judged(1), states, {1: FRAMES}, flight, 20.0)
+    text = notice_text(judged(1), states, {1: FRAMES}, flight, 20.0, now=0.0)
     assert text == (
         "no progress for 20 s: rank 1 stuck at train.py:15 in forward (section 'fwd'); "
         "rank 0 waits for it in all_reduce 4; verdict in 40 s"
@@ -150,7 +150,7 @@ def test_the_line_says_who_where_and_when(make):
 def test_the_line_of_a_busy_rank_says_that_it_is_slow(make):
     """Nothing is threatened."""
     busy = make.rank(1, make.beat(50.0), activity=Activity(Kind.BUSY))
-    text = notice_text(judged(1, in_s=3600.0), [busy], {}, {}, 50.0)
+    text = notice_text(judged(1, in_s=3600.0), [busy], {}, {}, 50.0, now=0.0)
     assert text == "no progress for 50 s: rank 1 busy (section 'step'); slow, not hung"
 
 

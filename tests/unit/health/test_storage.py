@@ -12,7 +12,7 @@ import pytest
 from resilience_sdk.health import storage
 from resilience_sdk.health.findings import GIB, Status
 from resilience_sdk.health.probes import Context
-from resilience_sdk.health.storage import Mount, mount_of
+from resilience_sdk.system.mounts import Mount, mount_of
 
 TABLE = """22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 23 22 0:21 / /proc rw,nosuid - proc proc rw

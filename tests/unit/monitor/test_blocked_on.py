@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from resilience_sdk.hang.activity import On
-from resilience_sdk.monitor.activity import blocked_on
+from resilience_sdk.hang.waits import On
+from resilience_sdk.monitor.thread_waits import blocked_on
 
 _WAITING = """
 import ctypes, json, os, select, subprocess, sys, threading, time
