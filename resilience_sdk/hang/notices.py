@@ -218,7 +218,7 @@ def _does(state: RankState, frames: Sequence[str], now: float, storage: str | No
         text += f" (section '{state.section}')"
     if saves and storage is not None:
         return f"{text}, into {storage}"
-    return text
+    return text.rstrip(",")
 
 
 def _activity_words(activity: Activity | None, now: float) -> str:
@@ -228,8 +228,9 @@ def _activity_words(activity: Activity | None, now: float) -> str:
         return f"busy (the same stack for {activity.still_s:.0f} s)"
     end_words = wait_words(activity, now)
     if end_words is not None and (activity.ends_in_s or 0.0) >= 1.0:
-        return end_words
-    return f"{activity.kind.value}, {end_words}," if end_words is not None else str(activity.kind.value)
+        return f"{end_words},"
+    text = activity.kind.value + (f" on {activity.on.value}" if activity.waits_idly else "")
+    return f"{text}, {end_words}," if end_words is not None else text
 
 
 _WAITS = {On.SLEEP: "sleeps", On.WORKER: "waits for a thread that waits", On.POLL: "waits in its event loop"}

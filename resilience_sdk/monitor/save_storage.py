@@ -26,6 +26,8 @@ _MAX_PATH = 4096
 _MAX_ANSWER = 4096
 _AGAIN_S = 20.0  # between two tries of one place
 _PAGE = 4096
+_COLLECT_S = 0.05
+_SILENT_S = 1.0  # before it the program may not have begun
 _HERE = -100  # AT_FDCWD
 # Calls by the number of the argument that is the path; beside it that of the directory which it is relative to.
 _PATHS = {
@@ -93,30 +95,25 @@ class _Try:
     """One try of one place."""
 
     path: str
-    process: subprocess.Popen[bytes] | None
+    process: subprocess.Popen[bytes]
     began: float
     text: bytes = b""
+    is_over: bool = False
 
     def look(self) -> None:
         """Take what it has said; never waits."""
-        if self.process is None or self.process.stdout is None:
+        if self.is_over or self.process.stdout is None:
             return
         with contextlib.suppress(OSError, ValueError):
             while len(self.text) < _MAX_ANSWER and (more := os.read(self.process.stdout.fileno(), _MAX_ANSWER)):
                 self.text += more
-        if self.process.poll() is not None:
-            self.end()
+        self.is_over = self.process.poll() is not None
 
-    @property
-    def is_over(self) -> bool:
-        return self.process is None
-
-    def end(self) -> None:
-        if self.process is not None:
-            programs.kill(self.process, 0.0)
-            if self.process.stdout is not None:
-                self.process.stdout.close()
-            self.process = None
+    def end(self) -> bool:
+        """Kill it, and tell whether it is gone: what is stuck in the kernel stays until that lets it go."""
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return programs.kill(self.process, _COLLECT_S)
 
 
 class SaveStorage:
@@ -125,6 +122,7 @@ class SaveStorage:
     def __init__(self) -> None:
         """Try nothing yet."""
         self._tries: dict[int, _Try] = {}
+        self._left: list[_Try] = []  # killed, and not gone yet
 
     def ask(self, rank: int, pid: int, threads: Iterable[int]) -> None:
         """Begin to try the place into which a rank saves, unless that was done a moment ago. Waits for nothing."""
@@ -134,8 +132,9 @@ class SaveStorage:
             last.look()
             if not last.is_over or now - last.began < _AGAIN_S:
                 return
+            last.end()
         path = path_of(pid, threads)
-        if path is None:
+        if path is None or any(tried.path == path for tried in self._left):
             return
         try:
             process = programs.start(programs.PLACE_PROBE, path, stdin=_nowhere(), stdout=_pipe(), stderr=_nowhere())
@@ -156,12 +155,11 @@ class SaveStorage:
     def path(self, rank: int) -> str | None:
         """Return the file that a rank saves into, as far as it is known."""
         tried = self._tries.get(rank)
-        return console.printable(tried.path) if tried is not None else None
+        return _shown(tried.path) if tried is not None else None
 
     def forget(self) -> None:
         """Forget all places; what is stuck in the kernel is left alone."""
-        for tried in self._tries.values():
-            tried.end()
+        self._left = [tried for tried in (*self._left, *self._tries.values()) if not tried.end()]
         self._tries = {}
 
 
@@ -177,15 +175,20 @@ def storage_words(path: str, answers: str, asked_s: float) -> str:
     """Say what a place is and what of it has answered, by the lines of `system.place_probe`. Pure but for mounts."""
     said = dict(line.partition(" ")[::2] for line in answers.splitlines())
     mount = mount_of(path, "/")
-    facts = [words for words in (_NO_FILES.get(said.get("file", "")), mount and console.printable(str(mount))) if words]
-    text = console.printable(path) + (f" ({', '.join(facts)})" if facts else "")
+    facts = [words for words in (_NO_FILES.get(said.get("file", "")), mount and _shown(str(mount))) if words]
+    text = _shown(path) + (f" ({', '.join(facts)})" if facts else "")
     if "error" in said:
-        return f"{text}, beside which a small write fails: {console.printable(said['error'])}"
+        return f"{text}, beside which a small write fails: {_shown(said['error'])}"
     if "write" in said:
         return f"{text}, beside which a small write takes {_seconds(said['write'])}"
     if "stat" in said:
-        return f"{text}, whose directory answers, and takes no small write for {asked_s:.0f} s"
-    return f"{text}, whose directory has not answered for {asked_s:.0f} s"
+        missing = f", and has taken no small write for {asked_s:.0f} s" if asked_s >= _SILENT_S else ""
+        return f"{text}, whose directory answers{missing}"
+    return f"{text}, whose directory has not answered for {asked_s:.0f} s" if asked_s >= _SILENT_S else text
+
+
+def _shown(text: str) -> str:
+    return console.printable(text.replace("\n", "\\n"))
 
 
 def _seconds(text: str) -> str:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from resilience_sdk.core.json_records import from_values
 from resilience_sdk.hang.activity import ActivityTracker, Kind
+from resilience_sdk.hang.evidence import ThreadStack
 from resilience_sdk.hang.samples import ActivitySample, ChildProcess, OtherThread, ThreadCounters
-from resilience_sdk.hang.waits import On
+from resilience_sdk.hang.waits import On, Wait
 
 RECORDED = json.loads((Path(__file__).parent / "data" / "activity.json").read_text())
 SECOND = 1_000_000_000
@@ -384,3 +385,116 @@ def test_who_receives_beside_a_stopped_child_works():
     child = ChildProcess(10**9, 0, 0, "T", "helper")
     samples = seconds(*[(30_000, 3, 0)] * 9, on=On.SOCKET, children={7: child})
     assert tracked(samples).activity().kind is Kind.BUSY
+
+
+# -- waits that end by themselves, and threads that may be waited for
+
+
+def until(samples, *ends_s):
+    """These samples, in each of which the wait ends at so many seconds; None: never."""
+    ends_s = ends_s * len(samples) if len(ends_s) == 1 else ends_s
+    return [
+        attrs.evolve(sample, end_ns=None if end_s is None else int(end_s * SECOND))
+        for sample, end_s in zip(samples, ends_s, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("on", [On.SLEEP, On.LOCK, On.MUTEX])
+def test_a_wait_with_an_end_is_told_with_it(on):
+    """And since when the rank has not worked: a wake-up is no work."""
+    wake = (30_000, 1, 0)
+    found = tracked(until(seconds(WORK, *[STILL] * 4, wake, *[STILL] * 4, on=on), 90.0)).activity()
+    assert (found.kind, found.on, found.ends_in_s, found.worked_s) == (Kind.STUCK, on, 80.0, 9.0)
+
+
+@pytest.mark.parametrize("on", [On.SOCKET, On.PIPE, On.POLL, On.CHILD, On.FILE, On.FILE_LOCK])
+def test_a_time_out_elsewhere_promises_nothing(on):
+    """Of descriptors, children and files."""
+    assert tracked(until(seconds(WORK, *[STILL] * 9, on=on), 90.0)).activity().ends_in_s is None
+
+
+def test_a_time_out_of_a_collective_or_of_a_wait_for_a_worker_promises_nothing():
+    """gloo waits on a condition with the time of its process group; `join(90)` looks after a thread."""
+    samples = until(seconds(WORK, *[STILL] * 9), 90.0)
+    assert tracked(samples).activity(in_collective=True).ends_in_s is None
+    found = tracked(samples, RESULT).activity()
+    assert (found.on, found.ends_in_s) == (On.WORKER, None)
+
+
+def test_a_loop_of_asyncio_that_waits_for_a_time():
+    """It polls for its own wake-ups only; one that also waits for a socket is not known to end."""
+    loop = [(9 * SECOND, ("/usr/lib/python3.11/selectors.py:1 select", "/usr/lib/asyncio/base_events.py:2 _run_once"))]
+    alone = until(seconds(WORK, *[STILL] * 9, on=On.POLL, polls_one=True), 90.0)
+    assert tracked(alone, loop).activity().ends_in_s == 80.0
+    assert tracked([attrs.evolve(s, polls_one=False) for s in alone], loop).activity().ends_in_s is None
+    assert tracked(alone).activity().ends_in_s is None
+
+
+def test_a_wait_that_has_ended_is_remembered_until_there_is_work():
+    """It slept until 5 s and stands in a lock since."""
+    wake = (30_000, 1, 0)
+    ends_s = (*[5.0] * 6, *[None] * 9)
+    assert tracked(until(seconds(WORK, *[STILL] * 4, wake, *[STILL] * 8), *ends_s)).activity().woke_s == 9.0
+    cut = until(seconds(WORK, *[STILL] * 4, wake, *[STILL] * 8), *[50.0] * 6, *[None] * 9)
+    assert tracked(cut).activity().woke_s is None
+    works = until(seconds(WORK, *[STILL] * 4, wake, WORK, *[STILL] * 7), *ends_s)
+    assert tracked(works).activity().woke_s is None
+
+
+EVENT = ("/usr/lib/python3.11/threading.py:327 wait", "/usr/lib/python3.11/threading.py:629 wait", "/home/me/t.py:4 f")
+UPLOADS = ThreadStack(5, "uploader", False, ("/home/me/client.py:12 fetch",), native_id=8)
+BAR = ThreadStack(6, "bar", False, ("/usr/lib/python3.11/site-packages/tqdm/_monitor.py:60 run",), native_id=9)
+
+
+def beside(wait, *threads, on=On.LOCK):
+    """A tracker of a rank that has stood in an Event for 39 s, beside threads that wait so."""
+    tracker = ActivityTracker(0, horizon_s=600.0)
+    for number, sample in enumerate(seconds(WORK, *[STILL] * 39, on=on)):
+        if number == 5:
+            tracker.note_stack(number * SECOND, EVENT, threads)
+        tracker.add(attrs.evolve(sample, workers=dict.fromkeys(tracker.workers, wait)))
+    return tracker
+
+
+@pytest.mark.parametrize("on", [On.LOCK, On.MUTEX])
+def test_a_lock_beside_a_thread_that_works_outside_has_its_patience(on):
+    """Whatever started it, and when; the thread is named."""
+    found = beside(Wait(On.SOCKET), UPLOADS, BAR, on=on).activity()
+    assert (found.kind, found.on, found.waits_idly) == (Kind.STUCK, On.WORKER, True)
+    assert "thread 'uploader', which waits on a socket at client.py:12 in fetch" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("wait", "threads"),
+    [(Wait(On.SOCKET), (BAR,)), (Wait(On.LOCK), (UPLOADS,)), (Wait(On.SLEEP, 700 * SECOND), (UPLOADS,))],
+    ids=["housekeeper", "a lock itself", "a watchdog's timer"],
+)
+def test_a_lock_beside_what_does_not_come_is_a_lock(wait, threads):
+    """A bar, a thread that waits for the same lock, a timer that lies too far ahead."""
+    found = beside(wait, *threads).activity()
+    assert (found.on, found.waits_idly) == (On.LOCK, False)
+
+
+def test_a_thread_that_was_seen_once_and_answers_no_more_is_not_counted():
+    """Something holds the GIL: no thread of Python will release the lock."""
+    tracker = beside(Wait(On.SOCKET), UPLOADS)
+    tracker.note_stack(41 * SECOND, None)
+    assert tracker.activity().on is On.LOCK
+
+
+def test_a_timer_that_lasts_has_its_time_and_a_ticking_thread_has_not():
+    """`Timer(400)` ends in one wait; a thread that sleeps a second at a time is always about to wake up."""
+    found = beside(Wait(On.LOCK, 400 * SECOND, since_ns=0), UPLOADS).activity()
+    assert (found.on, found.ends_in_s) == (On.WORKER, 360.0)
+    ticks = beside(Wait(On.SLEEP, 42 * SECOND, since_ns=39 * SECOND), UPLOADS).activity()
+    assert (ticks.on, ticks.ends_in_s) == (On.WORKER, None)
+
+
+def test_a_thread_that_keeps_house_is_not_taken_for_one_that_was_started_here():
+    """A bar is drawn in this step, and a lock never comes."""
+    samples = with_thread(seconds(*[STILL] * 9), *[0.02 + 0.01 * n for n in range(10)], age_s=2.0)
+    tracker = ActivityTracker(samples[0].at_ns - 2 * SECOND)
+    tracker.note_stack(0, EVENT, (attrs.evolve(BAR, native_id=8),))
+    for sample in samples:
+        tracker.add(sample)
+    assert tracker.activity().on is On.LOCK

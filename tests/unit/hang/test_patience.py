@@ -32,7 +32,8 @@ def due(make, book):
 
     def ask(kind, *, still=0.0, since=31.0, on=On.LOCK, stack=None, book=book, survived_s=0.0, endings=0, **page):
         stack = (make.beat(since),) if stack is None else stack
-        activity = Activity(kind, still, on)
+        ends_in_s, worked_s = page.pop("ends", None), page.pop("worked", still)
+        activity = Activity(kind, still, on, ends_in_s=ends_in_s, worked_s=worked_s)
         state = make.rank(1, *stack, activity=activity, survived_s=survived_s, endings=endings, **page)
         return verdict_due(watch(state, book, make.now), book, RULES)
 
@@ -147,6 +148,63 @@ def test_a_rank_alone_between_pulses_may_be_through_with_its_loop(make, due):
     stack = (make.beat(100.0, kind="pulse"),)
     assert due(Kind.STUCK, still=60.0, stack=stack, world_size=1).in_s == pytest.approx(240.0)
     assert due(Kind.STUCK, still=60.0, stack=stack, world_size=2).now
+
+
+# -- waits that end by themselves
+
+
+@pytest.mark.parametrize("on", [On.SLEEP, On.LOCK, On.MUTEX])
+def test_a_wait_that_ends_soon_is_granted_until_two_seconds_after_it(due, on):
+    """The later of the table's time and that; the rule says so."""
+    found = due(Kind.STUCK, still=10.0, on=on, ends=80.0)
+    assert (found.in_s, found.waits_for_end) == (pytest.approx(82.0), True)
+    assert "after the end of its wait" in found.rule
+    assert due(Kind.STUCK, still=10.0, on=on, ends=30.0).in_s == pytest.approx(50.0)
+    assert due(Kind.STUCK, still=90.0, on=on, ends=-1.0).in_s == pytest.approx(1.0)
+    assert due(Kind.STUCK, still=90.0, on=on, ends=-2.0).now
+
+
+def test_an_end_that_lies_too_far_after_the_last_work_is_no_reason(due):
+    """10 x `stuck_after` for all waits in a row; an hour's sleep is called hung as one without an end."""
+    assert due(Kind.STUCK, still=10.0, ends=590.0).in_s == pytest.approx(592.0)
+    assert due(Kind.STUCK, still=10.0, ends=591.0).in_s == pytest.approx(50.0)
+    assert due(Kind.STUCK, still=10.0, worked=540.0, ends=60.0).in_s == pytest.approx(62.0)
+    assert due(Kind.STUCK, still=10.0, worked=541.0, ends=60.0).in_s == pytest.approx(50.0)
+
+
+def test_a_thread_s_wait_and_that_before_the_first_step_have_the_later_time(due):
+    """The table gives these 300 s anyway."""
+    assert due(Kind.STUCK, still=10.0, on=On.WORKER, ends=400.0).in_s == pytest.approx(402.0)
+    assert due(Kind.STUCK, still=10.0, on=On.WORKER, ends=200.0).in_s == pytest.approx(290.0)
+    start = {"stack": (), "beats": 0, "created": 400.0}
+    assert due(Kind.STUCK, still=10.0, ends=400.0, **start).in_s == pytest.approx(402.0)
+
+
+@pytest.mark.parametrize("kind", [Kind.STOPPED, Kind.WAITING, Kind.POLLING, Kind.SPINNING, Kind.UNKNOWN, Kind.BUSY])
+def test_of_all_other_ranks_nothing_changes(due, kind):
+    """Collectives, polling, stops."""
+    assert due(kind, still=10.0, ends=500.0).in_s == due(kind, still=10.0).in_s
+
+
+def test_a_deadline_that_somebody_set_is_literal_for_a_sleep(make, due):
+    """It would go on in time, and the block has a timeout."""
+    stack = (make.beat(100.0), make.section("eval", 19.0, timeout=20.0))
+    assert due(Kind.STUCK, still=19.0, ends=30.0, stack=stack).in_s == pytest.approx(1.0)
+
+
+@given(data=st.data(), still=st.floats(0.0, 2000.0), more=st.floats(0.0, 2000.0))
+def test_a_wait_is_granted_no_less_than_the_table_and_no_more_than_its_bound(make, data, still, more):
+    """For all ends: never earlier than without one, never later than 10 x `stuck_after` + 2 s after the last work."""
+    book = make.book()
+    on = data.draw(st.sampled_from([On.SLEEP, On.LOCK, On.MUTEX, On.WORKER]))
+    ends = data.draw(st.floats(-100.0, 4000.0))
+
+    def left(ends_in_s):
+        activity = Activity(Kind.STUCK, still, on, ends_in_s=ends_in_s, worked_s=still + more)
+        return verdict_due(watch(make.rank(1, make.beat(5000.0), activity=activity), book, make.now), book, RULES).in_s
+
+    assert left(ends) >= left(None)
+    assert left(ends) <= max(left(None), 602.0 - still - more + 1e-6)
 
 
 # -- the judgement as a whole

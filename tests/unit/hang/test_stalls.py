@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import attrs
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from resilience_sdk.hang.notices import (
     without_progress_s,
 )
 from resilience_sdk.hang.timers import Due
+from resilience_sdk.hang.waits import On
 
 STUCK = Activity(Kind.STUCK, 20.0)
 FRAMES = ("/usr/lib/python3.11/threading.py:327 wait", "/home/me/train.py:15 forward", "/home/me/train.py:40 main")
@@ -152,6 +155,70 @@ def test_the_line_of_a_busy_rank_says_that_it_is_slow(make):
     busy = make.rank(1, make.beat(50.0), activity=Activity(Kind.BUSY))
     text = notice_text(judged(1, in_s=3600.0), [busy], {}, {}, 50.0, now=0.0)
     assert text == "no progress for 50 s: rank 1 busy (section 'step'); slow, not hung"
+
+
+@pytest.fixture
+def line(make, monkeypatch):
+    """The line of a rank that does so, at noon in a zone that is known."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+    def say(activity, *, due=None, storage=None, frames=FRAMES, **state):
+        rank = make.rank(
+            1, make.beat(50.0), make.section(state.pop("section", "fwd"), 50.0), activity=activity, **state
+        )
+        judgement = Judgement("slow", waited_for=(1,), due=due or Due(40.0, "stuck_after 60 s"))
+        return notice_text(judgement, [rank], {1: frames}, {}, 20.0, now=43200.0, storage=storage)
+
+    yield say
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_wait_that_ends_by_itself_is_told_with_its_end(line):
+    """The time of the day, and in how long; nothing is threatened where it is granted."""
+    sleeps = Activity(Kind.STUCK, 20.0, On.SLEEP, ends_in_s=38.0, worked_s=20.0)
+    assert line(sleeps, due=Due(40.0, "...", waits_for_end=True)) == (
+        "no progress for 20 s: rank 1 sleeps until 12:00:38, in 38 s, at train.py:15 in forward (section 'fwd'); "
+        "no hang unless it is still there in 40 s"
+    )
+    locked = line(attrs.evolve(sleeps, on=On.LOCK, ends_in_s=86400.0))
+    assert "rank 1 waits on a lock until 1970-01-02 12:00:00, in 86400 s, at" in locked
+    assert locked.endswith("verdict in 40 s")
+    woken = line(Activity(Kind.STUCK, 20.0, On.LOCK, woke_s=20.0))
+    assert "rank 1 stuck, its wait ended at 11:59:40 and it has not moved since, at train.py:15" in woken
+
+
+def test_who_computes_with_a_stack_that_stays_is_called_busy(line):
+    """Most such ranks evaluate: the line threatens nothing that lies ten minutes ahead."""
+    text = line(Activity(Kind.SPINNING, 300.0), due=Due(282.0, "its own deadline"))
+    assert "rank 1 busy (the same stack for 300 s) at train.py:15" in text
+    assert text.endswith("; slow, and no hang unless it is still there in 282 s")
+
+
+SAVING = ("/usr/lib/python3.11/site-packages/torch/serialization.py:10 save", *FRAMES[1:])
+
+
+@pytest.mark.parametrize(
+    ("activity", "state", "expected"),
+    [
+        (Activity(Kind.STUCK, 20.0, On.FILE), {"frames": SAVING}, True),
+        (Activity(Kind.STUCK, 20.0, On.LOCK), {"section": "checkpoint"}, True),
+        (Activity(Kind.UNKNOWN, 20.0), {"section": "checkpoint", "process_state": "D"}, True),
+        (Activity(Kind.WAITING, 20.0, On.FILE_LOCK), {"section": "checkpoint"}, True),
+        (Activity(Kind.STUCK, 20.0, On.FILE), {}, False),
+        (Activity(Kind.BUSY), {"frames": SAVING}, False),
+        (Activity(Kind.STUCK, 20.0, On.SLEEP), {"section": "checkpoint"}, False),
+        (Activity(Kind.STUCK, 20.0, On.STOPPED_CHILD), {"section": "checkpoint"}, False),
+        (Activity(Kind.STOPPED, 20.0), {"section": "checkpoint", "process_state": "T"}, False),
+        (Activity(Kind.WAITING, 20.0, On.COLLECTIVE), {"section": "checkpoint", "in_collective": True}, False),
+    ],
+)
+def test_a_save_that_stands_still_is_called_so(line, activity, state, expected):
+    """By its section or its stack, with the place; not while it works, nor where something else explains it."""
+    text = line(activity, storage={1: "/mnt/a.pt (nfs on /mnt)"}, **state)
+    assert ("rank 1 stuck in a save (checkpoint_stall) at train.py:15" in text) is expected
+    assert (", into /mnt/a.pt (nfs on /mnt)" in text) is expected
 
 
 def test_a_place_is_a_section_and_a_line_of_the_user(make):
