@@ -15,7 +15,7 @@ STILL = {
     "stopped": Plan("plain", ("stop@20",), ("--attempts", "--beside")),
     "asleep": Plan("plain", ("sleep@20",), ("--attempts", "--beside"), ranks=3),
     "stopped-start": Plan("plain", ("stop@start",), ("--attempts",)),
-    "lock-evaluation": Plan("blocks", ("lock@eval2",), ("--attempts", "--beside")),
+    "lock-evaluation": Plan("blocks", ("lock@eval2",), ("--attempts",)),
     "gil-save": Plan("blocks", ("gil@save1",), ("--attempts",)),
     "worker": Plan("adapter", ("worker@20",), ("--attempts", "--beside")),
 }
@@ -25,14 +25,17 @@ WORKS = {
     "save": Plan("blocks", (f"write@save1:{LONG_S}",)),
     "loader": Plan("adapter", (f"loader@20:{LONG_S}",)),
     "held": Plan("adapter", (f"held@20:{LONG_S}",)),
+    "retry-after": Plan("plain", (f"sleep@20:{LONG_S}",)),
+    "lock-with-a-time": Plan("blocks", (f"lock@20:{LONG_S}",)),
+    "event": Plan("adapter", (f"event@20:{LONG_S}",)),
+    "timer": Plan("plain", (f"timer@20:{LONG_S}",)),
 }
-SLEEPS = Plan("plain", ("lock@20:80",) * 4, ("--attempts",), ("--max-restarts", "3"))
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """All jobs of this file, over now."""
-    return run_all(tmp_path_factory.mktemp("defaults"), {**STILL, **WORKS, "sleeps": SLEEPS}, 360)
+    return run_all(tmp_path_factory.mktemp("defaults"), {**STILL, **WORKS}, 360)
 
 
 @pytest.mark.parametrize("name", STILL)
@@ -49,15 +52,7 @@ def test_what_stands_still_is_noticed_and_named(found, name):
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_what_works_is_never_ended(found, name):
+def test_what_works_or_waits_for_what_will_come_is_never_ended(found, name):
     """It takes longer than `stuck_after`; one attempt, no incident, and it is told when it went on."""
     check_never_ended(found[name])
     assert "went on" in {end["why"] for end in found[name].ends}
-
-
-def test_what_really_sleeps_costs_one_restart_and_never_the_job(found):
-    """80 s on a lock, in every attempt: the first is ended, the second goes on."""
-    job = found["sleeps"]
-    assert job.code == 0, job.screen
-    assert (job.attempts, len(job.incidents)) == (2, 1)
-    assert "went on after" in job.screen

@@ -25,7 +25,7 @@ PLACES = {
     ("adapter", "start"): ("sleep", "stop"),
     ("adapter", "eval2"): ("stop", "sleep"),
 }
-SLEEPS = "lock@20:5"  # longer than `stuck_after`, in each attempt
+SLEEPS = "piped@20:22"  # longer than a pipe has, that another process feeds, in each attempt
 ATTEMPTS = [(tier, where, number) for (tier, where), ways in PLACES.items() for number in range(len(ways))]
 
 

@@ -24,6 +24,7 @@ import threading
 import time
 from pathlib import Path
 
+import standing_waits
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -129,7 +130,7 @@ def sleep(seconds):
 
 
 def lock(seconds):
-    """On a lock that somebody else keeps."""
+    """On a lock that somebody else keeps, for a time where one is given."""
     mutex = threading.Lock()
     mutex.acquire()
     mutex.acquire(timeout=-1 if math.isinf(seconds) else seconds)
@@ -158,6 +159,7 @@ DOINGS = {
     for function in (
         *(compute, write, child, compiling, loader, released, held),
         *(stop, sleep, lock, empty, gil, worker),
+        *standing_waits.WAITS,
     )
 }
 
@@ -198,6 +200,7 @@ def chatter():
 chance = random.Random(rank)
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
+standing_waits.prepare({what.__name__ for what, _ in PLAN.values()})
 if args.beside:
     threading.Thread(target=chatter, daemon=True).start()
 if rank == 1:
