@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from resilience_sdk.hang.activity import Kind
+from resilience_sdk.hang.saves import stalls_in_save
 from resilience_sdk.hang.timeouts import OUT_OF_SECTION, LearnedTimeouts
 from resilience_sdk.hang.timers import CollectivePosition, Due, HangRules, RankState, RankTimers, verdict_due, watch
 
@@ -272,7 +273,9 @@ def _decide(watches: Sequence[RankTimers], book: LearnedTimeouts, rules: HangRul
         return _answer("held", attended, f"{ranks_text(attended)} under a debugger or reading a terminal")
     waited_for = ranks_waited_for(states)
     if _idle_together(watches) and not any(s.stopped for s in states if s.rank in waited_for):
-        return _answer("suspect", (), "all ranks stopped at the same count with nothing open: the loop may be over")
+        # A save behind the loop ends when its storage answers: that it does not is told, and nobody is ended for it.
+        saves = [s.rank for s in states if s.rank in waited_for and stalls_in_save(s)]
+        return _answer("suspect", saves, "all ranks stopped at the same count with nothing open: the loop may be over")
     paused = [s.rank for s in states if s.rank in waited_for and s.snapshot and s.snapshot.paused is not None]
     if paused:
         return _answer("held", waited_for, f"{ranks_text(paused)} paused: {_reason(states, paused[0])}")

@@ -16,7 +16,7 @@ from resilience_sdk.attribution.exceptions import is_users_frame
 from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.detect import Judgement, ranks_text, ranks_waited_for
 from resilience_sdk.hang.evidence import FlightRecord
-from resilience_sdk.hang.saves import STALL, stalls_in_save
+from resilience_sdk.hang.saves import STALL, is_loading, stalls_in_save
 from resilience_sdk.hang.timers import RankState
 from resilience_sdk.hang.waits import On
 
@@ -209,7 +209,8 @@ def _outlook(judgement: Judgement, activities: Sequence[Activity | None]) -> str
 
 def _does(state: RankState, frames: Sequence[str], now: float, storage: str | None) -> str:
     saves = stalls_in_save(state, frames)
-    text = f"rank {state.rank} " + (f"stuck in a save ({STALL})" if saves else _activity_words(state.activity, now))
+    stall = f"stuck {'reading a checkpoint' if is_loading(frames) else 'in a save'} ({STALL})"
+    text = f"rank {state.rank} {stall if saves else _activity_words(state.activity, now)}"
     frame = innermost_of_user(frames)
     if frame is not None:
         place, _, function = frame.rpartition(" ")
@@ -217,7 +218,7 @@ def _does(state: RankState, frames: Sequence[str], now: float, storage: str | No
     if state.section is not None and state.stack[-1].kind != "pulse":
         text += f" (section '{state.section}')"
     if saves and storage is not None:
-        return f"{text}, into {storage}"
+        return f"{text}, {'from' if is_loading(frames) else 'into'} {storage}"
     return text.rstrip(",")
 
 

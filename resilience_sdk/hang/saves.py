@@ -5,20 +5,34 @@ The table of patience is that of what it waits in, as for whoever stands still; 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from resilience_sdk.attribution.exceptions import is_our_frame
 from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.evidence import busy_with
 from resilience_sdk.hang.timers import RankState
 from resilience_sdk.hang.waits import On
 
 STALL = "checkpoint_stall"
+# Functions as frameworks and scripts call them, whatever writes the bytes below them.
+_SAVES = re.compile(r" _?(save|write|store)_(\w+_)?(checkpoint|ckpt|snapshot|state|pretrained|model)s?(_\w+)?$")
+_LOADS = re.compile(
+    r"/(torch/serialization|torch/distributed/checkpoint/\w*load\w*|safetensors/\w+)\.py:\S+ \w*load\w*$"
+)
 _NO_STORAGE = (On.SLEEP, On.STOPPED_CHILD, On.TRACED_CHILD, On.COLLECTIVE)
 
 
 def is_saving(section: str | None, frames: Sequence[str]) -> bool:
     """Tell whether a section or a stack is that of a save: ours, a framework's, or one of the script's own."""
-    return "checkpoint" in (section or "").lower() or busy_with(frames) == "checkpoint"
+    if "checkpoint" in (section or "").lower() or busy_with(frames) == "checkpoint":
+        return True
+    return any(_SAVES.search(frame) or (is_our_frame(frame) and "/checkpoint/" in frame) for frame in frames)
+
+
+def is_loading(frames: Sequence[str]) -> bool:
+    """Tell whether a stack reads a checkpoint."""
+    return any(_LOADS.search(frame) for frame in frames)
 
 
 def stalls_in_save(state: RankState, frames: Sequence[str] = ()) -> bool:

@@ -254,6 +254,14 @@ def test_a_loop_that_may_be_over_is_no_hang_unless_a_rank_is_stopped(make, book)
 activities = st.builds(Activity, st.sampled_from(ALL), st.floats(0.0, 1e5), st.sampled_from(list(On)))
 
 
+def test_a_save_behind_the_loop_is_told_and_ends_nobody(make, book):
+    """The loop may be over, and the last save stands: it is named, without a verdict."""
+    idle = [make.rank(r, idle=400.0, activity=Activity(Kind.STUCK, 400.0, On.FILE)) for r in (0, 1)]
+    saves = attrs.evolve(idle[0], slow_work="checkpoint")
+    judgement = judge([saves, idle[1]], book, make.now, RULES, stalled=True)
+    assert (judgement.kind, judgement.waited_for, judgement.due) == ("suspect", (0,), None)
+
+
 @given(data=st.data())
 def test_a_busy_rank_is_never_confirmed_before_the_cap_and_a_spinning_one_before_its_deadline(make, data):
     """For any two ranks, whatever the other one does, and however long it lasts."""

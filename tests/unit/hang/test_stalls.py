@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import resilience_sdk
 from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.detect import Judgement
 from resilience_sdk.hang.notices import (
@@ -196,6 +198,7 @@ def test_who_computes_with_a_stack_that_stays_is_called_busy(line):
     assert text.endswith("; slow, and no hang unless it is still there in 282 s")
 
 
+OURS = (f"{Path(resilience_sdk.__file__).parent}/checkpoint/store.py:9 create", *FRAMES[1:])
 SAVING = ("/usr/lib/python3.11/site-packages/torch/serialization.py:10 save", *FRAMES[1:])
 
 
@@ -206,6 +209,13 @@ SAVING = ("/usr/lib/python3.11/site-packages/torch/serialization.py:10 save", *F
         (Activity(Kind.STUCK, 20.0, On.LOCK), {"section": "checkpoint"}, True),
         (Activity(Kind.UNKNOWN, 20.0), {"section": "checkpoint", "process_state": "D"}, True),
         (Activity(Kind.WAITING, 20.0, On.FILE_LOCK), {"section": "checkpoint"}, True),
+        (Activity(Kind.STUCK, 20.0, On.FILE), {"frames": OURS}, True),
+        (Activity(Kind.STUCK, 20.0, On.FILE), {"frames": (FRAMES[1], "/x/trainer.py:9 _save_checkpoint")}, True),
+        (
+            Activity(Kind.STUCK, 20.0, On.FILE),
+            {"frames": (FRAMES[1], "/x/trainer.py:9 saved_models_are_listed")},
+            False,
+        ),
         (Activity(Kind.STUCK, 20.0, On.FILE), {}, False),
         (Activity(Kind.BUSY), {"frames": SAVING}, False),
         (Activity(Kind.STUCK, 20.0, On.SLEEP), {"section": "checkpoint"}, False),
