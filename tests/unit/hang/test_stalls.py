@@ -213,7 +213,7 @@ SAVING = ("/usr/lib/python3.11/site-packages/torch/serialization.py:10 save", *F
         (Activity(Kind.STUCK, 20.0, On.FILE), {"frames": (FRAMES[1], "/x/trainer.py:9 _save_checkpoint")}, True),
         (
             Activity(Kind.STUCK, 20.0, On.FILE),
-            {"frames": (FRAMES[1], "/x/trainer.py:9 saved_models_are_listed")},
+            {"frames": (FRAMES[1], "/x/trainer.py:9 saved_models")},
             False,
         ),
         (Activity(Kind.STUCK, 20.0, On.FILE), {}, False),
@@ -229,6 +229,14 @@ def test_a_save_that_stands_still_is_called_so(line, activity, state, expected):
     text = line(activity, storage={1: "/mnt/a.pt (nfs on /mnt)"}, **state)
     assert ("rank 1 stuck in a save (checkpoint_stall) at train.py:15" in text) is expected
     assert (", into /mnt/a.pt (nfs on /mnt)" in text) is expected
+
+
+def test_a_checkpoint_that_is_not_read_to_its_end(line):
+    """The other direction, by the same name."""
+    frames = ("/usr/lib/python3.11/site-packages/torch/serialization.py:10 load", *FRAMES[1:])
+    text = line(Activity(Kind.STUCK, 20.0, On.FILE), frames=frames, storage={1: "/mnt/a.pt (nfs on /mnt)"})
+    assert "rank 1 stuck reading a checkpoint (checkpoint_stall) at train.py:15" in text
+    assert ", from /mnt/a.pt (nfs on /mnt)" in text
 
 
 def test_a_place_is_a_section_and_a_line_of_the_user(make):
