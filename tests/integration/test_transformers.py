@@ -40,7 +40,7 @@ class Trained(Ended):
 
 def end_of(folder, *args, **env):
     """Run the script on two ranks to its end."""
-    run = ended(folder, "transformers_training.py", *_OPTIONS, *args, **env)
+    run = ended(folder, "transformers_training.py", *_OPTIONS, *args, framework="transformers", **env)
     return Trained(run.code, run.run, run.screen)
 
 

@@ -26,10 +26,12 @@ class Ended:
         return [json.loads(path.read_text()) for path in self.run.told(f"{name}-{attempt}-[0-9]")]
 
 
-def ended(folder: Path, script: str, *args: object, timeout_s: float = 180.0, **env: str) -> Ended:
-    """Run a script of ours on two ranks to its end."""
+def ended(
+    folder: Path, script: str, *args: object, timeout_s: float = 180.0, framework: str | None = None, **env: str
+) -> Ended:
+    """Run a script of ours on two ranks to its end; `framework` as `job` takes it."""
     folder.mkdir(exist_ok=True)
-    with job(folder, "--nproc-per-node", "2", script, *map(str, args), env=env) as run:
+    with job(folder, "--nproc-per-node", "2", script, *map(str, args), env=env, framework=framework) as run:
         return Ended(run.finish(timeout_s), run, run.screen)
 
 

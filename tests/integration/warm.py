@@ -6,6 +6,8 @@ environment, session and descriptors are those of a fresh launcher. The code tha
 exchange: where the launcher starts its first fork server by exec, the one that waits is told to become it.
 
 What is read when a process starts cannot be given to a fork: `why_not` tells, and such a job needs a fresh launcher.
+
+Jobs of a framework may have that imported, too, each framework by a warm process of its own: `FRAMEWORKS`.
 """
 
 from __future__ import annotations
@@ -23,12 +25,19 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).parent.parent.parent
 MARK = "FAULT_TEST_MARK"  # in the environment that /proc shows, by which a job's processes are found
 _NO_MARK = "0" * 32
+FRAMEWORKS = {
+    "accelerate": ("accelerate",),
+    "lightning": ("lightning.pytorch", "torchdata.stateful_dataloader"),
+    "transformers": ("transformers.trainer", "transformers.training_args"),
+}
+"""Those whose import does not depend on what a script does before it, with what takes the time of it."""
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
 _ROOM = "x" * 8000  # of the command line that /proc shows
 _REQUEST_BYTES = 200_000
@@ -99,9 +108,10 @@ class WarmProcess:
 
 
 class _Warm:
-    """This side of the warm process; one for each process that runs tests."""
+    """This side of the warm process; one for each process that runs tests, and each framework that its jobs use."""
 
-    def __init__(self) -> None:
+    def __init__(self, framework: str | None = None) -> None:
+        self._imports = FRAMEWORKS.get(framework or "", ())
         self._channel: socket.socket | None = None
         self._lock = threading.Lock()
 
@@ -120,7 +130,7 @@ class _Warm:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _REQUEST_BYTES)
             # It leaves this process at once: tests may look at what children they have.
             subprocess.run(
-                [sys.executable, "-u", __file__, str(theirs.fileno()), _ROOM],
+                [sys.executable, "-u", __file__, ",".join((str(theirs.fileno()), *self._imports)), _ROOM],
                 env=_environment() | {MARK: _NO_MARK},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -140,12 +150,17 @@ def _environment() -> dict[str, str]:
     }
 
 
-_warm = _Warm()
+_warm_with = cache(_Warm)
 
 
-def start(args: Sequence[str], env: Mapping[str, str], cwd: Path, stdio: Sequence[int]) -> WarmProcess:
-    """Start `resilience run` with these arguments, and these descriptors as its standard streams."""
-    return _warm.start(args, env, cwd, stdio)
+def start(
+    args: Sequence[str], env: Mapping[str, str], cwd: Path, stdio: Sequence[int], framework: str | None = None
+) -> WarmProcess:
+    """Start `resilience run` with these arguments, and these descriptors as its standard streams.
+
+    `framework`: the one of `FRAMEWORKS` that its ranks need not import.
+    """
+    return _warm_with(framework if framework in FRAMEWORKS else None).start(args, env, cwd, stdio)
 
 
 def why_not(args: Sequence[str], env: Mapping[str, str]) -> str | None:
@@ -306,8 +321,8 @@ def _wait_to_serve(channel: socket.socket, launcher: int) -> None:
     )
 
 
-def _load() -> None:
-    """Import what the launcher and its fork server would."""
+def _load(imports: Sequence[str]) -> None:
+    """Import what the launcher and its fork server would, and this."""
     import gc
     import importlib
     import pkgutil
@@ -319,6 +334,8 @@ def _load() -> None:
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
+    for name in imports:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
@@ -328,7 +345,8 @@ if __name__ == "__main__":
         os._exit(0)
     # Put there for this file, and in no fresh process.
     del sys.path[0]
-    _load()
-    asked = _serve(socket.socket(fileno=int(sys.argv[1])))
+    asked_on, *imports = sys.argv[1].split(",")
+    _load(imports)
+    asked = _serve(socket.socket(fileno=int(asked_on)))
     if asked is not None:
         _launch(asked)

@@ -32,9 +32,10 @@ RAISES_AT = 60
 TRACKED = "tracked-run-7"  # of the script
 
 
-def end_of(folder, adapter, *args, timeout_s=180.0, **env):
-    """Run the adapter's script on two ranks to its end."""
-    return ended(folder, f"adapter_{adapter.name}.py", *args, timeout_s=timeout_s, **env)
+def end_of(folder, adapter, *args, imports=False, **env):
+    """Run the adapter's script on two ranks to its end; they find its framework imported unless told to do so."""
+    framework = None if imports else adapter.name
+    return ended(folder, f"adapter_{adapter.name}.py", *args, framework=framework, **env)
 
 
 FULL = "pytorch"  # the adapter that every day goes through all scenarios
@@ -63,8 +64,8 @@ def folder(adapter, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def clean(adapter, folder):
-    """A training that nothing happens to."""
-    return end_of(folder / "clean", adapter, "--steps", STEPS, "--accumulate", MICRO_BATCHES)
+    """A training that nothing happens to, whose ranks import their framework as those of users do."""
+    return end_of(folder / "clean", adapter, "--steps", STEPS, "--accumulate", MICRO_BATCHES, imports=True)
 
 
 @pytest.fixture(scope="module")
