@@ -34,7 +34,8 @@ class SavingLoop(pytorch.Attached):
         """End a training that is complete: save once more, set the finished flag, detach. Collective.
 
         Where ranks are at different steps, it says so, and neither saves nor sets the flag. Raises `NumericsError`
-        where the last losses were bad and the setting `numerics` asks for that.
+        where the last losses were bad and the setting `numerics` asks for that, and `NotSavedError` where the end could
+        not be saved.
         """
         if not self.is_attached:
             return
@@ -53,7 +54,7 @@ class SavingLoop(pytorch.Attached):
         steps = ranks.gather(self.step)
         least, most = min(steps), max(steps)
         if least == most != self._began:
-            self.save()
+            self._checkpointer.save(self.step, last=True)
         elif least != most and ranks.rank == 0:
             say_once(
                 "steps differ",

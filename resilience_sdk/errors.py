@@ -6,6 +6,7 @@
         ├── RunDirectoryError      the run directory cannot be used, or not be written
         │   └── DirectoryInUseError  another live job uses it, or another process writes its checkpoints
         ├── CheckpointError        a checkpoint cannot be written or read
+        │   └── NotSavedError      the training has ended, and its last state could not be saved
         ├── NumericsError          (also ArithmeticError) a loss or gradient norm is bad, and the policy is to leave
         └── MissingExtraError      (also ImportError) an optional dependency is not installed
     SystemExit
@@ -21,6 +22,7 @@ __all__ = [
     "ConfigError",
     "DirectoryInUseError",
     "MissingExtraError",
+    "NotSavedError",
     "NumericsError",
     "Preempted",
     "ResilienceError",
@@ -49,6 +51,16 @@ class DirectoryInUseError(RunDirectoryError):
 
 class CheckpointError(ResilienceError):
     """A checkpoint could not be written, or holds what cannot be loaded."""
+
+    number: int | None = None
+    """The error number of the system, where one kept it from being written."""
+
+
+class NotSavedError(CheckpointError):
+    """The training has ended and its last state could not be saved; the message says what is lost, and where to go on.
+
+    Raised on every rank, so that the process ends with 1: a training whose result is gone is not finished.
+    """
 
 
 class NumericsError(ResilienceError, ArithmeticError):

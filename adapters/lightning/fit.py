@@ -556,7 +556,7 @@ class Fit:
         if self._losses is not None:
             numerics.settle()  # the last step's loss is not judged yet, and the save is to be good
         if self._checkpointer is not None and self._is_worked:
-            self._checkpointer.save(int(self.trainer.global_step))
+            self._checkpointer.save(int(self.trainer.global_step), last=True)
 
     # -- the end
 

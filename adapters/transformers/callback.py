@@ -528,6 +528,8 @@ class Training:
         # The trainer saves behind this hook, with what callbacks after this one have seen of the step.
         self._is_stopping = True
         control.should_save = fits(self._saves, step, self._session)
+        if self._saves is not None:
+            self._saves.is_stopping = True
         control.should_evaluate = False
         control.should_training_stop = True
 

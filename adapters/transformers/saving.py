@@ -32,7 +32,7 @@ from resilience_sdk.checkpoint.whole_directory import put_back, remove_tree, syn
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import Event, read_journal
-from resilience_sdk.errors import CheckpointError, ResilienceError
+from resilience_sdk.errors import CheckpointError, Preempted, ResilienceError
 from resilience_sdk.rank import Session
 from resilience_sdk.straggler import section
 
@@ -373,6 +373,8 @@ class TrainerSaves:
         self._arguments: tuple[Any, ...] = ()
         self._options: dict[str, Any] = {}
         self._count = 0
+        self.is_stopping = False
+        """Whether the next save is that of an agreed stop."""
         self._checkpointer = checkpointer(session, self._write) if is_known else None
 
     @property
@@ -389,13 +391,21 @@ class TrainerSaves:
     def save(self, *args: Any, **options: Any) -> bool:
         """Let the trainer save, and mark what it wrote; tell whether all of it is there. Collective.
 
-        A save that fails is said, and the training goes on. The trainer's own limit is applied after it.
+        A save that fails is said, and the training goes on; that of the end is tried again for a while, and what fails
+        then raises `NotSavedError`. The trainer's own limit is applied after it.
         """
         self._arguments, self._options = args, options
+        own = self._checkpointer
         is_saved = self._save()
         if self._trainer.args.should_save:
             self._tidy(is_saved=is_saved)
+        if not is_saved and own is not None and own is self._checkpointer and self._is_end() and own.has_waited:
+            own.raise_unsaved()  # not before what is left of it was tidied away
         return is_saved
+
+    def _is_end(self) -> bool:
+        """Tell whether the training is complete: nobody can save it after this."""
+        return bool(self._trainer.state.global_step >= self._trainer.state.max_steps > 0)
 
     def _tidy(self, *, is_saved: bool) -> None:
         directory = self._directory
@@ -415,7 +425,13 @@ class TrainerSaves:
             self._count += 1
             self._checkpointer.values["saves"] = self._count  # a step may be saved twice, at the end of an epoch
             try:
-                return self._checkpointer.save(self._step)
+                if not (self._is_end() or self.is_stopping):
+                    return self._checkpointer.save(self._step)
+                self._checkpointer.written_to = self._directory.parent
+                end = self._checkpointer.save_patiently(self._step, is_stop=self.is_stopping)
+                if end.leaves and not self.is_stopping:
+                    raise Preempted
+                return end.unsaved is None
             except ResilienceError as error:  # on all ranks: another process writes in the run directory
                 say(f"checkpoints are saved, but the run directory does not know of them: {error}")
                 self._checkpointer = None
@@ -434,9 +450,14 @@ class TrainerSaves:
         # One by one: no rank writes into a directory that is moved.
         raise_together(ranks, lambda: set_aside(self._directory) if is_keeper else None)
         # Apart: the trainer's save may be collective, so one rank that failed before it would leave the others there.
-        raise_together(ranks, lambda: begin(self._directory))
-        raise_together(ranks, self._write_own)
-        raise_together(ranks, lambda: self._seal(directory if ranks.rank == 0 else None, ranks.size))
+        try:
+            raise_together(ranks, lambda: begin(self._directory))
+            raise_together(ranks, self._write_own)
+            raise_together(ranks, lambda: self._seal(directory if ranks.rank == 0 else None, ranks.size))
+        except CheckpointError:
+            if is_keeper and not is_complete(self._directory):
+                remove_tree(self._directory)  # on all ranks by now; a disk that is full needs the room
+            raise
 
     def _write_own(self) -> None:
         args = self._trainer.args

@@ -20,6 +20,7 @@ import torch
 
 from resilience_sdk._version import __version__
 from resilience_sdk.checkpoint import payload, sharded
+from resilience_sdk.checkpoint.failure import number_of_write
 from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, is_listable
 from resilience_sdk.checkpoint.ranks import Ranks, describe
 from resilience_sdk.checkpoint.state import StateMap, apply, capture_rng, find_nan, fitting, restore_rng, unwrap
@@ -202,7 +203,8 @@ def write_part(part: RankPart, directory: Path, ranks: Ranks, *, mode: int, spre
         # A save that fails must not end the training. What DCP raises is no Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "CheckpointException":
             raise
-        return {"error": _with_space(describe(error), directory)}
+        reason = _with_space(describe(error), directory)
+        return {"error": reason, "number": number_of_write(error, directory)}
     nan = part.nan or find_nan({**part.shared, **part.own})
     return {"error": None, "files": [entry.to_json() for entry in entries], "nan": nan}
 

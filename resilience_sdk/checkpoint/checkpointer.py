@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import resilience_sdk
+from resilience_sdk.checkpoint.choice import choose, look
+from resilience_sdk.checkpoint.failure import Unsaved
 from resilience_sdk.checkpoint.history import (
     PRIOR_MTTF_S,
-    CheckpointId,
     CheckpointRecord,
     JournalPlace,
-    find_quarantined,
-    find_rollbacks,
     mean_time_to_failure_s,
     newest_save_s,
-    skipped_steps,
 )
-from resilience_sdk.checkpoint.manifest import Selection, Skipped
+from resilience_sdk.checkpoint.last_save import Alone, End, facts_of, lost_words, resume_words, save_patiently
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
 from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
 from resilience_sdk.checkpoint.save import GoodCheckpoint, Saver
@@ -30,7 +28,14 @@ from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.environ import environment, rank_identity
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
-from resilience_sdk.errors import CheckpointError, ConfigError, DirectoryInUseError, RunDirectoryError
+from resilience_sdk.errors import (
+    CheckpointError,
+    ConfigError,
+    DirectoryInUseError,
+    NotSavedError,
+    Preempted,
+    RunDirectoryError,
+)
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler import section
 
@@ -109,7 +114,7 @@ class Checkpointer:
     ranks call them at the same step. Not thread-safe; use it from the thread that trains.
 
     A save that fails (disk full, permission, I/O error) is reported and survived, and the last good
-    checkpoint stays as it was.
+    checkpoint stays as it was. That of the end is another matter: `save(step, last=True)`.
 
     One process writes the checkpoints of a run directory, rank 0 of one job: from the first `resume`, `save` or
     `maybe_save` on another one is refused there. All checkpointers of that process share the directory.
@@ -183,6 +188,8 @@ class Checkpointer:
         """Known after `resume`: the steps whose batches are left out, since `numerics.check` rolled back over them."""
         self.time_left: Callable[[], float | None] | None = None
         """Seconds until the job is ended, None = not known. `maybe_save` then leaves time for a last `save`."""
+        self.written_to: Path | None = None
+        """Where a `writer` writes by itself, if that is elsewhere: what a last save waits for."""
         self._state = StateMap(state)
         self._mttf_s = mttf_s
         self._policy = SavePolicy(parse_every(every), mttf_s=PRIOR_MTTF_S if mttf_s is None else mttf_s)
@@ -204,6 +211,8 @@ class Checkpointer:
             stager,
         )
         self._found: dict[str, Any] | None = None
+        self._end: End | None = None
+        self._is_first = True
         self._run_dir = run_dir
         self._has_journal = journal is not None
         self._is_read_only = read_only
@@ -375,7 +384,7 @@ class Checkpointer:
         answer = self._policy.answer(step, self._now_s())
         return self._policy.postpone(step) if answer is None and not self._saver.settle(0.0) else answer
 
-    def save(self, step: int, *, anew: bool = False) -> bool:
+    def save(self, step: int, *, anew: bool = False, last: bool = False) -> bool:
         """Save after `step` completed steps; tell whether a whole checkpoint of it is there. Collective.
 
         One that is written in the background is awaited first, and this one is not written in the background. A
@@ -383,12 +392,93 @@ class Checkpointer:
         is written when the last good one is of this very step and `values` are as they were, unless `anew`: something
         else has changed since, and this one takes its place.
 
+        `last`: the training is over, so nobody could save it later. Where the disk is full, say, all ranks wait and try
+        again, for at most the setting `wait_limit` and never longer than a stop leaves time; then, and at once where
+        waiting cures nothing, the failure is raised, so that the job does not count as finished.
+
         Raises:
+            NotSavedError: With `last`: it could not be saved; the message says what is lost and where to go on.
+            Preempted: With `last`: all ranks were asked to leave while they waited.
             ConfigError: `step` is no whole number, the checkpointer is read-only, or several ranks without
                 torch.distributed initialised.
             DirectoryInUseError: At the first use only: another process writes there, or another job uses it.
         """
-        return self._checked_save(step, in_background=False, anew=anew)
+        if not last:
+            return self._checked_save(step, in_background=False, anew=anew)
+        end = self.save_patiently(step, anew=anew)
+        if end.leaves:
+            raise Preempted
+        self.raise_unsaved()
+        return True
+
+    def save_patiently(self, step: int, *, anew: bool = False, is_stop: bool = False) -> End:
+        """Save the last state, and wait where that may cure what hinders it; return how it ended. Collective.
+
+        As `save(last=True)`, but for who says later that it was not saved: see `raise_unsaved`. `is_stop`: the ranks
+        have agreed to stop.
+        """
+
+        def save() -> Unsaved | None:
+            self._checked_save(step, in_background=False, anew=anew, last=True)
+            return self._saver.unsaved
+
+        def report(unsaved: Unsaved, saved: bool, waited_s: float) -> None:
+            self._record.emit(Event.HEALTH, step, **facts_of(unsaved, self._place, saved, waited_s))
+
+        ranks = find_ranks()
+        self._end = save_patiently(
+            save,
+            lambda: self._saver.failed_here,
+            self._place,
+            ranks,
+            resilience_sdk._own_checkpoints() or Alone(),
+            expected_s=self.expected_save_s,
+            is_stop=is_stop,
+            report=report,
+        )
+        if self._end.unsaved is not None and (is_stop or self._end.leaves):
+            self._saver.forget_at_exit()
+            if ranks.rank == 0:
+                say(self._unsaved_words(self._end))
+        return self._end
+
+    @property
+    def unsaved(self) -> Unsaved | None:
+        """What the newest save was to be, where it was not made; None where it was. The same on all ranks."""
+        return self._saver.unsaved
+
+    @property
+    def _place(self) -> Path:
+        return self._store.directory if self.written_to is None else self.written_to
+
+    @property
+    def has_waited(self) -> bool:
+        """Whether all that could be done for what is `unsaved` was done: waiting for longer is not allowed."""
+        return self._end is not None and self._end.unsaved is not None and self._end.unsaved == self.unsaved
+
+    def raise_unsaved(self) -> None:
+        """Raise `NotSavedError` where the newest save was not made, and let the launcher know. On all ranks alike."""
+        unsaved = self._saver.unsaved
+        if unsaved is None:
+            return
+        end = End(unsaved) if self._end is None or self._end.unsaved != unsaved else self._end
+        self._saver.forget_at_exit()
+        own = resilience_sdk._own_checkpoints()
+        if own is not None:
+            own.end_unsaved(lost_words(unsaved, self._good_step(), end), unsaved.cure(self._place))
+        words = self._unsaved_words(end)
+        if self._is_first:
+            say(words)
+        raise NotSavedError(words)
+
+    def _unsaved_words(self, end: End) -> str:
+        assert end.unsaved is not None
+        good = self._good_step()
+        return f"{lost_words(end.unsaved, good, end)}; {resume_words(good, self._store.directory)}"
+
+    def _good_step(self) -> int | None:
+        good = self._saver.last_good
+        return None if good is None else good.step
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until what is written in the background is committed or has failed; tell whether that is so.
@@ -397,13 +487,16 @@ class Checkpointer:
         """
         return self._saver.settle(timeout_s)
 
-    def _checked_save(self, step: int, *, in_background: bool, left_s: float | None = None, anew: bool = False) -> bool:
+    def _checked_save(
+        self, step: int, *, in_background: bool, left_s: float | None = None, anew: bool = False, last: bool = False
+    ) -> bool:
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise ConfigError(f"save(step={step!r}): expected the number of completed steps, a whole number")
         self._begin(step)
         ranks = find_ranks()
+        self._is_first = ranks.rank == 0
         with section("checkpoint", kind="io"):
-            return self._saver.save(step, ranks, in_background=in_background, left_s=left_s, anew=anew)
+            return self._saver.save(step, ranks, in_background=in_background, left_s=left_s, anew=anew, last=last)
 
     # -- common
 
@@ -438,99 +531,3 @@ class Checkpointer:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / NS_PER_S
-
-
-_SEVERAL = 2  # committed checkpoints
-
-
-def choose(store: CheckpointStore, events: Iterable[Mapping[str, Any]], emit: Callable[..., None]) -> dict[str, Any]:
-    """Return what all ranks load as a JSON value; an error that all must raise is in it. On rank 0.
-
-    `events` are those of the journal so far; `emit(event, step, **fields)` adds to it.
-    """
-    events = tuple(events)
-
-    def tell(selection: Selection) -> None:
-        _tell(selection, find_quarantined(events), events, emit)
-        if selection.name is None and selection.skipped and _refusal(selection.skipped, str(store.directory)) is None:
-            say("training starts over: there is no other checkpoint")
-
-    return look(store, events, tell, may_clean=True)
-
-
-def look(
-    store: CheckpointStore,
-    events: Iterable[Mapping[str, Any]],
-    tell: Callable[[Selection], None] = lambda _selection: None,
-    *,
-    may_clean: bool = False,
-) -> dict[str, Any]:
-    """Return the same without a word, and without changing anything there. Any rank."""
-    events = tuple(events)
-    rollbacks = find_rollbacks(events)
-    answer: dict[str, Any] = {"error": None, "name": None, "step": 0, "skip": skipped_steps(rollbacks)}
-    try:
-        selection = store.find_newest(find_quarantined(events), rollbacks, may_clean=may_clean)
-    except OSError as error:
-        reason = f"cannot read {store.directory}: {error.strerror}"
-        return {**answer, "error": f"{reason}; so it cannot be told where to go on"}
-    tell(selection)
-    manifest = selection.manifest
-    if manifest is None:
-        return {**answer, "error": _refusal(selection.skipped, str(store.directory))}
-    return {
-        **answer,
-        "name": selection.name,
-        "step": manifest.step,
-        "created_at": manifest.created_at,
-        "bytes": manifest.size,
-        "world_size": manifest.world_size,
-        "files": sorted(manifest.names()),
-    }
-
-
-def _tell(
-    selection: Selection,
-    quarantined: Mapping[CheckpointId, str],
-    events: Iterable[Mapping[str, Any]],
-    emit: Callable[..., None],
-) -> None:
-    """Say and journal why newer checkpoints are not taken."""
-    known = {
-        (event.get("checkpoint"), event.get("created_at"))
-        for event in events
-        if event.get("event") == Event.CKPT_QUARANTINE.value
-    }
-    for skipped in selection.skipped:
-        if skipped.quarantined:
-            say(f"checkpoint {skipped.name} is in quarantine: {skipped.why}; an older one is resumed")
-            if (skipped.name, skipped.created_at) not in known:
-                facts = {"checkpoint": skipped.name, "created_at": skipped.created_at, "why": skipped.why}
-                emit(Event.CKPT_QUARANTINE, skipped.step, **facts)
-        else:
-            say(f"skipped checkpoint {skipped.name}: {skipped.why}")
-            emit(Event.CKPT_SKIP, skipped.step, checkpoint=skipped.name, why=skipped.why)
-    if selection.name is not None and selection.manifest is not None:
-        identity = CheckpointId(selection.name, selection.manifest.created_at)
-        why = selection.manifest.why_bad or quarantined.get(identity)
-        if why is not None:
-            say(f"checkpoint {selection.name} is resumed again, though {why}: there is no older one")
-
-
-def _refusal(skipped: tuple[Skipped, ...], directory: str) -> str | None:
-    """Return why a start from nothing would be wrong: there is a whole checkpoint, or there were several.
-
-    Of one alone that is damaged nothing more is lost than the time before it; where all of several are, something is
-    wrong with the storage, and a person may have a copy.
-    """
-    untrusted = [item.why for item in skipped if item.untrusted]
-    if untrusted:
-        return f"the checkpoints there are refused, and nothing else can be resumed: {untrusted[0]}"
-    damaged = [item for item in skipped if item.damaged]
-    if len(damaged) < _SEVERAL:
-        return None
-    newest = f"{damaged[0].name}: {damaged[0].why}"
-    return (
-        f"all {len(damaged)} checkpoints in {directory} are damaged ({newest}), and to start from nothing would lose "
-        "the run: put back a copy of one, or start over in another run directory (`resilience run --fresh` does)"
-    )

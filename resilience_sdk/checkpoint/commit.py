@@ -29,6 +29,7 @@ from resilience_sdk.checkpoint.manifest import (
     step_of,
 )
 from resilience_sdk.checkpoint.whole_directory import put_back, remove_tree, replace, sync_directory
+from resilience_sdk.core.linked_directories import link_fault
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -46,9 +47,16 @@ def find_trust_fault(status: os.stat_result, path: Path, user: int) -> str | Non
     return None
 
 
-def check_directory(path: Path) -> None:
-    """Raise `InvalidCheckpointError` unless `path` is a directory that nobody else can write."""
+def check_directory(path: Path, *, may_be_link: bool = False) -> None:
+    """Raise `InvalidCheckpointError` unless `path` is a directory that nobody else can write.
+
+    `may_be_link`: or a link of ours or root's to one, such as to other storage.
+    """
     status = _status(path)
+    if may_be_link and stat.S_ISLNK(status.st_mode):
+        if (fault := link_fault(path)) is not None:
+            raise InvalidCheckpointError(fault, untrusted=path.exists())
+        status = path.stat()
     if not stat.S_ISDIR(status.st_mode):
         raise InvalidCheckpointError(f"{path} is no directory")
     _check(status, path)

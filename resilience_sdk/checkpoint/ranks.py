@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from resilience_sdk.checkpoint.failure import number_of
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError
 from resilience_sdk.core.environ import environment, rank_identity
 from resilience_sdk.errors import CheckpointError, ConfigError, ResilienceError
@@ -146,12 +147,15 @@ def raise_together(ranks: Ranks, action: Callable[[], Result]) -> Result:
         results.append(action())
     except Exception as error:  # noqa: BLE001 - raised below, on every rank
         mine = error
-    reasons = ranks.gather(None if mine is None else describe(mine))
+    reasons = ranks.gather(None if mine is None else [describe(mine), number_of(mine)])
     if isinstance(mine, ResilienceError):
         raise mine
     for rank, reason in enumerate(reasons):
         if reason is not None:
-            raise CheckpointError(f"rank {rank}: {reason}" if ranks.size > 1 else reason) from mine
+            why, number = reason
+            failure = CheckpointError(f"rank {rank}: {why}" if ranks.size > 1 else why)
+            failure.number = number
+            raise failure from mine
     [result] = results
     return result
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+import resilience_sdk
+from resilience_sdk.checkpoint.background import (
+    PATIENCE_S,
+    Background,
+    await_close,
+    await_parts,
+    leave_part,
+    own_process,
+)
 from resilience_sdk.checkpoint.commit import discard
+from resilience_sdk.checkpoint.failure import Unsaved, number_of, number_of_parts
+from resilience_sdk.checkpoint.last_save import End, lost_words, resume_words
 from resilience_sdk.checkpoint.manifest import SHARDED
 from resilience_sdk.checkpoint.policy import SavePolicy
 from resilience_sdk.checkpoint.ranks import BackgroundGroup, Ranks, describe
@@ -29,175 +38,12 @@ from resilience_sdk.core.clock import NS_PER_S, Clock
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import CheckpointError
-from resilience_sdk.system import hostinfo
+from resilience_sdk.torch_saves import ignore, listen, place_of
 
 if TYPE_CHECKING:
     from resilience_sdk.checkpoint.capture import RankPart
     from resilience_sdk.checkpoint.memory_staging import Stager
     from resilience_sdk.checkpoint.state import StateMap
-
-
-# The others write at the same time and about as much; one that is silent for longer is taken for gone.
-PATIENCE_S = 1800.0
-_LOOK_AGAIN_S = 0.02
-_LOOK_FOR_DEAD_S = 0.5
-_RETRY_S = 0.5
-
-
-class Background:
-    """One save in flight on this rank. Made by the thread that trains; `work` runs in a daemon thread.
-
-    `work(written)` returns the outcome of the save, and calls `written()` when this rank's part is on disk. Making
-    one raises `RuntimeError` where no thread is to be had.
-    """
-
-    def __init__(self, step: int, work: Callable[[Callable[[], None]], dict[str, Any]]) -> None:
-        self.step = step
-        self.pid = os.getpid()
-        self.outcome: dict[str, Any] | None = None
-        self._work = work
-        self._written = threading.Event()
-        self._done = threading.Event()
-        threading.Thread(target=self._run, name="resilience-checkpoint", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.outcome = self._work(self._written.set)
-        except BaseException as error:  # noqa: BLE001 - a failed save is survived; what DCP raises is no Exception
-            self.outcome = {"error": f"{type(error).__name__}: {error}"}
-        finally:
-            self._written.set()
-            self._done.set()
-
-    def wait_written(self, timeout_s: float) -> bool:
-        """Wait until this rank's part is on disk; tell whether it is."""
-        return self._written.wait(timeout_s)
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Wait until the save is committed or has failed; tell whether it has come so far."""
-        return self._done.wait(timeout_s)
-
-
-def leave_part(directory: Path, rank: int, part: dict[str, Any], patience_s: float = PATIENCE_S) -> None:
-    """Tell rank 0 that this rank has written its part, or why it could not; never raises.
-
-    Where even that cannot be written (a full disk), it is tried until rank 0 has given up or there is space.
-    """
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            _write_part(directory, rank, part)
-        except OSError as error:
-            if not directory.exists() or time.monotonic() > deadline:
-                return
-            part = {"error": part["error"] or error.strerror}
-            time.sleep(_RETRY_S)
-        else:
-            return
-
-
-def _write_part(directory: Path, rank: int, part: dict[str, Any]) -> None:
-    path = _part_path(directory, rank)
-    fresh = path.with_suffix(".new")
-    with open(fresh, "w", opener=_private) as file:
-        json.dump(part, file)
-    os.rename(fresh, path)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def own_process() -> list[Any]:
-    """Return what tells this process from all others, as a JSON value: where its number counts, number and start."""
-    pid = os.getpid()
-    return [hostinfo.boot_id(), hostinfo.pid_namespace(), pid, hostinfo.process_start_ticks(pid)]
-
-
-def _has_ended(process: Sequence[Any]) -> bool:
-    """Tell whether that process is provably gone. Of one on another host, or in another container, nothing is known."""
-    *place, pid, start_ticks = process
-    return place == own_process()[:2] and all(place) and hostinfo.process_is_gone(pid, start_ticks)
-
-
-class _Patience:
-    """Ends a wait for other ranks: after a time, or as soon as one of them cannot answer any more."""
-
-    def __init__(self, patience_s: float, processes: Sequence[Any]) -> None:
-        self._deadline = time.monotonic() + patience_s
-        self._processes = processes
-        self._look_at = 0.0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is over."""
-        return time.monotonic() > self._deadline
-
-    def find_ended(self, ranks: Sequence[int]) -> list[int]:
-        """Return those of `ranks` whose processes have ended; looks twice a second."""
-        if not self._processes or time.monotonic() < self._look_at:
-            return []
-        self._look_at = time.monotonic() + _LOOK_FOR_DEAD_S
-        return [rank for rank in ranks if _has_ended(self._processes[rank])]
-
-
-def await_parts(
-    directory: Path,
-    own: dict[str, Any],
-    ranks: int,
-    patience_s: float = PATIENCE_S,
-    processes: Sequence[Any] = (),
-) -> list[Any]:
-    """Return the parts of all ranks, on rank 0; `own` is its. An error of one of them ends the wait.
-
-    A rank that says nothing for `patience_s`, or that has ended without a word, has a part that says so. `processes`
-    are those of the ranks (see `own_process`); without them nobody is known to have ended.
-    """
-    parts: list[Any] = [own, *[None] * (ranks - 1)]
-    patience = _Patience(patience_s, processes)
-    while True:
-        missing = [rank for rank, part in enumerate(parts) if part is None]
-        ended = patience.find_ended(missing)  # before reading: what it left behind is there by now
-        for rank in missing:
-            parts[rank] = _take_part(directory, rank)
-            if parts[rank] is None and rank in ended:
-                parts[rank] = {"error": "has ended before it had written its part"}
-        missing = [rank for rank in missing if parts[rank] is None]
-        failed = any(part is not None and part["error"] for part in parts)
-        if missing and (failed or patience.is_over):
-            silence = {"error": f"has not written its part within {patience_s:.0f} s"}
-            return [part if part is not None else ({"error": None} if failed else silence) for part in parts]
-        if not missing:
-            return parts
-        time.sleep(_LOOK_AGAIN_S)
-
-
-def _take_part(directory: Path, rank: int) -> Any:
-    """Return what a rank has left, and remove it; None while there is nothing."""
-    path = _part_path(directory, rank)
-    try:
-        part = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None  # not there yet; a rename makes it appear as a whole
-    path.unlink(missing_ok=True)
-    return part
-
-
-def await_close(
-    directory: Path, target: Path, patience_s: float = PATIENCE_S, processes: Sequence[Any] = ()
-) -> dict[str, Any]:
-    """Wait on another rank until rank 0 has committed or given up; return the outcome as far as it can be seen.
-
-    Not longer than rank 0 lives, as far as that can be told (`processes` as in `await_parts`).
-    """
-    patience = _Patience(patience_s, processes)
-    while not (patience.find_ended([0]) or patience.is_over) and directory.exists():
-        time.sleep(_LOOK_AGAIN_S)
-    return {"error": None if (target / "manifest.json").exists() else "rank 0 has not committed it"}
-
-
-def _part_path(directory: Path, rank: int) -> Path:
-    return directory / f".part-{rank:05d}"
 
 
 # How long an end of the process waits for what is being written: within the grace of schedulers and launchers.
@@ -247,6 +93,9 @@ class Saver:
         self._stager = stager
         self._staging = Staging()
         self._last_good: GoodCheckpoint | None = None
+        self._unsaved: Unsaved | None = None
+        self._failed_here = self._script_saved = False
+        self._is_first, self._pid = True, os.getpid()
         self._saved_values: str | None = None
         self._is_short = False  # saves are left out for want of time, which has been said
         self._background: Background | None = None
@@ -257,6 +106,17 @@ class Saver:
         """The newest checkpoint that is known to be whole."""
         self.settle(0.0)
         return self._last_good
+
+    @property
+    def unsaved(self) -> Unsaved | None:
+        """What the newest save came to, where it was not made; None where it was. On all ranks."""
+        self.settle(0.0)
+        return self._unsaved
+
+    @property
+    def failed_here(self) -> bool:
+        """Whether it was this rank that could not write its part of the newest save."""
+        return self._failed_here
 
     @property
     def is_busy(self) -> bool:
@@ -270,22 +130,34 @@ class Saver:
         self._saved_values = values
 
     def save(
-        self, step: int, ranks: Ranks, *, in_background: bool, left_s: float | None = None, anew: bool = False
+        self,
+        step: int,
+        ranks: Ranks,
+        *,
+        in_background: bool,
+        left_s: float | None = None,
+        anew: bool = False,
+        last: bool = False,
     ) -> bool:
         """Save; tell whether a whole checkpoint of `step` is there, or has been begun in the background. Collective.
 
         `left_s` (rank 0's): seconds until the job is ended. One that leaves no time for another is left out then.
-        `anew`: also where the last good one is of this step and of these values.
+        `anew`: also where the last good one is of this step and of these values. `last`: no training goes on behind it;
+        the caller says what it came to.
         """
 
         from resilience_sdk.checkpoint.capture import first_error, write_part
 
         began_s = self._now_s()
+        self._failed_here, self._script_saved, self._is_first = False, False, ranks.rank == 0
+        self._pid = os.getpid()
+        _await_at_exit(self)
         order = ranks.broadcast(self._open(step, in_background, left_s, anew) if ranks.rank == 0 else None)
         if order["last_good"] is not None:
             self._last_good = GoodCheckpoint(order["last_good"], self._store.path_of(order["last_good"]))
         self._policy.next_question = order["next_question"]
         if order["is_there"] or order["is_left_out"]:
+            self._note(None if order["is_there"] else Unsaved(step, str(order["error"])))
             return bool(order["is_there"])
         unfinished = None if order["name"] is None else self._store.directory / order["name"]
         handed_over = False
@@ -299,10 +171,12 @@ class Saver:
                 processes = [one["process"] for one in taken]
                 handed_over = self._write_behind(step, ranks, unfinished, part, order, began_s, processes)
                 return handed_over
-            parts = [{"error": error}]
+            parts = [{"error": error, "number": number_of_parts(taken)}]
             if error is None and part is not None and unfinished is not None:
-                parts = ranks.gather(write_part(part, unfinished, ranks, mode=self._store.file_mode))
-            outcome = self._close(step, unfinished, parts, order, began_s) if ranks.rank == 0 else None
+                own = write_part(part, unfinished, ranks, mode=self._store.file_mode)
+                self._failed_here = own["error"] is not None
+                parts = ranks.gather(own)
+            outcome = self._close(step, unfinished, parts, order, began_s, last=last) if ranks.rank == 0 else None
             outcome = ranks.broadcast(outcome)
         finally:
             # After a commit the directory has another name; whatever else ends here leaves nothing behind.
@@ -315,7 +189,7 @@ class Saver:
         from resilience_sdk.checkpoint.payload import encode_values
 
         order: dict[str, Any] = {"is_there": False, "is_left_out": False, "name": None, "error": None}
-        order.update(values="", token="", last_good=None, next_question=step + 1)
+        order.update(number=None, values="", token="", last_good=None, next_question=step + 1)
         # It is due all the same: not to be asked for after each step until it can be made.
         left_out = {"is_left_out": True, "next_question": self._policy.postpone(step)}
         is_settled = self.settle(0.0 if in_background else None)
@@ -323,13 +197,13 @@ class Saver:
             order["last_good"] = self._last_good.step
         if not is_settled:
             say_once("busy", f"the save before step {step} is still being written: steps between are not saved")
-            return {**order, **left_out}
+            return {**order, **left_out, "error": "the save before it was still being written"}
         if left_s is not None and left_s < 2 * self._policy.expected_save_s:
             if not self._is_short:
                 say(f"no save at step {step}: {left_s:.1f} s are left, which are kept for the last one")
                 self._record(Event.CKPT_SKIP, step, why="no time before the last save", time_left_s=left_s)
             self._is_short = True
-            return {**order, **left_out}
+            return {**order, **left_out, "error": f"{left_s:.1f} s were left"}
         self._is_short = False
         try:
             order["values"] = encode_values(self._values)
@@ -339,7 +213,7 @@ class Saver:
             order["token"] = os.urandom(4).hex()
             order["name"] = self._store.begin(step, order["token"]).name
         except (OSError, CheckpointError) as error:
-            order["error"] = describe(error)
+            order["error"], order["number"] = describe(error), number_of(error)
         return order
 
     def _take_part(
@@ -350,6 +224,7 @@ class Saver:
         from resilience_sdk.checkpoint.capture import capture_part, copy_part
 
         ready: dict[str, Any] = {"error": order["error"] if ranks.rank == 0 else None, "step": step}
+        ready["number"] = order["number"]
         ready["process"] = own_process() if in_background else None
         part = None
         try:
@@ -366,7 +241,7 @@ class Saver:
                 if part.spread and ranks.rank == 0:
                     (unfinished / SHARDED).mkdir(mode=self._store.directory_mode)
         except Exception as error:  # noqa: BLE001 - whatever a state_dict() raises must not end the training
-            ready["error"] = describe(error)
+            ready["error"], ready["number"] = describe(error), number_of(error)
         return part, ready
 
     def _meet_beside(self, ranks: Ranks) -> str | None:
@@ -412,13 +287,13 @@ class Saver:
         try:
             self._background = Background(step, work)
         except RuntimeError as error:
-            failed = {"error": describe(error)}
+            failed: dict[str, Any] = {"error": describe(error), "number": None}
+            self._note(Unsaved(step, failed["error"]))
             if ranks.rank == 0:
                 self._close(step, unfinished, [failed], order, began_s, stall_s)
             else:
                 leave_part(unfinished, ranks.rank, failed, patience_s=0.0)
             return False
-        _await_at_exit(self)
         return True
 
     def _stage(self, writer: Callable[[Path], object], unfinished: Path) -> Callable[[Path], object]:
@@ -446,8 +321,12 @@ class Saver:
         outcome = behind.outcome
         # A rank other than 0 may hear of this one only after a newer one.
         is_newer = self._last_good is None or behind.step >= self._last_good.step
-        if outcome["error"] is None and is_newer:
+        if outcome["error"] is not None:
+            self._note(Unsaved(behind.step, outcome["error"], outcome.get("number")))
+        elif is_newer:
             self._last_good = GoodCheckpoint(behind.step, self._store.path_of(behind.step))
+            if self._unsaved is not None and self._unsaved.step <= behind.step:
+                self._note(None)
         if "order" in outcome and outcome["error"] is None:
             self._saved_values = outcome["order"]["values"]
             self._policy.measured(outcome["stall_s"], outcome["seconds"])
@@ -461,19 +340,22 @@ class Saver:
         order: Mapping[str, Any],
         began_s: float,
         stall_s: float | None = None,
+        *,
+        last: bool = False,
     ) -> dict[str, Any]:
         """Commit on rank 0 if all parts are there, and journal it. In whichever thread has written."""
 
         from resilience_sdk.checkpoint.capture import first_error, seal
 
-        error = first_error(parts)
+        error, number = first_error(parts), number_of_parts(parts)
         size, why_bad = 0, None
         if error is None and unfinished is not None:
             try:
                 manifest = seal(self._store, parts, unfinished, step, order["token"], self._clock.wall_s())
                 size, why_bad = manifest.size, manifest.why_bad
             except OSError as failure:
-                error = describe(failure)
+                error, number = describe(failure), number_of(failure)
+                self._failed_here = True
         seconds = self._now_s() - began_s
         stall_s = seconds if stall_s is None else stall_s
         name = self._store.path_of(step).name
@@ -491,22 +373,51 @@ class Saver:
             self._store.retire(order["token"])
         else:
             good = order["last_good"]
-            last = f"the last good one is step {good}" if good is not None else "there is none yet"
+            kept = f"the last good one is step {good}" if good is not None else "there is none yet"
             if unfinished is not None:
                 discard(unfinished)  # before the others hear of it: the disk may be full
-            say(f"checkpoint at step {step} failed: {error}; training goes on, {last}")
+            if not last:
+                say(f"checkpoint at step {step} failed: {error}; training goes on, {kept}")
             self._record(Event.CKPT_FAIL, step, error=error, seconds=seconds)
-        return {"error": error, "seconds": seconds, "stall_s": stall_s}
+        return {"error": error, "number": number, "seconds": seconds, "stall_s": stall_s}
 
     def _conclude(self, step: int, order: Mapping[str, Any], outcome: Mapping[str, Any], rank: int) -> bool:
         """Take note of a save that is over, on every rank."""
         is_good = outcome["error"] is None
         if is_good:
             self._last_good = GoodCheckpoint(step, self._store.path_of(step))
+        self._note(None if is_good else Unsaved(step, outcome["error"], outcome["number"]))
         if rank == 0:
             self._saved_values = order["values"] if is_good else self._saved_values
             self._policy.saved(step, self._now_s(), outcome["seconds"] if is_good else None)
         return is_good
+
+    def _note(self, unsaved: Unsaved | None) -> None:
+        """Take note of what the newest save came to, and hear from then on whether the script saves by itself."""
+        if (unsaved is None) != (self._unsaved is None):
+            (ignore if unsaved is None else listen)(self._note_torch_save)
+        self._unsaved = unsaved
+
+    def forget_at_exit(self) -> None:
+        """Let the end of the process pass over what was not saved: somebody has said it."""
+        _savers.discard(self)
+
+    def at_exit(self) -> None:
+        """Say at the clean end of a process what its newest save was to be, where nothing was saved since."""
+        unsaved = self.unsaved
+        if unsaved is None or self._pid != os.getpid() or self._script_saved:
+            return
+        own = resilience_sdk._own_checkpoints()
+        good = None if self._last_good is None else self._last_good.step
+        lost, place = lost_words(unsaved, good, End(unsaved)), self._store.directory
+        if own is not None and own.end_unsaved(lost, unsaved.cure(place), at_exit=True) and self._is_first:
+            say(f"{lost}; {resume_words(good, place)}")
+
+    def _note_torch_save(self, target: Any) -> None:
+        """Note that the script has saved by itself after a save of ours that failed."""
+        place = place_of(target)
+        if place is not None and not place.startswith(f"{self._store.directory}{os.sep}"):
+            self._script_saved = True
 
     def wait_written(self, timeout_s: float) -> None:
         """Wait until nothing of this rank is left to write; on rank 0 until all is committed."""
@@ -526,9 +437,14 @@ _savers: weakref.WeakSet[Saver] = weakref.WeakSet()
 
 
 def _await_at_exit(saver: Saver) -> None:
-    if not _savers:
+    global _is_registered
+    if not _is_registered:
+        _is_registered = True
         atexit.register(_wait_for_all)
     _savers.add(saver)
+
+
+_is_registered = False
 
 
 def _wait_for_all() -> None:
@@ -536,3 +452,5 @@ def _wait_for_all() -> None:
     deadline = time.monotonic() + EXIT_PATIENCE_S
     for saver in list(_savers):
         saver.wait_written(max(0.0, deadline - time.monotonic()))
+    for saver in list(_savers):
+        saver.at_exit()

@@ -45,7 +45,7 @@ _LARGEST_MANIFEST = 256 << 20
 
 def read_manifest(directory: Path) -> Manifest:
     """Return the manifest of a checkpoint directory; raises `InvalidCheckpointError` with the reason."""
-    check_directory(directory)
+    check_directory(directory, may_be_link=True)
     try:
         with open_trusted(directory / MANIFEST_NAME) as file:
             return decode_manifest(file.read(_LARGEST_MANIFEST))
@@ -133,7 +133,7 @@ class CheckpointStore:
         reasons = quarantined or {}
 
         def examine(name: str) -> Manifest:
-            check_directory(self.directory)
+            check_directory(self.directory, may_be_link=True)
             manifest = verify_checkpoint(self.directory / name)
             for back in rollbacks:
                 if why := back.why_bad(manifest.step, manifest.created_at):

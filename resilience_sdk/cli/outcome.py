@@ -59,6 +59,7 @@ def render(outcome: dict[str, Any]) -> list[str]:
         ("reason", "reason"),
         ("last fault", "what"),
         ("attempts", "attempts"),
+        ("to do", "advice"),
         ("checkpoint", "checkpoint"),
         ("run directory", "run_dir"),
     ):

@@ -26,6 +26,7 @@ import attrs
 
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.linked_directories import refuse_bad_links
 from resilience_sdk.errors import RunDirectoryError
 
 DEFAULT_ROOT = "resilience-runs"
@@ -84,6 +85,7 @@ class RunDirectory:
         run = cls(Path(os.path.abspath(path)))
         mode = 0o750 if group_readable else 0o700
         try:
+            refuse_bad_links(run.path)
             fresh = _make_root(run.path, mode)
             for name in _SUBDIRECTORIES:
                 _make_directory(run.path / name, mode)

@@ -5,13 +5,10 @@ Attempt after attempt, until the decision says that it is over; between them wha
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
-import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,25 +46,24 @@ from resilience_sdk.postmortem.exit_codes import JobVerdict, verdict_of
 from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, AttemptJournal, EndedBy, RankTrace
 from resilience_sdk.postmortem.preemption import lost_words
 from resilience_sdk.postmortem.report import AttemptFinding, Reporter
+from resilience_sdk.system.storage_probe import PROBE_TIMEOUT_S, write_scratch
 
 if TYPE_CHECKING:
     from resilience_sdk.launcher.preflight_nodes import NodesPreflight
 
-_TRY_S = 5.0  # a mount that hangs blocks whoever touches it
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-_BYTES = 1 << 20  # less than any checkpoint, more than what a full disk still takes
 
 
 def try_resource(resource: Resource, run_dir: Path) -> str | None:
     """Return why the resource still fails, None when it works or nothing can be tried."""
     tries: dict[str, Callable[[], None]] = {
-        STORAGE: lambda: _write(_existing(Path(resource.name)) if resource.name else run_dir),
+        STORAGE: lambda: write_scratch(_existing(Path(resource.name)) if resource.name else run_dir),
         NAME: lambda: _resolve(resource.name),
         PORT: lambda: _bind(resource.name),
     }
     try:
-        within(_TRY_S, tries[resource.kind])
+        within(PROBE_TIMEOUT_S, tries[resource.kind])
     except (OSError, TimeoutError) as error:
         why = getattr(error, "strerror", None) or str(error)
         return f"{why}; {words_of_holder(int(resource.name))}" if resource.kind == PORT and resource.name else why
@@ -104,25 +100,6 @@ def await_resource(
 def _existing(path: Path) -> Path:
     """Return the nearest directory of a path that is there: what could not be made is missing."""
     return next((place for place in (path, *path.parents) if place.is_dir()), Path("/"))
-
-
-def _write(directory: Path) -> None:
-    with _scratch_file(directory) as fd:
-        data = memoryview(os.urandom(_BYTES))  # not zeros: file systems compress
-        while data:
-            data = data[os.write(fd, data) :]
-        os.fsync(fd)
-
-
-@contextlib.contextmanager
-def _scratch_file(directory: Path) -> Iterator[int]:
-    """Open a file that is removed in any case."""
-    fd, name = tempfile.mkstemp(prefix=".resilience-probe-", dir=directory)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-        os.unlink(name)
 
 
 def _resolve(host: str | None) -> None:

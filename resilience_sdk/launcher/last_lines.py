@@ -60,7 +60,7 @@ def closing_lines(outcome: Outcome) -> list[str]:
     told_lost = outcome.verdict in (JobVerdict.PREEMPTED, JobVerdict.INTERRUPTED)
     if outcome.checkpoint is not None or not told_lost:
         lines.append(state_line(outcome.checkpoint, outcome.run_dir, told_lost=told_lost))
-    if hint := hint_of(outcome.verdict):
+    if hint := outcome.advice or hint_of(outcome.verdict):
         lines.append(f"what to do: {hint}")
     if outcome.resume:
         lines.append(to_resume(outcome.verdict, outcome.resume, outcome.checkpoint))

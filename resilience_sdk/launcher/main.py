@@ -443,6 +443,7 @@ class _Launch:
             resume=None if finished else options.resume_command(self.options, str(self.run_dir.path)),
             stood=end.stood,
             free=end.free,
+            advice=end.decision.advice,
         )
 
 

@@ -19,7 +19,7 @@ from resilience_sdk.postmortem.exit_codes import (
     EXIT_FINISHED,
     JobVerdict,
 )
-from resilience_sdk.postmortem.facts import STOP, AttemptEnd, EndedBy
+from resilience_sdk.postmortem.facts import STOP, UNSAVED, AttemptEnd, EndedBy
 
 FREE_RESTART = "restart, not counted: first ending at this place"
 FREE_OF_SERVER = "restart, not counted: no rank is at fault"
@@ -28,6 +28,9 @@ CAUSE_RETRIES = 3  # of any cause: the third goes on from an older checkpoint, a
 FREE_ENDINGS = 3  # of one job, for hangs (more than the monitor grants are not believed) and lost fork servers
 SURE = 0.8  # confidence from which a verdict may end the job: for hardware, for the scheduler, for a spent budget
 _WRONG_USE = "resilience_sdk.errors.ConfigError"  # its message has the cure
+_NOT_SAVED = "resilience_sdk.errors.NotSavedError"
+_NO_CHECKPOINT = "resilience_sdk.errors.CheckpointError"
+_REPAIR = "do what the error says of the checkpoints, or start over in another run directory (--fresh)"
 _WAIT_FIRST_S = 5.0
 _WAIT_CAP_S = 60.0
 # Causes outside the program: the same message twice does not make them the program's fault.
@@ -44,7 +47,8 @@ class Decision:
     `reason` is one plain sentence for people, without a full stop; `restarts_left` are those of the budget that was
     asked; `exit_code` holds where it ends, and is the verdict's unless it is given; `delay_s` is the pause before the
     next one, in seconds; `waits_for` is what then has to work. `others_go_on`: it ends here alone, the job goes on
-    without this node; `elsewhere`: another node has ended the job, and has written why.
+    without this node; `elsewhere`: another node has ended the job, and has written why. `advice`: what to do before
+    it is started again, where more is known than the verdict tells.
     """
 
     verdict: JobVerdict
@@ -57,6 +61,7 @@ class Decision:
     waits_for: Resource | None = None
     others_go_on: bool = False
     elsewhere: bool = False
+    advice: str | None = None
 
     @property
     def restarts(self) -> bool:
@@ -96,7 +101,8 @@ def decide(history: Sequence[AttemptEnd], max_restarts: int) -> Decision:
         alone = verdict is JobVerdict.HARDWARE and last.spare_nodes > 0
         if alone and last.holds_store:
             reason += "; the others cannot go on, because it has the store of the rendezvous"
-        return Decision(verdict, reason, left, others_go_on=alone and not last.holds_store)
+        go_on = alone and not last.holds_store
+        return Decision(verdict, reason, left, others_go_on=go_on, advice=_advice(last, verdict))
     failures = failures_since_progress(history)
     if failures > max_restarts or not max_restarts:
         spent = f"{spent_words(max_restarts, 'restart', 'restarts')} without a new checkpoint"
@@ -118,6 +124,14 @@ def to_leave(by: str, when: str, *, interrupted: bool) -> Decision:
     if interrupted:
         return Decision(JobVerdict.INTERRUPTED, f"interrupted by the user ({by}) {when}")
     return Decision(JobVerdict.PREEMPTED, f"the job was asked to leave by {by} to the launcher {when}")
+
+
+def _advice(last: AttemptEnd, verdict: JobVerdict) -> str | None:
+    if verdict is JobVerdict.GIVE_UP and last.requested is not None and last.requested.action == UNSAVED:
+        return last.requested.advice or None
+    if verdict is JobVerdict.STOP and last.error is not None and last.error.type == _NO_CHECKPOINT:
+        return _REPAIR
+    return None
 
 
 def spent_words(budget: int, one: str, several: str) -> str:
@@ -193,6 +207,8 @@ def _asked_to_leave(last: AttemptEnd, reason: str) -> tuple[JobVerdict, str]:
 
 def _good_ending(last: AttemptEnd) -> tuple[JobVerdict, str] | None:
     if last.ended_by is EndedBy.RANKS and last.exit_codes and not any(last.exit_codes.values()):
+        if last.requested is not None and last.requested.action == UNSAVED:
+            return JobVerdict.GIVE_UP, last.requested.reason
         if last.aborted:
             return (
                 JobVerdict.FINISHED,
@@ -206,6 +222,10 @@ def _requested_ending(last: AttemptEnd) -> tuple[JobVerdict, str] | None:
     """End the job, or its part on this node, where a rank that failed wants it so."""
     if last.requested is None:
         return None
+    if last.requested.action == UNSAVED:
+        # A rank that failed otherwise is started again: an end that could not be saved is no longer the last word.
+        ended = last.error is not None and last.error.type == _NOT_SAVED
+        return (JobVerdict.GIVE_UP, last.requested.reason) if ended else None
     if last.requested.action == STOP:
         return JobVerdict.STOP, f"a rank asked for the end of the job: {last.requested.reason}"
     return JobVerdict.HARDWARE, f"a rank asked to leave this node out: {last.requested.reason}"

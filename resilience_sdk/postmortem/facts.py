@@ -50,16 +50,19 @@ class KnownError:
 
 ENDING_SUFFIX = ".ending.json"
 """Of the file beside a rank's page that has its `EndingRequest`."""
-STOP, EXCLUDE_NODE = "stop", "exclude_node"
+STOP, EXCLUDE_NODE, UNSAVED = "stop", "exclude_node", "unsaved"
 
 
 @attrs.frozen
 class EndingRequest:
     """What a rank wants done when its attempt has ended by a failure, in the place of a restart."""
 
-    action: str = attrs.field(validator=attrs.validators.in_((STOP, EXCLUDE_NODE)))
-    """`stop`: the job ends. `exclude_node`: it goes on without the node of the rank."""
+    action: str = attrs.field(validator=attrs.validators.in_((STOP, EXCLUDE_NODE, UNSAVED)))
+    """`stop`: the job ends. `exclude_node`: it goes on without the node of the rank. `unsaved`: it ends without having
+    finished, since its last state could not be saved; another attempt would train all of it again."""
     reason: str
+    advice: str = ""
+    """What to do before the job is started again, where that is known."""
 
 
 @attrs.frozen

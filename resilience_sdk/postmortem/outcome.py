@@ -49,6 +49,8 @@ class Outcome:
     """What stood still when somebody ended the job, in words: to start it again is a retry that counts."""
     free: bool = False
     """It ended for a hang that costs nothing of a budget, so a retry does not count."""
+    advice: str | None = None
+    """What to do before it is started again, where more is known than the verdict tells."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `outcome.json`: every key always there, null for what is not known."""

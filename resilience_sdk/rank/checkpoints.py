@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from resilience_sdk import preemption
+from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.history import JournalPlace
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.checkpoint.store import Claim
@@ -21,6 +22,8 @@ from resilience_sdk.core.lease import current_holder, refuse_other_jobs
 from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir
 from resilience_sdk.core.settings import load_settings
 from resilience_sdk.incidents import count_words
+from resilience_sdk.preemption import listener as listening
+from resilience_sdk.rank.exceptions import ended_by
 from resilience_sdk.rank.identity import (
     fallback_job_key,
     find_identity,
@@ -40,8 +43,53 @@ class _Saves(Protocol):
 
 
 def save_at_stop(checkpointer: _Saves, step: int, session: Session | None) -> bool:
-    """Save after `step` steps and tell whether that worked. Collective: rank 0 decides for all whether it fits."""
-    return fits(checkpointer, step, session) and checkpointer.save(step)
+    """Save after `step` steps and tell whether that worked. Collective: rank 0 decides for all whether it fits.
+
+    Where the disk is full, say, it is tried again while the stop leaves time.
+    """
+    if not fits(checkpointer, step, session):
+        return False
+    if isinstance(checkpointer, Checkpointer):
+        return checkpointer.save_patiently(step, is_stop=True).unsaved is None
+    return checkpointer.save(step)
+
+
+def wait_limit_s() -> float:
+    """Return how long this process may wait for a storage."""
+    session = current()
+    if session is not None:
+        return session.settings.wait_limit
+    return load_settings(env=environ.environment(), strict_env=False).wait_limit
+
+
+def time_left() -> float | None:
+    """Return the seconds until this job is ended, None while that is not known. Begins to listen to nothing."""
+    return preemption.time_left() if hears_stops() else None
+
+
+def hears_stops() -> bool:
+    """Tell whether this rank takes part in agreeing on a stop, which a check begins or a run."""
+    return listening.handlers() is not None
+
+
+def asks_stop(step: int) -> bool:
+    """Tell whether all ranks are to stop here. Collective."""
+    return preemption.check(step)
+
+
+def end_unsaved(lost: str, advice: str, *, at_exit: bool = False) -> bool:
+    """Let the launcher know that the job is not finished: its last state could not be saved. Never raises.
+
+    `at_exit`: the process ends. False where it is ended by an error, which says more.
+    """
+    if at_exit and ended_by() is not None:
+        return False
+    from resilience_sdk.postmortem.facts import UNSAVED
+
+    session = current()
+    if session is not None:
+        session.ask_launcher(UNSAVED, lost, advice)
+    return True
 
 
 def fits(checkpointer: object, step: int, session: Session | None) -> bool:

@@ -86,6 +86,7 @@ class NoCheckpointer:
         self.values: dict[str, Any] = {}
         self.last_good: GoodCheckpoint | None = None
         self.skipped_steps: frozenset[int] = frozenset()
+        self.unsaved: None = None
 
     def resume(self) -> int:
         """Return 0: there is nothing to resume."""

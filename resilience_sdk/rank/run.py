@@ -153,8 +153,25 @@ class Run:
     def _end(self) -> None:
         if not self._is_done:
             heartbeat.done()
+        self._require_saved()
         if self._is_recorded_somewhere():
             finish(self.session, self.step)
+
+    def _require_saved(self) -> None:
+        """Raise `NotSavedError` where the last state of the training could not be saved: it has not finished."""
+        own = self.checkpointer
+        if isinstance(own, NoCheckpointer) or own.unsaved is None:
+            return
+        if not own.has_waited and (group_is_ready() or not has_peers()):
+            own.save(self.step, last=True)  # that of an end that did not look like one, as of one epoch of several
+        own.raise_unsaved()
+
+    def _save_end(self, *, anew: bool = False) -> bool:
+        """Save what is the last state, and wait where that may help; tell whether to stop after it."""
+        own = self.checkpointer
+        if isinstance(own, NoCheckpointer):
+            return False
+        return own.save_patiently(self.step, anew=anew).leaves
 
     # -- the loop
 
@@ -252,7 +269,9 @@ class Run:
                 self._leave_steps()
                 if self.preempted:
                     return
-                self._close_body()
+                if self._close_body(has_next):
+                    self._stop(body.on_preempt, is_saved=True)
+                    return
                 if has_next() and preemption.check(self.step):
                     self._stop(body.on_preempt)
                     return
@@ -261,14 +280,22 @@ class Run:
         finally:
             self._body = None
 
-    def _close_body(self) -> None:
-        """Save behind the body of an epoch: what it has changed after its last step is in no checkpoint yet."""
+    def _close_body(self, has_next: Callable[[], bool] = bool) -> bool:
+        """Save behind the body of an epoch: what it has changed after its last step is in no checkpoint yet.
+
+        Tell whether to stop after it, which was asked for while the last of them waited for a disk.
+        """
         self._has_open_body = False
         self._walk.finish_tail()
         self._take_up_deadlines()  # a save waits for all ranks
         numerics.settle()
-        self.checkpointer.save(self.step, anew=True)
+        is_stopped = False
+        if has_next():
+            self.checkpointer.save(self.step, anew=True)
+        else:
+            is_stopped = self._save_end(anew=True)
         heartbeat.done()
+        return is_stopped
 
     def _leave_body(self) -> None:
         """Save where the loop over epochs was left by `break`, if that can be done."""
@@ -328,7 +355,11 @@ class Run:
         walk.enter_tail(loader, getattr(self.checkpointer, "restore_rng", _nothing))
         if is_worked:
             numerics.settle()  # the last step's numbers are not judged yet, and the save is to be good
-            self.checkpointer.save(self.step)
+            if self._body is not None or first > 0:  # a later save is to come, as that of the epoch's body
+                self.checkpointer.save(self.step)
+            elif self._save_end():
+                self._stop(on_preempt, is_saved=True)
+                return
         self._has_open_body = self._body is not None
         self._is_done = True
         heartbeat.done()
@@ -340,10 +371,11 @@ class Run:
     def _save_s(self) -> float:
         return float(getattr(self.checkpointer, "expected_save_s", 0.0) or 0.0)
 
-    def _stop(self, on_preempt: OnPreempt) -> None:
-        """Save at the agreed step and leave; all ranks are here."""
+    def _stop(self, on_preempt: OnPreempt, *, is_saved: bool = False) -> None:
+        """Save at the agreed step and leave; all ranks are here. `is_saved`: what can be saved is."""
         self.preempted = True
-        save_at_stop(self.checkpointer, self.step, self.session)
+        if not is_saved:
+            save_at_stop(self.checkpointer, self.step, self.session)
         heartbeat.done()
         if on_preempt == "raise":
             raise Preempted

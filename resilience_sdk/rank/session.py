@@ -74,7 +74,7 @@ class Session:
     def declare(self) -> None:
         """Note that the user's code uses the SDK, so that a first beat is to be expected."""
 
-    def ask_launcher(self, action: str, reason: str) -> bool:
+    def ask_launcher(self, action: str, reason: str, advice: str = "") -> bool:
         """Ask the launcher to do that in the place of a restart, see `EndingRequest`; tell whether it will hear of it.
 
         It counts when this attempt ends by a failure. Never raises.
@@ -347,12 +347,12 @@ class WatchedSession(Session):
             path = self._stem.with_suffix(".thread.json")
             exceptions.write(path, error, step if step >= 0 else None, thread=thread)
 
-    def ask_launcher(self, action: str, reason: str) -> bool:
+    def ask_launcher(self, action: str, reason: str, advice: str = "") -> bool:
         """Ask the launcher to do that in the place of a restart; tell whether ours has started this rank."""
         from resilience_sdk.postmortem.facts import ENDING_SUFFIX, EndingRequest
 
         with contextlib.suppress(Exception):
-            request = EndingRequest(action, redact_text(reason)[:_MAX_REASON])
+            request = EndingRequest(action, redact_text(reason)[:_MAX_REASON], redact_text(advice)[:_MAX_REASON])
             write_whole(self._stem.with_suffix(ENDING_SUFFIX), to_text(request))
             return not self.config.foreign
         return False

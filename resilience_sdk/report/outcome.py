@@ -14,7 +14,7 @@ from resilience_sdk.errors import ConfigError
 
 # One JSON file of ours is a few kilobytes; a larger one is not ours.
 _MOST_BYTES = 1 << 22
-_TEXTS = ("verdict", "reason", "what", "resume", "job", "node", "run_dir", "stood")
+_TEXTS = ("verdict", "reason", "what", "resume", "job", "node", "run_dir", "stood", "advice")
 _COUNTS = ("exit_code", "attempts", "checkpoint")
 _TIMES = ("started_at", "ended_at")
 KEYS = (*_TEXTS, *_COUNTS, *_TIMES, "incidents", "free")

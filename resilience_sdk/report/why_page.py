@@ -103,6 +103,7 @@ class JobEnding:
     resume: str | None = None
     checkpoint: int | None = None
     ended_at: float | None = None
+    advice: str | None = None
 
     @classmethod
     def of(cls, outcome: Mapping[str, Any] | None, *, running: bool) -> JobEnding:
@@ -247,7 +248,7 @@ def _ended(ending: JobEnding, last: Incident | None, told: _Told, width: int | N
     lines: list[str] = []
     if ending.verdict is not None:
         lines += _wrapped(_end_words(ending, _reason(ending.reason or "", told)), width, "")
-        hint = hint_of(ending.verdict)
+        hint = ending.advice or hint_of(ending.verdict)
         if ending.resume:
             # To be copied: never cut or wrapped.
             again = "To run it again:" if ending.checkpoint is None else "To resume:"
@@ -271,7 +272,7 @@ def ending_words(ending: JobEnding, *beside: str) -> tuple[str, str | None, str 
     told = _Told()
     told.new(*beside)
     reason = _reason(ending.reason or "", told)
-    hint = hint_of(ending.verdict or "")
+    hint = ending.advice or hint_of(ending.verdict or "")
     return _end_words(ending, reason), _sentence(hint) if hint else None, ending.resume
 
 

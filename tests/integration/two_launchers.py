@@ -17,7 +17,7 @@ def two_launchers(folder, *words, ranks=1, nnodes="2", store_on=None, conf=(), *
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     told, run_dir = folder / "told", folder / "run"
-    told.mkdir()
+    told.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         nodes = []
         for node in (0, 1):

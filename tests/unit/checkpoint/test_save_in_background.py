@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.background import Background, await_close, await_parts, leave_part, own_process
 from resilience_sdk.checkpoint.capture import Staging
-from resilience_sdk.checkpoint.save import Background, await_close, await_parts, leave_part, own_process
 from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.rank import checkpoints
 from resilience_sdk.system import hostinfo

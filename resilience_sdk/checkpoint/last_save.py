@@ -1,0 +1,261 @@
+"""The last save of a training: tried again while time may cure what hinders it, since nobody can save it afterwards.
+
+All ranks wait together and outside of a collective: each sleeps by itself, and they meet for one short exchange after
+it, so no timeout of a process group can end the wait. The deadlines of the ranks are paused meanwhile. The wait ends
+after a limit, or when a stop that somebody has asked for leaves no more time; who is asked hears of it by the check
+that is made at each meeting, as between two steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from resilience_sdk.checkpoint.failure import Unsaved
+from resilience_sdk.checkpoint.ranks import Ranks
+from resilience_sdk.core.console import say
+from resilience_sdk.incidents import count_words
+from resilience_sdk.recorder import lookup
+from resilience_sdk.system.storage_probe import Probe, ProbeAnswer
+
+_FIRST_PAUSE_S = 0.25  # between two meetings; the next is twice as long
+_MAX_PAUSE_S = 2.0
+_MAX_TRY_PAUSE_S = 30.0  # between two tries of a whole save, where the storage takes small writes
+_ASKED_PAUSE_S = 0.1  # once somebody asks to stop: a stop is agreed by a few meetings
+# Of the time that a stop leaves, for the words and the end of the processes.
+_LEAVING_SHARE, _MIN_LEAVING_S, _MAX_LEAVING_S = 0.3, 2.0, 10.0
+DEFAULT_LIMIT_S = 300.0  # as that of the setting `wait_limit`
+
+
+class Job(Protocol):
+    """What a wait asks of the job that this process is in. Any rank."""
+
+    def wait_limit_s(self) -> float:
+        """Return how long a wait may last."""
+        ...
+
+    def time_left(self) -> float | None:
+        """Return the seconds until the job is ended; None while no end is known."""
+        ...
+
+    def hears_stops(self) -> bool:
+        """Return whether this rank takes part in agreeing on a stop."""
+        ...
+
+    def asks_stop(self, step: int) -> bool:
+        """Return whether all ranks are to stop here. Collective, as `preemption.check`."""
+        ...
+
+
+@attrs.frozen
+class Alone:
+    """No job: nobody asks to stop."""
+
+    def wait_limit_s(self) -> float:
+        """Return the default."""
+        return DEFAULT_LIMIT_S
+
+    def time_left(self) -> float | None:
+        """Return None."""
+        return None
+
+    def hears_stops(self) -> bool:
+        """Return False."""
+        return False
+
+    def asks_stop(self, step: int) -> bool:
+        """Return False."""
+        return False
+
+
+@attrs.frozen
+class End:
+    """How the last save ended, on all ranks alike. `unsaved` is None where it was made."""
+
+    unsaved: Unsaved | None
+    waited_s: float = 0.0
+    is_stopped: bool = False
+    """All ranks were asked to stop while they waited."""
+    is_cut: bool = False
+    """The wait was ended by the time that a stop leaves."""
+
+    @property
+    def leaves(self) -> bool:
+        """Whether the job is to leave now, to be requeued."""
+        return self.is_stopped or self.is_cut
+
+
+def save_patiently(
+    save: Callable[[], Unsaved | None],
+    failed_here: Callable[[], bool],
+    place: Path,
+    ranks: Ranks,
+    job: Job,
+    *,
+    expected_s: float,
+    is_stop: bool,
+    report: Callable[[Unsaved, bool, float], None],
+) -> End:
+    """Save, and again and again where time may cure it; return how it ended. Collective.
+
+    `save` is collective, and returns the same on all ranks; `failed_here` tells whether this rank failed in it.
+    `expected_s`: how long a save takes; `is_stop`: the ranks have agreed on a stop before.
+    `report(unsaved, saved, waited_s)` records a wait that begins (0 s) or has ended, on rank 0.
+    """
+    unsaved = save()
+    if unsaved is None or not unsaved.passes:
+        return End(unsaved)
+    wait = _Wait(place, ranks, job, unsaved.step, expected_s=expected_s, is_stop=is_stop)
+    if ranks.rank == 0 and wait.left_s() > 0:
+        say(_words(unsaved, place, wait))
+        report(unsaved, False, 0.0)
+    wait.failed = unsaved
+    while unsaved is not None and unsaved.passes and not wait.is_over:
+        with _paused(f"waiting for {place} to take writes: {unsaved.why}"):
+            wait.until_it_may_work(asks_here=failed_here() or ranks.rank == 0)
+        if not wait.is_over:
+            unsaved = save()
+            wait.tried()
+    if ranks.rank == 0:
+        report(unsaved or wait.failed, unsaved is None, wait.waited_s)
+        if unsaved is None:
+            say(f"saved after all, {wait.waited_s:.0f} s later: {place} takes writes again")
+    return End(unsaved, wait.waited_s, wait.is_stopped, wait.is_cut)
+
+
+def _words(unsaved: Unsaved, place: Path, wait: _Wait) -> str:
+    left_s = wait.left_s()
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + left_s))
+    why = "the time that the stop leaves" if wait.is_asked else "wait_limit"
+    return (
+        f"NOT SAVED YET, the state after {count_words(unsaved.step)}: {unsaved.told}; all ranks wait for {place} to "
+        f"take writes and try again, until {until} ({why}: {left_s:.0f} s)"
+    )
+
+
+class _Wait:
+    """One wait of all ranks, which stays the same on each of them."""
+
+    def __init__(self, place: Path, ranks: Ranks, job: Job, step: int, *, expected_s: float, is_stop: bool) -> None:
+        self._place = place
+        self._ranks = ranks
+        self._job = job
+        self._step = step
+        self._expected_s = expected_s
+        self._may_ask = not is_stop
+        self._began_s = self._tried_s = time.monotonic()
+        self._try_pause_s = _FIRST_PAUSE_S
+        self._probe: Probe | None = None
+        self._leaving_s: float | None = None
+        self.failed = Unsaved(step, "")
+        self.is_stopped = self.is_over = self.is_cut = False
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the first try failed."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody's time runs out, as this rank knows it."""
+        return self._job.time_left() is not None
+
+    def left_s(self) -> float:
+        """Return for how many seconds this rank may wait; 0 or less: no longer."""
+        by_limit, stop_s = self._job.wait_limit_s() - self.waited_s, self._job.time_left()
+        if stop_s is None:
+            return by_limit
+        if self._leaving_s is None:
+            self._leaving_s = min(_MAX_LEAVING_S, max(_MIN_LEAVING_S, _LEAVING_SHARE * stop_s))
+        return min(by_limit, stop_s - self._expected_s - self._leaving_s)
+
+    def tried(self) -> None:
+        """Note that a save was tried: the next comes later."""
+        self._tried_s = time.monotonic()
+        self._try_pause_s = min(_MAX_TRY_PAUSE_S, self._try_pause_s * 2)
+
+    def until_it_may_work(self, *, asks_here: bool) -> None:
+        """Wait until the storage takes writes on all ranks that failed, or the wait is over. Collective."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            answer = self._ask(pause_s) if asks_here else self._sleep(pause_s)
+            may_try = time.monotonic() - self._tried_s >= self._try_pause_s
+            mine = {"left_s": self.left_s(), "works": answer, "may_try": may_try, "asked": self.is_asked}
+            mine["hears"] = self._may_ask and self._job.hears_stops()
+            told = self._ranks.gather(mine)
+            if not self.is_stopped and all(one["hears"] for one in told):
+                self.is_stopped = self._job.asks_stop(self._step)
+            shortest = min(told, key=lambda one: float(one["left_s"]))
+            if shortest["left_s"] <= 0:
+                self.is_over, self.is_cut = True, bool(shortest["asked"])
+                return
+            if told[0]["may_try"] and all(one["works"] for one in told):
+                return
+            pause_s = min(_MAX_PAUSE_S, pause_s * 2, shortest["left_s"] + 0.01)
+            if not self.is_stopped and any(one["asked"] and one["hears"] for one in told):
+                pause_s = _ASKED_PAUSE_S
+
+    def _sleep(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return True
+
+    def _ask(self, seconds: float) -> bool:
+        """Wait so long, and tell whether the storage has taken a write meanwhile."""
+        began_s = time.monotonic()
+        answer: ProbeAnswer | None = None
+        try:
+            self._probe = self._probe or Probe(self._place)
+            answer = self._probe.wait(seconds)
+        except RuntimeError:  # no thread: then the save itself is tried
+            answer = ProbeAnswer()
+        if answer is not None:
+            self._probe = None
+        time.sleep(max(0.0, seconds - (time.monotonic() - began_s)))
+        return answer is not None and answer.why is None
+
+
+@contextlib.contextmanager
+def _paused(reason: str) -> Iterator[None]:
+    """Suspend the deadlines of this rank: who waits for a disk, and says so, does not hang."""
+    recorder = lookup.recorder()
+    if recorder is None:
+        yield
+        return
+    recorder.pause(reason)
+    began_ns = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        recorder.resume(time.monotonic_ns() - began_ns)
+
+
+def lost_words(unsaved: Unsaved, good_step: int | None, end: End) -> str:
+    """Return what is lost for want of the last save, and why it could not be made. Pure."""
+    kept = good_step or 0
+    count = unsaved.step - kept
+    if count > 0:
+        steps = f"step {kept}" if count == 1 else f"steps {kept} to {unsaved.step - 1}"
+        lost = f"{steps} ({count_words(count)}) ARE LOST" if count > 1 else f"{steps} IS LOST"
+    else:
+        lost = f"what followed step {unsaved.step - 1} IS LOST"
+    tried = f", tried for {end.waited_s:.0f} s" if end.waited_s >= 1 else ""
+    return f"{lost}: the last state could not be saved ({unsaved.told}{tried})"
+
+
+def resume_words(good_step: int | None, place: Path) -> str:
+    """Return where the newest good state is, and what leads on from there. Pure."""
+    if good_step is None:
+        return f"no checkpoint is in {place}: a rerun of the same command starts over"
+    good = f"the newest good checkpoint is after {count_words(good_step)} in {place}"
+    return f"{good}; a rerun of the same command goes on from there"
+
+
+def facts_of(unsaved: Unsaved, place: Path, saved: bool, waited_s: float) -> dict[str, Any]:
+    """Return the fields of the journal's event of a wait. Pure."""
+    why = None if saved else unsaved.told
+    return {"what": f"{place} to take writes", "ok": saved, "why": why, "waited_s": round(waited_s, 3)}
