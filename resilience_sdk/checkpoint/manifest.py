@@ -11,15 +11,12 @@ as far, and every byte is summed twice (at the save and again before a resume).
 from __future__ import annotations
 
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
-
-from resilience_sdk.core.run_directory import RunDirectory
 
 # Each checkpoint says the oldest format that can read it: 1 = plain files, 2 = also files in directories, such as those
 # of torch.distributed.checkpoint in `sharded/`.
@@ -284,26 +281,3 @@ def find_deletable(
     if len(kept) == least:
         doomed |= {name for name, step in steps.items() if step < kept[-1]}
     return tuple(sorted(doomed, key=lambda name: steps[name]))
-
-
-def newest_checkpoint(run_dir: RunDirectory) -> int | None:
-    """Return the step of the newest complete checkpoint (one with a manifest), or None.
-
-    One with a NaN is passed over while there is another one, as a resume does.
-    """
-    try:
-        steps = {name: step for name in os.listdir(run_dir.checkpoints) if (step := step_of(name)) is not None}
-    except OSError:
-        return None
-    last_resort: int | None = None
-    for name in sorted(steps, key=lambda name: steps[name], reverse=True):
-        try:
-            manifest = decode_manifest((run_dir.checkpoints / name / MANIFEST_NAME).read_bytes())
-        except OSError:
-            continue  # killed before it was complete
-        except InvalidCheckpointError:
-            return steps[name]  # a resume says what is wrong with it
-        if manifest.why_bad is None:
-            return steps[name]
-        last_resort = steps[name] if last_resort is None else last_resort
-    return last_resort

@@ -57,7 +57,7 @@ def verify_checkpoint(directory: Path) -> Manifest:
     """Return the manifest after reading every file; raises `InvalidCheckpointError` with the reason."""
     manifest = read_manifest(directory)
     # Sizes of all files first: the common tear is found without reading gigabytes.
-    fault = find_size_fault(manifest, _sizes(directory, manifest))
+    fault = find_size_fault(manifest, sizes_of(directory, manifest))
     if fault is not None:
         raise InvalidCheckpointError(fault)
     for name in manifest.directories:
@@ -68,7 +68,8 @@ def verify_checkpoint(directory: Path) -> Manifest:
     return manifest
 
 
-def _sizes(directory: Path, manifest: Manifest) -> dict[str, int]:
+def sizes_of(directory: Path, manifest: Manifest) -> dict[str, int]:
+    """Return the size in bytes of each file of a manifest that is there."""
     sizes: dict[str, int] = {}
     for entry in manifest.files:
         with contextlib.suppress(OSError):

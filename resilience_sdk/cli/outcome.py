@@ -65,6 +65,7 @@ def render(outcome: dict[str, Any]) -> list[str]:
     ):
         if outcome[key] is not None:
             rows.append((name, f"after {count_words(outcome[key])}" if key == "checkpoint" else outcome[key]))
+    rows += [("not taken", text) for text in outcome["not_taken"]]
     rows += resume_row(outcome)
     if outcome["incidents"]:
         rows.append(("incidents", ", ".join(outcome["incidents"])))

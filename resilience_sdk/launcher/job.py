@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from resilience_sdk.attribution.exits import NAME, PORT, STORAGE, Resource
-from resilience_sdk.checkpoint.manifest import newest_checkpoint
+from resilience_sdk.checkpoint.newest import NewestState, newest_checkpoint, newest_state
 from resilience_sdk.cluster.bus import NodeRelay
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.console import say, say_once
@@ -129,6 +129,7 @@ class JobEnd:
     what: str | None
     incidents: tuple[str, ...]
     checkpoint: int | None
+    not_taken: tuple[str, ...] = ()
     stood: str | None = None
     free: bool = False
 
@@ -174,6 +175,7 @@ class Job:
         self._told = AttemptJournal(run_dir.journal, key, 0)
         self._started_s = time.monotonic()
         self._last_fault: str | None = None
+        self._newest = NewestState(None)
 
     def run(self) -> JobEnd:
         """Run attempts until one ends the job."""
@@ -197,7 +199,7 @@ class Job:
                     say(finding.traceback)
                 return self._ended(decision)
             say(fault_line(finding.headline, finding.end.cause))
-            say(restart_line(decision, finding.end.checkpoint_after))
+            say(restart_line(decision, finding.end.checkpoint_after, self._newest.not_taken))
             self._inbox.sleep(decision.delay_s)
             if decision.waits_for is not None:
                 limit_s = self._settings.wait_limit
@@ -307,7 +309,7 @@ class Job:
             say_once("conclude", f"the end of this attempt could not be examined ({why})")
             self._journal.emit(Event.DEGRADED, what="attribution", why=why, trace=traceback.format_exc())
             codes = attempt.ranks.exit_codes
-            after = newest_checkpoint(self._run_dir)
+            after = self._look_for_newest().step
             end = AttemptEnd(
                 self._number, ending.by, codes, checkpoint_before=witness.checkpoint, checkpoint_after=after
             )
@@ -343,7 +345,7 @@ class Job:
             node_told=seen.node_told,
             job_told=seen.job_told,
             checkpoint_before=witness.checkpoint,
-            checkpoint_after=newest_checkpoint(self._run_dir),
+            checkpoint_after=self._look_for_newest().step,
             lasted_s=None if self._files.directory is None else lasted_s,
             began_at=time.time() - lasted_s,
             journal=self._told,
@@ -378,6 +380,10 @@ class Job:
             self._reporter.note_restart(finding.incident)
         return decision
 
+    def _look_for_newest(self) -> NewestState:
+        self._newest = newest_state(self._run_dir)
+        return self._newest
+
     def _sleep(self, seconds: float) -> bool:
         """Sleep at most so long; tell whether nobody wants the launcher to leave."""
         self._housekeeping.tend()
@@ -386,12 +392,14 @@ class Job:
 
     def _ended(self, decision: Decision) -> JobEnd:
         last = self._history[-1] if self._history else None
+        good = self._look_for_newest()
         return JobEnd(
             decision,
             self._number,
             self._last_fault,
             tuple(self._incidents),
-            newest_checkpoint(self._run_dir),
+            good.step,
+            good.not_taken,
             stood=None if last is None else last.stood,
             free=last is not None and ends_free(self._history),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from resilience_sdk.incidents import count_words
 from resilience_sdk.launcher.restart_policy import Decision
 from resilience_sdk.postmortem.exit_codes import JobVerdict
 from resilience_sdk.postmortem.outcome import TO_RESUME, Outcome, hint_of, to_resume
+
+_MAX_SHOWN = 4  # checkpoints that are passed over
 
 _NAMES = {
     JobVerdict.FINISHED: "finished",
@@ -59,7 +61,7 @@ def closing_lines(outcome: Outcome) -> list[str]:
         lines.append(f"report: {report} (all: resilience why {shlex.quote(str(outcome.run_dir))})")
     told_lost = outcome.verdict in (JobVerdict.PREEMPTED, JobVerdict.INTERRUPTED)
     if outcome.checkpoint is not None or not told_lost:
-        lines.append(state_line(outcome.checkpoint, outcome.run_dir, told_lost=told_lost))
+        lines.append(state_line(outcome.checkpoint, outcome.run_dir, outcome.not_taken, told_lost=told_lost))
     if hint := outcome.advice or hint_of(outcome.verdict):
         lines.append(f"what to do: {hint}")
     if outcome.resume:
@@ -82,22 +84,36 @@ def may_wrap(line: str) -> bool:
     return not line.startswith((*TO_RESUME, "report:"))
 
 
-def state_line(checkpoint: int | None, run_dir: str, *, told_lost: bool = False) -> str:
-    """Say what of the work is kept; `told_lost`: another line says how much is lost."""
+def state_line(checkpoint: int | None, run_dir: str, not_taken: Sequence[str] = (), *, told_lost: bool = False) -> str:
+    """Say what of the work is kept; `told_lost`: another line says how much is lost.
+
+    `not_taken`: checkpoints that are there and that no resume takes, each with the reason.
+    """
+    bad = _shown(not_taken)
+    if checkpoint is None and not_taken:
+        return f"no checkpoint in {run_dir} can be resumed: {bad}"
     if checkpoint is None:
         return f"nothing saved by the SDK in {run_dir}: what the script did not save itself is lost"
     rest = "" if told_lost else "; whatever came after it is to be done again"
-    return f"saved: the checkpoint after {count_words(checkpoint)} in {run_dir}{rest}"
+    newer = f" (not taken: {bad})" if not_taken else ""
+    return f"saved: the checkpoint after {count_words(checkpoint)} in {run_dir}{rest}{newer}"
 
 
-def restart_line(decision: Decision, checkpoint: int | None) -> str:
-    """Say that the ranks are started again, and what they find."""
+def _shown(not_taken: Sequence[str]) -> str:
+    more = f"; and {len(not_taken) - _MAX_SHOWN} more" if len(not_taken) > _MAX_SHOWN else ""
+    return "; ".join(not_taken[:_MAX_SHOWN]) + more
+
+
+def restart_line(decision: Decision, checkpoint: int | None, not_taken: Sequence[str] = ()) -> str:
+    """Say that the ranks are started again, and what they find; `not_taken` as in `state_line`."""
     wait = f" in {decision.delay_s:.0f} s" if decision.delay_s >= 1 else ""
     if decision.waits_for is not None:
         wait += f" and after waiting for {decision.waits_for}"
     found = (
         f"there is a checkpoint after {count_words(checkpoint)} to resume from"
         if checkpoint is not None
+        else f"none of the checkpoints can be resumed: {_shown(not_taken)}"
+        if not_taken
         else "nothing saved by the SDK to resume from, so the script starts over unless it loads its own"
     )
     return f"starting the ranks again{wait} ({decision.reason}): {found}"

@@ -440,6 +440,7 @@ class _Launch:
             what=end.what,
             incidents=end.incidents,
             checkpoint=end.checkpoint,
+            not_taken=end.not_taken,
             resume=None if finished else options.resume_command(self.options, str(self.run_dir.path)),
             stood=end.stood,
             free=end.free,

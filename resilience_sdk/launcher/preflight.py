@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.checkpoint.manifest import newest_checkpoint
+from resilience_sdk.checkpoint.newest import newest_checkpoint
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory

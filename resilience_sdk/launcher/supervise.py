@@ -25,7 +25,7 @@ from typing import Any
 
 import attrs
 
-from resilience_sdk.checkpoint.manifest import newest_checkpoint
+from resilience_sdk.checkpoint.newest import newest_checkpoint
 from resilience_sdk.core import environ
 from resilience_sdk.core.atomic_write import Version, version_of
 from resilience_sdk.core.console import say, say_once

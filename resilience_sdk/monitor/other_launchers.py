@@ -73,7 +73,7 @@ def verdict_of(
 
 def saved_step(config: JobConfig) -> int | None:
     """Return the newest step that can be resumed from."""
-    from resilience_sdk.checkpoint.manifest import newest_checkpoint  # late: a megabyte, and only at the end of a job
+    from resilience_sdk.checkpoint.newest import newest_checkpoint  # late: a megabyte, and only at the end of a job
 
     return newest_checkpoint(RunDirectory(Path(config.run_dir)))
 

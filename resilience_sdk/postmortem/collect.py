@@ -22,7 +22,7 @@ import attrs
 from resilience_sdk.attribution.diagnosis import MOST_BYTES, KernelFindings, LogFindings, read_kernel, read_tail
 from resilience_sdk.attribution.exits import Classification, classification, classify_exit
 from resilience_sdk.attribution.first_death import VAGUE, FirstDeath
-from resilience_sdk.checkpoint.manifest import newest_checkpoint
+from resilience_sdk.checkpoint.newest import newest_checkpoint
 from resilience_sdk.cluster.membership import Peer
 from resilience_sdk.core.json_records import to_values
 from resilience_sdk.core.run_directory import RunDirectory

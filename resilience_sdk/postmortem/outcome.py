@@ -49,6 +49,8 @@ class Outcome:
     """What stood still when somebody ended the job, in words: to start it again is a retry that counts."""
     free: bool = False
     """It ended for a hang that costs nothing of a budget, so a retry does not count."""
+    not_taken: tuple[str, ...] = ()
+    """Checkpoints that a resume does not take, each with the reason: newer than the one that it takes, or all."""
     advice: str | None = None
     """What to do before it is started again, where more is known than the verdict tells."""
 

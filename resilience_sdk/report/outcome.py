@@ -17,7 +17,7 @@ _MOST_BYTES = 1 << 22
 _TEXTS = ("verdict", "reason", "what", "resume", "job", "node", "run_dir", "stood", "advice")
 _COUNTS = ("exit_code", "attempts", "checkpoint")
 _TIMES = ("started_at", "ended_at")
-KEYS = (*_TEXTS, *_COUNTS, *_TIMES, "incidents", "free")
+KEYS = (*_TEXTS, *_COUNTS, *_TIMES, "incidents", "not_taken", "free")
 
 
 def read_outcome(run_dir: RunDirectory) -> dict[str, Any] | None:
@@ -41,8 +41,9 @@ def read_outcome(run_dir: RunDirectory) -> dict[str, Any] | None:
     for key in _TIMES:
         outcome[key] = outcome[key] if type(outcome[key]) in (int, float) else None
     outcome["free"] = outcome["free"] is True
-    incidents = outcome["incidents"] if isinstance(outcome["incidents"], list) else []
-    outcome["incidents"] = [name for name in incidents if isinstance(name, str)]
+    for key in ("incidents", "not_taken"):
+        found = outcome[key] if isinstance(outcome[key], list) else []
+        outcome[key] = [text for text in found if isinstance(text, str)]
     # The directory may have been moved or copied since: what is told, and run again, is told of where it is now.
     written_in, outcome["run_dir"] = outcome["run_dir"], str(run_dir.path)
     if written_in and outcome["resume"]:

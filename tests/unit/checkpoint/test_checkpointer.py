@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.manifest import newest_checkpoint
+from resilience_sdk.checkpoint.newest import newest_checkpoint
 from resilience_sdk.core.journal import Event, Journal, read_journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import CheckpointError, ConfigError, RunDirectoryError

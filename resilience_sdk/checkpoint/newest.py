@@ -1,0 +1,100 @@
+"""The newest state that a run can go on from, for who has to say it when a job ends: without reading every byte.
+
+The rules are those of a resume: whole, trusted, without a NaN, not in quarantine, not of after a rollback. Only the
+checksums are not computed, which may take minutes. What a resume has found to be damaged stands in the journal, and is
+believed until somebody has changed the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.checkpoint.history import CheckpointId, find_quarantined, find_rollbacks
+from resilience_sdk.checkpoint.manifest import (
+    InvalidCheckpointError,
+    Manifest,
+    Selection,
+    find_size_fault,
+    select_newest,
+)
+from resilience_sdk.checkpoint.store import read_manifest, sizes_of
+from resilience_sdk.core.journal import CURVES, Event, read_journal
+from resilience_sdk.core.run_directory import RunDirectory
+
+
+@attrs.frozen
+class NewestState:
+    """`step`: how many steps the newest good checkpoint has completed; None = there is none.
+
+    `not_taken`: newer ones, or all, which a resume does not take, each with the reason.
+    """
+
+    step: int | None
+    not_taken: tuple[str, ...] = ()
+
+
+def newest_state(run_dir: RunDirectory, events: Iterable[Mapping[str, Any]] | None = None) -> NewestState:
+    """Return the newest good state in `run_dir`; `events` are all of its journal, which is read else. Never raises."""
+    try:
+        names = os.listdir(run_dir.checkpoints)
+    except OSError:
+        return NewestState(None)
+    told = tuple(read_journal(run_dir.journal, without=CURVES).events if events is None else events)
+    found = _select(run_dir.checkpoints, names, told)
+    not_taken = tuple(f"{one.name}: {one.why}" for one in found.skipped)
+    return NewestState(None if found.manifest is None else found.manifest.step, not_taken)
+
+
+def newest_checkpoint(run_dir: RunDirectory) -> int | None:
+    """Return after how many steps the newest good checkpoint was saved, or None."""
+    return newest_state(run_dir).step
+
+
+def _select(directory: Path, names: Iterable[str], events: tuple[Mapping[str, Any], ...]) -> Selection:
+    rollbacks, quarantined, damaged = find_rollbacks(events), find_quarantined(events), _found_damaged(events)
+
+    def examine(name: str) -> Manifest:
+        manifest = read_manifest(directory / name)
+        if (fault := find_size_fault(manifest, sizes_of(directory / name, manifest))) is not None:
+            raise InvalidCheckpointError(fault)
+        for back in rollbacks:
+            if why := back.why_bad(manifest.step, manifest.created_at):
+                raise InvalidCheckpointError(why, rolled_back=True)
+        at, why = damaged.get(name, (0.0, ""))
+        if at > max(manifest.created_at, _changed_at(directory / name, manifest)):
+            raise InvalidCheckpointError(why)
+        return manifest
+
+    def distrust(name: str, manifest: Manifest) -> str | None:
+        return manifest.why_bad or quarantined.get(CheckpointId(name, manifest.created_at))
+
+    return select_newest(names, examine, distrust)
+
+
+def _found_damaged(events: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, str]]:
+    """Return when a resume passed over which checkpoint, and why, where nothing was resumed from it since."""
+    found: dict[str, tuple[float, str]] = {}
+    for event in events:
+        name = event.get("checkpoint")
+        if not isinstance(name, str):
+            continue
+        if event["event"] == Event.CKPT_SKIP.value:
+            found[name] = (float(event["t"]), str(event.get("why")))
+        elif event["event"] in (Event.RESUME.value, Event.CKPT_COMMIT.value):
+            found.pop(name, None)
+    return found
+
+
+def _changed_at(directory: Path, manifest: Manifest) -> float:
+    """Return when a file of a checkpoint was last changed: a copy may have been put back (Unix seconds)."""
+    changed = [0.0]
+    for entry in manifest.files:
+        with contextlib.suppress(OSError):
+            changed.append((directory / entry.name).stat(follow_symlinks=False).st_ctime)
+    return max(changed)
