@@ -24,7 +24,7 @@ from resilience_sdk.checkpoint.manifest import (
     select_newest,
 )
 from resilience_sdk.checkpoint.store import read_manifest, sizes_of
-from resilience_sdk.core.journal import CURVES, Event, read_journal
+from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.run_directory import RunDirectory
 
 
@@ -39,21 +39,49 @@ class NewestState:
     not_taken: tuple[str, ...] = ()
 
 
-def newest_state(run_dir: RunDirectory, events: Iterable[Mapping[str, Any]] | None = None) -> NewestState:
-    """Return the newest good state in `run_dir`; `events` are all of its journal, which is read else. Never raises."""
-    try:
-        names = os.listdir(run_dir.checkpoints)
-    except OSError:
-        return NewestState(None)
-    told = tuple(read_journal(run_dir.journal, without=CURVES).events if events is None else events)
-    found = _select(run_dir.checkpoints, names, told)
-    not_taken = tuple(f"{one.name}: {one.why}" for one in found.skipped)
-    return NewestState(None if found.manifest is None else found.manifest.step, not_taken)
+# What the rules of a resume go by. All else is passed over without being parsed: a launcher looks at each restart.
+_NEEDED = frozenset(
+    {
+        Event.RUN_START,
+        Event.RANK_START,
+        Event.RESUME,
+        Event.CKPT_COMMIT,
+        Event.CKPT_SKIP,
+        Event.CKPT_QUARANTINE,
+        Event.INCIDENT,
+        Event.NUMERICS,
+    }
+)
+_OTHERS = frozenset(Event) - _NEEDED
+
+
+class NewestFinder:
+    """Finds the newest good state of a run, again and again; what of the journal was read is not read again."""
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        """Read nothing yet."""
+        self._run_dir = run_dir
+        self._read_to: Mapping[str, int] = {}
+        self._events: list[Mapping[str, Any]] = []
+
+    def find(self) -> NewestState:
+        """Return it as it is now. Never raises."""
+        directory = self._run_dir.checkpoints
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            return NewestState(None)
+        new = read_journal(self._run_dir.journal, self._read_to, without=_OTHERS, only_ended=True)
+        self._read_to = {**self._read_to, **new.read_to}
+        self._events = sorted([*self._events, *new.events], key=lambda event: float(event["t"]))
+        found = _select(directory, names, tuple(self._events))
+        not_taken = tuple(f"{one.name}: {one.why}" for one in found.skipped)
+        return NewestState(None if found.manifest is None else found.manifest.step, not_taken)
 
 
 def newest_checkpoint(run_dir: RunDirectory) -> int | None:
     """Return after how many steps the newest good checkpoint was saved, or None."""
-    return newest_state(run_dir).step
+    return NewestFinder(run_dir).find().step
 
 
 def _select(directory: Path, names: Iterable[str], events: tuple[Mapping[str, Any], ...]) -> Selection:

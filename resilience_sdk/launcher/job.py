@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from resilience_sdk.attribution.exits import NAME, PORT, STORAGE, Resource
-from resilience_sdk.checkpoint.newest import NewestState, newest_checkpoint, newest_state
+from resilience_sdk.checkpoint.newest import NewestFinder, NewestState
 from resilience_sdk.cluster.bus import NodeRelay
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.console import say, say_once
@@ -175,6 +175,7 @@ class Job:
         self._told = AttemptJournal(run_dir.journal, key, 0)
         self._started_s = time.monotonic()
         self._last_fault: str | None = None
+        self._finder = NewestFinder(run_dir)
         self._newest = NewestState(None)
 
     def run(self) -> JobEnd:
@@ -220,7 +221,7 @@ class Job:
             return self._never_met(error)
         if ready is not True:
             return ready or None
-        witness = Witness.begin(self._run_dir)
+        witness = Witness.begin(self._look_for_newest().step)
         try:
             try:
                 with self._inbox.raising():
@@ -381,7 +382,7 @@ class Job:
         return decision
 
     def _look_for_newest(self) -> NewestState:
-        self._newest = newest_state(self._run_dir)
+        self._newest = self._finder.find()
         return self._newest
 
     def _sleep(self, seconds: float) -> bool:
@@ -411,7 +412,7 @@ class Job:
             self._relay.stop()
             self._files.remove_attempt(self._number)
             self._journal.emit(Event.ATTEMPT_END, ended_by=EndedBy.PREEMPTION.value, exit_codes={})
-        before = newest_checkpoint(self._run_dir)
+        before = self._look_for_newest().step
         told = "before its ranks started; nothing is lost"
         if self._history:
             kept = lost_words(None, None) if before is None else f"the newest checkpoint is after {count_words(before)}"

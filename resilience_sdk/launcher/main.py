@@ -230,7 +230,7 @@ class _Launch:
 
     def _left_early(self) -> JobEnd:
         """Conclude a job that was asked to leave while there was nothing to lose."""
-        from resilience_sdk.checkpoint.manifest import newest_checkpoint
+        from resilience_sdk.checkpoint.newest import newest_checkpoint
         from resilience_sdk.launcher.job import JobEnd
 
         decision = _left_early(self.inbox)

@@ -22,10 +22,8 @@ import attrs
 from resilience_sdk.attribution.diagnosis import MOST_BYTES, KernelFindings, LogFindings, read_kernel, read_tail
 from resilience_sdk.attribution.exits import Classification, classification, classify_exit
 from resilience_sdk.attribution.first_death import VAGUE, FirstDeath
-from resilience_sdk.checkpoint.newest import newest_checkpoint
 from resilience_sdk.cluster.membership import Peer
 from resilience_sdk.core.json_records import to_values
-from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.hang.detect import ranks_text
 from resilience_sdk.incidents import Evidence
 from resilience_sdk.postmortem.facts import RankExit, RankTrace
@@ -300,9 +298,9 @@ class Witness:
     _marked: LogMark
 
     @classmethod
-    def begin(cls, run_dir: RunDirectory) -> Witness:
-        """Look at everything now."""
-        return cls(newest_checkpoint(run_dir), procfs.oom_kills(), mark())
+    def begin(cls, checkpoint: int | None) -> Witness:
+        """Look at everything now; `checkpoint` is the newest good one."""
+        return cls(checkpoint, procfs.oom_kills(), mark())
 
     def close(self) -> None:
         """Give back what is open."""

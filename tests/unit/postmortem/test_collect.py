@@ -2,7 +2,6 @@
 
 import os
 
-from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.postmortem import collect
 from resilience_sdk.postmortem.collect import OutsideView, Witness, look_safely
 from resilience_sdk.postmortem.facts import RankExit, RankTrace
@@ -68,7 +67,7 @@ def test_logs_are_read_only_where_the_end_alone_does_not_tell(tmp_path):
     """An abort does not; SIGKILL and an exception do, and a restart should not wait for more."""
     (tmp_path / "err").write_text(ILLEGAL)
     traces = {rank: RankTrace(rank, 100 + rank, None, None, None, None) for rank in range(3)}
-    witness = Witness.begin(RunDirectory.create(tmp_path / "run"))
+    witness = Witness.begin(None)
     files = dict.fromkeys(range(3), (str(tmp_path / "err"),))
     seen = witness.look(exits(-6, -9, 0), traces, files, hung=False)
     assert [told.cause for told in seen.told[0]] == ["cuda_illegal_memory_access"]
