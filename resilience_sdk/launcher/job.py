@@ -5,6 +5,7 @@ Attempt after attempt, until the decision says that it is over; between them wha
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 import traceback
