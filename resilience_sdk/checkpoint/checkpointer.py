@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import resilience_sdk
-from resilience_sdk.checkpoint.choice import choose, look
 from resilience_sdk.checkpoint.failure import Unsaved
 from resilience_sdk.checkpoint.history import (
     PRIOR_MTTF_S,
@@ -18,7 +17,16 @@ from resilience_sdk.checkpoint.history import (
     mean_time_to_failure_s,
     newest_save_s,
 )
-from resilience_sdk.checkpoint.last_save import Alone, End, facts_of, lost_words, resume_words, save_patiently
+from resilience_sdk.checkpoint.last_save import (
+    End,
+    NoTerms,
+    facts_of,
+    lost_words,
+    resume_words,
+    save_patiently,
+    spare_descriptors,
+)
+from resilience_sdk.checkpoint.newest import choose, look
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
 from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
 from resilience_sdk.checkpoint.save import GoodCheckpoint, Saver
@@ -431,7 +439,7 @@ class Checkpointer:
             lambda: self._saver.failed_here,
             self._place,
             ranks,
-            resilience_sdk._own_checkpoints() or Alone(),
+            resilience_sdk._own_checkpoints() or NoTerms(),
             expected_s=self.expected_save_s,
             is_stop=is_stop,
             report=report,
@@ -463,6 +471,7 @@ class Checkpointer:
             return
         end = End(unsaved) if self._end is None or self._end.unsaved != unsaved else self._end
         self._saver.forget_at_exit()
+        spare_descriptors.give_back()
         own = resilience_sdk._own_checkpoints()
         if own is not None:
             own.end_unsaved(lost_words(unsaved, self._good_step(), end), unsaved.cure(self._place))

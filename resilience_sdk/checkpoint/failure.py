@@ -1,4 +1,4 @@
-"""What kept a save from being made: the reason in words, its error number, and whether time may cure it.
+"""The reason why a save was not made: in words, its error number, and whether time may cure it.
 
 A full disk, a quota that is used up and a storage that does not answer pass: somebody makes room, a server comes
 back. A descriptor that is not to be had, a permission and a mount that is read-only do not pass by themselves.

@@ -9,6 +9,7 @@ that is made at each meeting, as between two steps.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from resilience_sdk.checkpoint.ranks import Ranks
 from resilience_sdk.core.console import say
 from resilience_sdk.incidents import count_words
 from resilience_sdk.recorder import lookup
-from resilience_sdk.system.storage_probe import Probe, ProbeAnswer
+from resilience_sdk.system.storage_probe import ProbeAnswer, WriteProbe
 
 _FIRST_PAUSE_S = 0.25  # between two meetings; the next is twice as long
 _MAX_PAUSE_S = 2.0
@@ -29,10 +30,11 @@ _MAX_TRY_PAUSE_S = 30.0  # between two tries of a whole save, where the storage 
 _ASKED_PAUSE_S = 0.1  # once somebody asks to stop: a stop is agreed by a few meetings
 # Of the time that a stop leaves, for the words and the end of the processes.
 _LEAVING_SHARE, _MIN_LEAVING_S, _MAX_LEAVING_S = 0.3, 2.0, 10.0
+_SPARE = 4
 DEFAULT_LIMIT_S = 300.0  # as that of the setting `wait_limit`
 
 
-class Job(Protocol):
+class Terms(Protocol):
     """What a wait asks of the job that this process is in. Any rank."""
 
     def wait_limit_s(self) -> float:
@@ -53,7 +55,7 @@ class Job(Protocol):
 
 
 @attrs.frozen
-class Alone:
+class NoTerms:
     """No job: nobody asks to stop."""
 
     def wait_limit_s(self) -> float:
@@ -95,7 +97,7 @@ def save_patiently(
     failed_here: Callable[[], bool],
     place: Path,
     ranks: Ranks,
-    job: Job,
+    terms: Terms,
     *,
     expected_s: float,
     is_stop: bool,
@@ -110,7 +112,7 @@ def save_patiently(
     unsaved = save()
     if unsaved is None or not unsaved.passes:
         return End(unsaved)
-    wait = _Wait(place, ranks, job, unsaved.step, expected_s=expected_s, is_stop=is_stop)
+    wait = _Wait(place, ranks, terms, unsaved.step, expected_s=expected_s, is_stop=is_stop)
     if ranks.rank == 0 and wait.left_s() > 0:
         say(_words(unsaved, place, wait))
         report(unsaved, False, 0.0)
@@ -141,16 +143,16 @@ def _words(unsaved: Unsaved, place: Path, wait: _Wait) -> str:
 class _Wait:
     """One wait of all ranks, which stays the same on each of them."""
 
-    def __init__(self, place: Path, ranks: Ranks, job: Job, step: int, *, expected_s: float, is_stop: bool) -> None:
+    def __init__(self, place: Path, ranks: Ranks, terms: Terms, step: int, *, expected_s: float, is_stop: bool) -> None:
         self._place = place
         self._ranks = ranks
-        self._job = job
+        self._terms = terms
         self._step = step
         self._expected_s = expected_s
         self._may_ask = not is_stop
         self._began_s = self._tried_s = time.monotonic()
         self._try_pause_s = _FIRST_PAUSE_S
-        self._probe: Probe | None = None
+        self._probe: WriteProbe | None = None
         self._leaving_s: float | None = None
         self.failed = Unsaved(step, "")
         self.is_stopped = self.is_over = self.is_cut = False
@@ -163,11 +165,11 @@ class _Wait:
     @property
     def is_asked(self) -> bool:
         """Whether somebody's time runs out, as this rank knows it."""
-        return self._job.time_left() is not None
+        return self._terms.time_left() is not None
 
     def left_s(self) -> float:
         """Return for how many seconds this rank may wait; 0 or less: no longer."""
-        by_limit, stop_s = self._job.wait_limit_s() - self.waited_s, self._job.time_left()
+        by_limit, stop_s = self._terms.wait_limit_s() - self.waited_s, self._terms.time_left()
         if stop_s is None:
             return by_limit
         if self._leaving_s is None:
@@ -186,10 +188,10 @@ class _Wait:
             answer = self._ask(pause_s) if asks_here else self._sleep(pause_s)
             may_try = time.monotonic() - self._tried_s >= self._try_pause_s
             mine = {"left_s": self.left_s(), "works": answer, "may_try": may_try, "asked": self.is_asked}
-            mine["hears"] = self._may_ask and self._job.hears_stops()
+            mine["hears"] = self._may_ask and self._terms.hears_stops()
             told = self._ranks.gather(mine)
             if not self.is_stopped and all(one["hears"] for one in told):
-                self.is_stopped = self._job.asks_stop(self._step)
+                self.is_stopped = self._terms.asks_stop(self._step)
             shortest = min(told, key=lambda one: float(one["left_s"]))
             if shortest["left_s"] <= 0:
                 self.is_over, self.is_cut = True, bool(shortest["asked"])
@@ -209,7 +211,7 @@ class _Wait:
         began_s = time.monotonic()
         answer: ProbeAnswer | None = None
         try:
-            self._probe = self._probe or Probe(self._place)
+            self._probe = self._probe or WriteProbe(self._place)
             answer = self._probe.wait(seconds)
         except RuntimeError:  # no thread: then the save itself is tried
             answer = ProbeAnswer()
@@ -232,6 +234,29 @@ def _paused(reason: str) -> Iterator[None]:
         yield
     finally:
         recorder.resume(time.monotonic_ns() - began_ns)
+
+
+class SpareDescriptors:
+    """A few descriptors that are kept for the end: without any, nobody could write down why a job has ended."""
+
+    def __init__(self) -> None:
+        """Keep none yet."""
+        self._kept: list[int] = []
+
+    def keep(self) -> None:
+        """Keep them from now on, as far as they are to be had. Never raises."""
+        if not self._kept:
+            with contextlib.suppress(OSError):
+                for _ in range(_SPARE):
+                    self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def give_back(self) -> None:
+        """Close them, for what is written next."""
+        while self._kept:
+            os.close(self._kept.pop())
+
+
+spare_descriptors = SpareDescriptors()
 
 
 def lost_words(unsaved: Unsaved, good_step: int | None, end: End) -> str:

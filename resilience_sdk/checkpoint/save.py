@@ -29,7 +29,7 @@ from resilience_sdk.checkpoint.background import (
 )
 from resilience_sdk.checkpoint.commit import discard
 from resilience_sdk.checkpoint.failure import Unsaved, number_of, number_of_parts
-from resilience_sdk.checkpoint.last_save import End, lost_words, resume_words
+from resilience_sdk.checkpoint.last_save import End, lost_words, resume_words, spare_descriptors
 from resilience_sdk.checkpoint.manifest import SHARDED
 from resilience_sdk.checkpoint.policy import SavePolicy
 from resilience_sdk.checkpoint.ranks import BackgroundGroup, Ranks, describe
@@ -152,6 +152,7 @@ class Saver:
         self._failed_here, self._script_saved, self._is_first = False, False, ranks.rank == 0
         self._pid = os.getpid()
         _await_at_exit(self)
+        spare_descriptors.keep()
         order = ranks.broadcast(self._open(step, in_background, left_s, anew) if ranks.rank == 0 else None)
         if order["last_good"] is not None:
             self._last_good = GoodCheckpoint(order["last_good"], self._store.path_of(order["last_good"]))
@@ -407,6 +408,7 @@ class Saver:
         unsaved = self.unsaved
         if unsaved is None or self._pid != os.getpid() or self._script_saved:
             return
+        spare_descriptors.give_back()
         own = resilience_sdk._own_checkpoints()
         good = None if self._last_good is None else self._last_good.step
         lost, place = lost_words(unsaved, good, End(unsaved)), self._store.directory

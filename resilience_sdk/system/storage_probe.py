@@ -24,7 +24,7 @@ class ProbeAnswer:
     number: int | None = None
 
 
-class Probe:
+class WriteProbe:
     """One try in a thread of its own, so that a storage that does not answer holds nobody up."""
 
     def __init__(self, directory: Path) -> None:
@@ -52,7 +52,7 @@ class Probe:
 def try_writing(directory: Path) -> ProbeAnswer:
     """Return whether `directory` takes writes; one that does not answer has timed out."""
     try:
-        answer = Probe(directory).wait(PROBE_TIMEOUT_S)
+        answer = WriteProbe(directory).wait(PROBE_TIMEOUT_S)
     except RuntimeError:  # no thread: nothing is known of the storage
         return ProbeAnswer()
     return ProbeAnswer("it does not answer", errno.ETIMEDOUT) if answer is None else answer

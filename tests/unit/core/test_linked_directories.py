@@ -82,7 +82,7 @@ def test_a_link_to_a_file_is_refused(tmp_path, scratch, name):
 def test_a_run_directory_that_is_a_link_to_nothing_is_refused(tmp_path):
     """Named, as its parts are."""
     (tmp_path / "run").symlink_to(tmp_path / "gone")
-    with pytest.raises(RunDirectoryError, match="run is a link to .*gone, which cannot be reached"):
+    with pytest.raises(RunDirectoryError, match=r"run is a link to .*gone, which cannot be reached"):
         RunDirectory.create(tmp_path / "run")
 
 
