@@ -225,7 +225,7 @@ class Saver:
         from resilience_sdk.checkpoint.capture import capture_part, copy_part
 
         ready: dict[str, Any] = {"error": order["error"] if ranks.rank == 0 else None, "step": step}
-        ready["number"] = order["number"]
+        ready["number"] = order.get("number")
         ready["process"] = own_process() if in_background else None
         part = None
         try:

@@ -203,7 +203,7 @@ def test_whatever_ends_the_thread_ends_the_save():
     save = Background(1, work)
     assert save.wait(30)
     assert save.wait_written(0)
-    assert save.outcome == {"error": "Torn: the rest is missing"}
+    assert save.outcome == {"error": "Torn: the rest is missing", "number": None}
 
 
 ENDING = """

@@ -15,7 +15,7 @@ from resilience_sdk.launcher.restart_policy import (
     failures_since_progress,
 )
 from resilience_sdk.postmortem.exit_codes import JobVerdict
-from resilience_sdk.postmortem.facts import EXCLUDE_NODE, STOP, AttemptEnd, EndedBy, EndingRequest, KnownError
+from resilience_sdk.postmortem.facts import EXCLUDE_NODE, STOP, UNSAVED, AttemptEnd, EndedBy, EndingRequest, KnownError
 
 CRASH = AttemptEnd(0, EndedBy.RANKS, {0: -15, 1: -9}, cause="rank_killed_sigkill", category="process")
 ERROR = KnownError("ValueError", "bad", "train.py:3 main")
@@ -338,6 +338,32 @@ def test_what_a_rank_asks_for_counts_where_it_failed(action, verdict):
     assert decide([attrs.evolve(FINISHED, requested=request)], 3).verdict is JobVerdict.FINISHED
     left = attrs.evolve(asked, ended_by=EndedBy.PREEMPTION)
     assert decide([left], 3).verdict is JobVerdict.PREEMPTED
+
+
+def test_an_end_that_could_not_be_saved_ends_the_job_without_a_restart():
+    """Be it raised or found at the exit; a rank that failed otherwise is started again."""
+    request = EndingRequest(UNSAVED, "steps 40 to 59 ARE LOST", "make room")
+    raised = KnownError("resilience_sdk.errors.NotSavedError", "steps", "train.py:3 main")
+    for end in (
+        attrs.evolve(FINISHED, requested=request),
+        AttemptEnd(
+            0, EndedBy.RANKS, {0: 1, 1: 1}, requested=request, error=raised, cause="storage_full", action="wait"
+        ),
+    ):
+        decision = decide([end], 3)
+        assert (decision.verdict, decision.exit_code) == (JobVerdict.GIVE_UP, 1)
+        assert (decision.reason, decision.advice) == ("steps 40 to 59 ARE LOST", "make room")
+    assert decide([attrs.evolve(CRASH, requested=request)], 3).restarts
+    assert decide([attrs.evolve(FINISHED, requested=request, stop_agreed=True)], 3).verdict is JobVerdict.PREEMPTED
+
+
+def test_where_no_checkpoint_is_good_the_advice_is_not_to_mend_the_program():
+    """The error says what can be done."""
+    bad = KnownError("resilience_sdk.errors.CheckpointError", "all 2 checkpoints are damaged", "train.py:3 main")
+    end = attrs.evolve(CRASH, error=bad, category="checkpoint", cause="checkpoint_corrupt")
+    decision = decide([end, end], 3)
+    assert decision.verdict is JobVerdict.STOP
+    assert "of the checkpoints" in (decision.advice or "")
 
 
 def test_a_node_that_is_to_be_left_out_leaves_alone_where_the_others_can_go_on():
