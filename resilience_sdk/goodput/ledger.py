@@ -15,6 +15,7 @@ import attrs
 from resilience_sdk.core.journal import Event
 from resilience_sdk.goodput.buckets import Bucket, Trained, no_seconds, split_training, total
 from resilience_sdk.goodput.step_time import is_stop
+from resilience_sdk.incidents.stalls import EXIT
 
 _NANO = 1e9
 _MOST_NS = 1 << 63
@@ -450,6 +451,8 @@ class Ledger:
         self._stands_since = at - max(stood_s, default=0.0)
 
     def _on_stall(self, event: Mapping[str, Any], at: float) -> None:
+        if event.get("kind") == EXIT:
+            return
         self._stands_since = at - _seconds_of(event.get("for_s"))
         ranks = event.get("ranks")
         self._stalled = [one for one in ranks if isinstance(one, Mapping)] if isinstance(ranks, list) else []

@@ -101,12 +101,14 @@ class RankState:
     @property
     def running(self) -> bool:
         """Whether the process is there and has not said that it leaves."""
-        return self.alive and (self.snapshot is None or self.snapshot.exit_state == "running")
+        page = self.snapshot
+        return self.alive and (page is None or (page.exit_state == "running" and not page.is_over))
 
     @property
     def left_cleanly(self) -> bool:
         """Whether the rank has finished its program."""
-        return self.snapshot is not None and self.snapshot.exit_state == "clean"
+        page = self.snapshot
+        return page is not None and (page.exit_state == "clean" or (page.exit_state == "running" and page.is_over))
 
     @property
     def died(self) -> bool:

@@ -26,6 +26,8 @@ from resilience_sdk.incidents.record import (
 
 WENT_ON, VERDICT = "went on", "verdict"
 """`why` of the event `stall_end`; `ended` says that the attempt was ended meanwhile."""
+EXIT = "exit"
+"""The `kind` of an event `stall` about a process that does not end: its training is over and does not stand still."""
 ENDING = "ending"
 """The source of the evidence that tells who ended a job that stood still."""
 # Activity -> (category, cause, confidence of a stall that lasts, which is less than that of a verdict).
@@ -238,7 +240,7 @@ def _culprit(one: StalledRank) -> Culprit:
 def _read(event: Mapping[str, Any]) -> Stall | None:
     since, told_at = number_of(event.get("since")), float(event["t"])
     ranks, waiting = (items if isinstance(items := event.get(key), list) else None for key in ("ranks", "waiting"))
-    if since is None or ranks is None:
+    if since is None or ranks is None or event.get("kind") == EXIT:
         return None
     return Stall(
         since=min(since, told_at),

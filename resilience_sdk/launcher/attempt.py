@@ -90,6 +90,7 @@ class Attempt:
         self._agent = agent
         self._relay = relay
         self._reported = 0
+        self._late: set[int] = set()  # ranks that have finished, did not end, and were ended
         self._ending_ns: int | None = None
 
     def run(self) -> AttemptEnding:
@@ -124,7 +125,32 @@ class Attempt:
             if self._agent.elastic and self._agent.nodes_waiting() > 0:
                 say(JOINS)
                 return self._end("membership", EndedBy.MEMBERSHIP)
+            if self._settings.exit_timeout is not None:
+                self._end_finished(self._settings.exit_timeout)
             self._housekeeping.tend()
+
+    def _end_finished(self, limit_s: float) -> None:
+        """End processes of ranks that are finished and do not end, once every rank of this node is proven to be."""
+        pages = {rank: self._files.page(self.number, rank, pid) for rank, pid in self.ranks.pids.items()}
+        well = {end.rank for end in self.ranks.exits if end.exit_code == 0}
+        if not all(page is not None and page.done for rank, page in pages.items() if rank not in well):
+            return
+        now_ns = time.monotonic_ns()
+        for rank in self.ranks.running:
+            page = pages[rank]
+            since_ns = unended_since(page) if page is not None else None
+            late_s = (now_ns - since_ns) / 1e9 - limit_s if since_ns is not None else -1.0
+            if late_s < 0:
+                continue
+            if rank not in self._late:
+                self._late.add(rank)
+                say(
+                    f"rank {rank} has finished, and its process has not ended in {limit_s + late_s:.0f} s "
+                    "(exit_timeout): it is ended, and counts as finished"
+                )
+                self._journal.emit(Event.SIGNAL_SENT, signal="SIGKILL", ranks=[rank], why="exit_timeout")
+            # A handler of SIGTERM would take that for a request to save and leave: there is nothing to save any more.
+            self.ranks.finish(rank)
 
     def _fail(self, failed: list[RankExit]) -> AttemptEnding:
         """End the attempt after a rank failed, be it of its own or ended by the monitor for a hang."""
@@ -282,6 +308,10 @@ class AttemptFiles:
         step = snapshot.last_step if is_finished else snapshot.step
         return {"step": step, "step_is_global": snapshot.step_is_global, "completed": snapshot.beats}
 
+    def page(self, attempt: int, rank: int, pid: int) -> RankSnapshot | None:
+        """Return the page of a rank process as it is now, None where there is none."""
+        return None if self.directory is None else _snapshot(self.directory / (page_stem(attempt, rank, pid) + ".page"))
+
     def script_exit_code(self, attempt: int, rank: int, pid: int) -> int | None:
         """Return what the script of a rank process has left with, by the rank's own word; None where it had not."""
         if self.directory is None:
@@ -352,6 +382,16 @@ class AttemptFiles:
             say_once(f"write:{name}", f"cannot write {path} ({error.strerror}); the ranks run unwatched")
             return None
         return path
+
+
+def unended_since(page: RankSnapshot) -> int | None:
+    """Return since when (monotonic nanoseconds) the process of a rank that is done should have ended.
+
+    None where it need not: it has done more than leave since its training, or its script left with an error.
+    """
+    if page.exit_state == "error" or page.script_exit_code not in (None, 0):
+        return None
+    return page.over_ns if page.exit_state == "clean" or page.is_over else page.destroying_ns
 
 
 def exception_from_torch(path: str | os.PathLike[str]) -> Mapping[str, Any] | None:

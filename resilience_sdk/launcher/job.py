@@ -406,9 +406,24 @@ class Job:
             free=last is not None and ends_free(self._history),
         )
 
-    def _left_before_start(self, *, is_announced: bool = False) -> AttemptFinding:
+    def ended_elsewhere(self) -> Decision | None:
+        """Return how another node has ended the job, which this one was cut off from or left behind; None if none did.
+
+        Known by what that node has written into the run directory, which both see: what this node sees of its own
+        ranks, or of a store that it does not reach, says nothing about the job.
+        """
+        code = self._outcome.exit_code()
+        if code is None:
+            return None
+        went_on = "the other nodes went on without this one, and all their ranks exited with 0"
+        reason = went_on if code == 0 else "another node ended the job"
+        return Decision(verdict_of(code), reason, exit_code=code, elsewhere=True)
+
+    def _left_before_start(self, *, is_announced: bool = False) -> AttemptFinding | Decision:
         """Conclude an attempt whose ranks were not started, as somebody wants the launcher to leave."""
         self._inbox.settle()
+        if not is_announced and (known := self.ended_elsewhere()) is not None:
+            return known
         if is_announced:
             self._relay.stop()
             self._files.remove_attempt(self._number)
@@ -426,9 +441,8 @@ class Job:
 
     def _never_met(self, error: Exception) -> Decision:
         """End the job on this node because there was no rendezvous: the others may have ended it already."""
-        code = self._outcome.exit_code()
-        if code is not None:
-            return Decision(verdict_of(code), "another node ended the job", exit_code=code, elsewhere=True)
+        if (known := self.ended_elsewhere()) is not None:
+            return known
         why = first_line(error)
         return Decision(JobVerdict.GIVE_UP, f"the nodes did not meet ({why}){holder_of_taken_port(why)}")
 

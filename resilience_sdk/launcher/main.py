@@ -316,8 +316,8 @@ class _Launch:
             end = job.run()
             if look.refused is not None and end.decision.verdict is JobVerdict.GIVE_UP:
                 end = look.refused  # the others never came to hear of it
-            if end.decision.verdict is JobVerdict.FINISHED:
-                end = self._finished_everywhere(agent, end)
+            if end.decision.verdict is JobVerdict.FINISHED and not end.decision.elsewhere:
+                end = self._finished_everywhere(agent, job, end)
             if not end.decision.others_go_on and not end.decision.elsewhere:
                 self._write_outcome(end, first_node=agent.node == 0)
             return end
@@ -397,11 +397,13 @@ class _Launch:
         self._told = self._outcome(end)
         write_outcome(self.run_dir.outcome, self._told)
 
-    def _finished_everywhere(self, agent: Agent, end: JobEnd) -> JobEnd:
+    def _finished_everywhere(self, agent: Agent, job: Job, end: JobEnd) -> JobEnd:
         """Wait for the word of the other nodes that their ranks have finished, too."""
         try:
             with self.inbox.raising():
-                return end if agent.all_nodes_finished() else attrs.evolve(end, decision=_UNSURE)
+                if agent.all_nodes_finished():
+                    return end
+            return attrs.evolve(end, decision=job.ended_elsewhere() or _UNSURE)
         except LeaveRequested:
             told = "when the ranks of this node had finished, and those of another were not known to have"
             return attrs.evolve(end, decision=to_leave(self.inbox.name, told, interrupted=self.inbox.interrupted))
@@ -448,7 +450,9 @@ class _Launch:
         )
 
 
-_UNSURE = Decision(JobVerdict.GIVE_UP, "the ranks of this node finished, those of another did not")
+_UNSURE = Decision(
+    JobVerdict.GIVE_UP, "the ranks of this node finished; no word came from another node that its ranks did, too"
+)
 
 
 def _take_down(files: AttemptFiles) -> None:

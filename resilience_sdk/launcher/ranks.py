@@ -100,6 +100,7 @@ class RankProcesses:
         self._born = {pid: process_start_ticks(pid) for pid in self.pids.values()}
         self._running = dict(self.pids)
         self._signalled = False
+        self._finished: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(workers.fileno(), selectors.EVENT_READ)
         if wakeup is not None:
@@ -152,6 +153,14 @@ class RankProcesses:
                 os.kill(pid, number)
                 os.kill(pid, signal.SIGCONT)
 
+    def finish(self, rank: int) -> None:
+        """SIGKILL a rank that has finished its training, and so counts as finished, and the rest of its session."""
+        if (pid := self._running.get(rank)) is not None:
+            self._finished.add(rank)
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            kill_members({pid: self._born.get(pid)})
+
     def kill(self) -> None:
         """SIGKILL every running rank, and what is left in the sessions of all that did not end with 0."""
         self._signalled = True
@@ -179,6 +188,9 @@ class RankProcesses:
                 continue
             pid = self._running.pop(rank)
             left_with = self._left_with(rank, pid) if seen.code == -signal.SIGABRT else None
+            is_late = rank in self._finished
+            if is_late:
+                left_with = 0
             gone.append(
                 RankExit(
                     rank,
@@ -188,7 +200,8 @@ class RankProcesses:
                     len(self.exits),
                     seen.seen_ns,
                     self._signalled,
-                    aborted_at_exit=left_with is not None,
+                    aborted_at_exit=left_with is not None and not is_late,
+                    ended_late=is_late,
                     server_lost=seen.server_lost,
                 )
             )

@@ -243,7 +243,7 @@ def _children(pid: int) -> Iterator[tuple[int, ChildProcess]]:
     """Yield all descendants of a process but zombies."""
     pending, seen = [pid], 0
     while pending and seen < _MAX_CHILDREN:
-        for child in _child_pids(pending.pop()):
+        for child in child_pids(pending.pop()):
             seen += 1
             text = _read(f"/proc/{child}/stat")
             fields = text.rpartition(")")[2].split()
@@ -257,7 +257,8 @@ def _children(pid: int) -> Iterator[tuple[int, ChildProcess]]:
             yield child, ChildProcess(cpu_ns, queued_ns, _io_bytes(f"/proc/{child}/io"), fields[0], name)
 
 
-def _child_pids(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
+    """Return the processes that a process has started and that are still there."""
     found: list[int] = []
     listed = False
     for tid in _numbers(f"/proc/{pid}/task")[:_MAX_THREADS]:

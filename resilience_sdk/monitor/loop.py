@@ -35,6 +35,7 @@ from resilience_sdk.monitor.save_storage import SaveStorage
 from resilience_sdk.monitor.stall_teller import StallTeller
 from resilience_sdk.monitor.stop import StopCoordinator
 from resilience_sdk.monitor.stragglers import StepTimeWatch, StragglerWatch
+from resilience_sdk.monitor.unended import UnendedWatch
 from resilience_sdk.postmortem.recovery import RecoveryWatch
 from resilience_sdk.recorder.page_reader import LanePasses
 from resilience_sdk.system import hostinfo, procfs
@@ -115,6 +116,7 @@ class Watcher:
             learner=self.learner,
             deaths=self._deaths,
         )
+        self._unended = UnendedWatch(self._settings, journal, lock.in_charge)
         self._attempt: int | None = None
         self._pause_s = self._settings.monitor_interval
         self._whole_look_ns = 0
@@ -161,6 +163,8 @@ class Watcher:
         self._pause_s = self._settings.monitor_interval * (_CALM if self._is_calm(completed) else 1)
         wait_s = self._judge(ranks, now_ns)
         self._whole_look_ns = now_ns + int(wait_s * 1e9)
+        if not self._is_ending():
+            self._unended.look(ranks, now_ns)
         soon_s = self._look_for_stop(ranks)
         self._step_times.look(completed, time.monotonic())
         self._stragglers.look(completed, time.monotonic())

@@ -378,6 +378,7 @@ def remove_files(stem: Path) -> None:
         ".fr.json",
         ".error.json",
         ".ending.json",
+        ".held.json",
         ".kernels.json",
         ".role",
     ):

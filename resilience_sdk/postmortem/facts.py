@@ -115,6 +115,8 @@ class RankExit:
     ended_by_us: bool  # after we had signalled it
     aborted_at_exit: bool = False
     """Its script had left with `exit_code`; then SIGABRT ended the process, while its interpreter went down."""
+    ended_late: bool = False
+    """It had finished its training, and its process was ended for `exit_timeout`."""
     server_lost: bool = False
     """It was killed with the fork server, by the kernel: nobody touched the rank."""
 
@@ -122,6 +124,8 @@ class RankExit:
         """Return how it ended as the event `rank_exit` has it."""
         if self.aborted_at_exit:
             return {**exit_fields(-signal.SIGABRT), "script_exit_code": self.exit_code}
+        if self.ended_late:
+            return {**exit_fields(self.exit_code), "script_exit_code": self.exit_code}
         return {**exit_fields(self.exit_code), "script_exit_code": None}
 
 

@@ -147,7 +147,7 @@ def keep_output() -> None:
     """
     global _output
     env = environ.environment()
-    if run_dir := env.get(environ.RUN_DIR):
+    if (run_dir := env.get(environ.RUN_DIR)) and environ.INTERNAL_ATTEMPT in env:
         _output = KeptOutput(RunDirectory(Path(run_dir)).unwritten_output(f"rank-{find_identity(env).rank}"))
         keep_streams(_output)
 

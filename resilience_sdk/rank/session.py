@@ -35,6 +35,7 @@ from resilience_sdk.preemption.context import PreemptionContext
 from resilience_sdk.rank import exceptions, optimizer_hook
 from resilience_sdk.rank import preemption as stopping
 from resilience_sdk.rank.exceptions import write_error_file
+from resilience_sdk.rank.held import ExitTeller, call_at_shutdown
 from resilience_sdk.rank.helper_thread import HelperThread, completed_collectives
 from resilience_sdk.rank.identity import (
     Identity,
@@ -211,6 +212,7 @@ class WatchedSession(Session):
         # Last, because what can fail is behind us: whoever has a page is watched.
         self.page = self._create_page()
         self.recorder = Recorder(self.page, self)
+        self._exit = ExitTeller(self.page.words, self._stem)
         self.pages_key = _key_of(self.pages)
 
     def load_faults(self, env: Mapping[str, str]) -> None:
@@ -256,6 +258,7 @@ class WatchedSession(Session):
         self._helper.start()
         preemption.listen(self._preemption_side())
         numerics.listen(_WatchedNumbers(self))
+        call_at_shutdown(self.script_over)
         atexit.register(self._at_exit)
         # Children of multiprocessing end without atexit; their finalizers do run.
         multiprocessing.util.Finalize(self, self._at_exit, exitpriority=0)
@@ -361,6 +364,11 @@ class WatchedSession(Session):
         """Note the exit code that the script leaves with: what ends the process after it may change that."""
         self.page.words[at.W_EXIT_CODE] = code
 
+    def script_over(self) -> None:
+        """Note that the script has ended, by whatever: from here on the interpreter goes down. Main thread."""
+        if self.pid == os.getpid() and not self.page.words[at.W_OVER_NS]:
+            self.page.words[at.W_OVER_NS] = time.monotonic_ns()
+
     def orphan(self) -> None:
         """Give everything up in a forked child: it belongs to the parent."""
         self.recorder.orphan()
@@ -455,6 +463,8 @@ class WatchedSession(Session):
 
     def _tick(self) -> None:
         """Run about every 2 s on the helper thread."""
+        with contextlib.suppress(OSError):
+            self._exit.look()
         if self.page.words[at.W_EXIT_STATE] != at.EXIT_RUNNING:
             return
         self._keep_files()

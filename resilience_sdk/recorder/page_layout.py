@@ -55,8 +55,10 @@ W_PAUSED = 21  # depth of heartbeat.paused()
 W_RESUMED_NS = 22  # when the last pause ended: what was open before then has had its time suspended
 W_NOTICE = 23  # why this rank knows that the job should leave: a signal's number or one of NOTICE_NAMES; 0: none
 W_ACKNOWLEDGED = 24  # the round whose stop this rank has promised to take part in
+W_OVER_NS = 30  # when the script ended and the interpreter began to go down, by whatever; 0: it has not
+W_DESTROYING_NS = 31  # since when the main thread has been in torch's destroy_process_group; 0: it is not
 W_STEPPED = 29  # 1: the first step is complete, and the words BEFORE say what came before its end
-W_EXIT_CODE = 28  # what the script has left with, where EXIT_STATE is clean; how its process ends may differ
+W_EXIT_CODE = 28  # what the script has left with, where it is over or EXIT_STATE clean; how its process ends may differ
 W_JOINT = 27  # bit n: passes of name n hold collectives, so their time is that of the other ranks too
 # These two have the node's monitor as their writer.
 W_CONTROL = 25  # round << 48 | number of the check at which all stop; 0: nothing is proposed, see `preemption`

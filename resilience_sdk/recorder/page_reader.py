@@ -91,9 +91,18 @@ class RankSnapshot:
     trains: bool = False
     """Whether an optimizer of torch was made; with neither this nor `declared` it may be any program."""
     script_exit_code: int | None = None
-    """What the script has left with, once `exit_state` is clean; its process may still be ended otherwise."""
+    """What the script has left with, once it is over; its process may still be ended otherwise."""
     group_left: bool = False
     """Whether torch's process group was still there then: the script has never destroyed it."""
+    over_ns: int | None = None
+    """When the script ended and its interpreter began to go down."""
+    destroying_ns: int | None = None
+    """Since when the main thread has been in torch's `destroy_process_group`."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the script has ended, and no thread that it left behind trains on."""
+        return self.over_ns is not None and 0 < self.main_lane.beat_ns <= self.over_ns
 
     @property
     def main_lane(self) -> LaneView:
@@ -296,9 +305,16 @@ class PageReader:
             lanes=lanes,
             resumed_ns=q[at.W_RESUMED_NS] or None,
             trains=bool(flags & at.FLAG_TRAINS),
-            script_exit_code=q[at.W_EXIT_CODE] if q[at.W_EXIT_STATE] == at.EXIT_CLEAN else None,
+            script_exit_code=q[at.W_EXIT_CODE] if self._has_left(q) else None,
             group_left=bool(flags & at.FLAG_GROUP_LEFT),
+            over_ns=q[at.W_OVER_NS] or None,
+            destroying_ns=q[at.W_DESTROYING_NS] or None,
         )
+
+    @staticmethod
+    def _has_left(q: memoryview) -> bool:
+        is_over = q[at.W_OVER_NS] != 0 and q[at.W_EXIT_STATE] == at.EXIT_RUNNING
+        return is_over or q[at.W_EXIT_STATE] == at.EXIT_CLEAN
 
     def _facts(self) -> dict[str, object]:
         if self._known_facts is None:  # written once, before the magic number

@@ -31,10 +31,10 @@ def started(tmp_path, output):
         launcher.wait()
 
 
-def read_until(fd, words):
-    """Read until these words have come."""
+def read_line_of_rank(fd):
+    """Read until the first line of the rank has come, with its end, which is written by itself."""
     seen = b""
-    while words not in seen:
+    while b"\n" not in seen.partition(b"attempt 0 begins")[2]:
         seen += os.read(fd, 4096)
 
 
@@ -44,7 +44,7 @@ def test_a_reader_that_leaves(tmp_path, kind):
     reader, writer = os.pipe() if kind == "pipe" else os.openpty()
     with started(tmp_path, writer) as (launcher, told, run_dir):
         os.close(writer)
-        read_until(reader, b"attempt 0 begins")
+        read_line_of_rank(reader)
         os.close(reader)
         (told / "go").touch()
         assert launcher.wait(PATIENCE_S) == 0

@@ -245,3 +245,19 @@ def test_one_node_is_preempted(cluster, whom):
     assert (incident["kind"], incident["lost_steps"]) == ("preemption", 0)
     assert nodes.any.outcome()["checkpoint"] == stops[0]["step"]
     assert not nodes.any.left_behind()
+
+
+def test_a_node_that_is_cut_off_for_good(cluster):
+    """The other one goes on alone and finishes; what the one that was left behind says last is true of the job, too."""
+    nodes = cluster(2, "1:2", join_s=30)
+    nodes.wait_step(0, 1, least=11)
+    nodes.hosts[1].cut()
+    nodes.wait_step(1, 0, watch=0)
+    (nodes.told / "enough").touch()
+    ends = {node: started.finish() for node, started in nodes.jobs.items()}
+    assert ends == {0: 0, 1: 0}, nodes.screens
+    last = nodes.jobs[1].last_lines()
+    assert "finished: the other nodes went on without this one, and all their ranks exited with 0" in last
+    assert "to run it again" not in last
+    assert "to resume" not in last
+    assert nodes.any.outcome()["verdict"] == "finished"

@@ -177,6 +177,13 @@ class Settings:
     term_grace: float = _seconds_or_zero(
         15.0, "From SIGTERM to SIGKILL when the launcher ends ranks on its own behalf."
     )
+    exit_timeout: float | None = _unset(
+        parse.optional_duration,
+        "How long `resilience run` waits for a rank that has finished its training and whose process does not end, "
+        "before it ends that process and counts the rank as finished.",
+        _SECONDS,
+        "without end; it is only reported",
+    )
     monitor_interval: float = _seconds(
         0.5, "How often the monitor and the launcher look at least; half as often where all ranks come on."
     )
