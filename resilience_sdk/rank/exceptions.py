@@ -36,22 +36,28 @@ _OWN = f"{Path(__file__).resolve().parent.parent}{os.sep}"  # not the user's res
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 # How torch's DataLoader and multiprocessing's pools bring the traceback of another process along, as text.
 _CAUGHT = re.compile(r"^Caught (?P<type>\w+) in (?P<where>DataLoader worker process \d+|pin memory thread.*?)\.$", re.M)
-_ELSEWHERE = "Original Traceback (most recent call last):"
+_TRACEBACK = "Traceback (most recent call last):"
+_ELSEWHERE = f"Original {_TRACEBACK}"
+_SPAWNED = re.compile(r"^-- Process (?P<child>\d+) terminated with the following error:$", re.M)
 
 
 def describe(error: BaseException, step: int | None) -> dict[str, Any]:
     """Return `{type, message, frames, user_frame, step, traceback}` of an exception; frames are innermost first.
 
-    One that was raised in a DataLoader worker or a process of a pool has the frames from there before those of the
-    rank, and its own words first. Secrets are taken out here, before anything is cut off: a part of one would not be
-    known again, and this process alone knows the variables that its script has set.
+    One that was raised in a DataLoader worker, a process of a pool or one that `torch.multiprocessing.spawn` has
+    started has the frames from there before those of the rank, and its own words first; of the last kind it is told
+    by its own type, too. Secrets are taken out here, before anything is cut off: a part of one would not be known
+    again, and this process alone knows the variables that its script has set.
     """
     frames = [(f.filename, f.lineno or 0, f.name) for f in reversed(traceback.extract_tb(error.__traceback__))]
     frames = [*_frames_elsewhere(error), *frames][:_MAX_FRAMES]
     text = redact_text("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    kind, message = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."), str(error)
+    if (spawned := _raised_in_spawned(message)) is not None:
+        kind, message = spawned
     return {
-        "type": f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins."),
-        "message": redact_text(_message(str(error)))[:_MAX_MESSAGE],
+        "type": kind,
+        "message": redact_text(_message(message))[:_MAX_MESSAGE],
         "frames": [_show(*frame) for frame in frames],
         "user_frame": user_frame(frames),
         "step": step,
@@ -142,8 +148,31 @@ def _frames_elsewhere(error: BaseException) -> list[tuple[str, int, str]]:
     message = str(error)
     if _ELSEWHERE in message:
         return frames_in(message[message.rindex(_ELSEWHERE) :])
+    if (spawned := _SPAWNED.search(message)) is not None:
+        return frames_in(_last_traceback(message[spawned.end() :]))
     cause = error.__cause__
     return frames_in(str(cause)) if type(cause).__name__ in ("RemoteTraceback", "_RemoteTraceback") else []
+
+
+def _raised_in_spawned(message: str) -> tuple[str, str] | None:
+    """Return type and message of what a spawned process has raised, by the text that its parent got; None elsewhere."""
+    spawned = _SPAWNED.search(message)
+    if spawned is None:
+        return None
+    lines = _last_traceback(message[spawned.end() :]).rstrip().splitlines()
+    raised = next((number for number, line in enumerate(lines) if number and line[:1].strip()), None)
+    if raised is None:
+        return None
+    kind, _, said = lines[raised].partition(": ")
+    if not kind.replace(".", "").isidentifier():
+        return None
+    said = "\n".join([said, *lines[raised + 1 :]])
+    return kind, f"{said} (in process {spawned['child']} of torch.multiprocessing.spawn)\n{message}"
+
+
+def _last_traceback(text: str) -> str:
+    begin = text.rfind(_TRACEBACK)
+    return text[begin:] if begin >= 0 else text
 
 
 def _message(message: str) -> str:

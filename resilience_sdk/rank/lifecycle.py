@@ -109,7 +109,7 @@ def ensure_started(
             if _output is not None:
                 session.keep_output(_output)
             # Steps of optimizers are progress where the code does not beat, but only checks or saves, say.
-            optimizer_hook.install(_pulse_of_optimizer)
+            optimizer_hook.install(_pulse_of_optimizer, _take_back)
             if place := env.get(environ.REHEARSAL):
                 rehearsal.observe(place, session)
             faults.started()
@@ -169,6 +169,12 @@ def leave_with(code: object) -> None:
 def _pulse_of_optimizer() -> bool:
     session = current()
     return session is None or session.optimizer_stepped()
+
+
+def _take_back(pulses: int) -> None:
+    session = current()
+    if session is not None:
+        session.recorder.take_back(pulses)
 
 
 def effective_settings(env: Mapping[str, str], arguments: Mapping[str, Any] | None = None) -> Settings:

@@ -11,23 +11,25 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from resilience_sdk.rank.optimizer_turns import OptimizerTurns, call_place
 from resilience_sdk.system.imports import when_imported
 
 _MODULE = "torch.optim.optimizer"
 _is_installed = _is_needed = False
 
 
-def install(pulse: Callable[[], bool]) -> None:
-    """Call `pulse()` after every optimizer step of this process, from now or from the import of torch.optim on.
+def install(pulse: Callable[[], bool], take_back: Callable[[int], None] = lambda _: None) -> None:
+    """Call `pulse()` after every step of the loop, as the optimizers tell, from now or the import of torch.optim on.
 
-    Until it returns False, since the script beats by itself; then not before this is called again.
+    Until it returns False, since the script beats by itself; then not before this is called again. `take_back(n)`
+    comes before a pulse, where the last `n` pulses turned out to be of one step.
     """
     global _is_installed, _is_needed
     _is_needed = True
     if _is_installed:
         return
     _is_installed = True
-    when_imported(_MODULE, lambda module: _register(module, pulse))
+    when_imported(_MODULE, lambda module: _register(module, pulse, take_back))
 
 
 def was_one_made() -> bool:
@@ -45,21 +47,18 @@ def was_one_made() -> bool:
     return False
 
 
-def _register(module: ModuleType, pulse: Callable[[], bool]) -> None:
-    stepped: set[int] = set()  # the optimizers since the last pulse
+def _register(module: ModuleType, pulse: Callable[[], bool], take_back: Callable[[int], None]) -> None:
+    turns = OptimizerTurns()
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         global _is_needed
         if not _is_needed:
             return
-        # Of several in turn (a GAN's, one for each kind of parameters) the first alone is a step of the loop. One
-        # that is new misses one pulse at most.
-        me = id(optimizer)
-        if stepped and me not in stepped:
-            stepped.add(me)
-            return
-        stepped.clear()
-        stepped.add(me)
-        _is_needed = pulse()
+        is_step = turns.counts(id(optimizer), call_place)
+        if turns.surplus:
+            take_back(turns.surplus)
+            turns.surplus = 0
+        if is_step:
+            _is_needed = pulse()
 
     module.register_optimizer_step_post_hook(after_step)

@@ -284,6 +284,12 @@ class Recorder:
             faults.reached("step", lane.pulse.passes() if step is None else step, beat=True)
         lane.pulse.beat(step)
 
+    def take_back(self, pulses: int) -> None:
+        """Let so many of the calling thread's pulses be no steps of the loop: they were all within one step."""
+        lane = self.lane()
+        if lane.pulse is not None:
+            lane.q[lane.pulses_before_at] += min(pulses, lane.pulse.passes())
+
     def twin(self, block: B) -> B:
         """Return the calling thread's block for the same name."""
         return self._block(self.lane(), type(block), block.name, block.kind, block.timeout)

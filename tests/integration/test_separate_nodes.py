@@ -258,6 +258,6 @@ def test_a_node_that_is_cut_off_for_good(cluster):
     assert ends == {0: 0, 1: 0}, nodes.screens
     last = nodes.jobs[1].last_lines()
     assert "finished: the other nodes went on without this one, and all their ranks exited with 0" in last
-    assert "to run it again" not in last
-    assert "to resume" not in last
+    assert "to run it again:" not in last
+    assert "to resume:" not in last
     assert nodes.any.outcome()["verdict"] == "finished"

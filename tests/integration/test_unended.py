@@ -13,8 +13,8 @@ def test_a_finished_rank_that_does_not_end_is_ended_by_the_setting(tmp_path):
     """Its finish is proven by `heartbeat.done()` of all ranks: the job counts as finished."""
     with job(tmp_path, "--nproc-per-node", 2, *_QUICK, "--exit-timeout", 4, "unended.py", "thread", "done") as run:
         assert run.finish() == 0
-        (told, *_) = run.events("stall")
-        assert (told["kind"], [one["rank"] for one in told["ranks"]]) == ("exit", [1])
+        told = next(event for event in run.events("stall") if event["ranks"][0]["rank"] == 1)
+        assert told["kind"] == "exit"
         assert "after its training was done: its thread 'prefetch' at " in told["text"]
         assert told["text"] in run.screen
         assert "rank 1 has finished, and its process has not ended in" in run.screen

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+import torch.multiprocessing
 from torch.utils.data import DataLoader
 
 from resilience_sdk.attribution.exceptions import match_exception
@@ -130,3 +131,24 @@ def test_a_thread_that_raises_is_recorded_and_still_told_of(monkeypatch):
     assert [said for said in recorded if said[1] in ("prefetch", "leaver")] == [("sample 1 is too long", "prefetch")]
     ours = [said for said in told if said[1] in ("prefetch", "leaver")]
     assert ours == [(ValueError, "prefetch"), (SystemExit, "leaver")]
+
+
+def _spawned(number):
+    """Fail in one of the processes, from another error."""
+    try:
+        {}["missing"]
+    except KeyError as error:
+        if number == 1:
+            raise ValueError("inner fails\nin two lines") from error
+    threading.Event().wait()
+
+
+def test_what_a_spawned_process_raised_is_told_as_it_is():
+    """Its type, its words, its line and which process it was, in place of the text that its parent got."""
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException) as raised:
+        torch.multiprocessing.start_processes(_spawned, nprocs=2, start_method="fork")
+    told = describe(raised.value, None)
+    assert told["type"] == "ValueError"
+    assert told["message"].startswith("inner fails\nin two lines (in process 1 of torch.multiprocessing.spawn)")
+    assert told["user_frame"].endswith(" _spawned")
+    assert __file__ in told["user_frame"]
