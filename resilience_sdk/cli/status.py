@@ -18,6 +18,7 @@ from resilience_sdk.goodput.step_time import step_time_of
 from resilience_sdk.goodput.summary import AT_MOST, Summary
 from resilience_sdk.incidents import IncidentStore, count_words, step_words
 from resilience_sdk.incidents.record import headline, ranks_words
+from resilience_sdk.incidents.stalls import EXIT
 from resilience_sdk.recorder.page_layout import BEAT_KINDS
 from resilience_sdk.report.outcome import supervised_end
 from resilience_sdk.report.run_state import standing_now
@@ -140,7 +141,8 @@ def render(status: dict[str, Any], now: float) -> list[str]:
     for item in status["passed_over"]:
         rows.append(("", f"that after {count_words(item['step'])} was passed over: {item['why']}"))
     if stall := status["stall"]:
-        rows.append(("stalled", f"{stall['text']} (told {ago(stall['at'], now)}, since {when(stall['since'])})"))
+        what = "not ended" if stall.get("kind") == EXIT else "stalled"
+        rows.append((what, f"{stall['text']} (told {ago(stall['at'], now)}, since {when(stall['since'])})"))
     rows += [("slow", verdict["text"]) for verdict in (status["stragglers"] or [])[:_MOST_VERDICTS]]
     rows += _step_rows(status)
     rows += _incident_rows(status, now)

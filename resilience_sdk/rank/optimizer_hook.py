@@ -49,16 +49,27 @@ def was_one_made() -> bool:
 
 def _register(module: ModuleType, pulse: Callable[[], bool], take_back: Callable[[int], None]) -> None:
     turns = OptimizerTurns()
+    plain, stepped = turns.plain, turns.stepped
 
     def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         global _is_needed
         if not _is_needed:
             return
-        is_step = turns.counts(id(optimizer), call_place)
-        if turns.surplus:
-            take_back(turns.surplus)
-            turns.surplus = 0
-        if is_step:
-            _is_needed = pulse()
+        me = id(optimizer)
+        if me == turns.only:  # the one that most programs have: nothing more is asked
+            turns.steps += 1
+        elif me in plain:  # the same as `counts`, which costs a call
+            if me not in stepped:
+                stepped.add(me)
+                return
+            stepped.clear()
+            stepped.add(me)
+            turns.steps += 1
+        elif not turns.counts(me, call_place):
+            if turns.surplus:
+                take_back(turns.surplus)
+                turns.surplus = 0
+            return
+        _is_needed = pulse()
 
     module.register_optimizer_step_post_hook(after_step)

@@ -28,35 +28,39 @@ Place = tuple[tuple[CodeType, int], ...]
 class OptimizerTurns:
     """Tells of each step of an optimizer whether it is a step of the loop."""
 
-    __slots__ = ("_inner", "_late", "_only", "_places", "_stepped", "_steps", "surplus")
+    __slots__ = ("_inner", "_late", "_places", "only", "plain", "stepped", "steps", "surplus")
 
     def __init__(self) -> None:
         """Nothing has stepped yet."""
-        self._only: int | None = None
+        self.only: int | None = None
+        """The optimizer that has stepped, while it is the only one: each of its steps counts, in `steps`."""
         self._places: dict[int, Place] = {}
         self._inner: dict[int, frozenset[int]] = {}
-        self._steps = 0
-        self._stepped: set[int] = set()
+        self.steps = 0
+        self.stepped: set[int] = set()
         self._late: set[int] = set()
+        self.plain: set[int] = set()
+        """The optimizers, while none is known that steps several times in an iteration: one begins where one of them
+        steps a second time."""
         self.surplus = 0
         """How many of the steps that were counted turned out to be of one iteration; whoever takes them back sets 0."""
 
     def counts(self, me: int, place: Callable[[], Place]) -> bool:
         """Tell whether this step of optimizer `me` is one of the loop; `place` tells where it was called from."""
-        if me == self._only:  # the one that most programs have
-            self._steps += 1
+        if me == self.only:  # the one that most programs have
+            self.steps += 1
             return True
         if me not in self._places:
             self._meet(me, place)
-        stepped = self._stepped
-        begins = not stepped
-        if me in stepped:
-            begins = me not in self._inner or me in self._late
+        stepped = self.stepped
+        begins = (me not in self._inner or me in self._late) if me in stepped else not stepped
         if begins:
-            self._steps += 1
+            self.steps += 1
             stepped.clear()
             self._late.clear()
         stepped.add(me)
+        if not self._inner:
+            return begins
         # An iteration is over for an inner one once an outer one has stepped after it.
         self._late.discard(me)
         for inner, outer in self._inner.items():
@@ -68,24 +72,28 @@ class OptimizerTurns:
         if len(self._places) >= _MAX_OPTIMIZERS:
             self._places = {me: ()}  # one that is made anew in each iteration, say
             self._inner = {}
+            self.plain.clear()
             return
         found = place()
         if not self._places:
-            self._only = me
+            self.only = me
             self._places[me] = found
             return
-        first, self._only = self._only, None
+        first, self.only = self.only, None
         if first is not None:
-            self._stepped = {first}
+            self.stepped.add(first)
         for other, known in self._places.items():
             is_new = other not in self._inner
-            if is_within(known, found) and (not is_new or self._steps <= _MAX_TURNS):
+            if is_within(known, found) and (not is_new or self.steps <= _MAX_TURNS):
                 self._inner[other] = self._inner.get(other, frozenset()) | {me}
                 if is_new:  # all that was counted so far was within the first iteration
-                    self.surplus = max(0, self._steps - 1)
+                    self.surplus = max(0, self.steps - 1)
             if is_within(found, known):
                 self._inner[me] = self._inner.get(me, frozenset()) | {other}
         self._places[me] = found
+        self.plain.clear()
+        if not self._inner:
+            self.plain.update(self._places)
 
 
 def is_within(one: Place, other: Place) -> bool:

@@ -24,6 +24,7 @@ from resilience_sdk.goodput.slowness import WhySlow, slowness_of, standing_of
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
 from resilience_sdk.goodput.summary import Summary
 from resilience_sdk.incidents import Incident, IncidentStore, count_words, step_words
+from resilience_sdk.incidents.stalls import EXIT
 from resilience_sdk.postmortem.exit_codes import JobVerdict
 from resilience_sdk.recorder.page_layout import BEAT_KINDS
 from resilience_sdk.report import timeline
@@ -257,7 +258,10 @@ def _running_words(view: RunView, account: Summary | None, steps: StepTime | Non
     if stall is None:
         return ", ".join(words) + ".", None
     # A notice has seconds that count from when it was told.
-    return f"Nothing has progressed since {when(stall['since'])}.", f"{text(stall['text'])} (told {when(stall['at'])})"
+    notice = f"{text(stall['text'])} (told {when(stall['at'])})"
+    if stall.get("kind") == EXIT:
+        return f"A process should have ended at {when(stall['since'])}.", notice
+    return f"Nothing has progressed since {when(stall['since'])}.", notice
 
 
 def _stragglers(view: RunView) -> StragglerFacts | None:

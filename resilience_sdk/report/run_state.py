@@ -21,6 +21,7 @@ from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.summary import Summary, summarize
 from resilience_sdk.incidents import count_words, step_words
+from resilience_sdk.incidents.stalls import EXIT
 from resilience_sdk.straggler.published import StandingVerdicts, read_standing
 from resilience_sdk.system.hostinfo import boot_id, process_is_gone, process_state
 
@@ -157,6 +158,8 @@ def _apply(state: RunState, event: Mapping[str, Any], name: str) -> None:
         since = event.get("since")
         known_since = float(since) if isinstance(since, (int, float)) else at
         state.stall = {"since": known_since, "at": at, "text": _text(event.get("text")) or "no details"}
+        if event.get("kind") == EXIT:  # nothing that makes progress stands still
+            state.stall["kind"] = EXIT
     elif name == Event.STALL_END.value and attempt == state.attempt:
         state.stall = None
     elif name in _OF_CHECKPOINTS:
@@ -322,7 +325,8 @@ def without_step_s(
         return 0.0
     seen = list(ages_s)
     if not seen:
-        return 0.0 if stall is None else max(0.0, time.time() - stall["since"])
+        stands = stall is not None and stall.get("kind") != EXIT
+        return max(0.0, time.time() - stall["since"]) if stands and stall is not None else 0.0
     for_s = min(seen)
     return for_s if for_s > max(_LEAST_STANDING_S, _USUAL_STEPS * usual_s) else 0.0
 

@@ -26,6 +26,7 @@ from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
 from resilience_sdk.incidents import Incident, IncidentStore, headline
+from resilience_sdk.incidents.stalls import EXIT
 from resilience_sdk.recorder.page_directory import page_directories
 from resilience_sdk.report import live_view
 from resilience_sdk.report.event_words import NewestEvents
@@ -368,7 +369,7 @@ class _JournalSoFar:
                 self._run_start, self._newest_steps = event, {}
             elif name in (Event.STEP_TIME.value, Event.PROGRESS.value):
                 self._newest_steps[name, str(event.get("host"))] = event
-            elif name == Event.STALL.value:
+            elif name == Event.STALL.value and event.get("kind") != EXIT:
                 self.stall = StallWords.of(event)
             elif name == Event.INCIDENT.value and isinstance(event.get("id"), str):
                 words = event.get("summary") or event.get("cause") or ""
