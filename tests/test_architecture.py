@@ -141,10 +141,12 @@ SAME_NAME = {
 SMALL_LINES = 130
 # Small modules with one importer: the boundary that keeps each apart from it.
 SMALL = {
+    "hang.unended": "the pure part of a watch: who holds a process, by its frames, threads and children",
     "hang.workers": "rules about stacks, which are tested without samples",
     "goodput.plan": "the formulas of a plan, which are tested without its command",
     "monitor.stall_teller": "what is said of a stall, apart from the round that finds it",
     "health.probe_main": "the process of a probe, which must be cheap to start",
+    "rank.held": "seen and written at the end alone, by the helper thread of a session that has enough to do",
     "telemetry.sinks.console": "a sink is one file",
     "telemetry.sinks.history": "a sink is one file",
     "telemetry.sinks.mlflow": "a sink is one file",

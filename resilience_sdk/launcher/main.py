@@ -39,7 +39,7 @@ from resilience_sdk.system.installation import refusal, versions
 if TYPE_CHECKING:
     from resilience_sdk.launcher.agent import Agent
     from resilience_sdk.launcher.attempt import AttemptFiles
-    from resilience_sdk.launcher.job import JobEnd
+    from resilience_sdk.launcher.job import Job, JobEnd
     from resilience_sdk.launcher.options import Options
     from resilience_sdk.launcher.preflight import Look
 

@@ -1,4 +1,4 @@
-"""What holds this rank's process once its script has ended: written by the helper thread, which still runs then."""
+"""The holder of a rank's process whose script has ended, as the helper thread sees it, which still runs then."""
 
 from __future__ import annotations
 
