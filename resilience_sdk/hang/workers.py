@@ -14,11 +14,11 @@ from resilience_sdk.attribution.exceptions import is_our_frame
 from resilience_sdk.hang.waits import On, Wait
 
 _OUTSIDE = (On.SOCKET, On.PIPE, On.POLL, On.CHILD, On.FILE)
-# A pool's future, a thread's join, a queue that somebody fills.
+# A pool's future, a thread's join, a queue that somebody fills, another process's semaphore.
 _WORKER_WAIT = re.compile(
     r"(/concurrent/futures/_base\.py:\S+ (result|exception|wait|as_completed)"
-    r"|/multiprocessing/(pool|process|queues|connection|popen_\w+)\.py:\S+ \w+"
-    r"|/s3transfer/futures\.py:\S+ \w+"
+    r"|/multiprocessing/(pool|process|queues|connection|synchronize|managers|popen_\w+)\.py:\S+ \w+"
+    r"|/s3transfer/futures\.py:\S+ \w+|-packages/ray/_private/worker\.py:\S+ \w+"
     r"|/threading\.py:\S+ (join|_wait_for_tstate_lock)|/queue\.py:\S+ (get|put|join)|/subprocess\.py:\S+ \w+"
     r"|/torch/utils/data/dataloader\.py:\S+ \w+)$"
 )

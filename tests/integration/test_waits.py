@@ -45,6 +45,7 @@ def found(tmp_path_factory):
     for tier, waits in STUCK.items():
         todo = tuple(f"{what}@20" for what in waits)
         plans[f"stuck-{tier}"] = Plan(tier, todo, ("--attempts",), (*SHORT, "--max-restarts", "5"))
+    plans["save"] = Plan("plain", ("unread@save1",), ("--attempts",), SHORT)
     return run_all(tmp_path_factory.mktemp("waits"), plans, 200)
 
 
@@ -90,3 +91,21 @@ def test_the_job_goes_on_after_each(found, tier):
     """As many incidents as there were hangs, and exit 0."""
     job = found[f"stuck-{tier}"]
     assert (job.code, len(job.incidents), job.left) == (0, len(STUCK[tier]), []), job.screen
+
+
+def test_a_save_that_stalls_is_called_so(found):
+    """From the first notice on, with its file and what answers; the time is that of a file."""
+    job = found["save"]
+    (incident,) = job.incidents
+    assert (incident["category"], incident["cause"]) == ("storage", "checkpoint_stall")
+    assert [culprit["rank"] for culprit in incident["culprits"]] == [0]
+    assert 14.5 <= incident["detected_at"] - job.began(0) <= 15.0 + LATE_S
+    # Before it was watched for that long nobody knows whether it stands: by default the first notice comes later.
+    told = [stall for stall in job.stalls if stall["attempt"] == 0 and stall["for_s"] > STUCK_AFTER_S]
+    assert {one["cause"] for stall in told for one in stall["ranks"]} == {"checkpoint_stall"}
+    assert all("rank 0 stuck in a save (checkpoint_stall) at standing_waits.py:" in stall["text"] for stall in told)
+    place = r"model\.pt \(a FIFO, which nobody reads or feeds, \S+ on \S+\), beside which a small write takes [\d.]+ s"
+    assert re.search(place, told[-1]["text"])
+    (where,) = [evidence["text"] for evidence in incident["evidence"] if evidence["source"] == "storage"]
+    assert re.search(place, where)
+    assert (job.code, job.attempts, job.left) == (0, 2, []), job.screen

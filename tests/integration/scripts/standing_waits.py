@@ -14,6 +14,7 @@ import queue
 import socketserver
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -157,6 +158,15 @@ def timer(seconds):
     done.wait()
 
 
+def unread(_):
+    """In `torch.save`, whose file is a FIFO that nobody reads."""
+    import torch
+
+    path = os.path.join(tempfile.mkdtemp(dir=os.environ["TOLD"]), "model.pt")
+    os.mkfifo(path)
+    torch.save({"weights": torch.ones(4)}, path)
+
+
 def keep_house():
     """Start the threads that keep house in many trainings: a server, a logger's queue, a bar."""
     server = socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler)
@@ -175,4 +185,7 @@ def housed(_):
     held.acquire()
 
 
-WAITS = (piped, event, condition, barrier, joined, queued, native, pooled, looped, slept_in_a_loop, timer, housed)
+WAITS = (
+    *(piped, event, condition, barrier, joined, queued, native, pooled, looped),
+    *(slept_in_a_loop, timer, housed, unread),
+)

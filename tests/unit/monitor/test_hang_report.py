@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import resilience_sdk
-from resilience_sdk.monitor.hang_response import shown_frames
+from resilience_sdk.monitor.hang_report import shown_frames
 
 OURS = f"{resilience_sdk.__path__[0]}/faults.py:182 _deadlock"
 TORCH = "/env/lib/python3.11/site-packages/torch/autograd/graph.py:979 _engine_run_backward"
