@@ -29,7 +29,7 @@ FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names}
 NEIGHBOURS = {
     ("recorder", "faults"),
     ("checkpoint", "straggler"),
-    ("hang", "attribution"),  # only hang.notices: which frames are the user's
+    ("hang", "attribution"),  # hang.notices, workers and saves: which frames are the user's, and which ours
     ("postmortem", "cluster"),  # only postmortem.report: one node reports for all
     ("rank", "monitor"),  # only monitor.spawn: a rank starts the monitor of its node
     ("launcher", "telemetry"),  # only telemetry.sinks: whether there are those that are named

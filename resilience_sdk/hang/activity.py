@@ -45,6 +45,7 @@ _CHILD_IO_PER_S = 4096  # of a child; less is talk
 _SAME_STACKS = 4  # in a row, before a stack is said to stay
 _LASTING_PART = 0.25  # of the time that a rank is still: a shorter wait of another thread is one of many
 _NEVER_S = 1e9
+_MAX_WORKERS = 64  # threads that are looked at, each of which costs two small files
 
 
 class Kind(str, Enum):
@@ -155,7 +156,7 @@ class ActivityTracker:
     @property
     def workers(self) -> tuple[int, ...]:
         """The threads that it may be waiting for, as far as stacks are known."""
-        return tuple(self._workers)
+        return tuple(self._workers)[:_MAX_WORKERS]
 
     @property
     def last(self) -> ActivitySample | None:

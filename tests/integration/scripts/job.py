@@ -78,7 +78,7 @@ elif action == "hang":
     for step in range(5):
         with heartbeat():
             if attempt == 0 and step == 3 and rank == 1:
-                time.sleep(60)
+                time.sleep(3600)
             time.sleep(0.01)
     while attempt == 0:
         time.sleep(0.01)
