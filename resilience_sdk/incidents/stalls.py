@@ -70,6 +70,8 @@ class StalledRank:
     detail: str | None = None
     cause: str | None = None
     """What the monitor calls it, where that is more than what it does: a save that stalls."""
+    wait_ends: float | None = None
+    """When the wait that it is in ends by itself (Unix seconds), where it is granted that."""
     storage: str | None = None
     """Into what it saves, and whether that place answers."""
 
@@ -147,7 +149,8 @@ def stall_at(
         newest = [stall for stall in tellings if stall.told_at <= at][-1:] or tellings[:1]
         for stall in newest:
             if stall.since <= at and not _has_moved(stall, at, moved or {}):
-                stood.append(attrs.evolve(stall, ranks=_left(stall, told, ended or {})))
+                left = tuple(_at(one, at) for one in _left(stall, told, ended or {}))
+                stood.append(attrs.evolve(stall, ranks=left))
     stood = [stall for stall in stood if stall.ranks]
     if not stood:
         return None
@@ -198,6 +201,11 @@ def _by_host(told: Iterable[Mapping[str, Any]], at: float) -> dict[str | None, l
             else:
                 over.add(host)
     return tellings
+
+
+def _at(one: StalledRank, at: float) -> StalledRank:
+    """Return the rank as it stood at a time: one whose wait was yet to end by itself did what it was to do."""
+    return attrs.evolve(one, activity="busy") if one.wait_ends is not None and one.wait_ends > at else one
 
 
 def _has_moved(stall: Stall, at: float, moved: Mapping[int, float]) -> bool:
@@ -267,5 +275,6 @@ def _read_rank(data: object) -> StalledRank | None:
         stack=tuple(line for line in (stack if isinstance(stack, list) else ()) if isinstance(line, str)),
         detail=text_of(data.get("detail")),
         cause=text_of(data.get("cause")),
+        wait_ends=number_of(data.get("wait_ends")),
         storage=text_of(data.get("storage")),
     )

@@ -12,7 +12,7 @@ from resilience_sdk.goodput.step_time import is_stop
 from resilience_sdk.hang.detect import Judgement
 from resilience_sdk.hang.notices import StallNotices, innermost_of_user, notice_text
 from resilience_sdk.hang.saves import STALL, stalls_in_save
-from resilience_sdk.hang.timers import RankState
+from resilience_sdk.hang.timers import HangRules, RankState, wait_granted_s
 from resilience_sdk.monitor.evidence import CloseLook
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class StallTeller:
 
     def __init__(self, stuck_after: float, journal: Journal, nodes: Nodes, step_times: StepTimeWatch) -> None:
         """Nothing is told yet."""
-        self._stuck_after = stuck_after
+        self._rules = HangRules(stuck_after)
         self._journal = journal
         self._nodes = nodes
         self._step_times = step_times
@@ -35,7 +35,7 @@ class StallTeller:
 
     def begin(self) -> None:
         """Begin an attempt."""
-        self._notices = StallNotices(self._stuck_after)
+        self._notices = StallNotices(self._rules.stuck_after)
 
     @property
     def is_open(self) -> bool:
@@ -75,13 +75,26 @@ class StallTeller:
             Event.STALL,
             since=now - for_s,
             for_s=for_s,
-            ranks=[_stalled_rank(state, frames.get(state.rank, ()), storage.get(state.rank), now) for state in named],
+            ranks=[
+                {
+                    **_stalled_rank(state, frames.get(state.rank, ()), storage.get(state.rank)),
+                    "wait_ends": self._wait_ends(state, now),
+                }
+                for state in named
+            ],
             waiting=[s.rank for s in states if s.running and s.rank not in judgement.waited_for],
             verdict_in_s=judgement.due.in_s if judgement.due is not None and judgement.due.in_s < 1e9 else None,
             rule=judgement.due.rule if judgement.due is not None else judgement.detail,
             text=text,
         )
         console.say(text)
+
+    def _wait_ends(self, state: RankState, now: float) -> float | None:
+        """Return when the wait of a rank ends by itself, where it is granted that; Unix seconds."""
+        activity = state.activity
+        if activity is None or activity.ends_in_s is None or wait_granted_s(activity, self._rules) is None:
+            return None
+        return now + activity.ends_in_s
 
     def end(self, why: str) -> None:
         """Close the notice that is open, if one is."""
@@ -94,10 +107,9 @@ class StallTeller:
             console.say(f"went on after {after_s:.0f} s")
 
 
-def _stalled_rank(state: RankState, frames: Sequence[str], storage: str | None, now: float) -> dict[str, Any]:
-    """Return what is journalled of a rank that is waited for; `now` is Unix seconds."""
+def _stalled_rank(state: RankState, frames: Sequence[str], storage: str | None) -> dict[str, Any]:
+    """Return what is journalled of a rank that is waited for."""
     snapshot, activity = state.snapshot, state.activity
-    ends_in_s = activity.ends_in_s if activity is not None else None
     return {
         "rank": state.rank,
         "node": state.node,
@@ -106,7 +118,6 @@ def _stalled_rank(state: RankState, frames: Sequence[str], storage: str | None, 
         "section": state.section,
         "activity": activity.kind.value if activity is not None else "unknown",
         "still_s": activity.still_s if activity is not None else 0.0,
-        "wait_ends": now + ends_in_s if ends_in_s is not None and ends_in_s > 0 else None,
         "cause": STALL if stalls_in_save(state, frames) else None,
         "storage": storage,
         "detail": activity.detail if activity is not None else "",

@@ -170,3 +170,20 @@ def test_whatever_a_journal_holds_is_read(told, at):
     found = stall_at(told, at)
     if found is not None:
         assert found.hang(0, at, "SIGKILL").to_json()
+
+
+def test_a_wait_that_was_yet_to_end_is_no_hang():
+    """A rank that sleeps until 200 s is told to leave at 150 s; at 210 s it would have stood."""
+    sleeps = stall({**STUCK, "wait_ends": 200.0})
+    assert hang_at(150.0, sleeps) is None
+    assert hang_at(210.0, sleeps).cause == "hang_rank_stuck"
+    assert hang_at(150.0, stall({**STUCK, "wait_ends": 200.0}, awaited(2, "stuck"))).culprits[0].rank == 2
+
+
+def test_a_save_that_stalled_is_called_so_when_the_job_is_ended():
+    """With its place; beside a rank that is stuck elsewhere it is a hang."""
+    saves = {**STUCK, "cause": "checkpoint_stall", "storage": "/mnt/a.pt (nfs on /mnt)"}
+    found = hang_at(150.0, stall(saves))
+    assert (found.category, found.cause) == ("storage", "checkpoint_stall")
+    assert "rank 1 saves into /mnt/a.pt (nfs on /mnt)" in [item.text for item in found.evidence]
+    assert hang_at(150.0, stall(saves, awaited(2, "stuck"))).cause == "hang_rank_stuck"
