@@ -120,14 +120,13 @@ joined() {
 # A test may lack the processor that it takes for granted: beside another one, or because the machine is shared. What
 # failed is run again with the machine for itself, if it is little, and is recorded: what it finds then counts.
 tests() { # MARKS ARGUMENT...
-    local marks=$1
+    local marks=$1 code=0 failed
     shift
-    if TEST_DURATIONS=$results/durations.tsv python -m pytest -m "$marks" "$@"; then
-        return
+    TEST_DURATIONS=$results/durations.tsv python -m pytest -m "$marks" "$@" || code=$?
+    if [ "$code" -ne 1 ]; then # all passed, or it is not tests that have failed
+        return "$code"
     fi
-    local failed
     failed=$(python -c 'import json; print(*sorted(json.load(open(".pytest_cache/v/cache/lastfailed"))), sep="\n")')
-    [ -n "$failed" ] || return 1
     echo "failed at first: $failed"
     [ "$(cut -d: -f1 <<<"$failed" | sort -u | wc -l)" -le 3 ]
     python -m pytest -m "$marks" -n 0 --last-failed --last-failed-no-failures none

@@ -11,6 +11,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_run_that_is_preempted_at_random_moments_loses_nothing() -> None:
     """Three signals: each stop is at one step and saved there, and losses and weights are the undisturbed run's."""
     done = subprocess.run(
