@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from resilience_sdk.rank.degraded import NoCheckpointer
 from resilience_sdk.rank.run import Run
 
 EPOCHS = 3
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # hundreds of saves, none of which has to reach a disk
 TICKS = EPOCHS * (SAMPLES + 3)  # each step, and before, behind and at the end of them
 
 
@@ -106,7 +108,7 @@ def train(run_dir, make_loader, killed_at=None, max_steps=None):
 @example([SAMPLES + 5], SAMPLES + 1)  # the same, within an epoch
 def test_wherever_it_is_cut_short_it_ends_the_same(name, kills, max_steps):
     """Weights, a scheduler's rate, values and generators end as those of a training that nothing cut short."""
-    with tempfile.TemporaryDirectory() as undisturbed, tempfile.TemporaryDirectory() as run_dir:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as undisturbed, tempfile.TemporaryDirectory(dir=MEMORY) as run_dir:
         for kill in kills:
             try:
                 train(run_dir, LOADERS[name], kill, max_steps)
