@@ -30,6 +30,7 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.numerics import watch as numerics
+from resilience_sdk.preemption.listener import StepsDone
 from resilience_sdk.rank.run import is_stepping, resilient
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.lookup import BLOCKS
@@ -438,7 +439,7 @@ class Attached(AttachedLoop):
             try:
                 self._losses.end(self.step - 1 if self._is_global else None)
                 self._beat.end()
-                if not (self._is_apart or is_stepping()) and preemption.check(self.step):
+                if not (self._is_apart or is_stepping()) and preemption.check(StepsDone(self.step)):
                     # Not here: a scheduler and a scaler still have their part of this step to do.
                     self._is_leaving = True
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
@@ -447,7 +448,7 @@ class Attached(AttachedLoop):
             self._loader.due = self._leave_if_asked
 
     def _check(self) -> None:
-        if not is_stepping() and preemption.check(self.step):
+        if not is_stepping() and preemption.check(StepsDone(self.step)):
             self._is_leaving = True
 
     def _sections_failed(self) -> None:

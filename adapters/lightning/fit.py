@@ -39,6 +39,7 @@ from resilience_sdk.errors import CheckpointError, ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
+from resilience_sdk.preemption.listener import StepsDone
 from resilience_sdk.preemption.signals import Handlers
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import finish, reopen
@@ -501,7 +502,7 @@ class Fit:
             self._losses.end(self._step)
         self._step, self._is_worked = step, True
         self._beat.end()
-        if PREEMPTION in self._role and preemption.check(step):
+        if PREEMPTION in self._role and preemption.check(StepsDone(step)):
             self._stop(step)
         if self._checkpointer is not None:
             self._checkpointer.maybe_save(step)

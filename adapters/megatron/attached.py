@@ -34,6 +34,7 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.numerics import watch as numerics
+from resilience_sdk.preemption.listener import StepsDone
 from resilience_sdk.rank.lifecycle import current
 from resilience_sdk.rank.run import is_stepping
 from resilience_sdk.recorder import lookup
@@ -184,7 +185,7 @@ class Attached(AttachedLoop):
 
     def is_stop_agreed(self) -> bool:
         """Tell the same for a loop whose save is a section, which has a deadline of its own."""
-        return self._is_attached and not is_stepping() and preemption.check(self.step)
+        return self._is_attached and not is_stepping() and preemption.check(StepsDone(self.step))
 
     # -- what is hung on
 

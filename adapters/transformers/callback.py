@@ -37,6 +37,7 @@ from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
+from resilience_sdk.preemption.listener import StepsDone
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import finish, reopen, session_on_all_ranks
 from resilience_sdk.rank.checkpoints import fits, say_how_to_resume
@@ -519,7 +520,7 @@ class Training:
                 step = int(state.global_step)
                 losses.end(step - 1)
                 self._beat.end()
-                if preemption.check(step):
+                if preemption.check(StepsDone(step)):
                     self._stop(step, control)
             except Exception as error:  # noqa: BLE001 - as above
                 self._guard.fail(error)

@@ -53,6 +53,7 @@ class LocalRendezvous(RendezvousHandler):
         self._run_id = run_id
         self._address = address
         self._closed = False
+        self._held = HeldPort()
 
     @property
     def use_agent_store(self) -> bool:
@@ -69,8 +70,13 @@ class LocalRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> Any:
         """Return at once: one node, a new port, an empty store."""
-        master = RendezvousStoreInfo(self._address, free_port(self._address))
+        master = RendezvousStoreInfo(self._address, self._held.take(self._address))
         return RendezvousInfo(HashStore(), 0, 1, master)
+
+    @property
+    def port(self) -> int | None:
+        """The port that was picked last."""
+        return self._held.port
 
     def is_closed(self) -> bool:
         """Tell whether the job is over."""
@@ -87,6 +93,53 @@ class LocalRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Do nothing, successfully."""
         return True
+
+
+class HeldPort:
+    """A port that is kept for a store which another process makes on it later: nobody is given it meanwhile.
+
+    It is bound, and nobody listens on it here. Whoever allows to share addresses that nobody listens on (SO_REUSEADDR),
+    as torch's store does, can listen on it; the kernel gives it to nobody who asks for any port.
+    """
+
+    def __init__(self) -> None:
+        """Hold none yet."""
+        self.port: int | None = None
+        self._socket: socket.socket | None = None
+
+    def take(self, address: str = "") -> int:
+        """Find a port of this host that nobody uses, hold it in the place of the one before, and return it."""
+        port = self._bind(address, 0)
+        return free_port(address) if port is None else port
+
+    def keep(self, port: int) -> None:
+        """Hold this port, if that can be."""
+        self._bind("", port)
+
+    def close(self) -> None:
+        """Let it go."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = self.port = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _bind(self, address: str, port: int) -> int | None:
+        self.close()
+        for place in dict.fromkeys((address, "")):  # the name is for others to reach us by; any address has these ports
+            held = socket.socket(socket.AF_INET6 if ":" in place else socket.AF_INET)
+            try:
+                if port:
+                    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                held.bind((place, port))
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not before: it might share one
+            except OSError:
+                held.close()
+                continue
+            self._socket, self.port = held, int(held.getsockname()[1])
+            return self.port
+        return None
 
 
 def free_port(address: str = "") -> int:
@@ -157,6 +210,7 @@ class Agent(LocalElasticAgent):
         self._starter = starter
         self._quiet_events = getattr(config, "event_log_handler", "null") == "null"
         self._waiting = WaitingNodes(self._rdzv_handler)
+        self._held = HeldPort()
         self.attempt = 0
         self.peers: tuple[Peer, ...] = ()
         """The nodes of the attempt by their numbers, known once they have met."""
@@ -281,6 +335,12 @@ class Agent(LocalElasticAgent):
             _change_port(group, attempt)
         return _Met(group, attempt, peers)
 
+    @property
+    def own_port(self) -> int | None:
+        """The port of the ranks' store where it was picked here, and not by the user; None elsewhere."""
+        handler = self._rdzv_handler
+        return handler.port if isinstance(handler, LocalRendezvous) else self._held.port
+
     def start(self, inbox: SignalInbox, files: AttemptFiles) -> RankProcesses:
         """Start the ranks of this node, which leave what they leave in `files`; `meet` came before.
 
@@ -290,6 +350,8 @@ class Agent(LocalElasticAgent):
         self._logs.attempt = self.attempt
         # A rendezvous that shares its store with the ranks is right for its first attempt only.
         self._logs.own_store = self.attempt > 0 or not self._worker_group.spec.rdzv_handler.use_agent_store
+        if self._place is not None and self.node == 0 and self._logs.own_store:
+            self._held.keep(int(group.master_port))
         try:
             with self._starter.serving_elastic(inbox):
                 pids = self._start_workers(group)

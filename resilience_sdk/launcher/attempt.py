@@ -27,13 +27,23 @@ from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.json_records import from_text
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.settings import Settings
-from resilience_sdk.core.settings.parse import signal_name
+from resilience_sdk.core.settings.parse import signal_name, signal_number
 from resilience_sdk.errors import EXIT_PREEMPTED
-from resilience_sdk.launcher.ranks import RankProcesses
+from resilience_sdk.incidents.record import ranks_words
+from resilience_sdk.launcher.ranks import RankProcesses, handles
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.monitor.pending_exceptions import read_thread_exception
-from resilience_sdk.postmortem.facts import ENDING_SUFFIX, EndedBy, EndingRequest, RankExit, RankTrace
+from resilience_sdk.postmortem.facts import (
+    ENDING_SUFFIX,
+    LEAVE_SIGNALS,
+    EndedBy,
+    EndingRequest,
+    RankExit,
+    RankTrace,
+    asked_to_leave,
+)
 from resilience_sdk.preemption.context import time_to_leave
+from resilience_sdk.preemption.reasons import Asker
 from resilience_sdk.rank.exceptions import frames_in, user_frame
 from resilience_sdk.recorder import page_directory
 from resilience_sdk.recorder.page_directory import make_again, make_private, page_stem, parse_stem
@@ -48,6 +58,7 @@ if TYPE_CHECKING:
 
 JOINS = "another node wants to join: starting the ranks again with it"
 _TICK_S = 1.0  # housekeeping only: a death or a signal ends the wait at once
+_DUMP_S = 0.3  # for a stack that is written in C
 _SETTLE_S = 0.5  # how long a rank that only lost its peers may be followed by the one that was lost
 
 
@@ -58,6 +69,7 @@ class AttemptEnding:
     by: EndedBy
     ending_ns: int | None = None
     first_ns: int | None = None  # monotonic, when the first rank failed
+    asked: tuple[int, ...] = ()  # ranks that died of a signal of somebody who asked them to leave
 
 
 class Attempt:
@@ -89,6 +101,7 @@ class Attempt:
         self._housekeeping = housekeeping
         self._agent = agent
         self._relay = relay
+        self._leave_signals = LEAVE_SIGNALS | {signal_number(name) for name in settings.preempt_signals}
         self._reported = 0
         self._late: set[int] = set()  # ranks that have finished, did not end, and were ended
         self._ending_ns: int | None = None
@@ -121,6 +134,7 @@ class Attempt:
                 # The others leave too, each after its own last save; one that never does is ended.
                 left_at = left_at or time.monotonic()
                 if time.monotonic() - left_at > self._settings.preempt_time:
+                    self._ask_where_they_are()
                     return self._end("others left", EndedBy.RANKS)
             if self._agent.elastic and self._agent.nodes_waiting() > 0:
                 say(JOINS)
@@ -161,13 +175,37 @@ class Attempt:
         if self._files.hang_verdict(self.number) is not None:
             return attrs.evolve(self._end("hang", EndedBy.HANG), first_ns=first_ns)
         self._settle()
-        if not self._only_symptoms(self.traces()):
+        traces = self.traces()
+        if asked := asked_to_leave(self.ranks.exits, traces, self._leave_signals):
+            return attrs.evolve(self._follow(asked), first_ns=first_ns)
+        if not self._only_symptoms(traces):
             self._relay.note_fault()
         ending = self._end("rank failed", EndedBy.RANKS)
         # The monitor may have spoken in the moment between.
         if self._files.hang_verdict(self.number) is not None:
             ending = attrs.evolve(ending, by=EndedBy.HANG)
         return attrs.evolve(ending, first_ns=first_ns)
+
+    def _follow(self, asked: Sequence[RankExit]) -> AttemptEnding:
+        """Let the other ranks leave, too, after some that had no handler died of a signal that asked them to.
+
+        No stop can be agreed without those, so this is a teardown for who would stop; handlers of the script's own
+        have the time of a request.
+        """
+        names = {end.rank: signal_name(-(end.exit_code or 0)) for end in asked}
+        for rank, name in names.items():
+            self._journal.emit(Event.PREEMPT_NOTICE, source=name, kind=Asker.SIGNAL.value, rank=rank)
+        told = f"{ranks_words(names)} died of {' and '.join(sorted(set(names.values())))}, which nobody here has sent"
+        grace = time_to_leave(self._settings.preempt_time)
+        rest = list(self.ranks.running)
+        say(f"{told}: the job is asked to leave" + (f", the other ranks within {grace:g} s" if rest else ""))
+        self._begin_ending("a rank was asked to leave")
+        if rest:
+            self._journal.emit(Event.SIGNAL_SENT, signal="SIGTERM", ranks=rest, why="leave")
+        before = self._inbox.interrupts
+        self.ranks.end(grace, hurry=lambda: self._inbox.interrupts > before, at_the_end=self._ask_where_they_are)
+        by = EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION
+        return AttemptEnding(by, self._ending_ns, asked=tuple(names))
 
     def _settle(self) -> None:
         """While all who failed only lost their peers, give the lost one a moment to die by itself."""
@@ -202,7 +240,9 @@ class Attempt:
             forward = request
         running = list(self.ranks.running)
         self._journal.emit(Event.SIGNAL_SENT, signal=signal_name(forward), ranks=running, why="leave")
-        self.ranks.end(grace, first=forward, hurry=lambda: self._inbox.interrupts > before)
+        self.ranks.end(
+            grace, first=forward, hurry=lambda: self._inbox.interrupts > before, at_the_end=self._ask_where_they_are
+        )
         return AttemptEnding(EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION, self._ending_ns)
 
     def _end(self, reason: str, by: EndedBy) -> AttemptEnding:
@@ -215,6 +255,18 @@ class Attempt:
         else:
             self.ranks.kill()
         return AttemptEnding(by, self._ending_ns)
+
+    def _ask_where_they_are(self) -> None:
+        """Have the ranks that still run leave their stacks, before they are ended: a save may be cut by that."""
+        number = self._settings.dump_signal
+        pids = [self.ranks.pids[rank] for rank in self.ranks.running] if number else []
+        asked = [pid for pid in pids if handles(pid, number)]
+        for pid in asked:
+            with contextlib.suppress(OSError):
+                os.kill(pid, number)
+        if asked:
+            self.ranks.wait(_DUMP_S)
+            self._note_exits()
 
     def _begin_ending(self, reason: str) -> None:
         self._files.write_ending(self.number, reason)

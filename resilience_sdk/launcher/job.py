@@ -339,6 +339,8 @@ class Job:
             traces=traces,
             ended_by=ending.by,
             ending_ns=ending.ending_ns,
+            asked=ending.asked,
+            own_port=self._agent.own_port,
             unkillable=attempt.ranks.unkillable,
             cgroup_oom=seen.cgroup_oom,
             lost_server=server,

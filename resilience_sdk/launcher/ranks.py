@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from resilience_sdk.postmortem.facts import RankExit
 from resilience_sdk.system.hostinfo import process_start_ticks, stat_fields
+from resilience_sdk.system.procfs import has_signal, status_fields
 
 if TYPE_CHECKING:
     from resilience_sdk.launcher.attempt import AttemptFiles
@@ -68,6 +69,12 @@ def _members(leaders: Mapping[int, int | None]) -> list[int] | None:
                 members.append(pid)
                 break
     return members
+
+
+def handles(pid: int, number: int) -> bool:
+    """Tell whether a process has a handler for a signal; True where nobody can tell."""
+    caught = status_fields(pid).get("SigCgt")
+    return caught is None or has_signal(caught, number)
 
 
 _KILL_WAIT_S = 5.0  # a killed process that is still there after this sits in the kernel
@@ -129,10 +136,18 @@ class RankProcesses:
         self._selector.select(max(0.0, timeout_s))
         return self._collect()
 
-    def end(self, grace_s: float, *, first: int = signal.SIGTERM, hurry: Callable[[], bool] | None = None) -> None:
+    def end(
+        self,
+        grace_s: float,
+        *,
+        first: int = signal.SIGTERM,
+        hurry: Callable[[], bool] | None = None,
+        at_the_end: Callable[[], None] = lambda: None,
+    ) -> None:
         """End every rank and what it started: `first`, up to `grace_s` seconds, SIGKILL for whole sessions.
 
-        `hurry` is asked after each wait and cuts the grace short.
+        `hurry` is asked after each wait and cuts the grace short; `at_the_end` is called when it is over and ranks
+        still run.
         """
         self.signal(first)
         deadline = time.monotonic() + grace_s
@@ -140,17 +155,22 @@ class RankProcesses:
             self.wait(left)
             if hurry is not None and hurry():
                 break
+        else:
+            if self._running:
+                at_the_end()
         self.kill()
 
     def signal(self, number: int) -> None:
         """Send a signal to each running rank itself; a stopped one is continued so that it can take it.
 
-        Not to its children: a DataLoader worker that dies of it would break the rank's last save.
+        Not to its children: a DataLoader worker that dies of it would break the rank's last save. A rank that does
+        nothing on this signal gets SIGTERM, for which it may have a handler.
         """
         self._signalled = True
         for pid in self._running.values():
             with contextlib.suppress(OSError):
-                os.kill(pid, number)
+                as_it_is = number in (signal.SIGINT, signal.SIGTERM) or handles(pid, number)
+                os.kill(pid, number if as_it_is else signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)
 
     def finish(self, rank: int) -> None:

@@ -38,6 +38,7 @@ _OUTSIDE = frozenset({"network", "storage", "hardware", "host", "scheduler"})
 
 
 _MAY_BE_FREE = (EndedBy.HANG, EndedBy.SERVER)
+_FREE_CAUSE = "port_in_use"  # of a port that the launcher has picked
 
 
 @attrs.frozen
@@ -152,7 +153,11 @@ def ends_free(history: Sequence[AttemptEnd]) -> bool:
 
 def _free_endings(history: Sequence[AttemptEnd]) -> frozenset[int]:
     """Return the places in `history`, which is all of the job's, of the ends that cost nothing of the budget."""
-    free = [number for number, end in enumerate(history) if end.free and end.ended_by in _MAY_BE_FREE]
+    free = [
+        number
+        for number, end in enumerate(history)
+        if end.free and (end.ended_by in _MAY_BE_FREE or end.cause == _FREE_CAUSE)
+    ]
     return frozenset(free[:FREE_ENDINGS])
 
 

@@ -18,7 +18,7 @@ import runpy
 import sys
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from resilience_sdk.core import environ
@@ -35,8 +35,10 @@ def run(words: Sequence[str]) -> None:
     run_script(Script(kind, target, tuple(args)))  # type: ignore[arg-type]
 
 
-def run_script(script: Script) -> None:
+def run_script(script: Script, *, bootstrapped: Callable[[], None] = lambda: None) -> None:
     """Run `script` as this process's `__main__`, once, in the main thread.
+
+    `bootstrapped` is called once this rank has its page, before anything of the script runs.
 
     Returns when the script does, and raises whatever it raises, `SystemExit` included: the caller lets it
     pass and lets the interpreter end, which is what makes exit codes and shutdown equal to those of `python
@@ -50,6 +52,7 @@ def run_script(script: Script) -> None:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={})
     _bootstrap()
+    bootstrapped()
     try:
         if script.kind == "module":
             _insert_path(os.getcwd())

@@ -20,6 +20,7 @@ from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import CURVES, Event, Journal, read_journal
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.settings.parse import signal_name
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.incidents import (
     STALL,
@@ -32,11 +33,21 @@ from resilience_sdk.incidents.record import one_line
 from resilience_sdk.monitor.pending_exceptions import read_exception
 from resilience_sdk.monitor.ranks import WatchedRank, exit_code, is_clean
 from resilience_sdk.postmortem.crash import crash_incident, first_death
+from resilience_sdk.postmortem.cut_saves import find_cut
 from resilience_sdk.postmortem.exit_codes import JobVerdict
-from resilience_sdk.postmortem.facts import AttemptFacts, AttemptJournal, EndedBy, RankExit, RankTrace, unix_s
+from resilience_sdk.postmortem.facts import (
+    LEAVE_SIGNALS,
+    AttemptFacts,
+    AttemptJournal,
+    EndedBy,
+    RankExit,
+    RankTrace,
+    unix_s,
+)
 from resilience_sdk.postmortem.outcome import FROM_OUTSIDE, Outcome, record, record_standing, write_outcome
 from resilience_sdk.postmortem.preemption import Account, account, completed_steps, lost_words
 from resilience_sdk.postmortem.recovery import close_warnings
+from resilience_sdk.preemption.reasons import Asker
 from resilience_sdk.system import hostinfo
 
 _MOST_CHARACTERS = 4096
@@ -183,8 +194,12 @@ class DeathWatch:
         raised = facts.traces[first.rank].exception is not None
         if (leaves and not death.culprits) or self._was_asked_in_vain(facts, first, raised=raised):
             self._write_preemption(facts, first)
-        elif first.exit_code in _TEARDOWN_SIGNALS:  # the launcher, the scheduler or a person ended the job
-            self._say_stood(attempt, self._stood_still(facts, unix_s(first.at_ns), _end_words(first)))
+        elif first.exit_code in _TEARDOWN_SIGNALS or self._asked(facts, first):
+            # The launcher, the scheduler or a person ended the job.
+            stood = self._stood_still(facts, unix_s(first.at_ns), _end_words(first))
+            self._say_stood(attempt, stood)
+            if stood is None and (asked := self._asked(facts, first)):
+                self._write_asked(facts, first, asked)
         else:
             culprits = death.culprits or (() if raised else (first.rank,))
             exceptions = [exception for rank in culprits if (exception := facts.traces[rank].exception)]
@@ -233,6 +248,28 @@ class DeathWatch:
             console.say(f"HANG: {self._stood[attempt]}; {hang.evidence[-1].text}")
             self._say_report(hang)
 
+    def _asked(self, facts: AttemptFacts, first: RankExit) -> tuple[RankExit, ...]:
+        """Return the ranks that died of a signal that asks to leave, where that is why the attempt ended.
+
+        A launcher also ends its ranks so because another node's have failed, which the monitor there reports.
+        """
+        page = facts.pages.get(first.rank)
+        if first.exit_code is None or -first.exit_code not in LEAVE_SIGNALS or (page is not None and page.checks):
+            return ()  # one that listens dies of a signal only where that is part of a teardown
+        explained = self._store.of_attempt(facts.attempt, facts.began_at, "crash", "hang")
+        if any(map(_ended_it, explained)):
+            return ()
+        return tuple(end for end in facts.exits if end.died_asked())
+
+    def _write_asked(self, facts: AttemptFacts, first: RankExit, asked: Sequence[RankExit]) -> None:
+        """Write down that ranks without a handler were asked to leave, and died of that."""
+        for end in asked:
+            name = signal_name(-(end.exit_code or 0))
+            self._journal.emit(
+                Event.PREEMPT_NOTICE, attempt=facts.attempt, source=name, kind=Asker.SIGNAL.value, rank=end.rank
+            )
+        self._write_preemption(attrs.evolve(facts, asked=[end.rank for end in asked]), first)
+
     def _was_asked_in_vain(self, facts: AttemptFacts, first: RankExit, *, raised: bool) -> bool:
         """Tell whether the first rank to end was ended because the job was to leave, and no stop was agreed.
 
@@ -260,6 +297,7 @@ class DeathWatch:
             saved=saved,
             saved_here=saved is not None and saved in made,
             died={},
+            cut=find_cut(facts),
         )
         return attrs.evolve(story, stood=self._stood.get(facts.attempt))
 

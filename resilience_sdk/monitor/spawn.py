@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from resilience_sdk.core import job_config
@@ -25,6 +25,7 @@ STATE = "monitor.json"
 LOG = "monitor.log"
 FROZEN_AFTER_S = 5.0
 _FIRST_PAUSE_S = 0.5
+_POLL_S = 0.01
 _COMES_BACK_S = 2.0
 _LONGEST_PAUSE_S = 60.0
 
@@ -72,6 +73,25 @@ def is_alive(pages: Path) -> bool:
         return False
     state = read_state(pages)
     return not state or not hostinfo.process_is_gone(state["pid"], state["start_ticks"])
+
+
+def await_look(pages: Path, since_ns: int, patience_s: float, has_failed: Callable[[], bool]) -> bool:
+    """Wait until the monitor of a page directory has looked once, from begin to end, after that monotonic time.
+
+    It then has every process whose page was there by its pidfd, and learns how that ends. Tells whether it has; never
+    raises. `has_failed`: none can be started.
+    """
+    deadline, first_ns = time.monotonic() + patience_s, 0
+    while time.monotonic() < deadline and not has_failed():
+        seen_ns = 0
+        with contextlib.suppress(OSError):
+            seen_ns = (pages / STATE).stat().st_mtime_ns
+        if seen_ns > since_ns:
+            if first_ns and seen_ns > first_ns:
+                return True
+            first_ns = first_ns or seen_ns
+        time.sleep(_POLL_S)
+    return False
 
 
 def ensure_monitor(pages: Path) -> bool:

@@ -29,7 +29,7 @@ from resilience_sdk.core.json_records import from_text, to_text
 from resilience_sdk.incidents import Culprit
 from resilience_sdk.monitor.notices import Notices, on_page
 from resilience_sdk.monitor.ranks import WatchedRank
-from resilience_sdk.postmortem.preemption import Hindered, culprit_of, hindered_by
+from resilience_sdk.postmortem.preemption import Hindered, Phase, culprit_of, hindered_by, phase_of
 from resilience_sdk.preemption import agreement
 from resilience_sdk.preemption.agreement import CoordinatorMove, Proposal, RankView, StopDecision, pace
 from resilience_sdk.preemption.context import MONITOR, RANKS, coordinator_word
@@ -166,7 +166,8 @@ class Hindrances:
             ours = {rank for node, rank in silent if node == self.nodes.name}
             others = [Culprit(rank, node) for node, rank in sorted(silent) if node != self.nodes.name]
             self._name(Hindrance.NO_CHECK, self._culprits(ranks, ours), others)
-        late = {rank for rank, view in own.items() if view.count and view.count == self._counts.get(rank)}
+        done = {watched.rank for watched in ranks if watched.snapshot.done}  # what follows is no loop that could check
+        late = {rank for rank, view in own.items() if view.count and view.count == self._counts.get(rank)} - done
         if late and not silent and self._is_time(_LATE_S):
             self._name(Hindrance.LATE, self._culprits(ranks, late))
         return not silent
@@ -176,6 +177,8 @@ class Hindrances:
         if not self._is_time(_SILENT_S) or self._named & {Hindrance.ENDED, Hindrance.UNSEEN}:
             return
         ended = {watched.rank for watched in ranks if not watched.alive}
+        if ended and phase_of(watched.snapshot for watched in ranks) is Phase.OVER:
+            return  # its loop has come to its end as on all ranks, and the others are in what follows that
         if ended:
             self._name(Hindrance.ENDED, self._culprits(ranks, ended))
         elif unseen:  # else one of another node, which says it

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from resilience_sdk.attribution.exceptions import fingerprint
-from resilience_sdk.attribution.exits import Classification, classification, describe_exit, failed_resource
+from resilience_sdk.attribution.exits import PORT, Classification, classification, describe_exit, failed_resource
 from resilience_sdk.attribution.first_death import ABORT_AT_EXIT, VAGUE, Death, FirstDeath, find_first_death, weigh
 from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.hang.evidence import main_frames, parse_faulthandler
@@ -105,6 +105,9 @@ def attempt_end(facts: AttemptFacts, first: FirstDeath) -> AttemptEnd:
     """Return what `restart_policy.decide` needs to know about the attempt."""
     snapshots = [trace.snapshot for trace in facts.traces.values()]
     known = first.classification
+    resource = failed_resource(known.cause, (item.text for item in known.evidence))
+    # The next attempt has another one: nothing is to be waited for, and no rank is at fault.
+    is_our_port = resource is not None and resource.kind == PORT and resource.name == str(facts.own_port)
     return AttemptEnd(
         attempt=facts.attempt,
         ended_by=facts.ended_by,
@@ -118,10 +121,10 @@ def attempt_end(facts: AttemptFacts, first: FirstDeath) -> AttemptEnd:
         checkpoint_before=facts.checkpoint_before,
         checkpoint_after=facts.checkpoint_after,
         stop_agreed=facts.stop_agreed,
-        free=facts.lost_server is not None,
+        free=facts.lost_server is not None or is_our_port,
         aborted=tuple(sorted(end.rank for end in facts.exits if end.aborted_at_exit)),
         all_done=bool(snapshots) and all(page is not None and page.done for page in snapshots),
-        resource=failed_resource(known.cause, (item.text for item in known.evidence)),
+        resource=None if is_our_port else resource,
         requested=_requested(facts, first),
     )
 

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from resilience_sdk.attribution.exceptions import is_peer_symptom
 from resilience_sdk.attribution.exits import Classification, Resource, exit_fields
 from resilience_sdk.cluster.membership import Peer
 from resilience_sdk.core.journal import CURVES, Event, journal_sizes, read_journal
+from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.recorder.page_reader import RankSnapshot
 
 if TYPE_CHECKING:
     from resilience_sdk.attribution.diagnosis import LogFindings
+
+
+LEAVE_SIGNALS = frozenset(
+    number
+    for name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP")
+    if (number := getattr(signal, name, None)) is not None
+)
+"""Signals by which schedulers and people ask a process to leave; without a handler it dies of them."""
 
 
 class EndedBy(str, Enum):
@@ -120,6 +130,11 @@ class RankExit:
     server_lost: bool = False
     """It was killed with the fork server, by the kernel: nobody touched the rank."""
 
+    def died_asked(self, signals: Collection[int] = LEAVE_SIGNALS) -> bool:
+        """Tell whether it died of one of `signals`, which ask to leave, and none of ours was sent to it before."""
+        code = self.exit_code
+        return code is not None and -code in signals and not self.ended_by_us
+
     def to_event(self) -> dict[str, Any]:
         """Return how it ended as the event `rank_exit` has it."""
         if self.aborted_at_exit:
@@ -127,6 +142,30 @@ class RankExit:
         if self.ended_late:
             return {**exit_fields(self.exit_code), "script_exit_code": self.exit_code}
         return {**exit_fields(self.exit_code), "script_exit_code": None}
+
+
+def asked_to_leave(
+    exits: Iterable[RankExit], traces: Mapping[int, RankTrace], signals: Collection[int] = LEAVE_SIGNALS
+) -> tuple[RankExit, ...]:
+    """Return the ranks that died of a signal that asks to leave, where no rank has failed of its own.
+
+    Whoever signals one rank means the job, be it a scheduler or a person: without that rank no other can go on. Ranks
+    that only lost their peers are no failure of their own.
+    """
+    asked = []
+    for end in exits:
+        exception = traces[end.rank].exception if end.rank in traces else None
+        if end.died_asked(signals) and exception is None:
+            asked.append(end)
+        elif (
+            end.exit_code in (0, EXIT_PREEMPTED)
+            or end.ended_by_us
+            or (end.exit_code == -signal.SIGABRT and exception is None)
+        ):
+            continue
+        elif exception is None or not is_peer_symptom(exception):
+            return ()
+    return tuple(asked)
 
 
 @attrs.frozen
@@ -219,6 +258,8 @@ class AttemptFacts:
     told: Mapping[int, Sequence[Classification]] = attrs.field(factory=dict)  # by rank: its log, the kernel
     node_told: Sequence[Classification] = ()  # what the kernel says of no process
     job_told: LogFindings | None = None  # the log that all ranks write into
+    own_port: int | None = None  # of the ranks' store, where our launcher has picked it
+    asked: Collection[int] = ()  # ranks that died of a signal by which somebody asked them to leave
 
     @property
     def events(self) -> Sequence[Mapping[str, Any]]:

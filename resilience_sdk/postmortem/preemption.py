@@ -7,6 +7,7 @@ the attempt tells what was said at the time, the pages how often each rank of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import attrs
@@ -16,6 +17,7 @@ from resilience_sdk.attribution.taxonomy import lookup
 from resilience_sdk.core.journal import Event
 from resilience_sdk.incidents import CURE, STALL, Culprit, Evidence, Incident, compact_ranks, count_words
 from resilience_sdk.incidents.record import injected_faults
+from resilience_sdk.postmortem.cut_saves import CutSave
 from resilience_sdk.preemption.reasons import PLANNED_EXIT, Askers, Hindrance, who_asked, whole
 from resilience_sdk.recorder.page_reader import RankSnapshot
 
@@ -38,6 +40,16 @@ class Hindered:
     def __str__(self) -> str:
         """Return who it was and what, in words."""
         return f"{who(self.culprits)} {self.told}{where(self.culprits)}" if self.culprits else self.told
+
+
+class Phase(Enum):
+    """How far the ranks of this node had come in an attempt."""
+
+    START_UP = "start-up"
+    """None had completed a step, nor asked whether to stop."""
+    TRAINING = "training"
+    OVER = "over"
+    """All had made their steps, and some had ended."""
 
 
 @attrs.frozen
@@ -64,6 +76,14 @@ class Account:
     """What stood still when it was asked, as the begin of a sentence; the incident of that says the rest."""
     injected: tuple[Evidence, ...] = ()
     """The SIGTERM may be of the SDK's own injection."""
+    phase: Phase = Phase.TRAINING
+    """Where the ranks were when they left."""
+    is_declared: bool = False
+    """The script uses the SDK, so that its steps would have been seen."""
+    shows_steps: bool = False
+    """The same, or it has an optimizer."""
+    cut: CutSave | None = None
+    """Ranks that were ended before they had left by themselves."""
 
     @property
     def is_settled(self) -> bool:
@@ -73,6 +93,8 @@ class Account:
     @property
     def lost_steps(self) -> int | None:
         """Return how many steps have to be done again; None where that is not known."""
+        if self.phase is Phase.START_UP and not self.is_agreed:
+            return 0 if self.is_in_start_up else None
         done = self.stopped_after if self.is_agreed else self.reached
         # Without a checkpoint of ours the script may have saved by itself.
         saved = self.saved if self.saved is not None or self.saved_by is None else self.saved_by[1]
@@ -81,7 +103,13 @@ class Account:
     @property
     def advice(self) -> str | None:
         """Return what to change, so that the next stop works; None where this one did."""
-        return "; ".join(dict.fromkeys(one.cure for one in self._shown)) or None
+        cures = [] if self.cut is None else [self.cut.cure]
+        return "; ".join(dict.fromkeys([*cures, *(one.cure for one in self._shown)])) or None
+
+    @property
+    def is_in_start_up(self) -> bool:
+        """Whether the ranks are known to have made no step yet: they use the SDK, and have shown none."""
+        return self.phase is Phase.START_UP and self.is_declared
 
     @property
     def _is_planned(self) -> bool:
@@ -100,6 +128,8 @@ class Account:
     def reason(self) -> str:
         """Return it in one sentence without a full stop, for the screen and the outcome."""
         told = "" if self.stood is None else f"{self.stood}; then "
+        if self.cut is not None:
+            told = f"{self.cut}; {self.cut.lost}; {told}"
         if self._is_planned:
             return f"{told}the job left by {self.askers.asked[0]}; {self._told_lost()}"
         told += "the job was asked to leave" + (f" by {self.askers.asked[0]}" if self.askers.asked else "")
@@ -107,12 +137,25 @@ class Account:
         if self.is_agreed:
             at = "" if self.stopped_after is None else f" after {count_words(self.stopped_after)}"
             told += f"; all ranks stopped{at}, {self._told_lost()}"
+        elif self.phase is Phase.START_UP and not self._shown and self.stood is None:
+            when = "before its first step" if self.shows_steps else "before a step of it was seen"
+            told += f", {when}; {self._told_lost()}"
+        elif self.phase is Phase.OVER and not self._shown and self.stood is None:
+            done = "" if self.reached is None else f" ({count_words(self.reached)})"
+            told += f", when its loop had ended{done}; {self._told_lost()}"
         elif self._shown or self.stood is not None:
             told += f"; no stop was agreed; {self._told_lost()}"
         # Parts of their own: a page that has said one of them leaves it out.
-        return "; ".join([told, *map(str, self._shown), *([f"to do: {self.advice}"] if self._shown else [])])
+        return "; ".join([told, *map(str, self._shown), *([f"to do: {self.advice}"] if self.advice else [])])
 
     def _told_lost(self) -> str:
+        if self.phase is Phase.START_UP and not self.is_agreed:
+            if self.is_in_start_up:
+                return "nothing is lost"
+            if self.saved is not None:
+                return f"the newest checkpoint is after {count_words(self.saved)}"
+        if self.saved is None and self.saved_by is None and self.cut is not None:
+            return "the SDK saved nothing, what the script saved before itself is kept"
         if self.saved is None and self.saved_by is not None:
             by, step = self.saved_by
             return f"{by}'s own newest checkpoint is after {count_words(step)}"
@@ -136,6 +179,7 @@ class Account:
             confidence=_TOLD if self.askers.asked else _UNTOLD,
             lost_steps=self.lost_steps,
             evidence=(
+                *([] if self.cut is None else [Evidence("save", f"{self.cut}; {self.cut.lost}")]),
                 *([] if self.stood is None else [Evidence(STALL, self.stood)]),
                 Evidence("notice", "; ".join(self.askers.asked) or "by whom is not known"),
                 *(Evidence("notice", f"before that, in vain: {one}") for one in self.askers.in_vain),
@@ -149,7 +193,7 @@ class Account:
 
     def _told_checkpoint(self) -> str:
         if self.saved is None:
-            told = _NOTHING_SAVED
+            told = _NOTHING_SAVED if self.cut is None else "the SDK saved nothing"
             if self.saved_by is not None:
                 told = f"the SDK saved no checkpoint, {self.saved_by[0]} its own after {count_words(self.saved_by[1])}"
         else:
@@ -177,11 +221,8 @@ def completed_steps(pages: Iterable[RankSnapshot]) -> int | None:
 
     A step that a rank is still in, or that an exception has ended, is none.
     """
-    done = []
-    for page in pages:
-        if page.step is not None and page.step_is_global:
-            done.append(page.step + (not page.main_lane.is_in_step))
-    return min(done, default=None)
+    done = [page.completed_steps for page in pages]
+    return min((steps for steps in done if steps is not None), default=None)
 
 
 def account(
@@ -192,18 +233,22 @@ def account(
     saved: int | None,
     saved_here: bool,
     died: Mapping[int, str],
+    cut: CutSave | None = None,
 ) -> Account:
     """Return the story of an attempt.
 
     `told` are its events, by time; `pages` the last readings of this node's ranks. `saved` is the newest checkpoint,
     `saved_here` whether this attempt made it. `died`: which ranks of this node ended of their own, and how, in words.
+    `cut`: which were ended before they had left.
     """
     stops = [event for event in told if event["event"] == Event.STOP_AGREED.value]
     reached = completed_steps(pages.values())
     hindered = [
         Hindered(how, f"find out why rank {rank} ended", (_culprit(rank, pages, node),)) for rank, how in died.items()
     ]
-    hindered += _silent(pages, node)
+    phase = phase_of(pages.values())
+    if phase is not Phase.START_UP:
+        hindered += _silent(pages, node)
     hindered += _hindered(told, {culprit.rank for one in hindered for culprit in one.culprits})
     return Account(
         askers=who_asked(told),
@@ -216,7 +261,27 @@ def account(
         hindered=tuple(hindered),
         saved_by=next((found for event in reversed(told) if (found := _saved_by(event)) is not None), None),
         injected=tuple(injected_faults(told)),
+        phase=phase,
+        is_declared=any(page.declared for page in pages.values()),
+        shows_steps=any(page.declared or page.trains for page in pages.values()),
+        cut=cut,
     )
+
+
+def phase_of(pages: Iterable[RankSnapshot]) -> Phase:
+    """Return how far the ranks had come, by their last pages."""
+    pages = list(pages)
+    if pages and not any(page.beats or page.checks for page in pages):
+        return Phase.START_UP
+    has_ended = any(page.exit_state == "clean" for page in pages)
+    if pages and (all(page.done for page in pages) or (has_ended and len({made_words(page) for page in pages}) == 1)):
+        return Phase.OVER
+    return Phase.TRAINING
+
+
+def made_words(page: RankSnapshot) -> tuple[int, int]:
+    """Return what a rank has made, to be compared: how often it has asked whether to stop, and its completed steps."""
+    return page.checks, page.beats
 
 
 def _saved_by(event: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -43,6 +43,7 @@ from resilience_sdk.postmortem.collect import (
     reporter,
     reporter_at_last,
 )
+from resilience_sdk.postmortem.cut_saves import find_cut
 from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, EndedBy, unix_s
 from resilience_sdk.postmortem.outcome import FROM_OUTSIDE, record, record_standing, standing_hang
 from resilience_sdk.postmortem.preemption import Account, account, completed_steps, lost_words
@@ -473,7 +474,12 @@ class Reporter:
             node=facts.node,
             saved=end.checkpoint_after,
             saved_here=end.made_checkpoint,
-            died={one.rank: describe_exit(one.exit_code) for one in facts.exits if one.rank in first.culprits},
+            died={
+                one.rank: describe_exit(one.exit_code)
+                for one in facts.exits
+                if one.rank in first.culprits and one.rank not in facts.asked
+            },
+            cut=find_cut(facts),
         )
 
     def _preemption(self, facts: AttemptFacts, end: AttemptEnd, story: Account) -> str | None:

@@ -84,8 +84,10 @@ class PreemptionContext:
     """Where none does: from which check on the ranks agree by themselves, asked at the first check that knows it."""
     deaf: tuple[int, ...] = ()
     """Ranks that cannot take part, where the ranks agree by themselves: no stop can be agreed."""
+    completed: Callable[[int | None], int | None] = lambda step: None
+    """Tells how many steps are complete at a check that was given `step`; None where heartbeats have no numbers."""
     stopping: Callable[[int | None, str | None], None] = lambda step, heard: None
-    """Called at the agreed stop, with the step that `check()` was given and the signal that this rank has heard."""
+    """Called at the agreed stop, with how many steps are complete and the signal that this rank has heard."""
 
 
 SLURM_END = "SLURM_JOB_END_TIME"

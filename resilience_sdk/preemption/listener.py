@@ -81,6 +81,17 @@ _LOOK_S = 1.0  # counts at most for one look: a node that was suspended as a who
 _IN_VAIN_S = 2.0  # after the time to leave was over, and nobody has left
 
 
+class StepsDone(int):
+    """How many steps are complete, for `check()`; a plain number is that of the step that was just made, from 0."""
+
+
+def completed_at(step: int | None, shown: int | None) -> int | None:
+    """Return how many steps were complete at a check that was given `step`: those that heartbeats have `shown`."""
+    if shown is not None or step is None:
+        return shown
+    return step if isinstance(step, StepsDone) else step + 1
+
+
 class Listener(Checks):
     """A rank that listens: its handlers are installed, its page takes part in the agreement."""
 
@@ -167,8 +178,9 @@ class Listener(Checks):
         """Note that this rank stops here; that it has heard a signal tells who may have sent that."""
         self.stopped_at = count
         heard = None if self.handlers.heard is None else notice_name(self.handlers.heard)
-        self.journal.emit(Event.STOP_AGREED, check=count, step=step, heard=heard, **facts)
-        self.side.stopping(step, heard)
+        done = completed_at(step, self.side.completed(step))
+        self.journal.emit(Event.STOP_AGREED, check=count, step=done, heard=heard, **facts)
+        self.side.stopping(done, heard)
 
     def _decided(self, proposal: Proposal) -> StopDecision:
         looked_at, waited_s, round_ = time.monotonic(), 0.0, proposal.round
@@ -262,7 +274,8 @@ def _make_check() -> tuple[Check, Callable[[Checks], None]]:
         Call it once per optimizer step, equally often on all ranks, from the thread that trains. The first call
         installs handlers for `preempt_signals`. Then it costs about 0.1 us and no system call; while a stop is being
         agreed, a rank may wait up to half a second at one of its calls, if the monitor is busy. Where there is no
-        monitor, see `reduce`. `step` is for the journal only.
+        monitor, see `reduce`. `step` is the number of the step that was just made, counted from 0 as for
+        `heartbeat(step=...)`; it is for the journal only.
         """
         nonlocal count
         count += 1

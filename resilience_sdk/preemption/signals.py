@@ -15,8 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from resilience_sdk.core import environ
 from resilience_sdk.preemption.agreement import TEARDOWN
 from resilience_sdk.recorder import page_layout as at
+from resilience_sdk.system.procfs import has_signal, status_fields
 
 _LEAVING = ("preemption",)
 _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
@@ -33,6 +35,7 @@ class Handlers:
         self._previous: dict[int, Any] = {}
         self._wakeup = -1
         self._mask: set[int] | set[signal.Signals] = set()
+        self._habits: set[int] = set()
         self.noted_at: float | None = None
         """Monotonic seconds of the first notice."""
         self._heard: tuple[int, float] | None = None  # the first signal, and when
@@ -45,6 +48,11 @@ class Handlers:
             previous = signal.getsignal(number)
             if previous is not None and previous is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._handle)
+        for number in _HABITS:
+            if number not in self.numbers and _would_end_us(number):
+                self._previous[number] = signal.signal(number, self._handle)
+                self._habits.add(number)
+        self.numbers = self._settled = (*self.numbers, *sorted(self._habits))
 
     def take_over(self, behind: Mapping[int, Any], also: Sequence[int] = ()) -> None:
         """Put our handlers in the place of a framework's; `behind` has what was there before it, by number.
@@ -55,6 +63,8 @@ class Handlers:
             return
         self.numbers = tuple(dict.fromkeys((*self.numbers, *also)))
         for number in self.numbers:
+            if number in self._habits and signal.getsignal(number) != self._handle:
+                continue  # somebody has made it his own
             previous = behind.get(number, signal.getsignal(number))
             if previous is None or previous is signal.SIG_IGN:
                 continue
@@ -177,6 +187,26 @@ class Handlers:
             return json.loads(self._ending.read_bytes()).get("reason") not in _LEAVING
         except (OSError, ValueError, AttributeError):
             return False
+
+
+_HABITS = tuple(
+    number for name in ("SIGUSR1", "SIGUSR2", "SIGHUP") if (number := getattr(signal, name, None)) is not None
+)
+_OF_LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _would_end_us(number: int) -> bool:
+    """Tell whether a signal that schedulers send by habit would end this process: nobody has a use of his own for it.
+
+    A handler in C, as of `faulthandler.register`, is not Python's to see. And Lightning requeues a job of Slurm by
+    SIGUSR1, for which it installs its handler when training begins, unless there is one.
+    """
+    if signal.getsignal(number) is not signal.SIG_DFL:
+        return False
+    if has_signal(status_fields(os.getpid()).get("SigCgt"), number):
+        return False
+    is_lightnings = number == getattr(signal, "SIGUSR1", None) and any(name in sys.modules for name in _OF_LIGHTNING)
+    return not (is_lightnings and "SLURM_JOB_ID" in environ.environment())
 
 
 def _is_loader_worker() -> bool:

@@ -9,11 +9,13 @@ part in the agreed stop). `exceptions` keeps the one that ends a rank, `all_rank
 """
 
 from resilience_sdk.rank.lifecycle import (
+    await_watch,
     bootstrap_worker,
     current,
     ensure_started,
     keep_output,
     leave_with,
+    note_early_signal,
     record_exception,
     start_recording,
 )
@@ -21,11 +23,13 @@ from resilience_sdk.rank.session import Session
 
 __all__ = [
     "Session",
+    "await_watch",
     "bootstrap_worker",
     "current",
     "ensure_started",
     "keep_output",
     "leave_with",
+    "note_early_signal",
     "record_exception",
     "start_recording",
 ]

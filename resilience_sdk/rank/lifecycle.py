@@ -15,9 +15,12 @@ from typing import Any
 
 from resilience_sdk import faults
 from resilience_sdk.core import console, environ
+from resilience_sdk.core.journal import Event
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings, load_settings, override_settings
+from resilience_sdk.core.settings.parse import signal_name
 from resilience_sdk.errors import DirectoryInUseError, ResilienceError, RunDirectoryError
+from resilience_sdk.preemption.reasons import Asker
 from resilience_sdk.rank import optimizer_hook, rehearsal
 from resilience_sdk.rank import preemption as stopping
 from resilience_sdk.rank.identity import find_identity, is_dataloader_worker
@@ -150,6 +153,20 @@ def keep_output() -> None:
     if (run_dir := env.get(environ.RUN_DIR)) and environ.INTERNAL_ATTEMPT in env:
         _output = KeptOutput(RunDirectory(Path(run_dir)).unwritten_output(f"rank-{find_identity(env).rank}"))
         keep_streams(_output)
+
+
+def note_early_signal(number: int) -> None:
+    """Note a signal that asked this process to leave before its script began: it is about to end by it."""
+    session = current()
+    if session is not None:
+        session.journal.emit(Event.PREEMPT_NOTICE, source=signal_name(number), kind=Asker.SIGNAL.value, time_left_s=0.0)
+
+
+def await_watch(patience_s: float) -> None:
+    """Wait until whoever is to explain the end of this process would see it, at most so long."""
+    session = current()
+    if session is not None and session.config.foreign:
+        session.await_watch(patience_s)
 
 
 def record_exception(error: BaseException) -> None:

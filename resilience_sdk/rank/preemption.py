@@ -147,7 +147,7 @@ class StopTeller:
         self._read_to = {} if self._is_ours else journal_sizes(journal)
 
     def __call__(self, step: int | None, heard: str | None) -> None:
-        """Say it; `step` is that of the check, `heard` the signal that this rank has got. Never raises."""
+        """Say it after so many steps; `heard` is the signal that this rank has got. Never raises."""
         if self._is_ours or not self._is_speaker():
             return
         who = heard

@@ -25,6 +25,7 @@ from resilience_sdk.core.settings import Settings, load_settings, override_setti
 from resilience_sdk.errors import ConfigError, Preempted, ResilienceError
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import listener as listening
+from resilience_sdk.preemption.listener import StepsDone
 from resilience_sdk.rank.all_ranks import finish, has_peers, session_on_all_ranks
 from resilience_sdk.rank.checkpoints import save_at_stop, say_how_to_resume
 from resilience_sdk.rank.data import END, Walk, has_state, next_batch
@@ -272,7 +273,7 @@ class Run:
                 if self._close_body(has_next):
                     self._stop(body.on_preempt, is_saved=True)
                     return
-                if has_next() and preemption.check(self.step):
+                if has_next() and preemption.check(StepsDone(self.step)):
                     self._stop(body.on_preempt)
                     return
             self._is_done = True
@@ -345,7 +346,7 @@ class Run:
                 if is_enough:
                     walk.finish_steps()
                     break  # the save below is of this step
-                if preemption.check(self.step):
+                if preemption.check(StepsDone(self.step)):
                     self._stop(on_preempt)
                     return
                 self.checkpointer.maybe_save(self.step)

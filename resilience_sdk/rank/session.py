@@ -27,7 +27,7 @@ from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings, settings_from_json
 from resilience_sdk.errors import ConfigError, ResilienceError
 from resilience_sdk.incidents import IncidentStore
-from resilience_sdk.monitor.spawn import MonitorWatch, all_locks, ensure_monitor, is_alive, read_state
+from resilience_sdk.monitor.spawn import MonitorWatch, all_locks, await_look, ensure_monitor, is_alive, read_state
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.numerics.recording import AttemptPlace
 from resilience_sdk.preemption import listener as preemption
@@ -211,6 +211,7 @@ class WatchedSession(Session):
         self._dumps: int | None = self._register_dumps()
         # Last, because what can fail is behind us: whoever has a page is watched.
         self.page = self._create_page()
+        self.page_since_ns = time.monotonic_ns()
         self.recorder = Recorder(self.page, self)
         self._exit = ExitTeller(self.page.words, self._stem)
         self.pages_key = _key_of(self.pages)
@@ -295,6 +296,7 @@ class WatchedSession(Session):
             is_alone=stopping.has_no_peers(self.identity.world_size, self.identity.provisional, env),
             has_coordinator=coordination.by_monitor,
             first_check=coordination.first_check,
+            completed=lambda step: self.recorder.owner.completed_steps(at_end_of=step),
             stopping=stopping.StopTeller(self.run_dir.journal, self.attempt, env, lambda: self.identity.rank == 0),
         )
 
@@ -338,6 +340,7 @@ class WatchedSession(Session):
         with contextlib.suppress(Exception):
             self.page.words[at.W_EXIT_STATE] = at.EXIT_ERROR
             step = self.recorder.owner.current_step()
+            self.recorder.owner.note_end_by_exception()
             exceptions.write(self._stem.with_suffix(".error.json"), error, step if step >= 0 else None)
             write_error_file(error)
             if self.config.foreign and not is_alive(self.pages):
@@ -359,6 +362,10 @@ class WatchedSession(Session):
             write_whole(self._stem.with_suffix(ENDING_SUFFIX), to_text(request))
             return not self.config.foreign
         return False
+
+    def await_watch(self, patience_s: float) -> bool:
+        """Wait until the monitor has this process in view, so that it learns how that ends; tell whether it has."""
+        return await_look(self.pages, self.page_since_ns, patience_s, lambda: self._has_no_monitor)
 
     def leave_with(self, code: int) -> None:
         """Note the exit code that the script leaves with: what ends the process after it may change that."""

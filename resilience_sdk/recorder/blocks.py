@@ -72,6 +72,8 @@ def begun() -> int | None:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# A loop that is left by `break` closes its generator; who leaves by `preemption.exit()` has made its step.
+_ENDS_WELL = (GeneratorExit, SystemExit, StopIteration, StopAsyncIteration)
 _NOBODY = 0  # no thread has this id
 _MASK = at.RING_MASK
 _ASKED_KINDS = ("compute", "io")  # those in which ranks are compared
@@ -143,6 +145,8 @@ class Block:
         t0 = self.t0
         if kind is not None or not (t0 and self.owner):
             self._exit_slowly(now, unwinding=kind is not None)
+            if kind is not None and self.is_progress and not issubclass(kind, _ENDS_WELL):
+                self.lane.note_raised(now)
             return
         q = self.q
         n = self.n

@@ -114,6 +114,8 @@ L_STEP = 1  # global step + 1; 0: nobody gave one, the ring of the heartbeat cou
 # The last pass of the heartbeat that hooks begin, of which a lane has one: its ring may tell another duration.
 L_PASS_ENTERED_NS = 2
 L_PASS_LEFT_NS = 3
+L_RAISED_NS = 5  # when the last step was left by an exception, as R_LEFT_NS of its heartbeat has it; or:
+RAISED_INSIDE = (1 << 64) - 1  # the step is open, and the process ends by an exception that came in it
 L_PULSES_BEFORE = 4  # pulses that were made for a script which then began to beat by itself: none of its steps
 
 # rings

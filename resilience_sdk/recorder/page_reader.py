@@ -54,6 +54,9 @@ class LaneView:
         """Name of the innermost open section that is not the step itself."""
         return next((one.name for one in reversed(self.stack) if one.kind not in at.BEAT_KINDS), None)
 
+    is_step_broken: bool = False
+    """The last step was ended by an exception, so it was not completed."""
+
     @property
     def is_in_step(self) -> bool:
         """Whether a step has begun that is not over."""
@@ -126,6 +129,17 @@ class RankSnapshot:
     def step_is_global(self) -> bool:
         """Whether `step` counts over attempts; else it counts beats of this attempt only."""
         return self.main_lane.step_is_global
+
+    @property
+    def completed_steps(self) -> int | None:
+        """How many steps of the training are complete, counted over attempts; None where steps are not numbered.
+
+        This is the one place where a step's number (from 0) becomes an amount.
+        """
+        lane = self.main_lane
+        if lane.step is None or not lane.step_is_global:
+            return None
+        return lane.step + (not (lane.is_in_step or lane.is_step_broken))
 
     @property
     def beats(self) -> int:
@@ -341,6 +355,7 @@ class PageReader:
         lane = at.lane_at(index)
         beats, step, last_ns, beat_ns, inside = 0, None, 0, 0, False
         last_pass: list[tuple[int, int]] = []
+        raised, is_broken = q[lane + at.L_RAISED_NS], False
         open_rings: list[tuple[int, int, int]] = []
         for first, name_index in self._rings[index]:
             name = self._name(name_index)
@@ -359,6 +374,7 @@ class PageReader:
                     beats += count
                     step = max(step or 0, count)
                     inside = inside or is_open
+                    is_broken = is_broken or (raised != 0 and raised in (left, at.RAISED_INSIDE))
                 if name[1] == "heartbeat":
                     # Behind the ring's words, as its writer stores them before these.
                     if left == q[lane + at.L_PASS_LEFT_NS]:
@@ -386,6 +402,7 @@ class PageReader:
             step_is_global=bool(explicit),
             beat_ns=beat_ns,
             stack=stack,
+            is_step_broken=is_broken,
         )
 
     def _open_section(self, entered: int, first: int, name_index: int) -> OpenSection:

@@ -121,6 +121,7 @@ class Lane:
         self.step_at = at.lane_at(index) + at.L_STEP
         self.pass_entered_at = at.lane_at(index) + at.L_PASS_ENTERED_NS
         self.pass_left_at = at.lane_at(index) + at.L_PASS_LEFT_NS
+        self.raised_at = at.lane_at(index) + at.L_RAISED_NS
         self.pulses_before_at = at.lane_at(index) + at.L_PULSES_BEFORE
 
     def publish_step(self, step: int | None) -> None:
@@ -148,6 +149,26 @@ class Lane:
     def step_is_global(self) -> bool:
         """Whether the script numbers its steps, so that the number means the same on all ranks and in all attempts."""
         return bool(self.q[self.step_at])
+
+    def note_raised(self, left_ns: int) -> None:
+        """Note that an exception ended the step that was left then: it is not complete."""
+        if self.ident != _NOBODY:
+            self.q[self.raised_at] = left_ns
+
+    def note_end_by_exception(self) -> None:
+        """Note that the process ends by an exception; a step that is open now, in a generator say, is not complete."""
+        if any(beat.t0 for beat in self.beats if not isinstance(beat, Pulse)):
+            self.note_raised(at.RAISED_INSIDE)
+
+    def completed_steps(self, *, at_end_of: int | None = None) -> int | None:
+        """Return how many steps are complete, as the reader of the page finds it; None where they have no numbers.
+
+        `at_end_of`: that step counts, though its block may still be open.
+        """
+        if not self.step_is_global:
+            return None
+        step = self.current_step()
+        return step + (step == at_end_of or not any(beat.t0 for beat in self.beats))
 
     def disregard_pulses(self) -> None:
         """Let none of the pulses so far be a step of the loop, and close the interval that the last one opened."""

@@ -93,6 +93,7 @@ def test_an_interrupted_job_says_what_is_lost(run_dir):
         step=41,
         step_is_global=True,
         beats=42,
+        completed_steps=42,
         done=False,
         exit_state="running",
         main_lane=LaneView(thread_id=1, last_ns=0, beats=42, step=41, step_is_global=True, stack=()),

@@ -153,9 +153,9 @@ while not preemption.check(49):
 print(stop["step"], stop["heard"])
 """
     ended = run(tmp_path, program)
-    assert ended.stdout == "49 SIGTERM\n", ended.stderr
+    assert ended.stdout == "50 SIGTERM\n", ended.stderr  # step 49 is made, as the first one is step 0
     assert ended.stderr.count("the job is asked to leave by SIGTERM to rank 0 on ") == 1
-    assert ended.stderr.count(": all ranks stop after 49 steps") == 1
+    assert ended.stderr.count(": all ranks stop after 50 steps") == 1
 
 
 def test_a_monitor_that_was_asked_is_heard_where_ranks_agree_by_themselves(tmp_path):

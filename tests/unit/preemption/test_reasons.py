@@ -13,7 +13,7 @@ from resilience_sdk.incidents import Culprit, Evidence
 from resilience_sdk.incidents.record import headline, render_markdown
 from resilience_sdk.postmortem.preemption import account, hindered_by
 from resilience_sdk.preemption.reasons import Asker, Hindrance
-from resilience_sdk.recorder.page_reader import LaneView, OpenSection
+from resilience_sdk.recorder.page_reader import LaneView, OpenSection, RankSnapshot
 from resilience_sdk.report import why_page
 from resilience_sdk.report.why_page import JobEnding
 
@@ -31,7 +31,14 @@ def page(rank, checks, step=None, section=None, is_global=True):
     lane = LaneView(
         1, 0, 1, step, is_global, tuple(OpenSection(name, kind, 0, None, 0) for name, kind in names.items())
     )
-    return SimpleNamespace(rank=rank, checks=checks, step=step, step_is_global=is_global, main_lane=lane)
+    return Page(rank=rank, checks=checks, step=step, step_is_global=is_global, main_lane=lane)
+
+
+class Page(SimpleNamespace):
+    """A rank that has completed a step, and still runs."""
+
+    beats, declared, trains, done, exit_state = 1, True, False, False, "running"
+    completed_steps = RankSnapshot.completed_steps
 
 
 def story(*told, pages=(), saved=None, saved_here=False, died=()):
