@@ -200,7 +200,9 @@ def _outlook(judgement: Judgement, activities: Sequence[Activity | None]) -> str
         return ""
     if due.in_s < 1:
         return "; verdict now"
-    if due.waits_for_end:
+    ends_s = [activity.ends_in_s for activity in activities if activity is not None and activity.kind is Kind.STUCK]
+    end_first = bool(ends_s) and all(end_s is not None and 0 < end_s < due.in_s for end_s in ends_s)
+    if due.waits_for_end or (end_first and len(ends_s) == len(activities)):
         return f"; no hang unless it is still there in {due.in_s:.0f} s"
     if kinds <= {Kind.BUSY, Kind.SPINNING}:
         return f"; slow, and no hang unless it is still there in {due.in_s:.0f} s"
@@ -234,6 +236,7 @@ def _activity_words(activity: Activity | None, now: float) -> str:
     return f"{text}, {end_words}," if end_words is not None else text
 
 
+_MAX_TOLD_S = 2 * 86400.0
 _WAITS = {On.SLEEP: "sleeps", On.WORKER: "waits for a thread that waits", On.POLL: "waits in its event loop"}
 
 
@@ -241,6 +244,8 @@ def wait_words(activity: Activity, now: float) -> str | None:
     """Say until when a rank that stands still waits, or waited; None where the kernel tells no end. `now` is Unix."""
     if activity.kind is not Kind.STUCK:
         return None
+    if activity.ends_in_s is not None and activity.ends_in_s > _MAX_TOLD_S:
+        return None  # as good as never
     if activity.ends_in_s is not None and activity.ends_in_s > 0:
         at = clock_time(now + activity.ends_in_s, now)
         return f"{_WAITS.get(activity.on, 'waits on a lock')} until {at}, in {activity.ends_in_s:.0f} s"

@@ -187,6 +187,9 @@ def test_a_wait_that_ends_by_itself_is_told_with_its_end(line):
     locked = line(attrs.evolve(sleeps, on=On.LOCK, ends_in_s=86400.0))
     assert "rank 1 waits on a lock until 1970-01-02 12:00:00, in 86400 s, at" in locked
     assert locked.endswith("verdict in 40 s")
+    before = line(attrs.evolve(sleeps, ends_in_s=15.0))
+    assert before.endswith("no hang unless it is still there in 40 s")
+    assert "rank 1 stuck at train.py:15" in line(attrs.evolve(sleeps, ends_in_s=1e6))
     woken = line(Activity(Kind.STUCK, 20.0, On.LOCK, woke_s=20.0))
     assert "rank 1 stuck, its wait ended at 11:59:40 and it has not moved since, at train.py:15" in woken
 
