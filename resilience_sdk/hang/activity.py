@@ -268,7 +268,8 @@ class ActivityTracker:
                 worked_s=max(0.0, (at_ns - self._worked_ns) / _NANO),
                 woke_s=None if self._woke_ns is None else (at_ns - self._woke_ns) / _NANO,
             )
-        stuck_s = found.still_s if found.kind is Kind.STUCK else 0.0
+        # That a wait ends which has an end says nothing of how long other things may last at this place.
+        stuck_s = found.still_s if found.kind is Kind.STUCK and found.ends_in_s is None else 0.0
         if stuck_s < self._stuck_s:
             self._survived_s = max(self._survived_s, self._stuck_s)
         self._stuck_s = stuck_s

@@ -430,6 +430,17 @@ def test_a_loop_of_asyncio_that_waits_for_a_time():
     assert tracked(alone).activity().ends_in_s is None
 
 
+def test_a_sleep_that_has_ended_is_nothing_that_was_survived():
+    """Else a lock at the same place would have three times as long as the sleep."""
+    tracker = ActivityTracker()
+    wake = (30_000, 1, 0)
+    for sample in until(seconds(WORK, *[STILL] * 29, wake, *[STILL] * 9, on=On.SLEEP), *[30.0] * 31, *[None] * 10):
+        tracker.add(sample)
+        tracker.activity()
+    assert tracker.survived_s == 0.0
+    assert tracker.longest_s == 9.0, "of the lock"
+
+
 def test_a_wait_that_has_ended_is_remembered_until_there_is_work():
     """It slept until 5 s and stands in a lock since."""
     wake = (30_000, 1, 0)
