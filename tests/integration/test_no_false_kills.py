@@ -20,7 +20,7 @@ PHASES = ("first", "eval-0", "compile-0", "save-0", "eval", "compile", "save", "
 TORCH = {
     "work": ("--timeout-floor", str(FLOOR_S), "slow_work.py", "--slow", str(SLOW_S), *PHASES),
     "optimizer": ("--timeout-floor", str(UNNAMED_FLOOR_S), "plain.py", "--sgd", "--upload", str(LONG_S)),
-    "export": ("--stuck-after", "2", "plain.py", "--sgd", "--upload", "4", "--alone"),
+    "export": ("--stuck-after", "1", "plain.py", "--sgd", "--upload", "8", "--alone"),  # a pipe has 5 s
 }
 # Without torch, under a launcher of somebody's own, which the monitor would let act by killing the ranks.
 LIGHT = {
