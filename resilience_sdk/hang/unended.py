@@ -51,6 +51,8 @@ def holder(held: Held) -> str:
         return f"it is in {DESTROYING}, which waits for the other ranks{_at(user)}"
     if held.threads and (not main or any(frame.endswith(_JOINS_THREADS) for frame in main)):
         return _of_threads(held.threads)
+    if any(frame.endswith(_JOINS_THREADS) for frame in main):
+        return "a thread that is no daemon has not ended, and Python waits for it"
     if any(place in frame for frame in main for place in _JOINS_CHILDREN):
         return _of_children(held.children) or "an at-exit function of multiprocessing waits"
     if any(place in frame for frame in main for place in _WAITS_FOR_CHILD) and held.children:

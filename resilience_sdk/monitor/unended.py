@@ -26,6 +26,7 @@ from resilience_sdk.monitor.ranks import WatchedRank
 
 _NOTICE_PART = 1 / 6  # of `stuck_after`, as for a job without progress: 10 s by default
 _SUFFIX = ".held.json"
+_WRITTEN_S = 4.0
 _MAX_BYTES = 1 << 18
 _MAX_COMMAND = 100
 _MAX_FRAMES = 32
@@ -61,7 +62,9 @@ class UnendedWatch:
                 continue
             ending = self._endings.setdefault(pid, _Ending(since_ns, self._after_s))
             for_s = (now_ns - ending.since_ns) / 1e9
-            if for_s >= ending.next_s:
+            # The rank itself knows best, and writes it down within seconds.
+            waits = watched.snapshot.exit_state == "running" and for_s < ending.next_s + _WRITTEN_S
+            if for_s >= ending.next_s and not (waits and _told(watched.stem) is None):
                 ending.next_s = 2 * for_s
                 self._tell(watched, for_s)
 

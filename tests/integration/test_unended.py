@@ -11,7 +11,7 @@ _QUICK = ("--stuck-after", "6")  # a notice after 1 s
 
 def test_a_finished_rank_that_does_not_end_is_ended_by_the_setting(tmp_path):
     """Its finish is proven by `heartbeat.done()` of all ranks: the job counts as finished."""
-    with job(tmp_path, "--nproc-per-node", 2, *_QUICK, "--exit-timeout", 4, "unended.py", "thread", "done") as run:
+    with job(tmp_path, "--nproc-per-node", 2, *_QUICK, "--exit-timeout", 8, "unended.py", "thread", "done") as run:
         assert run.finish() == 0
         told = next(event for event in run.events("stall") if event["ranks"][0]["rank"] == 1)
         assert told["kind"] == "exit"

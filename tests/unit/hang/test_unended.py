@@ -12,6 +12,7 @@ _LOADER = HeldThread("loader", ("/usr/lib/python3.11/queue.py:171 get", "/home/m
     ("held", "said"),
     [
         (Held(_JOIN, (_LOADER,)), "its thread 'loader' at train.py:12 in fill has not ended; Python waits for it"),
+        (Held(_JOIN), "a thread that is no daemon has not ended"),
         (Held(_JOIN, (_LOADER, _LOADER)), "have not ended; Python waits for them because they are no daemons"),
         (
             Held(
