@@ -18,6 +18,7 @@ from resilience_sdk.attribution.first_death import FirstDeath
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import CURVES, Event, Journal, read_journal
+from resilience_sdk.core.json_records import from_text
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings.parse import signal_name
@@ -36,10 +37,13 @@ from resilience_sdk.postmortem.crash import crash_incident, first_death
 from resilience_sdk.postmortem.cut_saves import find_cut
 from resilience_sdk.postmortem.exit_codes import JobVerdict
 from resilience_sdk.postmortem.facts import (
+    ENDING_SUFFIX,
     LEAVE_SIGNALS,
+    UNSAVED,
     AttemptFacts,
     AttemptJournal,
     EndedBy,
+    EndingRequest,
     RankExit,
     RankTrace,
     unix_s,
@@ -219,7 +223,9 @@ class DeathWatch:
             page, code = watched.snapshot, exit_code(watched)
             codes[watched.rank] = 0 if code is None and page.exit_state == "clean" else code
             exception = read_exception(watched.stem, codes[watched.rank])
-            traces[watched.rank] = RankTrace(watched.rank, page.pid, page, exception, None, _stacks(watched))
+            traces[watched.rank] = RankTrace(
+                watched.rank, page.pid, page, exception, None, _stacks(watched), request=_request(watched)
+            )
         dead = sorted((watched for watched in ranks if not watched.alive), key=lambda watched: watched.died_ns or 0)
         exits = tuple(
             RankExit(
@@ -349,6 +355,9 @@ class DeathWatch:
         verdict, reason = verdict_of(
             final, story, left=attempt in self._left, fault=faults[-1] if faults else None, final_words=hung.final
         )
+        unsaved = next((one for one in map(_request, final) if one is not None and one.action == UNSAVED), None)
+        if unsaved is not None and verdict in (JobVerdict.FINISHED, JobVerdict.GIVE_UP):
+            verdict, reason = JobVerdict.GIVE_UP, unsaved.reason
         if verdict is JobVerdict.FINISHED or story.is_agreed:
             close_warnings(self._store, self._journal, since=began)
         write_outcome(
@@ -368,6 +377,7 @@ class DeathWatch:
                 resume=None if verdict is JobVerdict.FINISHED else self._resume,
                 stood=self._stood.get(attempt),
                 free=hung.free and verdict is JobVerdict.GIVE_UP,
+                advice=None if unsaved is None or verdict is not JobVerdict.GIVE_UP else unsaved.advice or None,
             ),
         )
 
@@ -394,6 +404,14 @@ def _end_of(notice: Mapping[str, Any]) -> float:
     """Return when the time is over that a notice has left (Unix seconds); never, where it does not say."""
     left_s = notice.get("time_left_s")
     return notice["t"] + left_s if isinstance(left_s, (int, float)) else math.inf
+
+
+def _request(watched: WatchedRank) -> EndingRequest | None:
+    """Return what a rank wants done when its attempt is over."""
+    try:
+        return from_text(EndingRequest, Path(f"{watched.stem}{ENDING_SUFFIX}").read_text(errors="replace"))
+    except OSError:
+        return None
 
 
 def _stacks(watched: WatchedRank) -> str:

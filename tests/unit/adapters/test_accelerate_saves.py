@@ -190,7 +190,7 @@ def test_a_rank_that_cannot_read_keeps_all_from_loading(numbered, tmp_path):
     """What is loaded is sharded, so the others would wait in it."""
     numbered.distributed_type = "FSDP"
     numbered.save_state()
-    for errors in (["no access"], [None, "no access"]):
+    for errors in ([["no access", None]], [None, ["no access", None]]):
         numbered.errors = errors
         with pytest.raises(CheckpointError, match="rank 1: no access"):
             numbered.load_state()

@@ -338,7 +338,7 @@ def test_the_codes_of_the_rerun_machine_have_a_meaning(code, says):
 
 def test_no_rank_begins_a_save_that_another_one_cannot(tmp_path, monkeypatch):
     """It is collective, so the others would wait in it."""
-    ranks = types.SimpleNamespace(rank=0, size=2, gather=lambda mine: [mine, "no space"])
+    ranks = types.SimpleNamespace(rank=0, size=2, gather=lambda mine: [mine, ["no space", None]])
     monkeypatch.setattr(attached, "find_ranks", lambda: ranks)
     monkeypatch.setattr(attached, "_framework", lambda: pytest.fail("it saves"))
     saver = megatron.checkpointer(lambda _is_loading: {}, lambda _state: None, run_dir=tmp_path)
