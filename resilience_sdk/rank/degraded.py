@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from resilience_sdk.checkpoint import GoodCheckpoint
+from resilience_sdk.checkpoint.last_save import End
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.run_directory import RunDirectory
@@ -95,6 +96,11 @@ class NoCheckpointer:
     def save(self, step: int, *, anew: bool = False) -> bool:
         """Return False: nothing is saved."""
         return False
+
+    def save_patiently(self, step: int, *, anew: bool = False) -> End:
+        """Wait for nothing: nothing is lost that was to be saved."""
+        self.save(step, anew=anew)
+        return End(None)
 
     def maybe_save(self, step: int) -> bool:
         """Return False: nothing is saved."""

@@ -169,10 +169,7 @@ class Run:
 
     def _save_end(self, *, anew: bool = False) -> bool:
         """Save what is the last state, and wait where that may help; tell whether to stop after it."""
-        own = self.checkpointer
-        if isinstance(own, NoCheckpointer):
-            return False
-        return own.save_patiently(self.step, anew=anew).leaves
+        return self.checkpointer.save_patiently(self.step, anew=anew).leaves
 
     # -- the loop
 

@@ -26,6 +26,7 @@ from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError
 from resilience_sdk.checkpoint.store import verify_checkpoint
 from resilience_sdk.core.journal import Journal, read_journal
+from resilience_sdk.errors import NotSavedError
 from resilience_sdk.recorder import lookup
 
 NOBODY = 65534
@@ -101,6 +102,11 @@ def case(root, kind, in_background):
     report = {"saved": [save(1), save(2)]}
     mend = break_disk(kind, place)
     report["failed"] = [save(3), save(4)]
+    try:
+        checkpointer.save(4, last=True)
+    except NotSavedError as error:
+        report["lost"] = str(error)
+    report["waits"] = [event["ok"] for event in read_journal(run_dir / "journal").events if event["event"] == "health"]
     report["last good"] = checkpointer.last_good.step
     valid = []
     for path in sorted(place.glob("step-*")):
@@ -126,6 +132,7 @@ def main(root):
     # What torch imports late, it could not read as another user.
     lookup.disable()
     Checkpointer({"weight": torch.zeros(2)}, run_dir=root / "first").save(1)
+    os.environ["RESILIENCE_WAIT_LIMIT"] = "0.5"
     results = {}
     for kind in ("full", "read-only", "permission", "io-error"):
         for in_background in (False, True):

@@ -61,9 +61,12 @@ def test_a_failing_disk_is_reported_and_survived(outcome, kind, in_background):
     assert report["last good"] == 2
     assert report["valid"] == [1, 2]
     assert report["debris"] == []
-    assert [step for step, _ in report["events"]] == [3, 4]
+    assert {step for step, _ in report["events"]} == {3, 4}
     assert all(REASONS[kind] in error for _, error in report["events"])
     assert f"checkpoint at step 3 failed: {REASONS[kind]}" in outcome[1]
+    assert report["lost"].startswith("steps 2 to 3 (2 steps) ARE LOST")
+    assert REASONS[kind] in report["lost"]
+    assert report["waits"] == ([False, False] if kind in ("full", "io-error") else [])  # time cures no other
     if kind == "io-error":  # the filter of a process cannot be taken off again
         assert report["resumed"] == 2
     else:

@@ -189,7 +189,9 @@ class Settings:
     )
     max_restarts: int = _count(3, "How often the ranks are started again inside one job.")
     wait_limit: float = _seconds_or_zero(
-        300.0, "How long a restart waits for what failed (a full disk, a name that does not resolve) to work again."
+        300.0,
+        "How long a restart, and the last save of a training, waits for what failed (a full disk, a name that does not "
+        "resolve) to work again.",
     )
     max_job_retries: int = _count(2, "How often `resilience supervise` starts the whole job again.")
     straggler_detection: bool = _switch(True, "Compare the ranks' durations, and say who is slow.")
