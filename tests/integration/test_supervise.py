@@ -15,6 +15,7 @@ from pathlib import Path
 import attrs
 import needed
 import pytest
+from checkpoint_files import leave_checkpoint
 from told_fleet import ToldFleetRun
 
 from resilience_sdk.core.journal import read_journal
@@ -196,7 +197,9 @@ def test_preemptions_are_no_failures_and_do_not_spin(tmp_path):
 
 def test_a_preempted_run_that_saved_goes_on(tmp_path):
     """A new checkpoint in each run: six preemptions, then a seventh run. A request that was obeyed is gone."""
-    checkpoint = 'd="$RESILIENCE_RUN_DIR/checkpoints/step-0000000$n"; mkdir "$d"; echo {} > "$d/manifest.json"'
+    for step in range(1, 7):
+        leave_checkpoint(tmp_path / "made", step)
+    checkpoint = f'cp -r "{tmp_path}/made/checkpoints/step-0000000$n" "$RESILIENCE_RUN_DIR/checkpoints"'
     text = f'[ -e "$RESILIENCE_RUN_DIR/preempt" ] && exit 9; touch "$RESILIENCE_RUN_DIR/preempt"; {checkpoint}; exit 75'
     with supervised(tmp_path, *shell(f'[ "$n" = 7 ] && exit 0; {text}'), options=("--max-job-retries", "0")) as job:
         assert job.finish() == 0, job.screen

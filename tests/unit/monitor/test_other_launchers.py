@@ -12,6 +12,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from checkpoint_files import leave_checkpoint as saved
 
 from resilience_sdk.checkpoint.history import PRIOR_MTTF_S, mean_time_to_failure_s
 from resilience_sdk.core.job_config import JobConfig
@@ -67,13 +68,6 @@ def dead_rank(tmp_path):
     yield make
     for watched in made:
         watched.close()
-
-
-def saved(run_dir, step: int) -> None:
-    """Leave a checkpoint that is complete as far as its name tells."""
-    folder = run_dir / "checkpoints" / f"step-{step:08d}"
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text("{}")
 
 
 def outcome(run_dir) -> dict:
