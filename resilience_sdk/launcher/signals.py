@@ -74,6 +74,7 @@ class SignalInbox:
         numbers = (_number(name) for name in (*names, *notices))
         self._signals = tuple(dict.fromkeys(number for number in numbers if number is not None))
         self._previous: dict[int, object] = {}
+        self._ignored: list[int] = []
         self._raising = False
         self._was_raised = threading.Event()
         self._is_settled = threading.Event()
@@ -92,6 +93,7 @@ class SignalInbox:
         for number in self._signals:
             # A launcher started with nohup keeps ignoring the hang-up, one below a shell's `trap ""` what that ignores.
             if number in _MAY_BE_IGNORED and signal.getsignal(number) is signal.SIG_IGN:
+                self._ignored.append(number)
                 continue
             self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -109,9 +111,14 @@ class SignalInbox:
         os.close(self._write_end)
 
     def retake(self) -> None:
-        """Install the handlers again: elastic replaces them with its own whenever it starts processes."""
+        """Install the handlers again: elastic replaces them with its own whenever it starts processes.
+
+        It does so for what is ignored, too: under `nohup` a closed terminal would end the job.
+        """
         for number in self._previous:
             signal.signal(number, self._handle)
+        for number in self._ignored:
+            signal.signal(number, signal.SIG_IGN)
 
     @property
     def request(self) -> int | None:

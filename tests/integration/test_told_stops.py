@@ -119,6 +119,18 @@ def test_a_signal_that_schedulers_send_by_habit_saves_as_any_other(tmp_path):
 
 
 @pytest.mark.slow
+def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path):
+    """The ranks run on; the next request is the first one that is heard."""
+    with job(tmp_path, *TWO, "told_stops.py", "own", within=("nohup",)) as run:
+        run.wait(lambda: len(run.told("step-*")) == 2, "a step")
+        run.process.send_signal(signal.SIGHUP)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.finish() == 75, run.screen
+        assert len(run.told("saved-*")) == 2
+        assert "SIGTERM to the launcher" in run.outcome()["reason"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["torchrun", "one rank"])
 def test_under_torchrun_an_unchanged_script_that_was_asked_is_preempted(tmp_path, whom):
     """torchrun leaves with 1; outcome.json tells that it is to be requeued, and by whom it was asked."""

@@ -52,6 +52,18 @@ def test_a_hang_up_is_a_persons_where_there_is_a_terminal_and_a_notice_where_it_
         signal.signal(signal.SIGHUP, before)
 
 
+def test_what_is_ignored_stays_so_when_elastic_has_taken_it() -> None:
+    """Under nohup a terminal that is closed ends nothing, also once ranks were started."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with SignalInbox(["SIGTERM", "SIGHUP"]) as inbox:
+        signal.signal(signal.SIGHUP, signal.default_int_handler)  # as elastic does with its own
+        inbox.retake()
+        signal.raise_signal(signal.SIGHUP)
+        assert inbox.request is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    signal.signal(signal.SIGHUP, before)
+
+
 STUCK = """
 from resilience_sdk.launcher.signals import SignalInbox
 with SignalInbox(["SIGTERM", "SIGUSR1"]) as inbox, inbox.raising(ends_process=True):
