@@ -100,7 +100,7 @@ aside() { # NAME COMMAND...
     local name=$1
     shift
     (
-        renice -n 10 "$BASHPID" >/dev/null
+        renice -n 10 "$BASHPID" >/dev/null 2>&1 || true
         set -e
         "$@"
     ) >"$results/$name.log" 2>&1 &
