@@ -68,7 +68,7 @@ def test_a_wait_with_an_end_is_told_with_it(found, tier):
         datetime.datetime.fromtimestamp(one["wait_ends"]).strftime("%H:%M:%S")
         for stall in job.stalls
         for one in stall["ranks"]
-        if one["wait_ends"] is not None and abs(one["wait_ends"] - ends[0]) < 3.0
+        if one.get("wait_ends") is not None and abs(one["wait_ends"] - ends[0]) < 3.0
     ]
     assert told, job.stalls
     assert set(told) & set(re.findall(rf"rank 1 {words} until ([\d:]+), in \d+ s, at standing", job.screen))
