@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 JOINS = "another node wants to join: starting the ranks again with it"
 _TICK_S = 1.0  # housekeeping only: a death or a signal ends the wait at once
+_HURRIED_S = 3.0  # for ranks of an attempt that has failed, once the launcher itself is asked to leave
 _DUMP_S = 0.3  # for a stack that is written in C
 _SETTLE_S = 0.5  # how long a rank that only lost its peers may be followed by the one that was lost
 
@@ -102,6 +103,7 @@ class Attempt:
         self._agent = agent
         self._relay = relay
         self._leave_signals = LEAVE_SIGNALS | {signal_number(name) for name in settings.preempt_signals}
+        self._hurried_at: float | None = None
         self._reported = 0
         self._late: set[int] = set()  # ranks that have finished, did not end, and were ended
         self._ending_ns: int | None = None
@@ -251,7 +253,7 @@ class Attempt:
         if self.ranks.running:
             running = list(self.ranks.running)
             self._journal.emit(Event.SIGNAL_SENT, signal="SIGTERM", ranks=running, why=reason)
-            self.ranks.end(self._settings.term_grace, hurry=lambda: self._inbox.interrupts > 0)
+            self.ranks.end(self._settings.term_grace, hurry=self._is_hurried)
         else:
             self.ranks.kill()
         return AttemptEnding(by, self._ending_ns)
@@ -267,6 +269,15 @@ class Attempt:
         if asked:
             self.ranks.wait(_DUMP_S)
             self._note_exits()
+
+    def _is_hurried(self) -> bool:
+        """Tell whether ranks that are ended anyway are to be gone now: somebody waits for the launcher."""
+        self._inbox.drain()
+        if self._inbox.request is not None and self._hurried_at is None:
+            self._hurried_at = time.monotonic()
+            say(f"{self._inbox.name}: the ranks that are left of this attempt have {_HURRIED_S:g} s to end")
+        late = self._hurried_at is not None and time.monotonic() - self._hurried_at > _HURRIED_S
+        return late or self._inbox.interrupts > 0
 
     def _begin_ending(self, reason: str) -> None:
         self._files.write_ending(self.number, reason)

@@ -77,6 +77,7 @@ def handles(pid: int, number: int) -> bool:
     return caught is None or has_signal(caught, number)
 
 
+_HURRY_LOOK_S = 0.25  # how often it is asked whether the rest of a grace is cut short
 _KILL_WAIT_S = 5.0  # a killed process that is still there after this sits in the kernel
 
 
@@ -152,7 +153,7 @@ class RankProcesses:
         self.signal(first)
         deadline = time.monotonic() + grace_s
         while self._running and (left := deadline - time.monotonic()) > 0:
-            self.wait(left)
+            self.wait(left if hurry is None else min(left, _HURRY_LOOK_S))
             if hurry is not None and hurry():
                 break
         else:

@@ -70,6 +70,30 @@ def test_while_it_waits_to_start_the_ranks_again(tmp_path):
 
 
 @pytest.mark.slow
+def test_while_it_ends_a_rank_that_does_not_want_to(tmp_path):
+    """The attempt has failed, so what is left of it has no long grace any more."""
+    script = tmp_path / "stubborn.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "told = Path(os.environ['TOLD'])\n"
+        "def hear(*_): (told / 'heard').touch()\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    signal.signal(signal.SIGTERM, hear)\n"
+        "    (told / 'listens').touch()\n"
+        "    while True: time.sleep(1)\n"
+        "while not (told / 'listens').exists(): time.sleep(0.01)\n"
+        "sys.exit(3)\n"
+    )
+    with job(tmp_path, *TWO, "--term-grace", "120", str(script)) as run:
+        run.wait(lambda: bool(run.told("heard")), "the end of the attempt")
+        asked = ask(run)
+        assert run.finish() == 75, run.screen
+        assert time.monotonic() - asked < HEARD_S * (1 + os.getloadavg()[0]), run.screen
+        assert "SIGTERM: the ranks that are left of this attempt have 3 s to end" in run.screen
+
+
+@pytest.mark.slow
 def test_a_supervisor_and_the_launcher_below_it(tmp_path):
     """The supervisor passes it on from its first line; a launcher that is only loading leaves at once, too."""
     command = (
