@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import re
 import subprocess
 import sys
 from functools import cache
@@ -218,6 +219,106 @@ def test_a_small_module_has_two_users_or_a_reason():
         and len(path.read_text().splitlines()) < SMALL_LINES
     }
     assert sorted(small) == sorted(SMALL)
+
+
+# Who opens a file by another way than `core.plain_file`, how often, and why nothing can stand in its place there.
+OWN_FILES = "made by this very call (O_EXCL, O_TMPFILE, a random name), so nothing else can have the name"
+PACKAGE_DATA = "a file of the installed package"
+OF_THE_KERNEL = "/proc, /sys or the kernel's log, which is a device and is never waited for"
+OPEN_ALREADY = "a descriptor that is open"
+OPENS = {
+    "attribution.diagnosis": (1, "a pipe that the user's shell has opened for it"),
+    "attribution.exceptions": (1, PACKAGE_DATA),
+    "attribution.taxonomy": (1, PACKAGE_DATA),
+    "checkpoint.commit": (3, f"{OWN_FILES}; {OPEN_ALREADY}"),
+    "checkpoint.last_save": (1, "/dev/null"),
+    "checkpoint.whole_directory": (3, "a directory to be synced; a mark in a directory that was just made"),
+    "core.console": (4, "/dev/null; the file of the run directory for what the screen refuses, without waiting"),
+    "core.early_signals": (1, OF_THE_KERNEL),
+    "core.lease": (2, OWN_FILES),
+    "core.plain_file": (1, "here it is done"),
+    "core.port_holder": (2, OF_THE_KERNEL),
+    "core.run_directory": (3, f"{OWN_FILES}; flags, whose time is set where they are there, which opens nothing"),
+    "dashboard.app": (1, PACKAGE_DATA),
+    "dashboard.pages": (1, PACKAGE_DATA),
+    "demo.command": (3, "in a directory that it has just made"),
+    "demo.train": (2, "in a directory that the demo has just made; sources of Python"),
+    "health.checkup": (1, OPEN_ALREADY),
+    "health.host": (1, OF_THE_KERNEL),
+    "health.probe_main": (1, OPEN_ALREADY),
+    "health.probes": (1, PACKAGE_DATA),
+    "health.software": (1, "a module of an installed package"),
+    "health.storage": (4, f"{OWN_FILES}; a file of the job's is read as the job reads it, in a process with a limit"),
+    "health.watch": (1, OPEN_ALREADY),
+    "incidents.store": (3, f"{OWN_FILES}; a directory to be synced"),
+    "launcher.bounds": (3, OF_THE_KERNEL),
+    "launcher.forkserver_main": (1, "what torch has named in a directory that it has just made, or /dev/null"),
+    "monitor.activity": (2, OF_THE_KERNEL),
+    "monitor.evidence": (4, f"{OF_THE_KERNEL}; {OPEN_ALREADY}; a rank's FIFO, without waiting"),
+    "monitor.notices": (1, OPEN_ALREADY),
+    "monitor.other_launchers": (1, OF_THE_KERNEL),
+    "monitor.ranks": (2, OF_THE_KERNEL),
+    "monitor.thread_waits": (3, OF_THE_KERNEL),
+    "monitor.unended": (1, OF_THE_KERNEL),
+    "postmortem.collect": (1, OF_THE_KERNEL),
+    "rank.exceptions": (2, "an error file that is a device, /dev/null say; without waiting"),
+    "rank.helper_thread": (3, "the FIFO that it makes, without waiting"),
+    "recorder.page_directory": (1, OF_THE_KERNEL),
+    "recorder.page_writer": (2, OWN_FILES),
+    "rehearse.jobs": (1, "a flag in a directory that it has just made"),
+    "report.page": (1, PACKAGE_DATA),
+    "straggler.published": (2, f"{OPEN_ALREADY}; a directory whose mode is set"),
+    "system.file_lock": (1, "a lock: opened for both directions without waiting, and never read"),
+    "system.gloo_teardown": (2, OF_THE_KERNEL),
+    "system.hostinfo": (2, OF_THE_KERNEL),
+    "system.installation": (1, OF_THE_KERNEL),
+    "system.kept_output": (2, "/dev/null; the file of the run directory for what the screen refuses, without waiting"),
+    "system.linux": (1, OF_THE_KERNEL),
+    "system.place_probe": (1, f"{OWN_FILES}; in a process with a limit"),
+    "system.procfs": (3, OF_THE_KERNEL),
+    "system.programs": (2, OWN_FILES),
+    "system.storage_probe": (1, f"{OWN_FILES}; in a thread with a limit"),
+    "telemetry.exporter": (2, "/dev/null"),
+    "adapters.transformers.saving": (1, OWN_FILES),
+}
+OPENERS = {"plain", "private"}
+OPENING_CALLS = {"os.open", "os.fdopen", "os.mkfifo", "io.open", "tempfile.mkstemp", "tempfile.TemporaryFile"}
+OPENING_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "touch"}
+
+
+def _opens(call: ast.Call) -> bool:
+    """Tell whether a call opens a file, and not as `core.plain_file` does."""
+    what = ast.unparse(call.func)
+    given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+    if what == "open":
+        return given.get("opener") not in OPENERS
+    if not isinstance(call.func, ast.Attribute) or what in OPENING_CALLS:
+        return what in OPENING_CALLS
+    first = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+    mode = given.get("mode", first if isinstance(first, str) else "?").strip("'")
+    return call.func.attr in OPENING_METHODS or (call.func.attr == "open" and set(mode) <= set("rwxabt+"))
+
+
+def test_files_are_opened_in_one_place():
+    """Nothing in place of a file blocks anybody: files are opened by `core.plain_file`, or it says here why not."""
+    found = {
+        module: sum(isinstance(node, ast.Call) and _opens(node) for node in ast.walk(_tree(path)))
+        for module, path in _sources()
+    }
+    assert {module: count for module, count in found.items() if count} == {m: n for m, (n, _) in OPENS.items()}
+
+
+def test_the_table_of_paths_names_tests_that_exist():
+    """Each row of docs/design/paths.md has a cell for all that may happen, and each test that it names is there."""
+    text = (ROOT / "docs/design/paths.md").read_text()
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    assert {len(row) for row in rows} == {9}
+    assert all(cell.strip() for row in rows for cell in row)
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", text))
+    files = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    defined = {name for source in files for name in re.findall(r"^ *def (test_[a-z0-9_]+)", source, re.MULTILINE)}
+    assert len(named) > 40
+    assert named - defined == set()
 
 
 def test_setup_lists_every_package():

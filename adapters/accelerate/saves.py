@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 from resilience_sdk.adapters._base import Patches, framework, say_not_copied
 from resilience_sdk.checkpoint.ranks import Alone, find_ranks, raise_together
 from resilience_sdk.checkpoint.whole_directory import UNFINISHED, merge
+from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.errors import CheckpointError
 from resilience_sdk.rank.data import find_generators, set_rng, take_rng
 from resilience_sdk.straggler import section
@@ -63,7 +65,7 @@ _VERSION = 1
 def read_file(directory: Path) -> Mapping[str, Any] | None:
     """Return what our file in a directory tells, None if there is none; raises CheckpointError."""
     try:
-        text = (directory / FILE).read_text()
+        text = read_text(directory / FILE)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -103,7 +105,7 @@ class StateSaves:
         with self._own_names():
             self._save(output_dir=str(directory), **options)
         if self.is_keeper:
-            (directory / FILE).write_text(json.dumps({"v": _VERSION, **self._handle.describe()}))
+            write_whole(directory / FILE, json.dumps({"v": _VERSION, **self._handle.describe()}))
 
     def stage(self, directory: Path) -> Callable[[], object]:
         """Take what `write` would write, and return what writes it, for a thread; raises what taking raises.

@@ -24,6 +24,7 @@ from resilience_sdk.adapters.nvrx.client import ENDINGS, WorkloadAction, Workloa
 from resilience_sdk.core import environ
 from resilience_sdk.core.atomic_write import Version, version_of
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.plain_file import read_bytes
 from resilience_sdk.core.run_directory import tell_finished
 from resilience_sdk.hang.timeouts import LearnedTimeouts, Limit
 from resilience_sdk.rank import Session
@@ -190,7 +191,7 @@ def learned(session: Session) -> LearnedTimeouts | None:
     """Return what is set, and what the run directory holds of the timeouts of this training; None: it is unreadable."""
     path = session.run_dir.timeouts
     try:
-        data = json.loads(path.read_bytes()[:_MAX_BYTES]) if path.exists() else None
+        data = json.loads(read_bytes(path)[:_MAX_BYTES]) if path.exists() else None
     except (OSError, ValueError, RecursionError):
         return None
     world_size = session.identity.world_size

@@ -16,6 +16,7 @@ from resilience_sdk.adapters.megatron.step import KINDS
 from resilience_sdk.adapters.nvrx.client import RankMonitorClient
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import Event
+from resilience_sdk.core.plain_file import plain
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.hang.timeouts import FALLBACK_INITIAL_S
 from resilience_sdk.preemption import listener as listening
@@ -339,7 +340,7 @@ def _planned_by(args: Any) -> str:
 def _saved_by_megatron(place: Path) -> int | None:
     """Return the iteration in Megatron's tracker file; None where there is none that can be read."""
     try:
-        with (place / _TRACKER).open(encoding="ascii") as file:
+        with open(place / _TRACKER, encoding="ascii", opener=plain) as file:
             text = file.read(_MAX_DIGITS).strip()
     except (OSError, ValueError):
         return None

@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.core.plain_file import plain
 from resilience_sdk.core.settings import nvrx, parse
 from resilience_sdk.core.settings.load import read_file
 
@@ -78,7 +79,8 @@ class FaultToleranceConfig:
 
         self.__post_init__()  # fields may have been set since
         values = {**dataclasses.asdict(self), "rank_termination_signal": self.rank_termination_signal.name}
-        Path(cfg_path).write_text(yaml.safe_dump({nvrx.SECTION: values}))
+        with open(cfg_path, "w", encoding="utf-8", opener=plain) as file:
+            file.write(yaml.safe_dump({nvrx.SECTION: values}))
 
 
 def read_sections(value: Any) -> dict[str, float | None]:

@@ -30,8 +30,10 @@ from resilience_sdk.checkpoint.ranks import Alone, Ranks, describe, find_ranks, 
 from resilience_sdk.checkpoint.store import verify_checkpoint
 from resilience_sdk.checkpoint.whole_directory import put_back, remove_tree, sync_directory, sync_file, sync_tree
 from resilience_sdk.core import environ
+from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import Event, read_journal
+from resilience_sdk.core.plain_file import read_bytes
 from resilience_sdk.errors import CheckpointError, Preempted, ResilienceError
 from resilience_sdk.rank import Session
 from resilience_sdk.straggler import section
@@ -90,7 +92,8 @@ def _write_mark(directory: Path, mark: Mapping[str, Any]) -> None:
     # Not by the number of the process: containers on several nodes give out the same ones.
     part = directory / f"{MARK}.{secrets.token_hex(8)}"
     try:
-        part.write_text(json.dumps(mark, indent=1))
+        with open(part, "x", encoding="utf-8") as file:
+            json.dump(mark, file, indent=1)
         sync_file(part)
         part.replace(directory / MARK)
     finally:
@@ -103,7 +106,7 @@ def find_fault(directory: Path) -> str | None:
     if (directory / _SENTINEL).exists():
         return NOT_ENDED
     try:
-        mark = json.loads((directory / MARK).read_bytes())
+        mark = json.loads(read_bytes(directory / MARK))
     except FileNotFoundError:
         return NO_MARK if directory.is_dir() else NOT_THERE
     except (OSError, ValueError) as error:
@@ -286,7 +289,7 @@ def _choose(session: Session, output_dir: Path) -> tuple[str | None, list[int]]:
         for back in rollbacks:
             if why := back.why_bad(manifest.step, manifest.created_at):
                 raise InvalidCheckpointError(why, rolled_back=True)
-        paths[name] = Path(json.loads((place / name / POINTER).read_bytes())["path"])
+        paths[name] = Path(json.loads(read_bytes(place / name / POINTER))["path"])
         fault = find_fault(paths[name])
         if fault is not None:
             raise InvalidCheckpointError(f"{paths[name]}: {fault}")
@@ -472,7 +475,7 @@ class TrainerSaves:
         if self._trainer.args.should_save:
             seal(self._directory, self._step, ranks)
         if directory is not None:
-            (directory / POINTER).write_text(json.dumps({"path": str(self._directory.absolute())}))
+            write_whole(directory / POINTER, json.dumps({"path": str(self._directory.absolute())}))
 
     @property
     def _step(self) -> int:

@@ -28,6 +28,7 @@ from resilience_sdk.attribution.log_scan import scan
 from resilience_sdk.attribution.log_signs import read_line
 from resilience_sdk.attribution.root_cause import find_root
 from resilience_sdk.attribution.tracebacks import Stack
+from resilience_sdk.core.plain_file import open_to_read
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.incidents import Incident, IncidentStore
 from resilience_sdk.incidents.record import Evidence
@@ -249,10 +250,17 @@ def diagnose(source: Source) -> Verdict:
 def diagnose_file(path: Path) -> Verdict:
     """Diagnose one log file, compressed or not. Raises ConfigError when it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with _open_log(path) as file:
             return diagnose_stream(file, str(path), rank_of(path))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """Open a log; also the pipe that a shell has opened for it (`<(kubectl logs pod)`, /dev/stdin), but no FIFO."""
+    if os.path.realpath(path).rpartition("/")[2].startswith("pipe:["):  # no name in any directory: it is open here
+        return open(path, "rb")
+    return open_to_read(path)
 
 
 def diagnose_stream(stream: BinaryIO, name: str, rank: int | None = None) -> Verdict:
@@ -271,7 +279,7 @@ def diagnose_ranks(paths: Sequence[Path]) -> Verdict:
     logs = []
     for path in paths:
         try:
-            with path.open("rb") as file:
+            with _open_log(path) as file:
                 logs.append(_facts(file, str(path), rank_of(path)))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None

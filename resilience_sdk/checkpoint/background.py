@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk.checkpoint.failure import number_of
+from resilience_sdk.core.plain_file import private, read_bytes
 from resilience_sdk.system import hostinfo
 
 # The others write at the same time and about as much; one that is silent for longer is taken for gone.
@@ -79,13 +80,9 @@ def leave_part(directory: Path, rank: int, part: dict[str, Any], patience_s: flo
 def _write_part(directory: Path, rank: int, part: dict[str, Any]) -> None:
     path = _part_path(directory, rank)
     fresh = path.with_suffix(".new")
-    with open(fresh, "w", opener=_private) as file:
+    with open(fresh, "w", opener=private) as file:
         json.dump(part, file)
     os.rename(fresh, path)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def own_process() -> list[Any]:
@@ -156,7 +153,7 @@ def _take_part(directory: Path, rank: int) -> Any:
     """Return what a rank has left, and remove it; None while there is nothing."""
     path = _part_path(directory, rank)
     try:
-        part = json.loads(path.read_bytes())
+        part = json.loads(read_bytes(path))
     except (OSError, ValueError):
         return None  # not there yet; a rename makes it appear as a whole
     path.unlink(missing_ok=True)

@@ -30,6 +30,7 @@ from resilience_sdk.checkpoint.manifest import (
 )
 from resilience_sdk.checkpoint.whole_directory import put_back, remove_tree, replace, sync_directory
 from resilience_sdk.core.linked_directories import link_fault
+from resilience_sdk.core.plain_file import open_plain
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -69,14 +70,11 @@ def open_trusted(path: Path) -> BinaryIO:
     with the reason and the cure.
     """
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+        file = os.fdopen(open_plain(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidCheckpointError(f"{path.name} is no regular file")
-        _check(status, path)
+        _check(os.fstat(file.fileno()), path)
     except BaseException:
         file.close()
         raise

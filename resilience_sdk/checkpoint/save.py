@@ -30,7 +30,7 @@ from resilience_sdk.checkpoint.background import (
 from resilience_sdk.checkpoint.commit import discard
 from resilience_sdk.checkpoint.failure import Unsaved, number_of, number_of_parts
 from resilience_sdk.checkpoint.last_save import End, lost_words, resume_words, spare_descriptors
-from resilience_sdk.checkpoint.manifest import SHARDED
+from resilience_sdk.checkpoint.manifest import SHARDED, step_name
 from resilience_sdk.checkpoint.policy import SavePolicy
 from resilience_sdk.checkpoint.ranks import BackgroundGroup, Ranks, describe
 from resilience_sdk.checkpoint.store import CheckpointStore
@@ -375,6 +375,8 @@ class Saver:
         else:
             good = order["last_good"]
             kept = f"the last good one is step {good}" if good is not None else "there is none yet"
+            if good is not None and not (self._store.directory / step_name(good)).is_dir():
+                kept = f"the last one, of step {good}, is gone"
             if unfinished is not None:
                 discard(unfinished)  # before the others hear of it: the disk may be full
             if not last:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint.manifest import SHARDED, FileEntry, is_listable
+from resilience_sdk.core.plain_file import open_to_read
 from resilience_sdk.errors import CheckpointError, ConfigError
 
 _CHUNK = 1 << 20
@@ -166,7 +167,7 @@ def entry_of(directory: Path, name: str, *, mode: int) -> FileEntry:
     path = directory / name
     os.chmod(path, mode)
     crc = size = 0
-    with open(path, "rb") as file:
+    with open_to_read(path) as file:
         while chunk := file.read(_CHUNK):
             crc, size = zlib.crc32(chunk, crc), size + len(chunk)
         os.fsync(file.fileno())

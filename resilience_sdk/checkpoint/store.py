@@ -37,6 +37,7 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.core.lease import RENEW_INTERVAL_S, Lease, WriterLease
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import CheckpointError
+from resilience_sdk.system import same_device
 
 _CHUNK = 1 << 20
 # Far above any real one: a few names per rank. A garbage file must not fill the memory.
@@ -110,6 +111,7 @@ class CheckpointStore:
     def clean(self) -> None:
         """Remove what killed writers left; once, before the first own save."""
         if not self._is_clean:
+            same_device.check(self.directory)
             self.directory.mkdir(mode=self.directory_mode, exist_ok=True)
             clean_leftovers(self.directory, self._in_flight())
             self._is_clean = True

@@ -22,6 +22,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from resilience_sdk.core.plain_file import open_plain
+
 UNFINISHED = ".resilience-unfinished"
 """The name of the mark, and the end of the name of a directory that is written beside its place."""
 
@@ -31,7 +33,7 @@ _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.
 
 def sync_file(path: Path) -> int:
     """Bring a file to stable storage, and return its size in bytes; raises `OSError`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_plain(path)
     try:
         os.fsync(descriptor)
         return os.fstat(descriptor).st_size

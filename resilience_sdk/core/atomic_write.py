@@ -9,6 +9,9 @@ import contextlib
 import os
 from pathlib import Path
 
+from resilience_sdk.core.plain_file import private, read_bytes
+from resilience_sdk.system import same_device
+
 Version = tuple[int, int, int]
 
 
@@ -19,9 +22,10 @@ def write_whole(path: Path, text: str) -> None:
     machine: nothing is synced. Raises OSError, and leaves nothing behind then: a full disk lets files be made, not
     filled.
     """
+    same_device.check(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "w", encoding="utf-8", opener=_private) as file:
+        with open(temporary, "w", encoding="utf-8", opener=private) as file:
             share_like_directory(file.fileno(), path.parent)
             file.write(text)
         os.replace(temporary, path)
@@ -61,12 +65,8 @@ class ReplacedFile:
         if version is None or version == self._seen or version[-1] > self._most_bytes:
             return None
         try:
-            content = self._path.read_bytes()
+            content = read_bytes(self._path)
         except OSError:
             return None
         self._seen = version
         return content
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

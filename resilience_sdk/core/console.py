@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk.core import environ
+from resilience_sdk.system import same_device
 
 _PREFIX = "resilience: "
 _LEAST_WIDTH = 40
@@ -165,6 +166,7 @@ def _append_unwritten(text: str) -> None:
     if _log.unwritten is None:
         return
     with contextlib.suppress(OSError):
+        same_device.check(_log.unwritten)
         _log.unwritten.parent.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         fd = os.open(_log.unwritten, flags, 0o600)

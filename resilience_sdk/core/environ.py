@@ -36,6 +36,7 @@ INTERNAL_CONFIG = (
     "RESILIENCE_INTERNAL_CONFIG"  # the job as its launcher knows it, settings included: `JobConfig` as JSON
 )
 INTERNAL_RUN_NAMED = "RESILIENCE_INTERNAL_RUN_NAMED"  # "1": the user named the run directory, so resuming is allowed
+INTERNAL_SCREENS = "RESILIENCE_INTERNAL_SCREENS"  # where a worker's streams went before they were led into files
 INTERNAL_NVRX = "RESILIENCE_INTERNAL_NVRX"  # what NVIDIA's extension is configured with, for what stands in its place
 NVRX_MONITOR = "FT_RANK_MONITOR_IPC_SOCKET"  # the launcher of NVIDIA's extension tells ranks where their monitor is
 FINISHED_FLAG_FILE = "FAULT_TOL_FINISHED_FLAG_FILE"

@@ -17,6 +17,7 @@ import attrs
 from resilience_sdk.core import json_records
 from resilience_sdk.core.atomic_write import Version, version_of, write_whole
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.system import hostinfo
 from resilience_sdk.system.file_lock import file_lock
 
@@ -55,6 +56,8 @@ class JobConfig:
     """The run directory that the user named, where another job used it, so that this one has a sibling of it."""
     pid_namespace: str = attrs.field(factory=hostinfo.pid_namespace)
     """Where the process ids above mean something: containers may share the page directories' place."""
+    run_device: int | None = None
+    """The device that the run directory is on: where another one is in its place, nothing is written."""
     began_ns: int = attrs.field(factory=time.monotonic_ns)
     """When its ranks began to come, on this host's monotonic clock: older pages are of a start before."""
 
@@ -120,7 +123,7 @@ def version(pages: Path) -> Version | None:
 def read(pages: Path) -> JobConfig | None:
     """Return the job's configuration, or None when there is none that can be read; one that is damaged is said."""
     try:
-        return json_records.from_values(JobConfig, json.loads((pages / FILE).read_text()))
+        return json_records.from_values(JobConfig, json.loads(read_text(pages / FILE)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

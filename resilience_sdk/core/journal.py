@@ -13,6 +13,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -22,6 +23,7 @@ import attrs
 
 from resilience_sdk.core.atomic_write import share_like_directory
 from resilience_sdk.core.console import doing, say_once
+from resilience_sdk.core.plain_file import open_plain, open_to_read
 from resilience_sdk.core.redaction import redact
 from resilience_sdk.system import linux
 
@@ -72,6 +74,8 @@ CURVES = frozenset({Event.PROGRESS, Event.LOSS})
 """Points of a curve: much of a long run's journal, and only for who draws it. Others read `without` them."""
 
 VERSION = 1
+_MAX_KEPT_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class EventSink(Protocol):
@@ -85,7 +89,7 @@ class Journal:
     """Appends events of one process to its own file under `RUN_DIR/journal`.
 
     Thread-safe, and fork-safe in that a forked child must not use it (its parent owns the file). A write
-    that fails is said once and dropped: the journal never stops the process that keeps it.
+    that fails is said once, and tried again with the next event: the journal never stops the process that keeps it.
     """
 
     def __init__(
@@ -107,6 +111,9 @@ class Journal:
         self._fd: int | None = None
         self._known: tuple[int, int] = (0, 0)
         self._is_torn = False
+        self._kept: deque[bytes] = deque()
+        """Lines that are not written yet, the oldest first: more than one where that was not possible."""
+        self._lost = 0
         self._lock = threading.Lock()
 
     def emit(self, event: Event, *, step: int | None = None, attempt: int | None = None, **fields: Any) -> None:
@@ -124,33 +131,89 @@ class Journal:
         }
         try:
             data = (json.dumps(line, default=str, separators=(",", ":")) + "\n").encode()
-            with self._lock:
-                if self._fd is None or not linux.is_still(self._fd, self._known):
-                    self._fd = None
-                    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                    self._fd = linux.aside(os.open(self.path, flags, 0o600))
-                    self._known = linux.identity(self._fd)
-                    share_like_directory(self._fd, self.path.parent)
-                    # In a container that starts again, names and process numbers are those of the one before.
-                    self._is_torn = _ends_within_a_line(self._fd)
-                # What a full disk has cut off must not take the next line with it.
-                data = b"\n" + data if self._is_torn else data
-                self._is_torn = os.write(self._fd, data) < len(data)
-                if self._is_torn:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except (OSError, ValueError, TypeError) as error:
-            say_once(
-                f"journal:{self.path}",
-                f"cannot write the journal {self.path}: {error}; events are lost from here on",
-            )
+        except (ValueError, TypeError) as error:
+            say_once(f"journal:{self.path}", f"an event cannot be written into the journal {self.path}: {error}")
+            return
+        with self._lock:
+            self._kept.append(data)
+            self._write_kept()
 
     def close(self) -> None:
         """Close the file; a later `emit` reopens it."""
         with self._lock:
+            if self._kept:
+                self._write_kept()
+            if self._kept or self._lost:
+                count = len(self._kept) + self._lost
+                say_once(f"journal lost:{self.path}", f"{count} events could not be written into {self.path}")
             if self._fd is not None:
                 if linux.is_still(self._fd, self._known):
                     os.close(self._fd)
                 self._fd = None
+
+    def _write_kept(self) -> None:
+        """Write what could not be written so far. Never raises; hold the lock."""
+        was_late = len(self._kept) > 1
+        try:
+            fd = self._open()
+            while self._kept:
+                self._append(fd, self._kept[0])
+                self._kept.popleft()
+        except OSError as error:
+            while sum(map(len, self._kept)) > _MAX_KEPT_BYTES:
+                self._kept.popleft()
+                self._lost += 1
+            say_once(
+                f"journal:{self.path}",
+                f"cannot write the journal {self.path}: {error.strerror or error}; its newest events are kept in "
+                "memory and written when that is possible again",
+            )
+            return
+        if was_late:
+            say_once(f"journal again:{self.path}", f"the journal {self.path} is written again")
+
+    def _append(self, fd: int, data: bytes) -> None:
+        """Write a line as a whole or not at all: what a full disk has cut off must not take the next line with it."""
+        line = b"\n" + data if self._is_torn else data
+        size = os.fstat(fd).st_size
+        if os.write(fd, line) < len(line):
+            self._is_torn = True
+            os.ftruncate(fd, size)  # nobody else writes there
+            self._is_torn = line is not data
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._is_torn = False
+
+    def _open(self) -> int:
+        """Return the descriptor of the file, which is made where there is none, and made again where it was removed."""
+        old = self._fd
+        if old is not None and not linux.is_still(old, self._known):
+            old = None  # the program has closed what is not its own
+        if old is not None and os.fstat(old).st_nlink:
+            return old
+        try:
+            fd = linux.aside(open_plain(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW))
+        except OSError:
+            if old is None:
+                raise
+            return old  # removed with its directory: until that is made again the open file keeps what is written
+        share_like_directory(fd, self.path.parent)
+        if old is not None:
+            _carry_over(old, fd)
+            os.close(old)
+        self._fd, self._known = fd, linux.identity(fd)
+        # In a container that starts again, names and process numbers are those of the one before.
+        self._is_torn = _ends_within_a_line(fd)
+        return fd
+
+
+def _carry_over(old: int, new: int) -> None:
+    """Copy a file that was removed, as far as there is room, into the one that takes its place."""
+    offset = 0
+    with contextlib.suppress(OSError):
+        while chunk := os.pread(old, _CHUNK_BYTES, offset):
+            offset += len(chunk)
+            while chunk:
+                chunk = chunk[os.write(new, chunk) :]
 
 
 def _ends_within_a_line(fd: int) -> bool:
@@ -176,7 +239,7 @@ def journal_sizes(directory: Path) -> dict[str, int]:
     """
     sizes: dict[str, int] = {}
     for path in directory.glob("*.jsonl"):
-        with contextlib.suppress(OSError), open(path, "rb") as file:
+        with contextlib.suppress(OSError), open_to_read(path) as file:
             sizes[path.name] = os.fstat(file.fileno()).st_size
     return sizes
 
@@ -206,7 +269,7 @@ def read_journal(
         doing("reading the journal: file", number + 1, len(paths))
         try:
             offset = known.get(path.name, 0)
-            with open(path, "rb") as file:
+            with open_to_read(path) as file:
                 file.seek(offset)
                 data = file.read()
             read_to[path.name] = offset + data.rfind(b"\n") + 1

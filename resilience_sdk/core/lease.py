@@ -21,6 +21,7 @@ import attrs
 from resilience_sdk.core.atomic_write import share_like_directory, write_whole
 from resilience_sdk.core.console import printable, say_once
 from resilience_sdk.core.json_records import from_text, to_values
+from resilience_sdk.core.plain_file import NotAPlainFileError, open_plain, report_other_kind
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import DirectoryInUseError, RunDirectoryError
 from resilience_sdk.system.file_lock import file_lock
@@ -100,8 +101,9 @@ class Lease:
         try:
             lease._acquire_one_at_a_time(alone=alone, kin=kin)
         except OSError as error:
+            cure = "remove it, or name" if isinstance(error, NotAPlainFileError) else "name"
             raise RunDirectoryError(
-                f"cannot write {lease.path}: {error.strerror}; name another directory with --run-dir"
+                f"cannot write {lease.path}: {error.strerror}; {cure} another directory with --run-dir"
             ) from None
         return lease
 
@@ -290,10 +292,15 @@ def _writer_of(path: Path, holder: LeaseHolder) -> LeaseHolder:
 
 
 def _living(path: Path) -> LeaseHolder | None:
-    with contextlib.suppress(OSError):
+    try:
         found = _read(path)
-        if found is not None and found.holder is not None and not found.holder.is_gone():
-            return found.holder if time.time() - found.written_at < STALE_AFTER_S else None
+    except NotAPlainFileError as error:
+        report_other_kind(error)
+        return None
+    except OSError:
+        return None
+    if found is not None and found.holder is not None and not found.holder.is_gone():
+        return found.holder if time.time() - found.written_at < STALE_AFTER_S else None
     return None
 
 
@@ -309,7 +316,7 @@ class _Found:
 def _read(path: Path) -> _Found | None:
     """Return the lease at `path`, None when there is none. Opening first revalidates a network cache."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_plain(path)
     except FileNotFoundError:
         return None
     try:

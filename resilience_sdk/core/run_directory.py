@@ -28,6 +28,7 @@ from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.linked_directories import refuse_bad_links
 from resilience_sdk.errors import RunDirectoryError
+from resilience_sdk.system import same_device
 
 DEFAULT_ROOT = "resilience-runs"
 _SUBDIRECTORIES = ("journal", "incidents", "checkpoints")
@@ -86,6 +87,7 @@ class RunDirectory:
         mode = 0o750 if group_readable else 0o700
         try:
             refuse_bad_links(run.path)
+            same_device.check(run.path)
             fresh = _make_root(run.path, mode)
             for name in _SUBDIRECTORIES:
                 _make_directory(run.path / name, mode)
@@ -142,6 +144,7 @@ class RunDirectory:
             RunDirectoryError: The flag cannot be written; then the job would be started again.
         """
         try:
+            same_device.check(self.finished)
             self.finished.touch(mode=0o600)
         except OSError as error:
             raise RunDirectoryError(

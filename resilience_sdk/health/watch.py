@@ -24,6 +24,7 @@ import attrs
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.journal import Event, Journal, file_prefix, parse_lines
+from resilience_sdk.core.plain_file import read_bytes
 from resilience_sdk.health.findings import EVENTS, Finding, Status, severity, to_event, told_faults
 from resilience_sdk.health.host import Process, process_table
 from resilience_sdk.health.memory_kills import OF_OTHERS, for_job
@@ -102,7 +103,7 @@ def _journalled(task: WatchTask, files: str) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     for path in (task.run_dir / "journal").glob(f"{file_prefix(host)}{files}"):
         with contextlib.suppress(OSError):
-            events += [event for event in parse_lines(path.read_bytes()) if event is not None]
+            events += [event for event in parse_lines(read_bytes(path)) if event is not None]
     events = [event for event in events if (event.get("host"), event.get("job")) == (host, task.job)]
     return sorted((event for event in events if event["t"] >= task.since), key=lambda event: float(event["t"]))
 

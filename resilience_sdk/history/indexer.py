@@ -19,6 +19,7 @@ import attrs
 
 from resilience_sdk.core.console import doing
 from resilience_sdk.core.journal import parse_lines
+from resilience_sdk.core.plain_file import open_to_read
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.history.facts import Rows
@@ -207,7 +208,7 @@ class Index:
         """Read what is new in a file, as far as the step goes; return whether that was all."""
         from sqlalchemy import delete
 
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size
             if place is not None and (place.head != head or size < place.read_to):
                 # Another file has the name, or it was cut: what it has told is told again.
@@ -347,7 +348,7 @@ def _is_text(name: str) -> bool:
 def _look(path: Path) -> tuple[str, int] | None:
     """Return a sum over a file's first line, and its size; None before there is a line, or where the file is gone."""
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             first, size = file.readline(_HEAD_BYTES), os.fstat(file.fileno()).st_size
     except OSError:
         return None

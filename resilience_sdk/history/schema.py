@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilience_sdk.core.plain_file import open_plain, refuse_other_kinds
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.errors import ConfigError, MissingExtraError
 
@@ -124,6 +125,13 @@ def open_engine(named: str, *, must_exist: bool = False) -> Engine:
         raise ConfigError(
             f"there is no history in {path} yet; make one: resilience history index DIR..., or name another with --db"
         )
+    if is_file:
+        try:
+            refuse_other_kinds(path)
+        except OSError as error:
+            raise ConfigError(
+                f"the history {path} cannot be used: {error.strerror}; name another file with --db"
+            ) from None
     try:
         if is_file:
             engine = sqlalchemy.create_engine(url, connect_args={"timeout": _WAIT_S, "isolation_level": None})
@@ -172,7 +180,7 @@ def _write_to_file(engine: Engine, path: Path) -> None:
 
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        os.close(open_plain(path, os.O_CREAT | os.O_RDWR))
     event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=NORMAL"))
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 

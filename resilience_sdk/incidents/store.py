@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,14 +26,18 @@ import attrs
 
 from resilience_sdk.core.console import printable
 from resilience_sdk.core.journal import Event, parse_lines
+from resilience_sdk.core.plain_file import open_to_read, read_bytes
 from resilience_sdk.core.redaction import redact, redact_text
 from resilience_sdk.incidents.record import KINDS, Evidence, Incident, from_event, injected_faults, render_markdown
+from resilience_sdk.system import same_device
 from resilience_sdk.system.file_lock import file_lock
 
 # After these nothing of this run goes on, so there is no recovery to wait for.
 _FINAL_ACTIONS = frozenset({"stop", "none"})
 _ID = re.compile(r"(\d{4,})-[a-z]+")
 _CLAIM = re.compile(r"\.(\d{4,})")
+_MAX_KEPT = 16
+_TRY_EVERY_S = 1.0
 _MOST_STACK_CHARACTERS = 1 << 20
 _PATIENCE_S = 2.0
 
@@ -42,7 +47,9 @@ _TAIL = 1 << 18  # bytes of a rank's journal: nothing that it has done since the
 
 
 class IncidentStore:
-    """The incidents of one run directory. Safe with several writers on several nodes; holds no state.
+    """The incidents of one run directory. Safe with several writers on several nodes.
+
+    Holds nothing but what could not be written. One thread keeps and writes that.
 
     New directories and files are as private as the `incidents` directory itself is.
     """
@@ -51,6 +58,8 @@ class IncidentStore:
         """Use `run_dir/incidents`. `explain` gives a cause its sentence in report.md: `taxonomy.meaning`."""
         self.path = Path(run_dir) / "incidents"
         self._explain = explain
+        self._kept: list[tuple[Callable[[], Incident], Callable[[Incident], None]]] = []
+        self._tried_at = float("-inf")
 
     def create(
         self,
@@ -66,27 +75,41 @@ class IncidentStore:
         """
         if kind not in KINDS:
             raise ValueError(f"incident kind {kind!r} is none of {', '.join(KINDS)}")
+        same_device.check(self.path)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         number, claim = self._claim()
         injected = _injected(self.path.parent / "journal", incident)
         told = (*incident.evidence, *(one for one in injected if one not in incident.evidence))
         incident = attrs.evolve(incident, id=f"{number:04d}-{kind}", kind=kind, evidence=told)
         incident = Incident.from_json(redact(incident.to_json()))
+        try:
+            self._fill(claim, incident, stacks or {}, pages or {})
+            claim.rename(self.path / f"{number:04d}-{kind}")
+        except OSError:
+            shutil.rmtree(claim, ignore_errors=True)  # its number is free again
+            raise
+        _sync_directory(self.path)
+        return incident
+
+    def _fill(
+        self,
+        claim: Path,
+        incident: Incident,
+        stacks: Mapping[int, str],
+        pages: Mapping[int, Mapping[str, Any]],
+    ) -> None:
         for folder, suffix, texts in (
             (
                 "stacks",
                 "txt",
-                {rank: redact_text(printable(text)[:_MOST_STACK_CHARACTERS]) for rank, text in (stacks or {}).items()},
+                {rank: redact_text(printable(text)[:_MOST_STACK_CHARACTERS]) for rank, text in stacks.items()},
             ),
-            ("pages", "json", {rank: _json_text(redact(page)) for rank, page in (pages or {}).items()}),
+            ("pages", "json", {rank: _json_text(redact(page)) for rank, page in pages.items()}),
         ):
             self._make_directory(claim / folder)
             for rank, text in texts.items():
                 self._write(claim / folder / f"rank-{int(rank)}.{suffix}", text)
         self._write_reports(claim, incident)
-        claim.rename(self.path / f"{number:04d}-{kind}")
-        _sync_directory(self.path)
-        return incident
 
     def create_once(
         self,
@@ -101,12 +124,31 @@ class IncidentStore:
 
         Writers of several nodes wait for one another here, for two seconds at most. Raises like `create`.
         """
+        same_device.check(self.path)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(self.path / ".lock"):  # a file: NFS has no exclusive locks on directories
             for other in self.all():
                 if other.kind == kind and same(other):
                     return other, False
             return self.create(kind, incident, stacks, pages), True
+
+    def keep(
+        self, kind: str, incident: Incident, *texts: Mapping[int, Any], written: Callable[[Incident], None]
+    ) -> None:
+        """Keep what `create` could not write (the same arguments) until `write_kept` can; that then calls `written`."""
+        if len(self._kept) < _MAX_KEPT:
+            self._kept.append((lambda: self.create(kind, incident, *texts), written))
+
+    def write_kept(self) -> None:
+        """Try to write what was kept; to be called now and then. Never raises."""
+        if not self._kept or time.monotonic() - self._tried_at < _TRY_EVERY_S:
+            return
+        self._tried_at = time.monotonic()
+        with contextlib.suppress(OSError):
+            while self._kept:
+                create, written = self._kept[0]
+                written(create())
+                self._kept.pop(0)
 
     def all(self) -> list[Incident]:
         """Return every incident by number; one whose report is unreadable is there too and says so."""
@@ -205,7 +247,7 @@ class IncidentStore:
     def _read(self, directory: Path) -> Incident:
         kind = directory.name.partition("-")[2]
         try:
-            data = json.loads((directory / "report.json").read_bytes())
+            data = json.loads(read_bytes(directory / "report.json"))
             if not isinstance(data, dict):
                 raise ValueError("it is no JSON object")
         except (OSError, ValueError, RecursionError) as error:
@@ -287,7 +329,7 @@ def _injected(journal: Path, incident: Incident) -> Iterator[Evidence]:
 def _newest_process(journal: Path, rank: int, attempt: int | None) -> list[Mapping[str, Any]]:
     newest: list[Mapping[str, Any]] = []
     for path in journal.glob(f"*-rank{rank}-*.jsonl"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
+        with contextlib.suppress(OSError), open_to_read(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             events = [e for e in parse_lines(file.read()) if e is not None and e.get("attempt") == attempt]
             if events and (not newest or events[-1]["t"] > newest[-1]["t"]):

@@ -25,6 +25,7 @@ from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.job_config import FILE, JobConfig
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.json_records import from_text
+from resilience_sdk.core.plain_file import open_to_read
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.core.settings.parse import signal_name, signal_number
@@ -506,7 +507,7 @@ def _snapshot(path: Path) -> RankSnapshot | None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             data = json.loads(file.read(_MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
@@ -515,7 +516,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 def _text(path: Path) -> str | None:
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             return file.read(_MOST_BYTES).decode(errors="replace") or None
     except OSError:
         return None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, LogsSpecs
 
 from resilience_sdk.core import environ
+from resilience_sdk.core.console import say_once
 from resilience_sdk.core.job_config import JobConfig
+from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.json_records import to_text
 from resilience_sdk.core.settings.fields import SECRET_FIELDS, SINK_FIELDS
 from resilience_sdk.core.settings.nvrx import provided_directory
@@ -106,11 +108,19 @@ class RankLogs(LogsSpecs):
     added to: this is the one place where all torch versions let a subclass do that.
     """
 
-    def __init__(self, inner: LogsSpecs, variables: Mapping[str, str]) -> None:
-        """Wrap `inner`; `variables` go to every rank."""
+    def __init__(
+        self, make: Callable[[], LogsSpecs], variables: Mapping[str, str], journal: Journal | None = None
+    ) -> None:
+        """Wrap what `make` returns, which makes the directory; `variables` go to every rank.
+
+        Where there is no place for the files, which the `journal` is told, an attempt has none: what its ranks print
+        reaches the screen. The next attempt tries again.
+        """
         super().__init__()
-        self._inner = inner
+        self._make = make
+        self._inner: LogsSpecs | None = None
         self._variables = dict(variables)
+        self._journal = journal
         self.attempt = 0
         self.own_store = True
         self.error_files: dict[int, str] = {}
@@ -120,7 +130,7 @@ class RankLogs(LogsSpecs):
     @property
     def root_log_dir(self) -> str:
         """The directory that logs are written under."""
-        return str(self._inner.root_log_dir)
+        return os.devnull if self._inner is None else str(self._inner.root_log_dir)
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Add our variables for each local rank, then let the wrapped specification choose the files."""
@@ -129,7 +139,7 @@ class RankLogs(LogsSpecs):
             env[environ.INTERNAL_ATTEMPT] = str(self.attempt)
             if self.own_store:
                 env["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-        destination: Any = self._inner.reify(envs)
+        destination: Any = self._destination(envs)
         self.error_files = dict(destination.error_files)
         self.log_files = {
             rank: tuple(
@@ -138,6 +148,20 @@ class RankLogs(LogsSpecs):
             for rank in envs
         }
         return destination
+
+    def _destination(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        try:
+            self._inner = self._inner or self._make()
+            return self._inner.reify(envs)
+        except OSError as error:
+            place = error.filename or self.root_log_dir
+            why = f"{place}: {error.strerror or error}"
+            said = say_once(
+                "logs", f"no logs of the ranks can be written ({why}): what they print is on the screen alone"
+            )
+            if said and self._journal is not None:
+                self._journal.emit(Event.DEGRADED, what="logs", why=why)
+            return DefaultLogsSpecs(log_dir=os.devnull).reify(envs)
 
 
 def _files(destination: Any) -> tuple[dict[int, str], ...]:

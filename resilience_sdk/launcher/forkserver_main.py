@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from resilience_sdk.launcher import worker
 from resilience_sdk.launcher.forkserver_wire import Order, Readiness, WireEnd
 from resilience_sdk.system.gloo_teardown import let_threads_finish, settle_at_exit
-from resilience_sdk.system.linux import die_with_parent, opened, thread_count
+from resilience_sdk.system.linux import aside, die_with_parent, opened, thread_count
 
 # torch._dynamo, torch.optim and torch.nn.parallel: DDP and optimizers import them on first use, 1.5 s in
 # every attempt. The session and structlog are for what
@@ -198,10 +198,14 @@ class _Server:
         die_with_parent(signal.SIGKILL)
         if os.getppid() != self._pid:
             os._exit(1)
+        worker.screens.update(
+            {
+                fd: screen
+                for path, fd in ((order.stdout, 1), (order.stderr, 2))
+                if path and (screen := _redirect(path, fd))
+            }
+        )
         try:
-            for path, fd in ((order.stdout, 1), (order.stderr, 2)):
-                if path:
-                    _redirect(path, fd)
             os.chdir(order.directory)
         except OSError as error:
             _give_up(f"this worker cannot start: {error}")
@@ -230,10 +234,19 @@ class _Server:
         os._exit(0)
 
 
-def _redirect(path: str, fd: int) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+def _redirect(path: str, fd: int) -> int | None:
+    """Let a stream go into a file; return where it went before."""
+    screen = None
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    except OSError as error:  # a full disk costs the log, not the rank: it goes on with the launcher's stream
+        os.write(2, f"resilience: cannot write {path}: {error.strerror}; it goes to the screen\n".encode())
+        return None
+    with contextlib.suppress(OSError):
+        screen = aside(os.dup(fd))
     os.dup2(file, fd)
     os.close(file)
+    return screen
 
 
 def _execute(order: Order) -> NoReturn:
@@ -242,7 +255,8 @@ def _execute(order: Order) -> NoReturn:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
-        os.execvpe(order.command[0], order.command, dict(order.environment))  # noqa: S606 - as torchrun
+        env = {**order.environment, **worker.handed_on_screens(order.script)}
+        os.execvpe(order.command[0], order.command, env)  # noqa: S606 - as torchrun
     except OSError as error:
         _give_up(f"cannot execute {order.command[0]!r}: {error.strerror}")
 

@@ -23,6 +23,7 @@ from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.port_holder import words_of_holder
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.run_directory_keeper import RunDirectoryKeeper
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import EXIT_PREEMPTED, ConfigError
 from resilience_sdk.incidents import count_words
@@ -150,6 +151,7 @@ class Job:
         inbox: SignalInbox,
         housekeeping: Housekeeping,
         logs: RankLogs,
+        place: RunDirectoryKeeper | None = None,
         preflight: NodesPreflight | None = None,
     ) -> None:
         """Run attempts with `agent`; `housekeeping` keeps the monitor alive.
@@ -166,10 +168,12 @@ class Job:
         self._inbox = inbox
         self._housekeeping = housekeeping
         self._logs = logs
+        self._place = place
         self._preflight = preflight
         self._outcome = JobOutcome(run_dir.outcome, key)
         self._relay = NodeRelay(files.directory, journal)
         self._reporter = Reporter(run_dir, journal, self._relay, term_grace_s=settings.term_grace)
+        housekeeping.write_kept = self._reporter.write_kept
         self._history: list[AttemptEnd] = []
         self._incidents: list[str] = []
         self._number = 0
@@ -210,6 +214,9 @@ class Job:
 
     def _attempt(self) -> AttemptFinding | Decision | None:
         """Run one attempt. None: it ended for no fault and does not count; a decision: it never began."""
+        why = None if self._place is None else self._place.wait(self._sleep, self._settings.wait_limit)
+        if why is not None and self._inbox.request is None:
+            return Decision(JobVerdict.GIVE_UP, f"the run directory cannot be used: {why}")
         try:
             with self._inbox.raising():
                 self._number = self._agent.meet(self._number)
@@ -395,6 +402,7 @@ class Job:
         return self._inbox.request is None
 
     def _ended(self, decision: Decision) -> JobEnd:
+        self._reporter.write_kept()
         last = self._history[-1] if self._history else None
         good = self._look_for_newest()
         return JobEnd(

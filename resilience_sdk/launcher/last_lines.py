@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.attribution.taxonomy import UNKNOWN
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.incidents import count_words
 from resilience_sdk.launcher.restart_policy import Decision
 from resilience_sdk.postmortem.exit_codes import JobVerdict
@@ -39,7 +40,7 @@ class JobOutcome:
     def exit_code(self) -> int | None:
         """Return the exit code in it if this job wrote it (an older one is removed at its start)."""
         try:
-            data: Mapping[str, Any] = json.loads(self.path.read_text())
+            data: Mapping[str, Any] = json.loads(read_text(self.path))
             return int(data["exit_code"]) if data["job"] == self.job else None
         except (OSError, ValueError, KeyError, TypeError):
             return None

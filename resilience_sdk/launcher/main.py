@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import Lease, current_holder
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir, tell_finished
+from resilience_sdk.core.run_directory_keeper import RunDirectoryKeeper
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.launcher.last_lines import JobOutcome, closing_lines, leaving_lines, may_wrap
@@ -33,6 +35,7 @@ from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.postmortem.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE, JobVerdict
 from resilience_sdk.postmortem.outcome import Outcome, write_outcome
 from resilience_sdk.recorder.page_directory import job_page_directory
+from resilience_sdk.system import same_device
 from resilience_sdk.system.hostinfo import boot_id, host_name, process_is_gone, process_start_ticks
 from resilience_sdk.system.installation import refusal, versions
 
@@ -63,6 +66,8 @@ def load_torch() -> None:
 
 
 _MONITOR_END_S = 1.0
+_FLAG_PAUSE_S = 1.0
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENOENT, errno.ETIMEDOUT})
 _SET_ASIDE_S = 5.0  # how long a node waits for another one that is setting the old run aside
 
 
@@ -267,9 +272,11 @@ class _Launch:
         held.callback(_take_down, files)
         keeper = PageKeeper(files, self.journal)
         held.callback(keeper.close)
+        place = RunDirectoryKeeper(self.run_dir, self.journal, group_readable=options.settings.group_readable)
+        held.callback(place.close)
         starter = WorkerStarter(options.script, start_method=options.start_method)
         held.callback(starter.close)
-        config = launch_config(options, str(self.run_dir.logs))
+        config = launch_config(options, os.devnull)  # the logs have a place of their own, which may be full
         variables = env.job_variables(
             job=self.key,
             run_dir=self.run_dir.path,
@@ -286,7 +293,7 @@ class _Launch:
             if not look.refused.decision.others_go_on:
                 self._write_outcome(look.refused, first_node=True)
             return look.refused
-        logs = env.RankLogs(config.logs_specs, variables)
+        logs = env.RankLogs(lambda: launch_config(options, str(self.run_dir.logs)).logs_specs, variables, self.journal)
         agent = Agent(
             config,
             options.script,
@@ -308,6 +315,7 @@ class _Launch:
             inbox=self.inbox,
             housekeeping=housekeeping,
             logs=logs,
+            place=place,
             preflight=NodesPreflight(agent, look, least_nodes(options.elastic), self.inbox, self.journal),
         )
         end: JobEnd | None = None
@@ -318,6 +326,8 @@ class _Launch:
                 end = look.refused  # the others never came to hear of it
             if end.decision.verdict is JobVerdict.FINISHED and not end.decision.elsewhere:
                 end = self._finished_everywhere(agent, job, end)
+            if end.decision.verdict is JobVerdict.FINISHED and agent.node == 0 and not end.decision.elsewhere:
+                end = self._mark_finished(end)
             if not end.decision.others_go_on and not end.decision.elsewhere:
                 self._write_outcome(end, first_node=agent.node == 0)
             return end
@@ -350,6 +360,7 @@ class _Launch:
             creator_ticks=ticks or 0,
             parent_pid=pid,
             parent_ticks=ticks or 0,
+            run_device=same_device.remember(self.run_dir.path),
         )
 
     def _pages(self, config: JobConfig) -> Path | None:
@@ -363,7 +374,8 @@ class _Launch:
             pages = job_page_directory(f"{self.key} {env.launcher_key()}", own)
             agree(pages, config)
         except OSError as error:
-            say_once("pages", f"the ranks run unwatched, without hang detection and start_run's checkpoints: {error}")
+            words = "the ranks run unwatched: hangs and slow ranks are not seen; checkpoints are written all the same"
+            say_once("pages", f"{words}: {error}")
             self.journal.emit(Event.DEGRADED, what="pages", why=str(error))
             return None
         return pages
@@ -392,7 +404,6 @@ class _Launch:
         if not first_node and (finished or JobOutcome(self.run_dir.outcome, self.key).exit_code() is not None):
             return
         if finished:
-            self.run_dir.mark_finished()
             self.journal.emit(Event.FINISHED, attempts=end.attempts)
         self._told = self._outcome(end)
         write_outcome(self.run_dir.outcome, self._told)
@@ -407,6 +418,22 @@ class _Launch:
         except LeaveRequested:
             told = "when the ranks of this node had finished, and those of another were not known to have"
             return attrs.evolve(end, decision=to_leave(self.inbox.name, told, interrupted=self.inbox.interrupted))
+
+    def _mark_finished(self, end: JobEnd) -> JobEnd:
+        """Set the flag, waiting for room as long as for a restart; without it the job has not finished."""
+        limit_s = self.options.settings.wait_limit
+        until = time.monotonic() + limit_s
+        while True:
+            try:
+                self.run_dir.mark_finished()
+                return end
+            except RunDirectoryError as error:
+                passes = getattr(error.__context__, "errno", None) in _PASSING
+                if not passes or self.inbox.request is not None or time.monotonic() > until:
+                    reason = f"all ranks exited with 0, but {error}"
+                    return attrs.evolve(end, decision=Decision(JobVerdict.GIVE_UP, reason))
+                say_once("flag", f"{error}; trying again for up to {limit_s:.0f} s")
+            self.inbox.sleep(_FLAG_PAUSE_S)
 
     def _write_report(self) -> None:
         """Write the page of a job that this node has concluded, where there was anything to see."""

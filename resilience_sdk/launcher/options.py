@@ -33,6 +33,14 @@ from resilience_sdk.core.settings import options as setting_options
 from resilience_sdk.core.settings.load import read_file
 from resilience_sdk.core.settings.options import MORE_OF_SETTINGS, add_short_help
 from resilience_sdk.errors import ConfigError, MissingExtraError
+from resilience_sdk.launcher.bounds import (
+    LAST_PORT,
+    MASTER_PORT,
+    check_endpoint,
+    check_master_address,
+    check_room,
+    room_for_ranks,
+)
 from resilience_sdk.launcher.forkserver_wire import Script
 
 _OPTION = "--accelerate-config"
@@ -138,8 +146,7 @@ def _as_a_launcher() -> Iterator[None]:
 
 StartMethod = Literal["forkserver", "exec"]
 
-_LAST_PORT = 65535
-_MASTER_PORT = 29500
+_WITH_HOST_AND_PORT = ("static", "c10d", "etcd", "etcd-v2")
 _RENDEZVOUS_TIMES = (
     "timeout",
     "join_timeout",
@@ -350,7 +357,7 @@ def _parser() -> argparse.ArgumentParser:
                 "forkserver: ranks are forked from a server with torch loaded, so restarts take a fraction of a "
                 "second; exec: each rank is a fresh interpreter."
             )
-        elif action.dest == "master_port" and action.default == _MASTER_PORT:
+        elif action.dest == "master_port" and action.default == MASTER_PORT:
             # So before torch 2.13, where nobody could tell a port that was asked for from one that was not: two jobs of
             # one machine would want the same.
             action.default = None
@@ -435,7 +442,7 @@ def _settle_nvrx(args: argparse.Namespace, parser: argparse.ArgumentParser) -> N
     """
     if args.provide_nvrx and args.rdzv_backend in ("static", "c10d"):
         if not args.rdzv_endpoint and most_nodes(args) > 1:
-            args.rdzv_endpoint = f"{args.master_addr}:{args.master_port or _MASTER_PORT}"
+            args.rdzv_endpoint = f"{args.master_addr}:{args.master_port or MASTER_PORT}"
         args.rdzv_backend = "c10d" if args.rdzv_endpoint else "static"
     if args.provide_nvrx and least_nodes(args) < most_nodes(args):
         say(
@@ -495,8 +502,10 @@ def _settle_rendezvous(args: argparse.Namespace) -> bool:
         args.local_addr = args.local_addr or ("localhost" if args.standalone else "127.0.0.1")
     else:
         _check_backend(str(args.rdzv_backend))
+        if args.rdzv_backend in _WITH_HOST_AND_PORT:
+            check_endpoint(str(args.rdzv_endpoint or ""), several=most > 1)
     if args.master_port is None:
-        args.master_port = _MASTER_PORT
+        args.master_port = MASTER_PORT
     return local
 
 
@@ -516,8 +525,9 @@ def _check_counts(args: argparse.Namespace) -> None:
     most = most_nodes(args)
     if args.rdzv_backend == "static" and not 0 <= int(args.node_rank) < most:
         raise ConfigError(f"--node-rank {args.node_rank}: with --nnodes {args.nnodes} it is one of 0 to {most - 1}")
-    if not 0 <= int(args.master_port) <= _LAST_PORT:
-        raise ConfigError(f"--master-port {args.master_port}: expected a port, 0 to {_LAST_PORT}")
+    check_master_address(str(args.master_addr or ""))
+    if not 0 <= int(args.master_port) <= LAST_PORT:
+        raise ConfigError(f"--master-port {args.master_port}: expected a port, 0 to {LAST_PORT}")
     for name, value in _rendezvous_times(str(args.rdzv_conf)):
         if not value.isdecimal() or not int(value):
             raise ConfigError(f"--rdzv-conf {name}={value}: expected a whole number above 0 (times are in seconds)")
@@ -542,6 +552,7 @@ def _settle_threads(options: Options, env: MutableMapping[str, str]) -> None:
         raise ConfigError(
             f"--nproc-per-node {given}: a node has 1 rank or more; give their number, or auto, cpu or gpu"
         )
+    check_room(given, ranks, room_for_ranks())
     if ranks > 1 and "OMP_NUM_THREADS" not in env:
         env["OMP_NUM_THREADS"] = "1"
         say("OMP_NUM_THREADS=1 for each rank, as torchrun sets it; set it yourself to choose another")

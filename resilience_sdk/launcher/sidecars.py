@@ -268,6 +268,8 @@ class Housekeeping:
 
     def __init__(self, journal: Journal, pages: Path | None, beside: Beside) -> None:
         """See to `beside`, and to the monitor that watches `pages`, at each call."""
+        self.write_kept: Callable[[], None] = lambda: None
+        """Writes what could not be written yet."""
         self._journal = journal
         self._monitor = None if pages is None else MonitorWatch(pages)
         self._beside = beside
@@ -279,6 +281,7 @@ class Housekeeping:
         if self._looked is not None and now - self._looked < _LOOK_EVERY_S:
             return
         self._looked = now
+        self.write_kept()
         if self._monitor is not None:
             try:
                 self._monitor.keep_alive()

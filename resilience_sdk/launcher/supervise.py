@@ -32,6 +32,7 @@ from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.early_signals import job_has_begun
 from resilience_sdk.core.journal import CURVES, Event, Journal, read_journal
 from resilience_sdk.core.lease import STALE_AFTER_S, current_holder
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings.parse import signal_name
@@ -411,7 +412,7 @@ def _told_end(code: int, outcome: Path, before: Version | None, *, wait: bool) -
     if now in (None, before):
         return _Told(code)
     try:
-        found: Any = json.loads(outcome.read_text())
+        found: Any = json.loads(read_text(outcome))
         told, stood, free = found["exit_code"], found.get("stood"), found.get("free") is True
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return _Told(code)

@@ -9,6 +9,7 @@ through, and the process ends by the normal shutdown, with its atexit handlers, 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib.machinery
 import importlib.util
 import io
@@ -27,11 +28,32 @@ from resilience_sdk.launcher.forkserver_wire import Script
 from resilience_sdk.system.linux import show_command_line
 
 _RUNNER = __file__
+screens: dict[int, int] = {}
+"""Where a standard stream (1, 2) went before it was led into a file."""
+
+
+def handed_on_screens(script: Script) -> dict[str, str]:
+    """Return the variable by which a worker that is executed learns of `screens`, which it inherits then."""
+    if script.kind == "binary" or not screens:
+        return {}
+    for screen in screens.values():
+        os.set_inheritable(screen, True)
+    return {environ.INTERNAL_SCREENS: ",".join(f"{fd}:{screen}" for fd, screen in screens.items())}
+
+
+def _take_screens() -> None:
+    given = environ.environment().pop(environ.INTERNAL_SCREENS, "")
+    with contextlib.suppress(OSError, ValueError):
+        for pair in filter(None, given.split(",")):
+            fd, screen = map(int, pair.split(":"))
+            os.set_inheritable(screen, False)
+            screens[fd] = screen
 
 
 def run(words: Sequence[str]) -> None:
     """Run the script that the command line names: its kind, the target, its arguments."""
     kind, target, *args = words
+    _take_screens()
     run_script(Script(kind, target, tuple(args)))  # type: ignore[arg-type]
 
 
@@ -158,7 +180,7 @@ def _bootstrap() -> None:
     try:
         from resilience_sdk.rank import bootstrap_worker, keep_output
 
-        keep_output()
+        keep_output(screens)
         bootstrap_worker()
     except Exception as error:  # noqa: BLE001 - never hurt the run
         say_once("bootstrap", f"this rank runs unwatched: its session did not start ({_describe(error)})")

@@ -27,6 +27,7 @@ from pathlib import Path
 import attrs
 
 from resilience_sdk.core.journal import Event, Journal
+from resilience_sdk.core.plain_file import open_plain
 from resilience_sdk.hang.evidence import (
     FlightRecord,
     ThreadStack,
@@ -192,7 +193,7 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
 
 def _read(path: Path, start: int, most: int) -> bytes | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_plain(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return None
     with open(fd, "rb") as file:

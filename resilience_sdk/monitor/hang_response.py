@@ -21,6 +21,7 @@ import attrs
 
 from resilience_sdk.cluster import leader
 from resilience_sdk.core import console
+from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.settings import settings_from_json
@@ -337,10 +338,14 @@ class HangResponse:
             incident, is_ours = self._store.create_once("hang", incident, texts, pages, same=self._twin_of(incident))
         except OSError as error:
             is_ours = True
-            console.say_once("incident", f"cannot write the incident into {self._store.path}: {error}")
+            console.say_once("incident", f"the incident cannot be written into {self._store.path} now: {error}")
+            self._store.keep("hang", incident, texts, pages, written=self._tell)
         if is_ours:
             self._journal.emit(Event.INCIDENT, **event_fields(incident))
         return incident
+
+    def _tell(self, incident: Incident) -> None:
+        self._journal.emit(Event.INCIDENT, **event_fields(incident))
 
     def _twin_of(self, incident: Incident) -> Callable[[Incident], bool]:
         """Return what tells the same hang where another node has just written it, having been thought silent.
@@ -389,10 +394,8 @@ class HangResponse:
             "free": verdict.free,
             "final": verdict.final,
         }
-        temporary = self._pages / f".verdict.{os.getpid()}"
         try:
-            temporary.write_text(json.dumps(facts))
-            temporary.replace(self._pages / f"verdict-{self._attempt}.json")
+            write_whole(self._pages / f"verdict-{self._attempt}.json", json.dumps(facts))
         except OSError as error:
             console.say_once("verdict", f"cannot tell the launcher about the hang: {error}")
 

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.atomic_write import write_whole
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.hang.timeouts import GapWatch, LearnedTimeouts
 from resilience_sdk.hang.timers import RankTimers
@@ -189,5 +190,5 @@ class Learner:
     def _read(self) -> object:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             if self._path.stat().st_size <= _MOST_BYTES:
-                return json.loads(self._path.read_text())
+                return json.loads(read_text(self._path))
         return None

@@ -17,6 +17,7 @@ import attrs
 from resilience_sdk.core import console, job_config
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import Event, Journal
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.core.settings import Settings, settings_from_json
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.hang.detect import Confirmation, Judgement, awaited_by_collectives, expected, judge, standing
@@ -160,6 +161,7 @@ class Watcher:
         self._say_if_blind(ranks)
         self._say_if_alone(ranks)
         self.learner.save_now_and_then()
+        self._store.write_kept()
         self._pause_s = self._settings.monitor_interval * (_CALM if self._is_calm(completed) else 1)
         wait_s = self._judge(ranks, now_ns)
         self._whole_look_ns = now_ns + int(wait_s * 1e9)
@@ -265,7 +267,7 @@ class Watcher:
         if not self._said[1] or self._said[0] != self._attempt:
             self._said = self._attempt, {}
             with contextlib.suppress(OSError, ValueError):
-                found = json.loads((self._pages / f"attempt-{self._attempt}.json").read_text())
+                found = json.loads(read_text(self._pages / f"attempt-{self._attempt}.json"))
                 self._said = self._attempt, found if isinstance(found, dict) else {}
         return self._said[1]
 

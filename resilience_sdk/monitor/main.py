@@ -24,7 +24,9 @@ from resilience_sdk.core.atomic_write import Version
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import RENEW_INTERVAL_S, Lease
+from resilience_sdk.core.plain_file import open_plain, private
 from resilience_sdk.core.run_directory import RunDirectory
+from resilience_sdk.core.run_directory_keeper import RunDirectoryKeeper
 from resilience_sdk.errors import RunDirectoryError
 from resilience_sdk.monitor import spawn
 from resilience_sdk.monitor.loop import Watcher
@@ -32,7 +34,7 @@ from resilience_sdk.monitor.ranks import remove_files
 from resilience_sdk.recorder import page_directory
 from resilience_sdk.recorder.page_directory import check_private, parse_stem
 from resilience_sdk.recorder.page_reader import PageReader
-from resilience_sdk.system import hostinfo
+from resilience_sdk.system import hostinfo, same_device
 
 _MOST_DIRECTORIES = 100  # looked at by one monitor; the next one goes on
 _MOST_FILES = 10_000
@@ -128,7 +130,7 @@ def main(directory: str) -> int:
     for number in _DEFER:
         signal.signal(number, signal.SIG_IGN)
     try:
-        lock = os.open(pages / spawn.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = open_plain(pages / spawn.LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except FileNotFoundError:
         os._exit(1)  # the directory is gone, and with it the launcher that was asked to leave while it started us
     try:
@@ -181,7 +183,7 @@ class MonitorLock:
         pid = os.getpid()
         state = {"pid": pid, "start_ticks": hostinfo.process_start_ticks(pid) or 0, "generation": self._generation}
         temporary = self._pages / f".{spawn.STATE}.{pid}"
-        self._file = file = temporary.open("w")
+        self._file = file = open(temporary, "w", encoding="utf-8", opener=private)  # noqa: SIM115 - held while it is in charge
         file.write(json.dumps(state))
         file.flush()
         self.renew()
@@ -193,7 +195,7 @@ class MonitorLock:
 
         Raises OSError where nothing can be written.
         """
-        lock = os.open(self._pages / spawn.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = open_plain(self._pages / spawn.LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         if os.path.sameopenfile(lock, self._lock):  # only the state was removed
             os.close(lock)
         elif _take(lock):
@@ -255,11 +257,20 @@ def _journal(config: JobConfig) -> Journal:
     )
 
 
+def _keeper(config: JobConfig, journal: Journal) -> RunDirectoryKeeper | None:
+    """Return what keeps the run directory where no launcher of ours does."""
+    if not config.foreign:
+        return None
+    group_readable = config.settings.get("group_readable") is True
+    return RunDirectoryKeeper(RunDirectory(Path(config.run_dir)), journal, group_readable=group_readable)
+
+
 def _serve(pages: Path, generation: int, state: MonitorLock) -> int:
     config = job_config.read(pages)
     if config is None:
         console.say(f"the monitor finds no {job_config.FILE} in {pages}: hangs are not detected")
         return 1
+    same_device.remember(config.run_dir, config.run_device)
     console.bind(node=hostinfo.host_name())
     console.use_json(config.settings.get("event_log") == "json")
     console.keep_unwritten(RunDirectory(Path(config.run_dir)).unwritten_output(hostinfo.host_name()))
@@ -274,10 +285,13 @@ def _serve(pages: Path, generation: int, state: MonitorLock) -> int:
         remove_stale(pages)
     watcher = Watcher(pages, config, journal, state)
     hold = _Hold(config)
+    place = _keeper(config, journal)
     try:
         _loop(pages, config, watcher, state, hold)
     finally:
         hold.release()
+        if place is not None:
+            place.close()
     if state.in_charge() and job_config.read(pages) in (config, None):
         if not config.foreign:
             watcher.conclude()

@@ -7,7 +7,6 @@ nodes stay unseen.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import attrs
 
 from resilience_sdk.cluster.membership import HANGS, NodePlace, PeerFile
 from resilience_sdk.core import console
+from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.hang.evidence import FlightRecord
 from resilience_sdk.hang.timers import HangRules, RankState
 from resilience_sdk.incidents import Evidence
@@ -264,10 +264,8 @@ class Nodes:
             facts=bounded_facts(look.facts) if look is not None else (),
         )
         self._told, self._told_at = summary, time.monotonic()
-        temporary = self._pages / f".{OWN}.{os.getpid()}"
         try:
-            temporary.write_text(encode(summary))
-            temporary.replace(self._pages / OWN)
+            write_whole(self._pages / OWN, encode(summary))
         except OSError as error:
             console.say_once("node", f"the other nodes cannot be told about this one: {error}")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from resilience_sdk.core import console
+from resilience_sdk.core.plain_file import open_plain
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.preemption.context import counts, is_request
@@ -86,7 +87,7 @@ class Notices:
         if not is_request(self._file, self._began):
             return None
         try:
-            fd = os.open(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = open_plain(self._file, os.O_RDONLY | os.O_NOFOLLOW)
         except PermissionError:
             return LeaveRequest(self._file.name, Asker.FILE)  # root's, who says no more
         except OSError:

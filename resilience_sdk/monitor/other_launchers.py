@@ -19,6 +19,7 @@ from resilience_sdk.core import console, environ
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import CURVES, Event, Journal, read_journal
 from resilience_sdk.core.json_records import from_text
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings.parse import signal_name
@@ -416,6 +417,6 @@ def _request(watched: WatchedRank) -> EndingRequest | None:
 
 def _stacks(watched: WatchedRank) -> str:
     try:
-        return Path(f"{watched.stem}.stack").read_text(errors="replace")
+        return read_text(f"{watched.stem}.stack", errors="replace")
     except OSError:
         return ""

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.attribution.first_death import Death, find_first_death
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.hang.culprit import CulpritFinding
 from resilience_sdk.incidents import Evidence
@@ -73,7 +74,7 @@ def may_be_of_thread(exit_code: int | None) -> bool:
 
 def _read(path: Path) -> Mapping[str, Any] | None:
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(read_text(path))
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from resilience_sdk.core import job_config
+from resilience_sdk.core.plain_file import open_plain, read_text
 from resilience_sdk.system import hostinfo, programs
 from resilience_sdk.system.file_lock import file_lock
 
@@ -111,7 +112,7 @@ def ensure_monitor(pages: Path) -> bool:
 def read_state(pages: Path) -> dict[str, int]:
     """Return `{pid, start_ticks, generation}` of the newest monitor, empty when there is none."""
     try:
-        state = json.loads((pages / STATE).read_text())
+        state = json.loads(read_text(pages / STATE))
         return {key: int(state[key]) for key in ("pid", "start_ticks", "generation")}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
@@ -121,8 +122,7 @@ def _spawn(pages: Path) -> None:
     """Run the program detached: own session, no descriptors but standard error, which shows its report."""
     from subprocess import DEVNULL
 
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    log = os.open(pages / LOG, flags, 0o600)
+    log = open_plain(pages / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     try:
         # What preloads libraries or talks to Python belongs to the training, not to the monitor.
         env = {"PATH": os.defpath, "LANG": "C.UTF-8"}

@@ -26,6 +26,7 @@ from resilience_sdk.core import console
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.json_records import from_text, to_text
+from resilience_sdk.core.plain_file import read_bytes
 from resilience_sdk.incidents import Culprit
 from resilience_sdk.monitor.notices import Notices, on_page
 from resilience_sdk.monitor.ranks import WatchedRank
@@ -338,9 +339,7 @@ class StopCoordinator:
         if (self._pages / f"verdict-{self._attempt}.json").exists():
             return True
         try:
-            return bool(
-                json.loads((self._pages / f"ending-{self._attempt}.json").read_bytes())["reason"] != "preemption"
-            )
+            return bool(json.loads(read_bytes(self._pages / f"ending-{self._attempt}.json"))["reason"] != "preemption")
         except (OSError, ValueError, KeyError, TypeError):
             return False
 

@@ -15,6 +15,7 @@ import attrs
 from resilience_sdk.core import console
 from resilience_sdk.core.console import printable
 from resilience_sdk.core.journal import Event, Journal
+from resilience_sdk.core.plain_file import open_to_read
 from resilience_sdk.core.redaction import redact_argv
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.hang.evidence import main_frames, parse_faulthandler
@@ -132,7 +133,7 @@ def _what_is_over(watched: WatchedRank) -> str:
 def _told(stem: Path) -> Held | None:
     """Return what the rank itself has written; a file that does not parse counts as missing."""
     try:
-        with open(f"{stem}{_SUFFIX}", "rb") as file:
+        with open_to_read(f"{stem}{_SUFFIX}") as file:
             data: Mapping[str, Any] = json.loads(file.read(_MAX_BYTES))
         threads = tuple(HeldThread(str(one["name"]), _texts(one["frames"])) for one in data["threads"])
         return Held(_texts(data["main"]), threads)

@@ -14,8 +14,10 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.atomic_write import write_whole
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.incidents import Culprit, Evidence, Incident, IncidentStore
 from resilience_sdk.numerics.anomaly import AnomalyJudgement, Trouble, is_same_episode, judge
+from resilience_sdk.system import same_device
 from resilience_sdk.system.file_lock import file_lock
 
 Pages = Mapping[int, Mapping[str, Any]]
@@ -54,6 +56,7 @@ def record(
     `now` is Unix time in seconds, `pages` are those of a new incident. Raises OSError; waits for other ranks some
     seconds at most.
     """
+    same_device.check(store.path)
     store.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     with file_lock(store.path, patience_s=_PATIENCE_S) as mine:
         known = _of_episode(store.path, trouble, attempt, now)
@@ -116,7 +119,7 @@ def _of_episode(
 
 def _read(folder: Path, attempt: AttemptPlace, now: float) -> list[Trouble]:
     try:
-        data = json.loads((folder / _SEEN).read_text())
+        data = json.loads(read_text(folder / _SEEN))
         is_old = now - (folder / _SEEN).stat().st_mtime > _LONG_AGO_S
         if is_old or (data["job"], data["attempt"]) != (attempt.job, attempt.number):
             return []

@@ -24,6 +24,7 @@ from resilience_sdk.attribution.exits import Classification, classification, cla
 from resilience_sdk.attribution.first_death import VAGUE, FirstDeath
 from resilience_sdk.cluster.membership import Peer
 from resilience_sdk.core.json_records import to_values
+from resilience_sdk.core.plain_file import open_to_read
 from resilience_sdk.hang.detect import ranks_text
 from resilience_sdk.incidents import Evidence
 from resilience_sdk.postmortem.facts import RankExit, RankTrace
@@ -248,13 +249,9 @@ def _own_size() -> int | None:
 
 
 def _tail(name: str, since: int = 0) -> bytes:
-    with contextlib.suppress(OSError):
-        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            if stat.S_ISREG(status.st_mode):
-                file.seek(max(since, status.st_size - MOST_BYTES))
-                return file.read(MOST_BYTES)
+    with contextlib.suppress(OSError), open_to_read(name) as file:
+        file.seek(max(since, os.fstat(file.fileno()).st_size - MOST_BYTES))
+        return file.read(MOST_BYTES)
     return b""
 
 

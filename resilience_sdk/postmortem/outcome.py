@@ -94,7 +94,10 @@ FROM_OUTSIDE = frozenset({"rank_killed_sigkill", "preemption_sigterm", "user_int
 
 
 def record(store: IncidentStore, journal: Journal, kind: str, incident: Incident, facts: AttemptFacts) -> Incident:
-    """Write an incident with the pages and stacks of the attempt's ranks; without an id where the disk does not."""
+    """Write an incident with the pages and stacks of the attempt's ranks.
+
+    Without an id where the disk has no room for it; then the store keeps it.
+    """
     stacks = {rank: trace.stacks for rank, trace in facts.traces.items() if trace.stacks}
     for rank, trace in facts.traces.items():
         frames = (trace.exception or {}).get("frames")
@@ -105,8 +108,11 @@ def record(store: IncidentStore, journal: Journal, kind: str, incident: Incident
     try:
         written = store.create(kind, incident, stacks, pages)
     except OSError as error:
-        say_once("incident", f"the incident cannot be written into {store.path}: {error}")
+        say_once("incident", f"the incident cannot be written into {store.path} now, it is kept in memory: {error}")
         journal.emit(Event.DEGRADED, what="incident", why=str(error))
+        store.keep(
+            kind, incident, stacks, pages, written=lambda late: journal.emit(Event.INCIDENT, **event_fields(late))
+        )
         return attrs.evolve(incident, kind=kind)
     journal.emit(Event.INCIDENT, **event_fields(written))
     return written

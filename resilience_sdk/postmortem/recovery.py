@@ -16,6 +16,7 @@ from typing import Any
 
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.journal import Event, Journal
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.incidents import Incident, IncidentStore
 from resilience_sdk.incidents.stalls import WENT_ON
 from resilience_sdk.recorder.page_reader import RankSnapshot
@@ -186,7 +187,7 @@ class RecoveryWatch:
         reached: list[int] = []
         for path in (self._store.path / incident_id / "pages").glob("rank-*.json"):
             try:
-                page = json.loads(path.read_text())
+                page = json.loads(read_text(path))
                 lane = next((lane for lane in page["lanes"] if lane["beats"]), None)
                 if lane is None:
                     continue
@@ -265,7 +266,7 @@ def _pages_of(store: IncidentStore, incident_id: str) -> dict[int, tuple[int, in
     found = {}
     for path in (store.path / incident_id / "pages").glob("rank-*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            page = json.loads(path.read_text())
+            page = json.loads(read_text(path))
             found[int(page["rank"])] = int(page["pid"]), int(page["beats"])
     return found
 

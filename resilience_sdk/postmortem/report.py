@@ -142,6 +142,10 @@ class Reporter:
         self._relay = relay
         self._term_grace_s = term_grace_s
 
+    def write_kept(self) -> None:
+        """Write what a full disk did not take, where it does now; never raises."""
+        self._store.write_kept()
+
     def conclude(
         self, facts: AttemptFacts, verdict: Mapping[str, object] | None, first_ns: int | None
     ) -> AttemptFinding:

@@ -33,6 +33,7 @@ from typing import Any, Protocol
 import attrs
 
 from resilience_sdk.core.job_config import WISH, WORD
+from resilience_sdk.core.plain_file import read_bytes
 
 _AT_BITS = 48
 _MOST_ROUNDS = (1 << 16) - 2
@@ -248,5 +249,5 @@ def read_link(path: Path) -> str | None:
 
 def _nodes(pages: Path, attempt: int) -> int:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads((pages / f"attempt-{attempt}.json").read_bytes())["nodes"])
+        return int(json.loads(read_bytes(pages / f"attempt-{attempt}.json"))["nodes"])
     return 1  # not started by our launcher

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from resilience_sdk.core import environ
+from resilience_sdk.core.plain_file import read_bytes
 from resilience_sdk.preemption.agreement import TEARDOWN
 from resilience_sdk.recorder import page_layout as at
 from resilience_sdk.system.procfs import has_signal, status_fields
@@ -184,7 +185,7 @@ class Handlers:
         if self._words[at.W_CONTROL] == TEARDOWN:
             return True
         try:
-            return json.loads(self._ending.read_bytes()).get("reason") not in _LEAVING
+            return json.loads(read_bytes(self._ending)).get("reason") not in _LEAVING
         except (OSError, ValueError, AttributeError):
             return False
 

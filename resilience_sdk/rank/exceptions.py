@@ -26,6 +26,7 @@ from resilience_sdk.attribution.exits import PORT, failed_resource
 from resilience_sdk.core import environ
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.plain_file import plain
 from resilience_sdk.core.port_holder import port_in, words_of_holder
 from resilience_sdk.core.redaction import redact_text
 
@@ -233,7 +234,7 @@ def _is_whole(path: str) -> bool:
     if not os.path.isfile(path):
         return False  # a FIFO would be waited for
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=plain) as file:
             return isinstance(json.load(file), dict)
     except (OSError, ValueError, RecursionError):
         return False

@@ -143,15 +143,16 @@ def bootstrap_worker() -> None:
     ensure_started()
 
 
-def keep_output() -> None:
+def keep_output(screens: Mapping[int, int]) -> None:
     """Have what this rank prints go on into a file of the run directory where its reader goes away or a disk is full.
 
-    For workers of our launcher, before their script runs: under another one the output is that one's.
+    For workers of our launcher, before their script runs: under another one the output is that one's. `screens`: where
+    a descriptor (1, 2) went before it was led into a file, which takes what the file does not.
     """
     global _output
     env = environ.environment()
     if (run_dir := env.get(environ.RUN_DIR)) and environ.INTERNAL_ATTEMPT in env:
-        _output = KeptOutput(RunDirectory(Path(run_dir)).unwritten_output(f"rank-{find_identity(env).rank}"))
+        _output = KeptOutput(RunDirectory(Path(run_dir)).unwritten_output(f"rank-{find_identity(env).rank}"), screens)
         keep_streams(_output)
 
 

@@ -19,6 +19,7 @@ import attrs
 
 from resilience_sdk import faults, torch_saves
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.plain_file import plain, read_text
 from resilience_sdk.recorder import page_layout as at
 from resilience_sdk.recorder.page_reader import PageReader
 from resilience_sdk.system.imports import when_imported
@@ -120,7 +121,7 @@ class _TraceWriter:
     def _write(self, **facts: Any) -> None:
         if self._session.pid == os.getpid():
             # Opened each time: a script may close descriptors that are not its own.
-            with contextlib.suppress(OSError), open(self._path, "ab", buffering=0) as file:
+            with contextlib.suppress(OSError), open(self._path, "ab", buffering=0, opener=plain) as file:
                 file.write((json.dumps(facts) + "\n").encode())
 
 
@@ -140,7 +141,7 @@ def read_traces(directory: Path) -> tuple[RehearsedRank, ...]:
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    for line in path.read_text(errors="replace").splitlines():
+    for line in read_text(path, errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             value = json.loads(line)
             if isinstance(value, dict):

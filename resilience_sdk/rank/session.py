@@ -22,6 +22,7 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.core.job_config import JobConfig
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.json_records import from_values, to_text
+from resilience_sdk.core.plain_file import open_plain, read_text
 from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings, settings_from_json
@@ -52,7 +53,7 @@ from resilience_sdk.recorder.page_reader import PageReader, snapshot_to_json
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
 from resilience_sdk.straggler import callbacks, kernels
-from resilience_sdk.system import gloo_teardown, hostinfo, linux
+from resilience_sdk.system import gloo_teardown, hostinfo, linux, same_device
 from resilience_sdk.system.kept_output import KeptOutput
 
 
@@ -121,7 +122,7 @@ def handed_down_settings(env: Mapping[str, str]) -> Settings | None:
     if config is None and not file:
         return None
     try:
-        return settings_from_json(config.settings if config is not None else json.loads(Path(file or "").read_text()))
+        return settings_from_json(config.settings if config is not None else json.loads(read_text(file or "")))
     except (OSError, ValueError, TypeError, ConfigError) as error:
         say_once("settings", f"the launcher's settings cannot be read, those of RESILIENCE_* variables count: {error}")
         return None
@@ -194,7 +195,10 @@ class WatchedSession(Session):
         self.config = join_job(self.pages, job, self._script, settings, env, explicit_run_dir, resumes=resumes)
         self.settings = settings_from_json(self.config.settings)
         console.use_json(self.settings.event_log == "json")
+        if self.config.run_device is not None:
+            same_device.remember(self.config.run_dir, self.config.run_device)
         self.run_dir = RunDirectory.create(self.config.run_dir, group_readable=self.settings.group_readable)
+        same_device.remember(self.run_dir.path, self.config.run_device)
         self.may_resume = self.config.run_named or self.attempt > 0
         self.journal = rank_journal(self.run_dir, job, self.attempt, identity.rank)
         self._stem = self.pages / page_stem(self.attempt, identity.rank, self.pid)
@@ -451,7 +455,7 @@ class WatchedSession(Session):
 
     def _open_dumps(self, how: int) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | how
-        return linux.aside(os.open(self._stem.with_suffix(".stack"), flags, 0o600))
+        return linux.aside(open_plain(self._stem.with_suffix(".stack"), flags))
 
     def _descriptors_closed(self) -> None:
         """Do, on the helper thread, what is to be done when the program has closed descriptors that are ours."""

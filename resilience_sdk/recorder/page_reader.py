@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
 import attrs
 
 from resilience_sdk.core.json_records import to_values
+from resilience_sdk.core.plain_file import open_plain
 from resilience_sdk.recorder import page_layout as at
 
 _NANO = 1e9
@@ -186,10 +186,10 @@ class LanePasses(NamedTuple):
 
 def map_page(path: Path, *, writable: bool = False) -> mmap.mmap:
     """Map the page of another process. Raises OSError when it is not a private file of ours, or too small."""
-    fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = open_plain(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW)
     try:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+        if info.st_uid != os.geteuid() or info.st_mode & 0o077:
             raise PermissionError(1, f"{path} is not a private file of this user")
         if info.st_size < at.PAGE_BYTES:
             raise OSError(22, f"{path} has {info.st_size} bytes, a rank page has {at.PAGE_BYTES}")

@@ -18,6 +18,7 @@ import attrs
 
 from resilience_sdk.core import environ
 from resilience_sdk.core.journal import read_journal
+from resilience_sdk.core.plain_file import plain, read_text
 from resilience_sdk.core.settings.fields import SINK_FIELDS
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.faults import Plan
@@ -93,7 +94,7 @@ def rehearse(
 def last_lines(directory: Path, count: int) -> list[str]:
     """Return the last lines that a job has printed; none where it printed nothing."""
     with contextlib.suppress(OSError):
-        return (directory / OUTPUT).read_text(errors="replace").splitlines()[-count:]
+        return read_text(directory / OUTPUT, errors="replace").splitlines()[-count:]
     return []
 
 
@@ -119,7 +120,7 @@ def _started(
     }
     words = [f"--{name}={value}" for name, value in options.items()]
     script = [word.replace(SCRATCH, str(directory / "work")) for word in job.words]
-    with open(directory / OUTPUT, "ab") as log:
+    with open(directory / OUTPUT, "ab", opener=plain) as log:
         process = programs.start(
             programs.COMMAND,
             "run",

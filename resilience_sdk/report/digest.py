@@ -21,6 +21,7 @@ import attrs
 
 from resilience_sdk.core.console import doing
 from resilience_sdk.core.journal import Event, parse_lines
+from resilience_sdk.core.plain_file import open_to_read
 
 NAN = math.nan
 NO_STEP = -1
@@ -191,7 +192,7 @@ def read_digest(directory: Path) -> JournalDigest:
 def _blocks(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file in parts of bounded size."""
     rest = b""
-    with open(path, "rb") as file:
+    with open_to_read(path) as file:
         while block := file.read(_BLOCK):
             data = rest + block
             cut = data.rfind(b"\n") + 1

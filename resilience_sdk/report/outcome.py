@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.core.journal import Event
+from resilience_sdk.core.plain_file import open_to_read
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError
 
@@ -75,7 +76,7 @@ def read_json_object(path: Any) -> dict[str, Any] | None:
         ConfigError: It cannot be read or is no JSON object; the message names it.
     """
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             data = json.loads(file.read(_MOST_BYTES))
     except FileNotFoundError:
         return None

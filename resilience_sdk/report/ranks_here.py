@@ -24,6 +24,7 @@ from resilience_sdk.cluster.membership import HANGS, NodePlace, PeerFile
 from resilience_sdk.core import job_config
 from resilience_sdk.core.atomic_write import Version, version_of
 from resilience_sdk.core.job_config import JobConfig
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.core.settings import settings_from_json
 from resilience_sdk.core.settings.fields import FIELDS
 from resilience_sdk.errors import ConfigError
@@ -212,7 +213,7 @@ class RanksHere:
         self._peers = PeerFile(self._pages / HANGS.peers)
         announcement: Any = None
         with contextlib.suppress(OSError, ValueError):  # under another launcher nobody announces anything
-            announcement = json.loads((self._pages / f"attempt-{attempt}.json").read_text())
+            announcement = json.loads(read_text(self._pages / f"attempt-{attempt}.json"))
         announced = announcement if isinstance(announcement, dict) and not self._config.foreign else {}
         self._place = NodePlace.of(announced, hostinfo.host_name())
         self.nodes = self._place.count

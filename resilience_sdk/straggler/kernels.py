@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import stat
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ import attrs
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.json_records import from_text, to_text
+from resilience_sdk.core.plain_file import private
 from resilience_sdk.recorder.page_layout import shortened
 from resilience_sdk.straggler.windowing import median
 
@@ -103,9 +103,9 @@ def publish(path: Path, window: KernelWindow) -> None:
 def read(path: Path) -> KernelWindow | None:
     """Return the newest window of a rank, or None where there is none, or none of this user's."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=private) as file:
             info = os.fstat(file.fileno())
-            is_ours = stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o022
+            is_ours = info.st_uid == os.geteuid() and not info.st_mode & 0o022
             return from_text(KernelWindow, file.read(_MOST_BYTES)) if is_ours else None
     except OSError:
         return None

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,13 @@ import attrs
 
 from resilience_sdk.core.atomic_write import Version, version_of, write_whole
 from resilience_sdk.core.json_records import from_text, to_text
+from resilience_sdk.core.plain_file import NotAPlainFileError, open_plain, report_other_kind
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.core.settings.fields import nearest, read_value
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.straggler.reports import Report
 from resilience_sdk.straggler.verdicts import Change, SlowVerdict
+from resilience_sdk.system import same_device
 
 DIRECTORY = "stragglers"
 VERDICTS, REPORT, SETTINGS = "verdicts.json", "report.json", "settings.json"
@@ -118,13 +119,16 @@ def trusted_text(path: Path) -> str | None:
     Raises PermissionError for one that is somebody else's: a person may have meant well.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_plain(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except NotAPlainFileError as error:
+        report_other_kind(error)
+        return None
     except OSError:
         return None
     with open(fd, encoding="utf-8", errors="replace") as file:
         try:
             info = os.fstat(fd)
-            is_readable = stat.S_ISREG(info.st_mode) and info.st_size <= _MOST_BYTES
+            is_readable = info.st_size <= _MOST_BYTES
             text = file.read(_MOST_BYTES) if is_readable else None
         except OSError:  # of a file system over the network: the file was replaced on another host
             return None
@@ -135,6 +139,7 @@ def trusted_text(path: Path) -> str | None:
 
 def _made(run_dir: Path) -> Path:
     directory = run_dir / DIRECTORY
+    same_device.check(directory)
     if not directory.is_dir():
         directory.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

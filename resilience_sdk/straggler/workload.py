@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk.core.atomic_write import write_whole
+from resilience_sdk.core.plain_file import plain
 from resilience_sdk.core.settings.parse import plain_name
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.recorder import lookup
@@ -157,7 +158,7 @@ def role_file(stem: Path) -> Path:
 def read_role(stem: Path) -> str | None:
     """Return the role of the rank whose files have this stem; None where it has not said any."""
     try:
-        with open(role_file(stem), encoding="ascii", errors="replace") as file:
+        with open(role_file(stem), encoding="ascii", errors="replace", opener=plain) as file:
             return plain_name(file.read(_MOST_ROLE_BYTES))
     except (OSError, ValueError):
         return None

@@ -24,7 +24,7 @@ def file_lock(path: Path, *, patience_s: float = 0.0) -> Iterator[bool]:
     import fcntl  # late: this module can be imported where POSIX is not
 
     kind = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
-    fd = os.open(path, kind | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = os.open(path, kind | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     try:
         mine = _take(fd, time.monotonic() + patience_s)
         try:

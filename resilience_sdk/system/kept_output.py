@@ -18,9 +18,11 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from resilience_sdk.system import same_device
 
 _UNREAD = frozenset({errno.EPIPE, errno.EIO, errno.ENXIO, errno.ECONNRESET, errno.ENOTCONN, errno.ESHUTDOWN})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ESTALE, errno.ENOTRECOVERABLE})
@@ -30,9 +32,15 @@ _STREAMS = (("stdout", 1), ("stderr", 2))
 class KeptOutput:
     """The two descriptors of a process, and the file that takes what they cannot."""
 
-    def __init__(self, path: Path, on_switch: Callable[[str], None] = lambda _: None) -> None:
-        """Use `path`, which is made when it is needed; `on_switch` hears once why, as a sentence."""
+    def __init__(
+        self, path: Path, screens: Mapping[int, int] | None = None, on_switch: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Use `path`, which is made when it is needed; `on_switch` hears once why, as a sentence.
+
+        `screens`: where a descriptor went before it was led into a file. What that file has no room for goes there.
+        """
         self.path = path
+        self._screens = {fd: (screen, _identity(screen)) for fd, screen in (screens or {}).items()}
         self.on_switch = on_switch
         self._is_told = False
         self._inherited = {fd: _identity(fd) for _, fd in _STREAMS}
@@ -61,7 +69,11 @@ class KeptOutput:
             self._tell(fd, error.errno)
             return os.write(fd, data)
         # A file may have room again, and a named pipe a reader: the next words are tried there first.
-        self._tell(fd, error.errno or 0)
+        screen = self._screen_of(fd)
+        self._tell(fd, error.errno or 0, str(self.path) if screen is None else "the screen")
+        if screen is not None:
+            with contextlib.suppress(OSError):
+                return os.write(screen, data)
         with contextlib.suppress(OSError):
             target = self._open()
             try:
@@ -82,7 +94,8 @@ class KeptOutput:
         os.close(target)
 
     def _open(self) -> int:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        same_device.check(self.path)
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         target = os.open(self.path, flags, 0o600)
         if not stat.S_ISREG(os.fstat(target).st_mode):
@@ -91,14 +104,18 @@ class KeptOutput:
         os.set_blocking(target, True)
         return target
 
-    def _tell(self, fd: int, code: int) -> None:
+    def _screen_of(self, fd: int) -> int | None:
+        screen, known = self._screens.get(fd, (None, None))
+        return screen if screen is not None and known is not None and _identity(screen) == known else None
+
+    def _tell(self, fd: int, code: int, where: str = "") -> None:
         if self._is_told:
             return
         self._is_told = True
         name = "standard output" if fd == 1 else "standard error"
         why = "has no reader any more" if code in _UNREAD else f"takes no more ({os.strerror(code)})"
         with contextlib.suppress(Exception):
-            self.on_switch(f"{name} {why}: what this rank prints goes on to {self.path}")
+            self.on_switch(f"{name} {why}: what this rank prints goes on to {where or self.path}")
 
 
 def _identity(fd: int) -> tuple[int, int] | None:

@@ -31,7 +31,7 @@ from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import Settings, load
 from resilience_sdk.errors import MissingExtraError
-from resilience_sdk.system import hostinfo, programs
+from resilience_sdk.system import hostinfo, programs, same_device
 from resilience_sdk.system.file_lock import file_lock
 from resilience_sdk.telemetry.sinks import named_sinks, wanted_sinks
 from resilience_sdk.telemetry.sinks.base import Sink, TelemetryOrigin
@@ -332,6 +332,7 @@ def serve(task: ExporterTask, ending: ExporterEnd) -> int:
 def _make_state_dir(task: ExporterTask, host: str) -> Path:
     """Make the directory of this host's positions, as private as the run directory."""
     path = task.run_dir
+    same_device.remember(path)
     mode = path.stat().st_mode & 0o750
     for name in (DIRECTORY, host.replace("/", "_")):
         path = path / name

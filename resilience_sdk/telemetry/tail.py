@@ -22,6 +22,7 @@ import attrs
 from resilience_sdk.core import job_config
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.journal import file_prefix, parse_lines
+from resilience_sdk.core.plain_file import private, read_text
 from resilience_sdk.recorder.page_directory import page_directories
 from resilience_sdk.recorder.page_reader import PageReader, RankSnapshot
 from resilience_sdk.system import hostinfo
@@ -126,7 +127,7 @@ class Follower:
             facts = os.stat(path, follow_symlinks=False)
             if known is not None and (facts.st_ino, facts.st_size) == (inode, offset):
                 return
-            with open(path, "rb", buffering=0, opener=_no_link) as file:
+            with open(path, "rb", buffering=0, opener=private) as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != inode:
                     self._changed_ns = None  # another file has the name since it was listed
@@ -180,10 +181,6 @@ def _whole_lines(fd: int, offset: int, size: int) -> bytes:
     return b""
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-
-
 def save_position(path: Path, position: Position, extra: Mapping[str, Any]) -> None:
     """Write a position, with what else a sink has to remember; raises OSError."""
     files = {str(inode): [mark.stem, mark.offset] for inode, mark in position.items()}
@@ -193,7 +190,7 @@ def save_position(path: Path, position: Position, extra: Mapping[str, Any]) -> N
 def load_position(path: Path) -> tuple[Position, dict[str, Any]]:
     """Return what `save_position` wrote; from the beginning where nothing can be read, so that no line is lost."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_text(path))
         files = {int(inode): ReadMark(str(stem), int(offset)) for inode, (stem, offset) in data["files"].items()}
         extra = data["extra"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -277,7 +274,7 @@ class Live:
 
 def _monitor_pid(pages: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        state: Any = json.loads((pages / _MONITOR_STATE).read_text())
+        state: Any = json.loads(read_text(pages / _MONITOR_STATE))
         pid, ticks = int(state["pid"]), int(state["start_ticks"])
         return None if hostinfo.process_is_gone(pid, ticks) else pid
     return None

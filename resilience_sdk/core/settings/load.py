@@ -13,8 +13,6 @@ aliases is refused before anything is made of it.
 from __future__ import annotations
 
 import importlib.util
-import os
-import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +22,7 @@ import attrs
 
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.plain_file import NotAPlainFileError, open_to_read
 from resilience_sdk.core.settings import nvrx
 from resilience_sdk.core.settings.fields import FIELDS, Settings, nearest, read_value
 from resilience_sdk.core.settings.parse import shown
@@ -50,14 +49,7 @@ def read_file(path: Path) -> Mapping[Any, Any]:
 
 def _read_bounded(path: Path) -> str:
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                kind = "a FIFO" if stat.S_ISFIFO(mode) else "a device"
-                raise ConfigError(
-                    f"cannot read the configuration file {path}: it is {kind}; name a regular file that holds the "
-                    "settings"
-                )
+        with open_to_read(path) as file:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise ConfigError(
@@ -67,13 +59,13 @@ def _read_bounded(path: Path) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         reason = "it is not UTF-8 text"
+    except NotAPlainFileError as error:
+        raise ConfigError(
+            f"cannot read the configuration file {path}: {error.strerror}; name a regular file that holds the settings"
+        ) from None
     except OSError as error:
         reason = str(error.strerror)
     raise ConfigError(f"cannot read the configuration file {path}: {reason}; check the path")
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # else a FIFO waits for whoever writes into it
 
 
 def _parse_yaml(text: str, path: Path) -> Any:

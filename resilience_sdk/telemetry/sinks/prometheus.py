@@ -25,6 +25,7 @@ import attrs
 
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.core.port_holder import words_of_holder
 from resilience_sdk.telemetry.metrics import DURATION_BOUNDS_S, Durations, Family, Sample
 from resilience_sdk.telemetry.sinks.base import Metrics, Sink, TelemetryOrigin, load
@@ -224,7 +225,7 @@ class PrometheusServer(_Prometheus):
             self._server.server_close()
             self._server = None
             with contextlib.suppress(OSError):  # another exporter of this run may have written its own by now
-                if (file := self.place.state_dir / ADDRESS_FILE).read_text() == self._shown:
+                if read_text(file := self.place.state_dir / ADDRESS_FILE) == self._shown:
                     file.unlink()
 
     def _bound(self) -> _Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import stat
 
 import pytest
@@ -61,8 +62,8 @@ def test_what_was_written_since_is_read_alone(tmp_path) -> None:
     assert len(read_journal(tmp_path).events) == 5
 
 
-def test_a_line_that_a_full_disk_cuts_off_takes_no_other_with_it(tmp_path, capsys) -> None:
-    """Only a part of it was written, without its end; what comes once there is room stands on a line of its own."""
+def test_what_a_full_disk_does_not_take_is_written_once_there_is_room(tmp_path, capsys) -> None:
+    """Also the line of which only a part was written; it is said once, and once that it is over."""
     journal = Journal(tmp_path, writer="rank0", host="here", boot_id="", job="job")
     journal.emit(Event.CKPT_BEGIN, step=1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -76,9 +77,38 @@ def test_a_line_that_a_full_disk_cuts_off_takes_no_other_with_it(tmp_path, capsy
     journal.emit(Event.CKPT_BEGIN, step=5)
     journal.close()
     contents = read_journal(tmp_path)
-    assert [event["step"] for event in contents.events] == [1, 4, 5]
-    assert contents.torn_lines == 1
-    assert capsys.readouterr().err.count("cannot write the journal") == 1
+    assert [event["step"] for event in contents.events] == [1, 2, 3, 4, 5]
+    assert contents.torn_lines == 0
+    said = capsys.readouterr().err
+    assert said.count("cannot write the journal") == said.count("is written again") == 1
+
+
+def test_a_journal_that_was_removed_is_made_again_with_all_that_was_in_it(tmp_path) -> None:
+    """Until its directory is there again, what is told meanwhile is kept, too."""
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    journal = Journal(directory, writer="rank0", host="here", boot_id="", job="job")
+    journal.emit(Event.CKPT_BEGIN, step=1)
+    shutil.rmtree(directory)
+    journal.emit(Event.CKPT_BEGIN, step=2)
+    directory.mkdir()
+    journal.emit(Event.CKPT_BEGIN, step=3)
+    journal.close()
+    assert [event["step"] for event in read_journal(directory).events] == [1, 2, 3]
+
+
+def test_a_journal_keeps_the_newest_of_what_it_cannot_write(tmp_path, capsys) -> None:
+    """Memory has an end: what is dropped for it is counted, and said at the end."""
+    journal = Journal(tmp_path / "none", writer="rank0", host="here", boot_id="", job="job")
+    for step in range(300):
+        journal.emit(Event.CKPT_BEGIN, step=step, text="x" * 10_000)
+    (tmp_path / "none").mkdir()
+    journal.emit(Event.CKPT_BEGIN, step=300)
+    journal.close()
+    steps = [event["step"] for event in read_journal(tmp_path / "none").events]
+    assert steps == list(range(steps[0], 301))
+    assert 0 < steps[0] < 300
+    assert f"{steps[0]} events could not be written" in capsys.readouterr().err
 
 
 def test_a_line_that_an_earlier_process_left_torn_takes_no_other_with_it(tmp_path) -> None:

@@ -36,7 +36,7 @@ def test_a_meeting_that_was_left_behind_changes_nothing_once_it_gets_through(tmp
     quick = "is_host=1,read_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
     options = parse_options([*rendezvous, "--rdzv-conf", quick, str(script)])
     config = launch_config(options, str(tmp_path))
-    agent = Agent(config, options.script, env.RankLogs(config.logs_specs, {}), WorkerStarter(options.script))
+    agent = Agent(config, options.script, env.RankLogs(lambda: config.logs_specs, {}), WorkerStarter(options.script))
     agent.meet(0)
     place, behind = agent._place, set(threading.enumerate())
     link = place._backend._inner = Link(place._backend._inner)

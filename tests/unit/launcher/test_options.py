@@ -275,3 +275,26 @@ def test_nodes_meet_as_under_nvidias_launcher(script, words, expected):
     """By c10d, where torchrun would need the number of each node; one alone takes a free port."""
     options = parse("--provide-nvrx", *words, script)
     assert (options.elastic.rdzv_backend, options.elastic.rdzv_endpoint, options.local) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--nproc-per-node", "99999999"], "--nproc-per-node 99999999: this machine has no room"),
+        (["--nproc-per-node", "-3"], "--nproc-per-node -3"),
+        (["--nnodes", "2", "--rdzv-endpoint", "localhost:abc"], "--rdzv-endpoint 'localhost:abc'"),
+        (["--nnodes", "2:1"], "--nnodes 2:1"),
+        (["--nnodes", "2", "--master-addr", "node1:x"], "--master-addr 'node1:x'"),
+        (["--master-port", "70000"], "--master-port 70000"),
+    ],
+)
+def test_what_no_machine_can_do_is_refused_before_anything_grows(script, argv, why):
+    """By name, with the value: torch would raise, wait or grow later on."""
+    with pytest.raises(ConfigError) as refused:
+        parse(*argv, script)
+    assert why in str(refused.value)
+
+
+def test_many_ranks_on_few_processors_are_not_refused(script):
+    """128 on a laptop are slow, and somebody's test."""
+    assert parse("--nproc-per-node", "128", script).elastic.nproc_per_node == "128"
