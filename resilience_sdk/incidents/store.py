@@ -139,9 +139,9 @@ class IncidentStore:
         if len(self._kept) < _MAX_KEPT:
             self._kept.append((lambda: self.create(kind, incident, *texts), written))
 
-    def write_kept(self) -> None:
-        """Try to write what was kept; to be called now and then. Never raises."""
-        if not self._kept or time.monotonic() - self._tried_at < _TRY_EVERY_S:
+    def write_kept(self, *, at_once: bool = True) -> None:
+        """Try to write what was kept, unless it was tried a moment ago and need not be `at_once`. Never raises."""
+        if not self._kept or (not at_once and time.monotonic() - self._tried_at < _TRY_EVERY_S):
             return
         self._tried_at = time.monotonic()
         with contextlib.suppress(OSError):

@@ -255,7 +255,7 @@ def _execute(order: Order) -> NoReturn:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     try:
-        env = {**order.environment, **worker.handed_on_screens(order.script)}
+        env = {**order.environment, **worker.handed_on_screens(order.command)}
         os.execvpe(order.command[0], order.command, env)  # noqa: S606 - as torchrun
     except OSError as error:
         _give_up(f"cannot execute {order.command[0]!r}: {error.strerror}")

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.launcher.forkserver_wire import Script
+from resilience_sdk.system import programs
 from resilience_sdk.system.linux import show_command_line
 
 _RUNNER = __file__
@@ -32,9 +33,12 @@ screens: dict[int, int] = {}
 """Where a standard stream (1, 2) went before it was led into a file."""
 
 
-def handed_on_screens(script: Script) -> dict[str, str]:
-    """Return the variable by which a worker that is executed learns of `screens`, which it inherits then."""
-    if script.kind == "binary" or not screens:
+def handed_on_screens(command: Sequence[str]) -> dict[str, str]:
+    """Return the variable by which a worker that is executed learns of `screens`, which it inherits then.
+
+    Only `programs.WORKER` does: any other command has the three descriptors of torch's workers.
+    """
+    if programs.WORKER.code not in command or not screens:
         return {}
     for screen in screens.values():
         os.set_inheritable(screen, True)

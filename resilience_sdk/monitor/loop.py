@@ -161,7 +161,7 @@ class Watcher:
         self._say_if_blind(ranks)
         self._say_if_alone(ranks)
         self.learner.save_now_and_then()
-        self._store.write_kept()
+        self._store.write_kept(at_once=False)
         self._pause_s = self._settings.monitor_interval * (_CALM if self._is_calm(completed) else 1)
         wait_s = self._judge(ranks, now_ns)
         self._whole_look_ns = now_ns + int(wait_s * 1e9)
