@@ -410,7 +410,7 @@ def _end_of(notice: Mapping[str, Any]) -> float:
 def _request(watched: WatchedRank) -> EndingRequest | None:
     """Return what a rank wants done when its attempt is over."""
     try:
-        return from_text(EndingRequest, Path(f"{watched.stem}{ENDING_SUFFIX}").read_text(errors="replace"))
+        return from_text(EndingRequest, read_text(f"{watched.stem}{ENDING_SUFFIX}", errors="replace"))
     except OSError:
         return None
 
