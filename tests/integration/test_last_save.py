@@ -49,7 +49,7 @@ def test_two_nodes_wait_outside_of_collectives_until_there_is_room_and_finish(tm
         assert sum(WAITS in node.screen for node in nodes) == 1
         assert (tmp_path / "run" / "finished").exists()
         assert nodes[0].incidents() == []
-        assert not nodes[0].events("stall")
+        assert not [stall for stall in nodes[0].events("stall") if stall["t"] > first["t"]]
         assert nodes[0].events("ckpt_commit")[-1]["step"] == 60
 
 
