@@ -19,8 +19,16 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def refuse_bad_links(run_dir: Path) -> None:
     """Raise `RunDirectoryError` where a part of a run directory, or it itself, is a link that cannot be followed."""
     for path in (run_dir, *(run_dir / name for name in _MAY_BE_LINKS)):
-        if path.is_symlink() and (fault := link_fault(path)) is not None:
+        if _is_link(path) and (fault := link_fault(path)) is not None:
             raise RunDirectoryError(fault)
+
+
+def _is_link(path: Path) -> bool:
+    """Return whether a path is a link; of a directory that may not be entered, its owner says more than this."""
+    try:
+        return path.is_symlink()
+    except OSError:
+        return False
 
 
 def link_fault(link: Path) -> str | None:
