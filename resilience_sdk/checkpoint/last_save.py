@@ -9,6 +9,8 @@ that is made at each meeting, as between two steps.
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from resilience_sdk.checkpoint.ranks import Ranks
 from resilience_sdk.core.console import say
 from resilience_sdk.incidents import count_words
 from resilience_sdk.recorder import lookup
+from resilience_sdk.system import linux
 from resilience_sdk.system.storage_probe import ProbeAnswer, WriteProbe
 
 _FIRST_PAUSE_S = 0.25  # between two meetings; the next is twice as long
@@ -30,6 +33,7 @@ _MAX_TRY_PAUSE_S = 30.0  # between two tries of a whole save, where the storage 
 _ASKED_PAUSE_S = 0.1  # once somebody asks to stop: a stop is agreed by a few meetings
 # Of the time that a stop leaves, for the words and the end of the processes.
 _LEAVING_SHARE, _MIN_LEAVING_S, _MAX_LEAVING_S = 0.3, 2.0, 10.0
+_EARLIER_S = 0.5  # by which an end that is told anew is another one
 _SPARE = 4
 DEFAULT_LIMIT_S = 300.0  # as that of the setting `wait_limit`
 
@@ -45,12 +49,16 @@ class Terms(Protocol):
         """Return the seconds until the job is ended; None while no end is known."""
         ...
 
+    def is_asked(self) -> bool:
+        """Return whether this rank knows that the job was asked to leave; a known end of its time is not that."""
+        ...
+
     def hears_stops(self) -> bool:
         """Return whether this rank takes part in agreeing on a stop."""
         ...
 
     def asks_stop(self, step: int) -> bool:
-        """Return whether all ranks are to stop here. Collective, as `preemption.check`."""
+        """Return whether all ranks are to stop here, after so many steps. Collective, as `preemption.check`."""
         ...
 
 
@@ -65,6 +73,10 @@ class NoTerms:
     def time_left(self) -> float | None:
         """Return None."""
         return None
+
+    def is_asked(self) -> bool:
+        """Return False."""
+        return False
 
     def hears_stops(self) -> bool:
         """Return False."""
@@ -84,7 +96,7 @@ class End:
     is_stopped: bool = False
     """All ranks were asked to stop while they waited."""
     is_cut: bool = False
-    """The wait was ended by the time that a stop leaves."""
+    """The wait was ended by the time that a stop, or the scheduler's end of the job, leaves."""
 
     @property
     def leaves(self) -> bool:
@@ -133,7 +145,9 @@ def save_patiently(
 def _words(unsaved: Unsaved, place: Path, wait: _Wait) -> str:
     left_s = wait.left_s()
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + left_s))
-    why = "the time that the stop leaves" if wait.is_asked else "wait_limit"
+    why = "wait_limit"
+    if wait.is_cut_first:
+        why = "the time that the stop leaves" if wait.is_asked else "the time that the scheduler leaves"
     return (
         f"NOT SAVED YET, the state after {count_words(unsaved.step)}: {unsaved.told}; all ranks wait for {place} to "
         f"take writes and try again, until {until} ({why}: {left_s:.0f} s)"
@@ -153,7 +167,8 @@ class _Wait:
         self._began_s = self._tried_s = time.monotonic()
         self._try_pause_s = _FIRST_PAUSE_S
         self._probe: WriteProbe | None = None
-        self._leaving_s: float | None = None
+        self._stop_ends_s = math.inf
+        self._leaving_s = 0.0
         self.failed = Unsaved(step, "")
         self.is_stopped = self.is_over = self.is_cut = False
 
@@ -164,17 +179,30 @@ class _Wait:
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody's time runs out, as this rank knows it."""
-        return self._terms.time_left() is not None
+        """Whether the job was asked to leave, as this rank knows it."""
+        return self._terms.is_asked()
+
+    @property
+    def is_cut_first(self) -> bool:
+        """Whether the time of the job is over before that of the wait, as this rank knows it."""
+        return self._stop_left_s() <= self._limit_left_s()
 
     def left_s(self) -> float:
         """Return for how many seconds this rank may wait; 0 or less: no longer."""
-        by_limit, stop_s = self._terms.wait_limit_s() - self.waited_s, self._terms.time_left()
+        return min(self._limit_left_s(), self._stop_left_s())
+
+    def _limit_left_s(self) -> float:
+        return self._terms.wait_limit_s() - self.waited_s
+
+    def _stop_left_s(self) -> float:
+        stop_s = self._terms.time_left()
         if stop_s is None:
-            return by_limit
-        if self._leaving_s is None:
+            return math.inf
+        ends_s = time.monotonic() + stop_s
+        if ends_s < self._stop_ends_s - _EARLIER_S:  # asked now, where the end of the job's time was known before
+            self._stop_ends_s = ends_s
             self._leaving_s = min(_MAX_LEAVING_S, max(_MIN_LEAVING_S, _LEAVING_SHARE * stop_s))
-        return min(by_limit, stop_s - self._expected_s - self._leaving_s)
+        return stop_s - self._expected_s - self._leaving_s
 
     def tried(self) -> None:
         """Note that a save was tried: the next comes later."""
@@ -188,13 +216,14 @@ class _Wait:
             answer = self._ask(pause_s) if asks_here else self._sleep(pause_s)
             may_try = time.monotonic() - self._tried_s >= self._try_pause_s
             mine = {"left_s": self.left_s(), "works": answer, "may_try": may_try, "asked": self.is_asked}
+            mine["cut"] = self.is_cut_first
             mine["hears"] = self._may_ask and self._terms.hears_stops()
             told = self._ranks.gather(mine)
             if not self.is_stopped and all(one["hears"] for one in told):
                 self.is_stopped = self._terms.asks_stop(self._step)
             shortest = min(told, key=lambda one: float(one["left_s"]))
             if shortest["left_s"] <= 0:
-                self.is_over, self.is_cut = True, bool(shortest["asked"])
+                self.is_over, self.is_cut = True, bool(shortest["cut"])
                 return
             if told[0]["may_try"] and all(one["works"] for one in told):
                 return
@@ -218,7 +247,8 @@ class _Wait:
         if answer is not None:
             self._probe = None
         time.sleep(max(0.0, seconds - (time.monotonic() - began_s)))
-        return answer is not None and answer.why is None
+        # Where not even the directory could be made, only a save tells whether there is room now.
+        return answer is not None and answer.number in (None, errno.ENOENT)
 
 
 @contextlib.contextmanager
@@ -241,19 +271,22 @@ class SpareDescriptors:
 
     def __init__(self) -> None:
         """Keep none yet."""
-        self._kept: list[int] = []
+        self._kept: list[tuple[int, tuple[int, int]]] = []
 
     def keep(self) -> None:
         """Keep them from now on, as far as they are to be had. Never raises."""
         if not self._kept:
             with contextlib.suppress(OSError):
                 for _ in range(_SPARE):
-                    self._kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+                    descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                    self._kept.append((descriptor, linux.identity(descriptor)))
 
     def give_back(self) -> None:
-        """Close them, for what is written next."""
+        """Close them, for what is written next. One that the program has closed may be a file of its own by now."""
         while self._kept:
-            os.close(self._kept.pop())
+            descriptor, known = self._kept.pop()
+            if linux.is_still(descriptor, known):
+                os.close(descriptor)
 
 
 spare_descriptors = SpareDescriptors()

@@ -99,6 +99,8 @@ class Saver:
         self._saved_values: str | None = None
         self._is_short = False  # saves are left out for want of time, which has been said
         self._background: Background | None = None
+        self._overtaken: Background | None = None
+        """One whose end this rank has not heard of yet, though a save that came after it is over."""
         self._group = BackgroundGroup(PATIENCE_S)  # of the threads that write what is sharded
 
     @property
@@ -158,6 +160,7 @@ class Saver:
             self._last_good = GoodCheckpoint(order["last_good"], self._store.path_of(order["last_good"]))
         self._policy.next_question = order["next_question"]
         if order["is_there"] or order["is_left_out"]:
+            self._overtaken = self._background if order["is_there"] else None
             self._note(None if order["is_there"] else Unsaved(step, str(order["error"])))
             return bool(order["is_there"])
         unfinished = None if order["name"] is None else self._store.directory / order["name"]
@@ -320,7 +323,10 @@ class Saver:
             return False
         self._background = None
         outcome = behind.outcome
-        # A rank other than 0 may hear of this one only after a newer one.
+        # A rank other than 0 may hear of this one only after a newer one, which alone counts then, as on rank 0.
+        if behind is self._overtaken:
+            self._overtaken = None
+            return True
         is_newer = self._last_good is None or behind.step >= self._last_good.step
         if outcome["error"] is not None:
             self._note(Unsaved(behind.step, outcome["error"], outcome.get("number")))
@@ -386,6 +392,7 @@ class Saver:
 
     def _conclude(self, step: int, order: Mapping[str, Any], outcome: Mapping[str, Any], rank: int) -> bool:
         """Take note of a save that is over, on every rank."""
+        self._overtaken = self._background
         is_good = outcome["error"] is None
         if is_good:
             self._last_good = GoodCheckpoint(step, self._store.path_of(step))

@@ -42,6 +42,7 @@ _LEAST_WAKES = 2
 _STARTED_BEFORE_NS = 50_000_000  # ages of threads are told in ticks
 _POOL_WORKS_SHARE = 0.05
 _CHILD_IO_PER_S = 4096  # of a child; less is talk
+_MISSES = 2  # questions in a row without an answer, before what holds the GIL is believed
 _SAME_STACKS = 4  # in a row, before a stack is said to stay
 _LASTING_PART = 0.25  # of the time that a rank is still: a shorter wait of another thread is one of many
 _NEVER_S = 1e9
@@ -126,6 +127,7 @@ class ActivityTracker:
         self._same_since_ns = 0
         self._same_for_s = 0.0
         self._unanswered = False
+        self._misses = 0
         self._disturbed = False
         self._woke = False
         self._background: dict[int, float] = {}
@@ -239,6 +241,10 @@ class ActivityTracker:
         those of the others.
         """
         self._unanswered = frames is None
+        self._misses = 0 if frames is not None else self._misses + 1
+        if frames is None and self._misses < _MISSES and self._frames:
+            self._same_stacks, self._same_since_ns = 0, at_ns
+            return  # a machine that is busy answers late: what was seen before holds until it is asked again
         numbered = {thread.native_id: thread for thread in threads if thread.native_id is not None}
         self._workers = {
             tid: thread for tid, thread in numbered.items() if may_be_waited_for(thread.frames, frames or ())

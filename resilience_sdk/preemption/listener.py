@@ -207,6 +207,17 @@ class Listener(Checks):
 
     def time_left(self) -> float | None:
         """See `time_left`."""
+        ends = self._asked_left()
+        if (end := end_time()) is not None:
+            ends.append(end - time.time())
+        return max(0.0, min(ends)) if ends else None
+
+    def is_asked(self) -> bool:
+        """See `is_asked`."""
+        return bool(self._asked_left()) or self.words[at.W_NOTICE] == at.NOTICE_END
+
+    def _asked_left(self) -> list[float]:
+        """Return the seconds that are left by each way in which somebody has asked."""
         now, ends = time.monotonic(), []
         asked_end = self._asked_end()
         # A request that no stop was agreed about ends nobody; what it kept for the last save is free again.
@@ -216,9 +227,7 @@ class Listener(Checks):
             ends.append(heard + min(self.grace_s, self.side.signal_grace_s) - now)
         if self.unmonitored is not None and (end_s := self.unmonitored.ends_at) is not None:
             ends.append(end_s - now)
-        if (end := end_time()) is not None:
-            ends.append(end - time.time())
-        return max(0.0, min(ends)) if ends else None
+        return ends
 
     def _asked_end(self) -> float | None:
         """Return when the time is over (monotonic seconds) by what was asked, None when nobody has."""
@@ -309,6 +318,14 @@ def time_left() -> float | None:
     """Return the seconds until this job is ended, 0 or more; None when nobody has asked and no end is known."""
     me = _started()
     return me.time_left() if me is not None else None
+
+
+def is_asked() -> bool:
+    """Tell whether this process knows that the job was asked to leave, or that its time is nearly over. Starts nothing.
+
+    Unlike `time_left`, which counts towards a scheduler's end from the first step on.
+    """
+    return isinstance(_me, Listener) and _me.is_asked()
 
 
 def request(reason: str) -> None:

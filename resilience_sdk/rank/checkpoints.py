@@ -23,6 +23,7 @@ from resilience_sdk.core.run_directory import RunDirectory, choose_run_dir
 from resilience_sdk.core.settings import load_settings
 from resilience_sdk.incidents import count_words
 from resilience_sdk.preemption import listener as listening
+from resilience_sdk.preemption.listener import StepsDone
 from resilience_sdk.rank.exceptions import ended_by
 from resilience_sdk.rank.identity import (
     fallback_job_key,
@@ -72,9 +73,14 @@ def hears_stops() -> bool:
     return listening.handlers() is not None
 
 
+def is_asked() -> bool:
+    """Tell whether this rank knows that the job was asked to leave."""
+    return listening.is_asked()
+
+
 def asks_stop(step: int) -> bool:
-    """Tell whether all ranks are to stop here. Collective."""
-    return preemption.check(step)
+    """Tell whether all ranks are to stop here, after `step` completed steps. Collective."""
+    return preemption.check(StepsDone(step))
 
 
 def end_unsaved(lost: str, advice: str, *, at_exit: bool = False) -> bool:

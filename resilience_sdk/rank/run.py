@@ -27,7 +27,7 @@ from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.preemption import listener as listening
 from resilience_sdk.preemption.listener import StepsDone
 from resilience_sdk.rank.all_ranks import finish, has_peers, session_on_all_ranks
-from resilience_sdk.rank.checkpoints import save_at_stop, say_how_to_resume
+from resilience_sdk.rank.checkpoints import save_at_stop, say_how_to_resume, time_left
 from resilience_sdk.rank.data import END, Walk, has_state, next_batch
 from resilience_sdk.rank.degraded import NoCheckpointer, pageless_session
 from resilience_sdk.rank.identity import refuse_fresh_start
@@ -138,8 +138,8 @@ class Run:
             self._leave_steps()
             is_clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             if is_clean and not self.preempted:
-                if self._has_open_body:
-                    self._leave_body()
+                if self._has_open_body and self._leave_body():
+                    self._stop("raise", is_saved=True)
                 self._end()
             else:
                 self._say_what_is_kept()
@@ -161,7 +161,10 @@ class Run:
     def _require_saved(self) -> None:
         """Raise `NotSavedError` where the last state of the training could not be saved: it has not finished."""
         own = self.checkpointer
-        if isinstance(own, NoCheckpointer) or own.unsaved is None:
+        if isinstance(own, NoCheckpointer):
+            return
+        own.wait(time_left())  # ranks may hear of its end one after the other, and what follows is collective
+        if own.unsaved is None:
             return
         if not own.has_waited and (group_is_ready() or not has_peers()):
             own.save(self.step, last=True)  # that of an end that did not look like one, as of one epoch of several
@@ -295,15 +298,16 @@ class Run:
         heartbeat.done()
         return is_stopped
 
-    def _leave_body(self) -> None:
-        """Save where the loop over epochs was left by `break`, if that can be done."""
+    def _leave_body(self) -> bool:
+        """Save where the loop over epochs was left by `break`, if that can be done; tell whether to stop after it."""
         if isinstance(self.checkpointer, NoCheckpointer) or group_is_ready() or not has_peers():
-            self._close_body()
-        elif self.session is not None and self.session.identity.rank == 0:
+            return self._close_body()
+        if self.session is not None and self.session.identity.rank == 0:
             say(
                 "what followed the last step is not saved: the process group is gone; end the `with` block of the run "
                 "before it is destroyed"
             )
+        return False
 
     def _take_up_deadlines(self) -> None:
         if self.session is not None and self.session.recorder is not None:

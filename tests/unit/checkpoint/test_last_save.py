@@ -3,6 +3,9 @@
 import errno
 import os
 import resource
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import torch
 
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.failure import Unsaved, number_of, number_of_parts
-from resilience_sdk.checkpoint.last_save import End, lost_words, save_patiently
+from resilience_sdk.checkpoint.last_save import End, SpareDescriptors, lost_words, save_patiently
 from resilience_sdk.checkpoint.ranks import Alone
 from resilience_sdk.errors import CheckpointError, NotSavedError
 
@@ -19,11 +22,12 @@ FULL = Unsaved(60, "No space left on device", errno.ENOSPC)
 
 
 class Terms:
-    """A job that allows a wait of so long, with so much time left."""
+    """A job that allows a wait of so long, with so much time left: until somebody's stop, or a scheduler's end."""
 
-    def __init__(self, limit_s, left_s=None):
+    def __init__(self, limit_s, left_s=None, *, asked=True):
         self.limit_s = limit_s
         self.ends_s = None if left_s is None else time.monotonic() + left_s
+        self.asked = asked and left_s is not None
         self.checks = 0
 
     def wait_limit_s(self):
@@ -32,12 +36,15 @@ class Terms:
     def time_left(self):
         return None if self.ends_s is None else max(0.0, self.ends_s - time.monotonic())
 
+    def is_asked(self):
+        return self.asked
+
     def hears_stops(self):
         return True
 
     def asks_stop(self, step):
         self.checks += 1
-        return self.ends_s is not None
+        return self.asked
 
 
 def wait(place, terms, outcomes):
@@ -89,6 +96,56 @@ def test_a_stop_ends_the_wait_before_its_time_is_over(tmp_path):
     assert terms.time_left() >= 1.5
 
 
+def test_an_end_that_the_scheduler_has_told_is_no_stop(tmp_path, capsys):
+    """Under Slurm each job knows its end from the first step on: the limit ends the wait, and the job has failed."""
+    terms = Terms(0.6, left_s=3600, asked=False)
+    end, _, _ = wait(tmp_path / "not there", terms, [FULL])
+    assert (end.unsaved, end.leaves) == (FULL, False)
+    assert "(wait_limit: 1 s)" in capsys.readouterr().err
+    assert terms.checks <= 3, "as seldom as without an end"
+
+
+def test_the_scheduler_s_end_cuts_a_wait_that_would_outlast_it(tmp_path, capsys):
+    """The job leaves before it, to be requeued."""
+    end, _, _ = wait(tmp_path / "not there", Terms(60, left_s=2.6, asked=False), [FULL])
+    assert (end.is_stopped, end.is_cut, end.leaves) == (False, True, True)
+    assert "the time that the scheduler leaves" in capsys.readouterr().err
+
+
+def test_a_stop_within_a_known_end_keeps_a_part_of_its_own_time(tmp_path):
+    """Of 3 s it takes 2 for the end of the processes, not the 10 that belong to hours."""
+    terms = Terms(60, left_s=3600, asked=False)
+
+    def ask():
+        terms.asked, terms.ends_s = True, time.monotonic() + 3
+
+    threading.Timer(0.3, ask).start()
+    end, _, _ = wait(tmp_path / "not there", terms, [FULL])
+    assert (end.is_stopped, end.is_cut) == (True, True)
+    assert 0.8 <= end.waited_s <= 2.5
+
+
+def test_where_not_even_the_directory_could_be_made_the_save_is_tried(tmp_path):
+    """Nobody makes it meanwhile: the first save of all does."""
+    end, tries, _ = wait(tmp_path / "not there", Terms(60), [FULL, None])
+    assert (end.unsaved, tries) == (None, 2)
+
+
+def test_a_spare_descriptor_that_the_program_has_closed_is_not_closed_again():
+    """Its number may be a file of the program's by then."""
+    spare = SpareDescriptors()
+    spare.keep()
+    number = spare._kept[0][0]
+    mine = os.open(__file__, os.O_RDONLY)
+    try:
+        os.dup2(mine, number)
+        spare.give_back()
+        assert os.pread(number, 3, 0) == b'"""'
+    finally:
+        os.close(mine)
+        os.close(number)
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EROFS, None])
 def test_what_does_not_pass_is_not_waited_for(tmp_path, number):
     """One try."""
@@ -101,6 +158,12 @@ def test_what_does_not_pass_is_not_waited_for(tmp_path, number):
 def test_what_passes(number):
     """A full disk, a quota, a storage that does not answer."""
     assert Unsaved(1, "why", number).passes
+
+
+def test_error_numbers_that_a_system_does_not_have_are_done_without():
+    """EREMOTEIO is Linux's alone, and a training runs elsewhere, too."""
+    program = "import errno; del errno.EREMOTEIO; import resilience_sdk.checkpoint.failure"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_one_rank_whose_failure_lasts_is_enough():

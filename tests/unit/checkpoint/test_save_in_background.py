@@ -293,6 +293,33 @@ def test_an_error_of_a_rank_ends_the_wait_and_silence_does_too(tmp_path):
     assert "has not written its part" in parts[1]["error"]
 
 
+class Second:
+    """Rank 1 of two, which is told by rank 0 that a whole checkpoint of this step is there."""
+
+    rank, size, group = 1, 2, None
+
+    def broadcast(self, _message):
+        order = {"is_there": True, "is_left_out": False, "name": None, "error": None}
+        return {**order, "values": "{}", "token": "", "last_good": 2, "next_question": 3, "number": None}
+
+
+def test_a_rank_that_hears_of_a_failure_after_a_newer_save_takes_the_newer_one(tmp_path):
+    """As rank 0, which waits for the one before: else one of them alone would save again, and wait for the other."""
+    saver = make(tmp_path, torch.zeros(1))._saver
+    over = threading.Event()
+
+    def work(_written):
+        over.wait(30)
+        return {"error": "disk full", "number": 28}
+
+    behind = saver._background = Background(1, work)
+    assert saver.save(2, Second(), in_background=False)
+    over.set()
+    assert behind.wait(30)
+    assert saver.unsaved is None
+    assert saver.last_good.step == 2
+
+
 def test_other_ranks_see_the_commit_and_the_failure(tmp_path):
     """The unfinished directory is gone, and either the checkpoint is there or it is not."""
     unfinished, target = tmp_path / ".tmp", tmp_path / "step"

@@ -490,6 +490,18 @@ def test_a_thread_that_was_seen_once_and_answers_no_more_is_not_counted():
     """Something holds the GIL: no thread of Python will release the lock."""
     tracker = beside(Wait(On.SOCKET), UPLOADS)
     tracker.note_stack(41 * SECOND, None)
+    assert tracker.activity().on is On.WORKER, "a busy machine may answer late, once"
+    tracker.note_stack(46 * SECOND, None)
+    assert tracker.activity().on is On.LOCK
+
+
+def test_one_question_without_an_answer_takes_no_patience_from_a_future():
+    """The stack says what it waits for; that holds until it is asked again."""
+    tracker = tracked(seconds(WORK, *[STILL] * 9))
+    tracker.note_stack(*RESULT[0])
+    tracker.note_stack(14 * SECOND, None)
+    assert tracker.activity().on is On.WORKER
+    tracker.note_stack(19 * SECOND, None)
     assert tracker.activity().on is On.LOCK
 
 

@@ -206,3 +206,24 @@ def test_a_request_that_asks_nobody_says_so(tmp_path):
     ended = run(tmp_path, program, RESILIENCE_DISABLE="1")
     assert ended.returncode == 0
     assert ended.stderr.count("preemption.request('a') asks nobody") == ended.stderr.count("asks nobody") == 1
+
+
+def test_a_stop_at_the_last_save_is_told_by_the_steps_that_are_complete(tmp_path):
+    """That a scheduler's end is known asks nobody; a signal does, and the ranks stop after the steps that were made."""
+    program = """
+import os, signal, time
+from resilience_sdk import preemption
+from resilience_sdk.rank import checkpoints
+os.environ["SLURM_JOB_END_TIME"] = str(time.time() + 3600)
+assert not preemption.check() and preemption.time_left() > 3000 and not checkpoints.is_asked()
+os.kill(os.getpid(), signal.SIGTERM)
+assert checkpoints.is_asked()
+end = time.monotonic() + 30
+while not checkpoints.asks_stop(40) and time.monotonic() < end:
+    time.sleep(0.01)
+"""
+    ended = run(tmp_path, program)
+    assert ended.returncode == 0, ended.stderr
+    lines = [line for path in (tmp_path / "run" / "journal").glob("*.jsonl") for line in path.read_text().splitlines()]
+    [agreed] = [event for event in map(json.loads, lines) if event["event"] == "stop_agreed"]
+    assert agreed["step"] == 40

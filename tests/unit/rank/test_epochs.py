@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,10 @@ from loaders import SAMPLES, Augmented, Stateful
 from torch.utils.data import DataLoader, RandomSampler
 
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.errors import ConfigError
+from resilience_sdk.checkpoint.failure import Unsaved
+from resilience_sdk.checkpoint.last_save import End
+from resilience_sdk.core import environ
+from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.rank.degraded import NoCheckpointer
 from resilience_sdk.rank.run import Run
 
@@ -286,3 +290,40 @@ def test_a_run_that_records_nothing_has_its_epochs_all_the_same():
             (0, [(0, "a"), (1, "b")]),
             (1, [(2, "a"), (3, "b")]),
         ]
+
+
+def test_a_stop_that_is_heard_behind_a_loop_that_was_left_by_break_is_followed(tmp_path):
+    """The last save waits at the end of the block then, and all ranks leave to be requeued."""
+    run = a_run(tmp_path, {"weight": torch.zeros(1)})
+    run.checkpointer.save_patiently = lambda step, **_: End(Unsaved(step, "full", 28), 9.0, is_cut=True)
+    with pytest.raises(Preempted), run:
+        for _ in run.epochs(EPOCHS):
+            for _ in run.steps([1, 2]):
+                pass
+            break
+    assert run.preempted
+
+
+def test_a_save_in_the_background_that_fails_behind_the_last_step_is_made_again(tmp_path, monkeypatch):
+    """Its end is awaited: ranks would hear of it one after the other, and what follows is collective."""
+    monkeypatch.setenv(environ.INTERNAL_JOB, "job")  # whose launcher sets the flag
+    run = a_run(tmp_path, {})
+    failed = threading.Event()
+
+    def stager(_directory):
+        def finish():
+            failed.wait(0.2)
+            raise OSError(28, "full")
+
+        return finish
+
+    def writer(directory):
+        (directory / "part").write_text("all")
+
+    run.checkpointer = Checkpointer({}, run_dir=tmp_path, every=1, writer=writer, stager=stager, in_background=True)
+    with run:
+        for step, _ in run.steps([1, 2, 3]):
+            if step == 1:
+                break
+    assert run.checkpointer.unsaved is None
+    assert run.checkpointer.last_good.step == 1
