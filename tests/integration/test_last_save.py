@@ -11,6 +11,8 @@ from harness import job
 from small_disks import free, small_disk
 from two_launchers import two_launchers
 
+from resilience_sdk.incidents.stalls import EXIT
+
 pytestmark = pytest.mark.slow
 
 WAITS = "NOT SAVED YET, the state after 60 steps"
@@ -49,7 +51,8 @@ def test_two_nodes_wait_outside_of_collectives_until_there_is_room_and_finish(tm
         assert sum(WAITS in node.screen for node in nodes) == 1
         assert (tmp_path / "run" / "finished").exists()
         assert nodes[0].incidents() == []
-        assert not [stall for stall in nodes[0].events("stall") if stall["t"] > first["t"]]
+        told = [stall for stall in nodes[0].events("stall") if stall["t"] > first["t"]]
+        assert not [stall for stall in told if stall.get("kind") != EXIT], "of the ends of processes on a busy machine"
         assert nodes[0].events("ckpt_commit")[-1]["step"] == 60
 
 
