@@ -402,7 +402,9 @@ class TrainerSaves:
         is_saved = self._save()
         if self._trainer.args.should_save:
             self._tidy(is_saved=is_saved)
-        if not is_saved and own is not None and own is self._checkpointer and self._is_end() and own.has_waited:
+        # At an agreed stop the job leaves to be requeued, saved or not, and has said what is lost.
+        is_lost = own is not None and own is self._checkpointer and not (is_saved or self.is_stopping)
+        if is_lost and self._is_end() and own is not None and own.has_waited:
             own.raise_unsaved()  # not before what is left of it was tidied away
         return is_saved
 

@@ -22,8 +22,8 @@ from resilience_sdk.adapters.transformers.saving import (
     put_back_on_all_ranks,
     rotate,
 )
-from resilience_sdk.checkpoint import whole_directory
-from resilience_sdk.errors import CheckpointError
+from resilience_sdk.checkpoint import Checkpointer, whole_directory
+from resilience_sdk.errors import CheckpointError, NotSavedError
 from tests.integration import forked
 
 
@@ -260,6 +260,25 @@ def test_a_model_that_cannot_be_written_is_an_error_behind_the_save(save, tmp_pa
 
 
 # -- a step that is saved again
+
+
+@pytest.mark.parametrize("is_stopping", [False, True])
+def test_a_last_save_that_fails_is_an_error_but_at_an_agreed_stop(tmp_path, monkeypatch, is_stopping):
+    """A stop leaves with 75, saved or not, also where it comes at the very last step."""
+
+    class Full(Trainer):
+        def save_model(self):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("RESILIENCE_WAIT_LIMIT", "0")
+    trainer = Full(tmp_path / "trained")
+    trainer.output_dir.mkdir()
+    trainer.state.max_steps = trainer.state.global_step
+    saves = saving.TrainerSaves(trainer, types.SimpleNamespace(settings=None), is_known=False)
+    saves._checkpointer = Checkpointer({}, run_dir=tmp_path / "run", writer=saves._write)
+    saves.is_stopping = is_stopping
+    with contextlib.nullcontext() if is_stopping else pytest.raises(NotSavedError):
+        assert not saves.save("model", trial=None)
 
 
 def test_a_second_save_takes_the_place_of_the_first(save, tmp_path):
