@@ -22,6 +22,7 @@ import attrs
 from resilience_sdk.checkpoint.failure import Unsaved
 from resilience_sdk.checkpoint.ranks import Ranks
 from resilience_sdk.core.console import say
+from resilience_sdk.core.words import clock_time
 from resilience_sdk.incidents import count_words
 from resilience_sdk.recorder import lookup
 from resilience_sdk.system import linux
@@ -143,8 +144,8 @@ def save_patiently(
 
 
 def _words(unsaved: Unsaved, place: Path, wait: _Wait) -> str:
-    left_s = wait.left_s()
-    until = time.strftime("%H:%M:%S", time.localtime(time.time() + left_s))
+    left_s, now = wait.left_s(), time.time()
+    until = clock_time(now + left_s, now)
     why = "wait_limit"
     if wait.is_cut_first:
         why = "the time that the stop leaves" if wait.is_asked else "the time that the scheduler leaves"

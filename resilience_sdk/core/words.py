@@ -25,6 +25,13 @@ def when(unix_s: float | None) -> str:
     return "at an unknown time"
 
 
+def clock_time(unix_s: float, now: float) -> str:
+    """Return Unix time as local time of the day, with its date where that is not the one of `now`."""
+    text = when(unix_s)
+    day, _, clock = text.partition(" ")
+    return clock if when(now).startswith(f"{day} ") else text
+
+
 def counted(number: int, name: str) -> str:
     """Return an amount of things: `1 run`, `41 runs`."""
     return f"{number:,} {name}{'' if number == 1 else 's'}"

@@ -6,13 +6,13 @@ Pure.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
 from resilience_sdk.attribution.exceptions import is_users_frame
+from resilience_sdk.core.words import clock_time
 from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.detect import Judgement, ranks_text, ranks_waited_for
 from resilience_sdk.hang.evidence import FlightRecord
@@ -253,14 +253,6 @@ def wait_words(activity: Activity, now: float) -> str | None:
     if ago_s is None:
         return None
     return f"its wait ended at {clock_time(now - ago_s, now)} and it has not moved since"
-
-
-def clock_time(at: float, now: float) -> str:
-    """Return a time of the day here, with its date where that is another one; both are Unix seconds."""
-    then, today = time.localtime(at), time.localtime(now)
-    is_today = (then.tm_year, then.tm_yday) == (today.tm_year, today.tm_yday)
-    text: str = time.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S", then)
-    return text
 
 
 def innermost_of_user(frames: Sequence[str]) -> str | None:

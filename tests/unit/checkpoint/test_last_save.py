@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -86,6 +87,15 @@ def test_the_wait_ends_with_the_limit(tmp_path):
     assert 0.6 <= end.waited_s <= time.monotonic() - began_s
     assert not end.leaves
     assert told[-1][1] is False
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "until"), [(3 * 86400, r"until \d{4}-\d\d-\d\d "), (1e18, "until at an unknown time")]
+)
+def test_a_wait_of_days_has_the_date_of_its_end(tmp_path, capsys, limit_s, until):
+    """However long the limit is, no clock ends a training."""
+    assert wait(tmp_path, Terms(limit_s), [FULL, None])[0].unsaved is None
+    assert re.search(until, capsys.readouterr().err)
 
 
 def test_a_stop_ends_the_wait_before_its_time_is_over(tmp_path):
