@@ -16,7 +16,7 @@ import attrs
 from resilience_sdk._version import __version__
 from resilience_sdk.core import console
 from resilience_sdk.core.console import drop_unwritten, nobody_reads, open_closed_streams, printable, say
-from resilience_sdk.core.early_signals import leaving_at_once
+from resilience_sdk.core.early_signals import job_is_over, leaving_at_once
 from resilience_sdk.errors import ConfigError, ResilienceError
 from resilience_sdk.system.installation import refusal
 
@@ -167,7 +167,7 @@ def _dispatch(words: list[str]) -> int:
         raise ConfigError(_unknown(name))
     if name in _ASKED_TO_LEAVE:
         with leaving_at_once():
-            return _load(name)(rest)  # to load it may take seconds
+            return job_is_over(_load(name)(rest))  # to load it may take seconds
     command = _load(name)
     return _reading(command, rest, COMMANDS[name].work) if COMMANDS[name].reads_only else command(rest)
 

@@ -24,19 +24,22 @@ _TYPED = frozenset({signal.SIGINT, getattr(signal, "SIGQUIT", signal.SIGINT)})
 def leaving_at_once(*names: str) -> Iterator[None]:
     """Let the signals of these names (default: all that ask) end the process while nobody else handles them.
 
-    With 75, or 130 where a person at a terminal sends them. Main thread only. No exception: the imports that it would
-    be raised in may catch it.
+    With 75, or 130 where a person at a terminal sends them; after `job_is_over`, also behind the block, with the code
+    that was given there. Main thread only. No exception: the imports that it would be raised in may catch it.
     """
+    global _has_begun, _exit_code
     taken: dict[int, object] = {}
     for name in names or ASKS:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             taken[number] = signal.signal(number, _leave)
+    if taken:  # the outermost block: what an earlier one has noted is over
+        _has_begun, _exit_code = False, None
     try:
         yield
     finally:
         for number, before in taken.items():
-            if signal.getsignal(number) is _leave:
+            if _exit_code is None and signal.getsignal(number) is _leave:
                 signal.signal(number, before)  # type: ignore[arg-type]
 
 
@@ -61,6 +64,7 @@ def exit_code_of(numbers: Sequence[int], *, terminal: bool) -> int:
 
 
 _has_begun = False
+_exit_code: int | None = None
 
 
 def job_has_begun() -> None:
@@ -69,7 +73,21 @@ def job_has_begun() -> None:
     _has_begun = True
 
 
+def job_is_over(code: int) -> int:
+    """Note the exit code of a job that has begun and is over, and return it.
+
+    The interpreter takes seconds to go down once torch is loaded: a signal in that time ends the process at once, with
+    this code.
+    """
+    global _exit_code
+    if _has_begun:
+        _exit_code = code
+    return code
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
+    if _exit_code is not None:
+        os._exit(_exit_code)
     if _has_begun:
         return
     code = exit_code_of([number], terminal=has_terminal())

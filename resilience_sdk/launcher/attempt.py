@@ -42,6 +42,7 @@ from resilience_sdk.postmortem.facts import (
     RankExit,
     RankTrace,
     asked_to_leave,
+    written_ns,
 )
 from resilience_sdk.preemption.context import time_to_leave
 from resilience_sdk.preemption.reasons import Asker
@@ -402,6 +403,7 @@ class AttemptFiles:
                 _text(stem.with_name(stem.name + ".stack")),
                 read_thread_exception(stem),
                 from_text(EndingRequest, _text(stem.with_name(stem.name + ENDING_SUFFIX)) or ""),
+                written_ns(stem.with_name(stem.name + ".stack")),
             )
         return traces
 
@@ -480,15 +482,6 @@ def exception_from_torch(path: str | os.PathLike[str]) -> Mapping[str, Any] | No
         "step": None,
         "traceback": callstack or None,
     }
-
-
-def written_ns(path: Path) -> int | None:
-    """Return when a file was written, on this host's monotonic clock."""
-    try:
-        age_ns = time.time_ns() - path.stat().st_mtime_ns
-    except OSError:
-        return None
-    return time.monotonic_ns() - max(0, age_ns)
 
 
 def _snapshot(path: Path) -> RankSnapshot | None:

@@ -34,7 +34,6 @@ from resilience_sdk.launcher.attempt import (
     AttemptEnding,
     AttemptFiles,
     exception_from_torch,
-    written_ns,
 )
 from resilience_sdk.launcher.env import RankLogs
 from resilience_sdk.launcher.last_lines import JobOutcome, fault_line, restart_line
@@ -45,7 +44,14 @@ from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
 from resilience_sdk.monitor.pending_exceptions import may_be_of_thread
 from resilience_sdk.postmortem.collect import NodeEnd, Witness, look_safely, read_end
 from resilience_sdk.postmortem.exit_codes import JobVerdict, verdict_of
-from resilience_sdk.postmortem.facts import AttemptEnd, AttemptFacts, AttemptJournal, EndedBy, RankTrace
+from resilience_sdk.postmortem.facts import (
+    AttemptEnd,
+    AttemptFacts,
+    AttemptJournal,
+    EndedBy,
+    RankTrace,
+    written_ns,
+)
 from resilience_sdk.postmortem.preemption import lost_words
 from resilience_sdk.postmortem.report import AttemptFinding, Reporter
 from resilience_sdk.system.storage_probe import PROBE_TIMEOUT_S, write_scratch

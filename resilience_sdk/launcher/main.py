@@ -18,7 +18,7 @@ import attrs
 from resilience_sdk._version import __version__
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.console import say, say_once
-from resilience_sdk.core.early_signals import job_has_begun, leaving_at_once
+from resilience_sdk.core.early_signals import job_has_begun, job_is_over, leaving_at_once
 from resilience_sdk.core.job_config import JobConfig, agree
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import Lease, current_holder
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _main_or_leave(argv: Sequence[str]) -> int:
     with leaving_at_once():  # loading torch takes seconds
-        return _main(argv)
+        return job_is_over(_main(argv))
 
 
 def _main(argv: Sequence[str]) -> int:

@@ -48,6 +48,7 @@ from resilience_sdk.postmortem.facts import (
     RankExit,
     RankTrace,
     unix_s,
+    written_ns,
 )
 from resilience_sdk.postmortem.outcome import FROM_OUTSIDE, Outcome, record, record_standing, write_outcome
 from resilience_sdk.postmortem.preemption import Account, account, completed_steps, lost_words
@@ -225,7 +226,14 @@ class DeathWatch:
             codes[watched.rank] = 0 if code is None and page.exit_state == "clean" else code
             exception = read_exception(watched.stem, codes[watched.rank])
             traces[watched.rank] = RankTrace(
-                watched.rank, page.pid, page, exception, None, _stacks(watched), request=_request(watched)
+                watched.rank,
+                page.pid,
+                page,
+                exception,
+                None,
+                _stacks(watched),
+                request=_request(watched),
+                stacks_ns=written_ns(Path(f"{watched.stem}.stack")),
             )
         dead = sorted((watched for watched in ranks if not watched.alive), key=lambda watched: watched.died_ns or 0)
         exits = tuple(

@@ -18,11 +18,13 @@ from resilience_sdk.attribution.exceptions import is_users_frame
 from resilience_sdk.core.journal import Event
 from resilience_sdk.hang.evidence import main_frames, parse_faulthandler
 from resilience_sdk.incidents.record import ranks_words
-from resilience_sdk.postmortem.facts import AttemptFacts, RankTrace, unix_s
+from resilience_sdk.postmortem.facts import AttemptFacts, RankExit, RankTrace, unix_s
 
 _ENDED_BY = (-int(signal.SIGKILL), -int(signal.SIGTERM))
-_SAVES = re.compile(r"save|checkpoint|dump|serializ|write", re.IGNORECASE)
+_SAVES = re.compile(r"save|dump|serializ|write", re.IGNORECASE)  # of functions: to `checkpoint` may be activations
+_SAVING_SECTION = re.compile(r"checkpoint|" + _SAVES.pattern, re.IGNORECASE)
 _TORCH_SAVE = "/torch/serialization.py"
+_LAST_S = 5.0  # a stack that is no older than this shows where a process was when it ended
 
 
 @attrs.frozen
@@ -69,14 +71,15 @@ def find_cut(facts: AttemptFacts) -> CutSave | None:
     """Return which ranks of this node were ended before they had left, though they had stopped or were saving."""
     told = facts.events
     stopped = {event.get("rank"): float(event["t"]) for event in told if event["event"] == Event.STOP_AGREED.value}
+    asked_s = max((float(event["t"]) for event in told if event["event"] == Event.PREEMPT_NOTICE.value), default=None)
     cut: dict[int, tuple[float | None, str | None, bool]] = {}
     for end in facts.exits:
         trace = facts.traces.get(end.rank)
         if end.exit_code not in _ENDED_BY or end.rank in facts.asked or _had_left(trace):
             continue
-        place, is_save = _place(trace)
+        since = stopped.get(end.rank)
+        place, is_save = _place(trace, _shows_end(trace, end, asked_s if since is None else since))
         if end.rank in stopped or is_save:
-            since = stopped.get(end.rank)
             cut[end.rank] = (None if since is None else max(0.0, unix_s(end.at_ns) - since), place, is_save)
     if not cut:
         return None
@@ -97,10 +100,18 @@ def _had_left(trace: RankTrace | None) -> bool:
     return page is not None and page.exit_state != "running"
 
 
-def _place(trace: RankTrace | None) -> tuple[str | None, bool]:
+def _shows_end(trace: RankTrace | None, end: RankExit, asked_s: float | None) -> bool:
+    """Tell whether the last stack of a rank is of its end, and not of a stall before it was asked to leave."""
+    if trace is None or trace.stacks_ns is None:
+        return True
+    written_s = unix_s(trace.stacks_ns)
+    return written_s > unix_s(end.at_ns) - _LAST_S or (asked_s is not None and written_s >= asked_s)
+
+
+def _place(trace: RankTrace | None, has_stack: bool) -> tuple[str | None, bool]:
     """Return where a rank was, and whether that saves: by its last stack, else by the section that its page shows."""
     frames: Sequence[str] = ()
-    if trace is not None and trace.stacks:
+    if trace is not None and trace.stacks and has_stack:
         frames = main_frames(parse_faulthandler(trace.stacks))
     users = next((frame for frame in frames if is_users_frame(frame)), None)
     if users is not None:
@@ -111,7 +122,7 @@ def _place(trace: RankTrace | None) -> tuple[str | None, bool]:
             return f"torch.save at {shown}", True
         return shown, any(_SAVES.search(frame.rpartition(" ")[2]) for frame in frames)
     section = trace.snapshot.main_lane.section if trace is not None and trace.snapshot is not None else None
-    return (None, False) if section is None else (f"section {section}", bool(_SAVES.search(section)))
+    return (None, False) if section is None else (f"section {section}", bool(_SAVING_SECTION.search(section)))
 
 
 def _grace(told: Sequence[Mapping[str, Any]]) -> float | None:

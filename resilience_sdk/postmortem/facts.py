@@ -180,6 +180,8 @@ class RankTrace:
     stacks: str | None
     thread_exception: Mapping[str, Any] | None = None  # of a thread other than the main one, which went on
     request: EndingRequest | None = None
+    stacks_ns: int | None = None
+    """When the last of `stacks` was written, on this host's monotonic clock; None where that is not known."""
 
 
 @attrs.frozen
@@ -229,6 +231,15 @@ class AttemptJournal:
 def unix_s(monotonic_ns: int) -> float:
     """Return a time of this host's monotonic clock in Unix seconds."""
     return time.time() - (time.monotonic_ns() - monotonic_ns) / 1e9
+
+
+def written_ns(path: Path) -> int | None:
+    """Return when a file was written, on this host's monotonic clock."""
+    try:
+        age_ns = time.time_ns() - path.stat().st_mtime_ns
+    except OSError:
+        return None
+    return time.monotonic_ns() - max(0, age_ns)
 
 
 @attrs.frozen

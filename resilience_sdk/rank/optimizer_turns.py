@@ -19,6 +19,7 @@ from resilience_sdk.attribution.exceptions import is_users_frame
 _MAX_FRAMES = 100
 _MAX_TURNS = 20  # of one optimizer in an iteration; more are the batches of an epoch
 _MAX_OPTIMIZERS = 64
+_MAX_CODES = 256
 _BACK = 24  # instructions before a loop in which its `range(...)` is made
 
 Place = tuple[tuple[CodeType, int], ...]
@@ -119,8 +120,24 @@ def _loops_around(code: CodeType, at: int) -> Mapping[tuple[int, int], bool]:
     return {span: is_range for span, is_range in range_loops(code).items() if span[0] <= at <= span[1]}
 
 
+_known_loops: dict[int, tuple[CodeType, Mapping[tuple[int, int], bool]]] = {}
+"""By the identity of a function's code, which is kept for that: its hash alone takes as long as its instructions."""
+
+
 def range_loops(code: CodeType) -> Mapping[tuple[int, int], bool]:
-    """Return the loops of a function by their first and last instruction, and whether each goes over a range."""
+    """Return the loops of a function by their first and last instruction, and whether each goes over a range.
+
+    Read once: it takes milliseconds, and a program that makes optimizers all the time asks at each of their steps.
+    """
+    known = _known_loops.get(id(code))
+    if known is None or known[0] is not code:
+        if len(_known_loops) >= _MAX_CODES:
+            _known_loops.clear()
+        known = _known_loops[id(code)] = code, _read_loops(code)
+    return known[1]
+
+
+def _read_loops(code: CodeType) -> Mapping[tuple[int, int], bool]:
     instructions = list(dis.get_instructions(code))
     ends: dict[int, int] = {}
     for instruction in instructions:

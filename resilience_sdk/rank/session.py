@@ -279,6 +279,8 @@ class WatchedSession(Session):
         self._helper.output = output
 
     def _output_goes_on(self, why: str) -> None:
+        if self.pid != os.getpid():
+            return  # a forked child has no journal: another thread may have held its lock
         if self.identity.local_rank == 0:
             console.say_once("output", why)
         self.journal.emit(Event.DEGRADED, what="output", why=why)

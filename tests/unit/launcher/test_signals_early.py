@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from resilience_sdk.core.early_signals import leaving_at_once
 
 LOADING = """
@@ -26,6 +28,31 @@ def test_a_request_while_the_launcher_loads_is_no_failure():
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 75
         assert b"asked to leave by SIGTERM before the job began" in process.stderr.read()
+
+
+OVER = """
+from resilience_sdk.core.early_signals import job_has_begun, job_is_over, leaving_at_once
+with leaving_at_once():
+    job_has_begun()
+    code = job_is_over({code})
+print("over", flush=True)
+input()  # as long as the interpreter takes to go down
+"""
+
+
+@pytest.mark.parametrize(("code", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT), (77, signal.SIGHUP)])
+def test_a_request_after_the_last_word_changes_no_exit_code(code, number):
+    """Whoever was told that the job has finished is not told of a failure then; and it ends at once."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OVER.format(code=code)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout.readline() == b"over\n"
+        process.send_signal(number)
+        assert process.wait(30) == code
+        assert process.stderr.read() == b""
 
 
 def test_a_handler_of_somebody_else_stays():

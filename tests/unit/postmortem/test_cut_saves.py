@@ -16,6 +16,11 @@ SAVES = """Current thread 0x00007f00 (most recent call first):
   File "/home/me/train.py", line 31 in keep
   File "/home/me/train.py", line 60 in <module>
 """
+COMPUTES = """Current thread 0x00007f00 (most recent call first):
+  File "/home/me/train.py", line 8 in forward
+  File "/v/lib/python3.11/site-packages/torch/utils/checkpoint.py", line 496 in checkpoint
+  File "/home/me/train.py", line 60 in <module>
+"""
 WAITS = """Current thread 0x00007f00 (most recent call first):
   File "/home/me/train.py", line 12 in upload
   File "/home/me/train.py", line 60 in <module>
@@ -72,6 +77,7 @@ def test_a_save_of_the_scripts_own_that_was_cut_comes_first_with_its_line_and_it
         ((ended(0, -9), ended(1, -9)), None, True, "ranks 0-1 were ended before leaving by themselves"),
         ((ended(0, -9),), SAVES, False, "rank 0 was ended while saving"),  # a handler of the script's own
         ((ended(0, -9),), WAITS, False, None),
+        ((ended(0, -9),), COMPUTES, False, None),  # activations are kept, not a state
         ((ended(0, 75, by_us=False), ended(1, 0, by_us=False)), None, True, None),
         ((ended(0, 1, by_us=False),), None, True, None),
     ],
@@ -80,6 +86,16 @@ def test_only_who_had_stopped_or_saves_was_cut(exits, stacks, stopped, words):
     """Who left by itself was not, nor who failed; without a stack nobody claims that it saved."""
     cut = find_cut(facts(*exits, stacks=stacks, stopped=stopped))
     assert (cut is None) if words is None else str(cut).startswith(words)
+
+
+def test_a_stack_of_a_stall_before_the_request_does_not_show_the_end():
+    """A save that had stalled for a while went on long ago; where the rank is now nobody knows."""
+    before = facts(ended(0, -9), stacks=SAVES, stopped=False)
+    old_ns = time.monotonic_ns() - int(60e9)
+    traces = {0: attrs.evolve(before.traces[0], stacks_ns=old_ns)}
+    assert find_cut(attrs.evolve(before, traces=traces)) is None
+    traces = {0: attrs.evolve(before.traces[0], stacks_ns=old_ns + int(57e9))}
+    assert find_cut(attrs.evolve(before, traces=traces)) is not None
 
 
 def test_who_else_ended_it_is_not_said_to_have_kept_to_our_time():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience_sdk.rank.optimizer_turns import OptimizerTurns, call_place
+from resilience_sdk.rank.optimizer_turns import OptimizerTurns, call_place, range_loops
 
 
 class Counted:
@@ -185,3 +185,10 @@ def test_optimizers_that_are_made_anew_are_not_kept():
     for number in range(1000):
         count.step(f"w{number}")
     assert len(count.turns._places) <= 64
+
+
+def test_the_code_of_a_function_is_read_once():
+    """It takes milliseconds: a program that makes optimizers all the time would stand still for it."""
+    code = critic_inside.__code__
+    assert range_loops(code) is range_loops(code)
+    assert sorted(range_loops(code).values()) == [True, True]
