@@ -5,6 +5,7 @@ By default they would end it by themselves, which tells a scheduler of a failure
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -35,6 +36,7 @@ def leaving_at_once(*names: str) -> Iterator[None]:
             taken[number] = signal.signal(number, _leave)
     if taken:  # the outermost block: what an earlier one has noted is over
         _has_begun, _exit_code = False, None
+        atexit.register(_ignore_from_here_on)  # before anybody else does, so it is called last
     try:
         yield
     finally:
@@ -83,6 +85,13 @@ def job_is_over(code: int) -> int:
     if _has_begun:
         _exit_code = code
     return code
+
+
+def _ignore_from_here_on() -> None:
+    """Ignore signals where the exit code is known: the interpreter gives up its handlers before its modules."""
+    for number, handler in ((number, signal.getsignal(number)) for number in signal.valid_signals()):
+        if _exit_code is not None and handler is _leave:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

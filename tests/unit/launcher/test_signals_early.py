@@ -31,26 +31,39 @@ def test_a_request_while_the_launcher_loads_is_no_failure():
 
 
 OVER = """
+import os
+class Late:  # goes with its module, when the interpreter has given up its handlers
+    def __del__(self, write=os.write, read=os.read):
+        write(1, b"late\\n")
+        read(0, 1)
+late = Late()
 from resilience_sdk.core.early_signals import job_has_begun, job_is_over, leaving_at_once
 with leaving_at_once():
     job_has_begun()
     code = job_is_over({code})
 print("over", flush=True)
-input()  # as long as the interpreter takes to go down
+if {waits}:
+    input()
 """
 
 
-@pytest.mark.parametrize(("code", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT), (77, signal.SIGHUP)])
-def test_a_request_after_the_last_word_changes_no_exit_code(code, number):
+@pytest.mark.parametrize(
+    ("code", "number", "waits"),
+    [(0, signal.SIGTERM, True), (1, signal.SIGINT, True), (77, signal.SIGHUP, True), (0, signal.SIGTERM, False)],
+)
+def test_a_request_after_the_last_word_changes_no_exit_code(code, number, waits):
     """Whoever was told that the job has finished is not told of a failure then; and it ends at once."""
     with subprocess.Popen(
-        [sys.executable, "-c", OVER.format(code=code)],
+        [sys.executable, "-c", OVER.format(code=code, waits=waits)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
         assert process.stdout.readline() == b"over\n"
+        if not waits:
+            assert process.stdout.readline() == b"late\n"
         process.send_signal(number)
+        process.stdin.close()
         assert process.wait(30) == code
         assert process.stderr.read() == b""
 
