@@ -416,6 +416,7 @@ class _Launch:
                     return end
             return attrs.evolve(end, decision=job.ended_elsewhere() or _UNSURE)
         except LeaveRequested:
+            self.inbox.settle()  # else it counts as swallowed, and is raised again
             told = "when the ranks of this node had finished, and those of another were not known to have"
             return attrs.evolve(end, decision=to_leave(self.inbox.name, told, interrupted=self.inbox.interrupted))
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from harness import job
+from two_launchers import two_launchers
 
 from resilience_sdk.launcher.agent import free_port
 
@@ -107,3 +108,25 @@ def test_a_supervisor_and_the_launcher_below_it(tmp_path):
         assert time.monotonic() - asked < HEARD_S * (1 + os.getloadavg()[0]), run.screen
         assert not run.events("rank_start")
         assert not run.left_behind()
+
+
+@pytest.mark.slow
+def test_while_it_waits_for_the_end_of_another_node(tmp_path):
+    """Its own ranks have finished: that is what it says, and not that none had started."""
+    script = tmp_path / "uneven.py"
+    script.write_text(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "go = Path(os.environ['TOLD']) / 'go'\n"
+        "while os.environ['RANK'] == '1' and not go.exists(): time.sleep(0.05)\n"
+    )
+    with two_launchers(tmp_path, str(script)) as nodes:
+        nodes[0].wait(lambda: bool(nodes[0].events("rank_exit")), "the end of rank 0")
+        time.sleep(1.0)  # its launcher has come from there to where it waits
+        for node in nodes:
+            ask(node)
+        codes = sorted(node.finish() for node in nodes)
+        screens = "".join(node.screen for node in nodes)
+        assert codes == [75, 75], screens
+        assert "when the ranks of this node had finished, and those of another were not known to have" in screens
+        assert "before its ranks started" not in screens
