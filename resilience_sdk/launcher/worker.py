@@ -54,6 +54,13 @@ def _take_screens() -> None:
             screens[fd] = screen
 
 
+def _close_screens() -> None:
+    """Leave no descriptor that torchrun's workers do not have."""
+    while screens:
+        with contextlib.suppress(OSError):
+            os.close(screens.popitem()[1])
+
+
 def run(words: Sequence[str]) -> None:
     """Run the script that the command line names: its kind, the target, its arguments."""
     kind, target, *args = words
@@ -180,6 +187,7 @@ def _insert_path(folder: str) -> None:
 def _bootstrap() -> None:
     """Create the rank's page before user code; the SDK's failure never stops the script."""
     if environ.is_disabled(environ.environment()):
+        _close_screens()
         return
     try:
         from resilience_sdk.rank import bootstrap_worker, keep_output

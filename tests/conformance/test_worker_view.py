@@ -15,7 +15,8 @@ PER_LAUNCH = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "
 KNOWN = ("TORCHELASTIC_USE_AGENT_STORE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 OUR_VARIABLES = ("RESILIENCE_RUN_DIR", "RESILIENCE_INTERNAL_")
 # Known of a rank that is watched: its helper thread, its dump signal, its records of exceptions and of crashes,
-# and its wait for torch.optim. Of its descriptors there are more.
+# its wait for torch.optim, and streams that write elsewhere what their descriptor refuses. Of its descriptors there are
+# more.
 WATCHED = (
     "/task_count",
     "/process/threads",
@@ -23,6 +24,8 @@ WATCHED = (
     "/excepthook_is_default",
     "/interpreter/faulthandler",
     "/interpreter/meta_path",
+    "/streams/stdout",
+    "/streams/stderr",
 )
 
 
@@ -121,5 +124,7 @@ def test_a_watched_rank_differs_only_where_documented(launched):
         assert set(visible) <= set(WATCHED)
         assert visible["/process/threads"][1] == ["MainThread", "resilience-helper"]
         assert visible["/task_count"] == (1, 2)
+        for stream in ("/streams/stdout", "/streams/stderr"):
+            assert [pair for pair in zip(*visible[stream], strict=True) if pair[0] != pair[1]] == [("FileIO", "_KeptFile")]
         assert mine.stdout[rank] == theirs.stdout[rank]
     assert mine.launcher.returncode == 0
