@@ -21,14 +21,17 @@ STILL = {
 }
 WORKS = {
     "evaluation": Plan("plain", (f"compute@eval2:{LONG_S}",)),
-    "eleventh": Plan("blocks", (f"compute@eval11:{LONG_S}",), ("--steps", "60")),
     "save": Plan("blocks", (f"write@save1:{LONG_S}",)),
     "loader": Plan("adapter", (f"loader@20:{LONG_S}",)),
-    "held": Plan("adapter", (f"held@20:{LONG_S}",)),
     "retry-after": Plan("plain", (f"sleep@20:{LONG_S}",)),
     "lock-with-a-time": Plan("blocks", (f"lock@20:{LONG_S}",)),
     "event": Plan("adapter", (f"event@20:{LONG_S}",)),
     "timer": Plan("plain", (f"timer@20:{LONG_S}",)),
+}
+# More that needs a processor for so long.
+COMPUTES = {
+    "eleventh": Plan("blocks", (f"compute@eval11:{LONG_S}",), ("--steps", "60")),
+    "held": Plan("adapter", (f"held@20:{LONG_S}",)),
 }
 
 
@@ -56,3 +59,11 @@ def test_what_works_or_waits_for_what_will_come_is_never_ended(found, name):
     """It takes longer than `stuck_after`; one attempt, no incident, and it is told when it went on."""
     check_never_ended(found[name])
     assert "went on" in {end["why"] for end in found[name].ends}
+
+
+@pytest.mark.release
+def test_what_computes_at_an_awkward_place_is_never_ended(tmp_path):
+    """The eleventh evaluation, and a call in C that holds the GIL."""
+    for job in run_all(tmp_path, COMPUTES, 360).values():
+        check_never_ended(job)
+        assert "went on" in {end["why"] for end in job.ends}
