@@ -34,11 +34,15 @@ _MAX_CHAIN = 16
 
 @attrs.frozen
 class Unsaved:
-    """A save of `step` completed steps that was not made; the same on all ranks. `number` is an error number."""
+    """A save of `step` completed steps that was not made; the same on all ranks. `number` is an error number.
+
+    `is_left_out`: it was not tried, as the one before was still being written, or for want of time.
+    """
 
     step: int
     why: str
     number: int | None = None
+    is_left_out: bool = False
 
     @property
     def passes(self) -> bool:

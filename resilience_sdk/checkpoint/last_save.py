@@ -295,15 +295,29 @@ spare_descriptors = SpareDescriptors()
 
 def lost_words(unsaved: Unsaved, good_step: int | None, end: End) -> str:
     """Return what is lost for want of the last save, and why it could not be made. Pure."""
-    kept = good_step or 0
-    count = unsaved.step - kept
-    if count > 0:
-        steps = f"step {kept}" if count == 1 else f"steps {kept} to {unsaved.step - 1}"
-        lost = f"{steps} ({count_words(count)}) ARE LOST" if count > 1 else f"{steps} IS LOST"
-    else:
-        lost = f"what followed step {unsaved.step - 1} IS LOST"
+    what, count = _what_is_in_no_checkpoint(unsaved, good_step)
+    lost = f"{what} ARE LOST" if count > 1 else f"{what} IS LOST"
     tried = f", tried for {end.waited_s:.0f} s" if end.waited_s >= 1 else ""
     return f"{lost}: the last state could not be saved ({unsaved.told}{tried})"
+
+
+def left_out_words(unsaved: Unsaved, good_step: int | None) -> str:
+    """Return what is in no checkpoint because the newest save was left out, and what saves it next time. Pure."""
+    what, count = _what_is_in_no_checkpoint(unsaved, good_step)
+    verb = "are" if count > 1 else "is"
+    return (
+        f"{what} {verb} in no checkpoint: the newest save was left out ({unsaved.why}); `save(step, last=True)` after "
+        "the loop waits until the last state is saved"
+    )
+
+
+def _what_is_in_no_checkpoint(unsaved: Unsaved, good_step: int | None) -> tuple[str, int]:
+    """Return the steps since the newest good checkpoint in words, and their number."""
+    kept = good_step or 0
+    count = unsaved.step - kept
+    if count <= 0:
+        return f"what followed step {unsaved.step - 1}", 0
+    return (f"step {kept}", 1) if count == 1 else (f"steps {kept} to {unsaved.step - 1} ({count_words(count)})", count)
 
 
 def resume_words(good_step: int | None, place: Path) -> str:

@@ -29,7 +29,7 @@ from resilience_sdk.checkpoint.background import (
 )
 from resilience_sdk.checkpoint.commit import discard
 from resilience_sdk.checkpoint.failure import Unsaved, number_of, number_of_parts
-from resilience_sdk.checkpoint.last_save import End, lost_words, resume_words, spare_descriptors
+from resilience_sdk.checkpoint.last_save import End, left_out_words, lost_words, resume_words, spare_descriptors
 from resilience_sdk.checkpoint.manifest import SHARDED, step_name
 from resilience_sdk.checkpoint.policy import SavePolicy
 from resilience_sdk.checkpoint.ranks import BackgroundGroup, Ranks, describe
@@ -161,7 +161,7 @@ class Saver:
         self._policy.next_question = order["next_question"]
         if order["is_there"] or order["is_left_out"]:
             self._overtaken = self._background if order["is_there"] else None
-            self._note(None if order["is_there"] else Unsaved(step, str(order["error"])))
+            self._note(None if order["is_there"] else Unsaved(step, str(order["error"]), is_left_out=True))
             return bool(order["is_there"])
         unfinished = None if order["name"] is None else self._store.directory / order["name"]
         handed_over = False
@@ -418,8 +418,12 @@ class Saver:
         if unsaved is None or self._pid != os.getpid() or self._script_saved:
             return
         spare_descriptors.give_back()
-        own = resilience_sdk._own_checkpoints()
         good = None if self._last_good is None else self._last_good.step
+        if unsaved.is_left_out:  # nothing failed, and whoever saves now and then may not need this one
+            if self._is_first:
+                say(left_out_words(unsaved, good))
+            return
+        own = resilience_sdk._own_checkpoints()
         lost, place = lost_words(unsaved, good, End(unsaved)), self._store.directory
         if own is not None and own.end_unsaved(lost, unsaved.cure(place), at_exit=True) and self._is_first:
             say(f"{lost}; {resume_words(good, place)}")
@@ -451,14 +455,14 @@ def _await_at_exit(saver: Saver) -> None:
     global _is_registered
     if not _is_registered:
         _is_registered = True
-        atexit.register(_wait_for_all)
+        atexit.register(end_process)
     _savers.add(saver)
 
 
 _is_registered = False
 
 
-def _wait_for_all() -> None:
+def end_process() -> None:
     """Let what is being written be committed before the process ends and takes its threads with it."""
     deadline = time.monotonic() + EXIT_PATIENCE_S
     for saver in list(_savers):

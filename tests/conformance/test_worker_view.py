@@ -125,6 +125,8 @@ def test_a_watched_rank_differs_only_where_documented(launched):
         assert visible["/process/threads"][1] == ["MainThread", "resilience-helper"]
         assert visible["/task_count"] == (1, 2)
         for stream in ("/streams/stdout", "/streams/stderr"):
-            assert [pair for pair in zip(*visible[stream], strict=True) if pair[0] != pair[1]] == [("FileIO", "_KeptFile")]
+            assert [pair for pair in zip(*visible[stream], strict=True) if pair[0] != pair[1]] == [
+                ("FileIO", "_KeptFile")
+            ]
         assert mine.stdout[rank] == theirs.stdout[rank]
     assert mine.launcher.returncode == 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint import Checkpointer, save
 from resilience_sdk.checkpoint.background import Background, await_close, await_parts, leave_part, own_process
 from resilience_sdk.checkpoint.capture import Staging
 from resilience_sdk.core.journal import Event, Journal, read_journal
@@ -91,6 +92,24 @@ def test_a_save_that_is_due_too_soon_is_left_out_and_said(tmp_path, journal, cap
     assert checkpointer.maybe_save(3)
     assert checkpointer.wait(30)
     assert checkpointer.last_good.step == 3
+
+
+def test_a_newest_save_that_was_left_out_is_said_at_the_end_and_fails_no_job(tmp_path, journal, capsys, monkeypatch):
+    """It was not tried, and nothing is wrong with the storage; one that failed is another thing."""
+    unsaved = []
+    monkeypatch.setattr(checkpoints, "end_unsaved", lambda lost, advice, *, at_exit: unsaved.append(lost))
+    checkpointer = make(tmp_path, torch.zeros(3), journal)
+    assert checkpointer.maybe_save(1)
+    assert not checkpointer.maybe_save(4)
+    journal.go.set()
+    save.end_process()
+    assert "steps 1 to 3 (3 steps) are in no checkpoint: the newest save was left out" in capsys.readouterr().err
+    assert not unsaved
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").write_text("")
+    assert not checkpointer.save(5)
+    save.end_process()
+    assert len(unsaved) == 1
 
 
 def test_an_explicit_save_waits_for_the_one_in_the_background(tmp_path, journal):
