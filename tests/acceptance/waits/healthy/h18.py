@@ -1,0 +1,52 @@
+"""Behind the first epoch the job sleeps until power is cheap: one sleep until a time of the clock."""
+
+import datetime
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+SCALE = float(os.environ.get("WAIT_SCALE", "1"))  # to try the script itself in short
+WORLD = os.environ.get("WORLD", "127.0.0.1:1")  # host:port of services outside of the job (run_all.py has them)
+
+from resilience_sdk import heartbeat
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+
+def train_step(before_backward=None):
+    loss = model(torch.randn(512, 64)).square().mean()
+    if before_backward:
+        before_backward()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def say(what):
+    print(f"{what} rank={os.environ.get('RANK', '0')} t={time.time():.1f}", flush=True)
+
+started = datetime.datetime.now()
+for epoch in range(2):
+    for step in range(60):
+        with heartbeat():
+            train_step()
+    if epoch == 0:
+        cheap = datetime.datetime.now() + datetime.timedelta(seconds=280 * SCALE)
+        print("goes on at", cheap, flush=True)
+        say("WAIT")
+        time.sleep((cheap - datetime.datetime.now()).total_seconds())
+        say("WENT ON")
+heartbeat.done()
+
+dist.destroy_process_group()
+say("END")
