@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 
@@ -97,6 +98,7 @@ def test_a_save_that_is_due_too_soon_is_left_out_and_said(tmp_path, journal, cap
 def test_a_newest_save_that_was_left_out_is_said_at_the_end_and_fails_no_job(tmp_path, journal, capsys, monkeypatch):
     """It was not tried, and nothing is wrong with the storage; one that failed is another thing."""
     unsaved = []
+    monkeypatch.setattr(save, "_savers", weakref.WeakSet())  # those of other tests are none of this one's
     monkeypatch.setattr(checkpoints, "end_unsaved", lambda lost, advice, *, at_exit: unsaved.append(lost))
     checkpointer = make(tmp_path, torch.zeros(3), journal)
     assert checkpointer.maybe_save(1)
