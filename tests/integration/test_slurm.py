@@ -136,21 +136,28 @@ def test_a_killed_launcher_is_started_again_in_the_allocation(
 
 
 def test_a_requeued_job_resumes(slurm: Cluster, tmp_path: Path) -> None:
-    """`scontrol requeue` by an operator, twice; arguments of the script survive shell and Slurm as they are.
+    """`scontrol requeue` by an operator, twice; arguments of the script survive shell and Slurm as they are."""
+    requeued_twice(slurm, tmp_path)
+    assert json.loads((tmp_path / "argv-0").read_text()) == list(AWKWARD)
 
-    Three jobs make one account, in which the time between them is nobody's.
-    """
+
+@pytest.mark.release
+def test_requeued_jobs_make_one_account(slurm: Cluster, tmp_path: Path) -> None:
+    """Three jobs make one account, in which the time between them is nobody's."""
+    buckets = account_of(requeued_twice(slurm, tmp_path).run_dir)
+    assert buckets["idle"] > 0
+    assert buckets["preempted"] > 0
+    assert buckets["startup"] > 0
+
+
+def requeued_twice(slurm: Cluster, tmp_path: Path) -> Disturbed:
     job = submit(slurm, tmp_path, words=AWKWARD)
     for step in (25, 75):
         job.wait_step(step)
         slurm.run("scontrol", "requeue", str(job.number))
     assert job.finish()["Restarts"] == "2"
     assert job.lost_steps() == 0
-    buckets = account_of(job.run_dir)
-    assert buckets["idle"] > 0
-    assert buckets["preempted"] > 0
-    assert buckets["startup"] > 0
-    assert json.loads((tmp_path / "argv-0").read_text()) == list(AWKWARD)
+    return job
 
 
 def test_a_signal_by_scancel_is_a_preemption(slurm: Cluster, tmp_path: Path) -> None:
