@@ -6,6 +6,7 @@ mkdir -p "$results"
 scratch=$(mktemp -d)
 began=$SECONDS
 beside=() # name:pid of what runs in the background
+longest_s=3600 # for one part's tests: three times what the longest takes
 
 # -- the machine
 
@@ -122,7 +123,10 @@ joined() {
 tests() { # MARKS ARGUMENT...
     local marks=$1 code=0 failed
     shift
-    TEST_DURATIONS=$results/durations.tsv python -m pytest -m "$marks" "$@" || code=$?
+    TEST_DURATIONS=$results/durations.tsv timeout -k 60 "$longest_s" python -m pytest -m "$marks" "$@" || code=$?
+    if [ "$code" = 124 ]; then
+        echo "the tests '$marks' have not ended within $longest_s s"
+    fi
     if [ "$code" -ne 1 ]; then # all passed, or it is not tests that have failed
         return "$code"
     fi

@@ -58,6 +58,25 @@ def pytest_xdist_make_scheduler(config, log):
             self.workqueue.move_to_end(longest, last=False)
             super()._assign_work_unit(node)
 
+        def _reschedule(self, node):
+            # A process runs a test only once it knows the next one or that there is none. xdist gives one that takes
+            # over from a crashed one a single unit, which may be a single test: both would wait for ever.
+            while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= 2:
+                super()._reschedule(node)
+
+        def remove_node(self, node):
+            # What a crashed process has done, and the test that it crashed in, are not run again.
+            workload = self.assigned_work.pop(node)
+            crashed = next((name for unit in workload.values() for name, done in unit.items() if not done), None)
+            if crashed is not None:
+                print(f"\ncrashed: {crashed}", flush=True)
+                for scope, unit in workload.items():
+                    if left := {name: done for name, done in unit.items() if not done and name != crashed}:
+                        self.workqueue[scope] = left
+                for other in self.assigned_work:
+                    self._reschedule(other)
+            return crashed
+
     return Together(config, log)
 
 

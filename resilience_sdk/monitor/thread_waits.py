@@ -57,9 +57,12 @@ class ThreadWaits:
     def look(self, thread: int, switches: int | None = None) -> Wait:
         """Return what a thread is blocked in now; `switches`: how often it had begun to wait, where that is known."""
         follower = self._followers.setdefault(thread, WaitFollower())
-        call = read_call(self._pid, thread)
+        shown = _text(self._pid, thread, "syscall")
+        call = parse_call(shown)
         if call is None:
             wait = follower.forget()
+            if shown.startswith("running"):  # and its channel may be that of a wait that has begun since
+                return wait
             channel = _text(self._pid, thread, "wchan").strip("\0\n ")
             on = next((on for pattern, on in _CHANNELS if pattern.search(channel)), On.OTHER)
             return Wait(on) if on is not On.OTHER else wait
@@ -70,7 +73,7 @@ class ThreadWaits:
             told = time_of(name, call.arguments, lambda at, size: read_memory(self._pid, at, size))
             polls_one = name.startswith("epoll") and _polls_one(self._pid, call.arguments[0])
             if read_call(self._pid, thread) != call:  # it went on meanwhile, and what was read may be anything
-                told = _UNKNOWN
+                return follower.forget()
         return follower.note(
             call, name, on, told, time.monotonic_ns(), switches=switches, now_s=_clock_s, polls_one=polls_one
         )
