@@ -375,19 +375,18 @@ class Agent(LocalElasticAgent):
             with contextlib.suppress(Exception):
                 within(_LEAVE_S, self._rdzv_handler.shutdown)
 
-    def all_nodes_finished(self) -> bool:
-        """Say that this node's ranks exited with 0, and wait until all nodes said so (torch's limit)."""
-        if self.nodes == 1:
-            return True
+    def all_nodes_finished(self, limit_s: float | None = None) -> bool:
+        """Say that this node's ranks exited with 0, and wait until all nodes said so; at most torch's limit."""
+        limit_s = self._exit_barrier_timeout if limit_s is None else limit_s
         store, prefix = self._worker_group.store, f"{_FINISHED_KEY}/{self.attempt}"
         keys = [f"{prefix}/{node}" for node in range(self.nodes)]
 
         def tell_and_wait() -> None:
             store.set(f"{prefix}/{self.node}", "1")
-            store.wait(keys, timedelta(seconds=self._exit_barrier_timeout))
+            store.wait(keys, timedelta(seconds=limit_s))
 
         try:
-            within(self._exit_barrier_timeout + _LEAVE_S, tell_and_wait)
+            within(limit_s + _LEAVE_S, tell_and_wait)
         except Exception as error:  # noqa: BLE001 - a store that went away proves nothing
             say_once("finish", f"not all nodes said that they finished ({first_line(error)})")
             return False

@@ -73,6 +73,7 @@ class AttemptEnding:
     ending_ns: int | None = None
     first_ns: int | None = None  # monotonic, when the first rank failed
     asked: tuple[int, ...] = ()  # ranks that died of a signal of somebody who asked them to leave
+    terminal_closed: bool = False  # that is what asked the launcher to leave
 
 
 class Attempt:
@@ -247,7 +248,9 @@ class Attempt:
         self.ranks.end(
             grace, first=forward, hurry=lambda: self._inbox.interrupts > before, at_the_end=self._ask_where_they_are
         )
-        return AttemptEnding(EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION, self._ending_ns)
+        if not self._inbox.interrupted:
+            return AttemptEnding(EndedBy.PREEMPTION, self._ending_ns)
+        return AttemptEnding(EndedBy.INTERRUPT, self._ending_ns, terminal_closed=name == "SIGHUP")
 
     def _end(self, reason: str, by: EndedBy) -> AttemptEnding:
         """End the ranks that still run, on the launcher's own behalf."""

@@ -201,7 +201,12 @@ class Job:
                 return self._ended(finding)
             self._incidents += filter(None, (finding.before, finding.incident))
             self._history.append(
-                attrs.evolve(finding.end, spare_nodes=self._agent.spare_nodes, holds_store=self._agent.holds_store)
+                attrs.evolve(
+                    finding.end,
+                    free=finding.end.free or self._is_missing(finding.end.resource),
+                    spare_nodes=self._agent.spare_nodes,
+                    holds_store=self._agent.holds_store,
+                )
             )
             decision = self._decide(finding)
             if finding.end.ended_by in _FAULTS and decision.verdict not in _NO_FAULT:
@@ -214,9 +219,23 @@ class Job:
             say(restart_line(decision, finding.end.checkpoint_after, self._newest.not_taken))
             self._inbox.sleep(decision.delay_s)
             if decision.waits_for is not None:
-                limit_s = self._settings.wait_limit
-                with contextlib.suppress(LeaveRequested), self._inbox.raising():  # `_attempt` sees it, too
-                    await_resource(decision.waits_for, self._run_dir.path, limit_s, self._sleep, self._journal)
+                self._await(decision.waits_for)
+
+    def _is_missing(self, resource: Resource | None) -> bool:
+        """Tell whether a resource that ranks failed for does not work for this process, either."""
+        if resource is None:
+            return False
+        with contextlib.suppress(LeaveRequested), self._inbox.raising():  # `_attempt` sees it, too
+            return try_resource(resource, self._run_dir.path) is not None
+        return False
+
+    def _await(self, resource: Resource) -> None:
+        """Wait for what the ranks failed for. An attempt without it would fail alike, so that one counts."""
+        limit_s, came = self._settings.wait_limit, True
+        with contextlib.suppress(LeaveRequested), self._inbox.raising():  # `_attempt` sees it, too
+            came = await_resource(resource, self._run_dir.path, limit_s, self._sleep, self._journal)
+        if not came:
+            self._history[-1] = attrs.evolve(self._history[-1], free=False)
 
     def _attempt(self) -> AttemptFinding | Decision | None:
         """Run one attempt. None: it ended for no fault and does not count; a decision: it never began."""
@@ -353,6 +372,7 @@ class Job:
             ended_by=ending.by,
             ending_ns=ending.ending_ns,
             asked=ending.asked,
+            terminal_closed=ending.terminal_closed,
             own_port=self._agent.own_port,
             unkillable=attempt.ranks.unkillable,
             cgroup_oom=seen.cgroup_oom,

@@ -410,6 +410,11 @@ class _Launch:
 
     def _finished_everywhere(self, agent: Agent, job: Job, end: JobEnd) -> JobEnd:
         """Wait for the word of the other nodes that their ranks have finished, too."""
+        if agent.nodes == 1:
+            return end
+        # Asked to leave while its ranks finished: those of the others may have finished by now as well.
+        if self.inbox.request is not None and agent.all_nodes_finished(limit_s=_ASKED_S):
+            return end
         try:
             with self.inbox.raising():
                 if agent.all_nodes_finished():
@@ -478,6 +483,7 @@ class _Launch:
         )
 
 
+_ASKED_S = 3.0  # for the word of the other nodes, where this launcher was asked to leave
 _UNSURE = Decision(
     JobVerdict.GIVE_UP, "the ranks of this node finished; no word came from another node that its ranks did, too"
 )

@@ -156,7 +156,7 @@ def _free_endings(history: Sequence[AttemptEnd]) -> frozenset[int]:
     free = [
         number
         for number, end in enumerate(history)
-        if end.free and (end.ended_by in _MAY_BE_FREE or end.cause == _FREE_CAUSE)
+        if end.free and (end.ended_by in _MAY_BE_FREE or end.cause == _FREE_CAUSE or end.resource is not None)
     ]
     return frozenset(free[:FREE_ENDINGS])
 

@@ -28,7 +28,7 @@ from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.json_records import from_text, to_text
 from resilience_sdk.core.plain_file import read_bytes
 from resilience_sdk.incidents import Culprit
-from resilience_sdk.monitor.notices import Notices, on_page
+from resilience_sdk.monitor.notices import LeaveRequest, Notices, on_page
 from resilience_sdk.monitor.ranks import WatchedRank
 from resilience_sdk.postmortem.preemption import Hindered, Phase, culprit_of, hindered_by, phase_of
 from resilience_sdk.preemption import agreement
@@ -260,7 +260,7 @@ class StopCoordinator:
         pages = {watched.rank: words for watched in ranks if (words := self._map(watched)) is not None}
         self._rate.note(time.monotonic(), max((words.checks for words in pages.values()), default=0))
         self._nodes.read()
-        self._hear(pages)
+        self._hear(pages, ranks)
         if self._asked is None:
             return None
         own = {rank: RankView(words.checks, words.acknowledged) for rank, words in pages.items()}
@@ -307,7 +307,7 @@ class StopCoordinator:
 
     # -- notices
 
-    def _hear(self, pages: Mapping[int, ControlWords]) -> None:
+    def _hear(self, pages: Mapping[int, ControlWords], ranks: Sequence[WatchedRank]) -> None:
         """Take a notice of this node or of another: either counts for all.
 
         A request ends nobody, so a signal that comes after one is told too.
@@ -325,6 +325,8 @@ class StopCoordinator:
             return
         left_s = self._grace_s if asked.end_unix is None else max(0.0, asked.end_unix - time.time())
         self._knows_signal = is_signal
+        if is_signal:
+            self._say_heard(asked, left_s, ranks)
         self._note(f"{self._nodes.name}: {asked.source}", left_s, pages)
         known: dict[str, Any] = {"time_left_s": self._left_s} if self._deadline_ns else {}
         self._journal.emit(Event.PREEMPT_NOTICE, **asked.facts(), **known)
@@ -338,10 +340,23 @@ class StopCoordinator:
         """Tell whether the signals that ranks hear end a hung or failed attempt: who sends them says so before."""
         if (self._pages / f"verdict-{self._attempt}.json").exists():
             return True
+        return self._ends_for() not in (None, "preemption")
+
+    def _ends_for(self) -> str | None:
+        """Return why our launcher ends the ranks; None where it does not, or there is none of ours."""
         try:
-            return bool(json.loads(read_bytes(self._pages / f"ending-{self._attempt}.json"))["reason"] != "preemption")
+            return str(json.loads(read_bytes(self._pages / f"ending-{self._attempt}.json"))["reason"])
         except (OSError, ValueError, KeyError, TypeError):
-            return False
+            return None
+
+    def _say_heard(self, asked: LeaveRequest, left_s: float, ranks: Sequence[WatchedRank]) -> None:
+        """Say that a rank was asked to leave by a signal; what our launcher was asked and passes on, it says itself."""
+        if self._ends_for() is not None:
+            return
+        within = f" within {left_s:.0f} s" if math.isfinite(left_s) else ""
+        is_over = phase_of(watched.snapshot for watched in ranks) is Phase.OVER
+        what = "its training is done, and it ends by itself" if is_over else f"all ranks are to save and leave{within}"
+        console.say(f"{asked.source} heard: {what}")
 
     def _note(self, asked: str, left_s: float, pages: Mapping[int, ControlWords]) -> None:
         """Note who asked, once; the time to leave only ever gets shorter, also by what a monitor before this told."""

@@ -271,6 +271,7 @@ class AttemptFacts:
     job_told: LogFindings | None = None  # the log that all ranks write into
     own_port: int | None = None  # of the ranks' store, where our launcher has picked it
     asked: Collection[int] = ()  # ranks that died of a signal by which somebody asked them to leave
+    terminal_closed: bool = False  # the launcher's, by which the user interrupted the job
 
     @property
     def events(self) -> Sequence[Mapping[str, Any]]:

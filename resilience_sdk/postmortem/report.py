@@ -185,8 +185,9 @@ class Reporter:
         facts, end = ended.facts, ended.end
         if facts.ended_by is not EndedBy.INTERRUPT:
             return None
-        told = f"interrupted by the user; {lost_words(completed_steps(facts.pages.values()), end.checkpoint_after)}"
-        hang = self._standing(facts, "interrupted by the user")
+        by = "interrupted by the user" + (", whose terminal was closed (SIGHUP)" if facts.terminal_closed else "")
+        told = f"{by}; {lost_words(completed_steps(facts.pages.values()), end.checkpoint_after)}"
+        hang = self._standing(facts, by)
         if hang is not None:
             told = f"{standing_words(hang)}; then {told}"
             end = _of_hang(end, hang)

@@ -60,10 +60,11 @@ def settle_at_exit() -> None:
     """Wait, as the last thing before the interpreter goes down, until gloo's threads hold nothing of Python any more.
 
     Takes 4 ms, at most 2 s, and no time where there are no such threads: a script may have destroyed its process group
-    while one of ours is left.
+    while one of ours is left. Who presses Ctrl-C meanwhile does not wait, and gets no traceback.
     """
-    if _threads():
-        _wait_until_idle()
+    with contextlib.suppress(KeyboardInterrupt):
+        if _threads():
+            _wait_until_idle()
 
 
 def _wait_until_idle() -> None:

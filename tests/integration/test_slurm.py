@@ -100,10 +100,13 @@ def slurm() -> Iterator[Cluster]:
         yield started
 
 
-def submit(slurm: Cluster, folder: Path, *options: str, total: int = TOTAL, words: tuple[str, ...] = ()) -> Disturbed:
+def submit(
+    slurm: Cluster, folder: Path, *options: str, total: int = TOTAL, words: tuple[str, ...] = (), slow_starts: int = 1
+) -> Disturbed:
     """Print a batch script as a user does, with these options, and submit it."""
     folder.mkdir(exist_ok=True)
     env = {**slurm.env, "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env["SLOW_STARTS"] = str(slow_starts)
     command = [sys.executable, "-m", "resilience_sdk", "slurm", *options, str(TRAINING), str(folder), str(total)]
     printed = subprocess.run([*command, *words], env=env, cwd=folder, capture_output=True, timeout=60)
     assert printed.returncode == 0, printed.stderr
@@ -141,7 +144,6 @@ def test_a_requeued_job_resumes(slurm: Cluster, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "argv-0").read_text()) == list(AWKWARD)
 
 
-@pytest.mark.release
 def test_requeued_jobs_make_one_account(slurm: Cluster, tmp_path: Path) -> None:
     """Three jobs make one account, in which the time between them is nobody's."""
     buckets = account_of(requeued_twice(slurm, tmp_path).run_dir)
@@ -151,7 +153,7 @@ def test_requeued_jobs_make_one_account(slurm: Cluster, tmp_path: Path) -> None:
 
 
 def requeued_twice(slurm: Cluster, tmp_path: Path) -> Disturbed:
-    job = submit(slurm, tmp_path, words=AWKWARD)
+    job = submit(slurm, tmp_path, words=AWKWARD, slow_starts=2)
     for step in (25, 75):
         job.wait_step(step)
         slurm.run("scontrol", "requeue", str(job.number))

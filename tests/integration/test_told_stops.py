@@ -97,6 +97,8 @@ def test_a_rank_that_is_done_like_the_others_is_not_blamed_for_a_last_save_elsew
     with job(tmp_path, *TWO, "told_stops.py", "ends", "--steps", "30", "--save", "8") as run:
         run.wait_event("rank_exit", rank=1)
         assert run.told("saves-0")
+        os.kill(pid_of(run, "saves", 0), signal.SIGTERM)
+        run.wait(lambda: "rank 0: SIGTERM heard: its training is done, and it ends by itself" in run.screen, "the word")
         run.process.send_signal(signal.SIGTERM)
         assert run.finish() == 75, run.screen
         assert run.told("saved-0")
@@ -111,6 +113,7 @@ def test_a_signal_that_schedulers_send_by_habit_saves_as_any_other(tmp_path):
         run.wait(lambda: len(run.told("step-*")) == 2, "a step")
         os.kill(pid_of(run, "step", 0), signal.SIGUSR2)
         assert run.finish() == 75, run.screen
+        assert "rank 0: SIGUSR2 heard: all ranks are to save and leave within 60 s" in run.screen
         assert len(run.told("saved-*")) == 2
         made = int(run.told("made-0")[0].read_text())
         assert {event["step"] for event in run.events("stop_agreed")} == {made}

@@ -1,6 +1,8 @@
-"""Trains a line until step TOTAL: slowly while nothing has happened to its job, then as fast as it can.
+"""Trains a line until step TOTAL: slowly while something is still to happen to its job, then as fast as it can.
 
     slurm_training.py TOLD TOTAL [words that are written down]
+
+SLOW_STARTS in the environment: how many starts are slow, 1 unless given.
 
 Each step is one line in TOLD/steps-RANK: how often the job was requeued, the number of its step in Slurm, the step.
 """
@@ -25,7 +27,7 @@ def main():
     rank, several = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) > 1
     (told / f"argv-{rank}").write_text(json.dumps(sys.argv[3:]))
     start = (os.environ.get("SLURM_RESTART_COUNT", "0"), os.environ["SLURM_STEP_ID"])
-    undisturbed = start == ("0", "0")
+    undisturbed = start[1] == "0" and int(start[0]) < int(os.environ.get("SLOW_STARTS", "1"))
     if several:
         dist.init_process_group("gloo")
     torch.manual_seed(0)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.attribution.exits import Resource
+from resilience_sdk.attribution.exits import PORT, Resource
 from resilience_sdk.attribution.taxonomy import causes
 from resilience_sdk.launcher.restart_policy import (
     FREE_ENDINGS,
@@ -236,6 +236,16 @@ def test_at_most_three_endings_are_free_and_none_where_no_restart_is_allowed():
     assert "--max-restarts 0" in decide([FREE], 0).reason
     died = attrs.evolve(CRASH, free=True)
     assert decide([died], 3).reason == "restart 1 of 3", "only the end for a hang is free"
+
+
+def test_what_the_launcher_itself_has_missed_costs_nothing_of_the_budget():
+    """A port in use, a full disk: waited for, and no fault of the program; at most three times."""
+    missed = attrs.evolve(CRASH, free=True, resource=Resource(PORT, "29500"))
+    decision = decide([missed], 3)
+    assert (decision.restarts, decision.reason, decision.restarts_left) == (True, FREE_OF_SERVER, 3)
+    assert decision.waits_for == missed.resource
+    assert decide([missed] * 4, 3).reason == "restart 1 of 3"
+    assert decide([attrs.evolve(missed, free=False)], 3).reason == "restart 1 of 3"
 
 
 def test_free_endings_in_the_start_up_do_not_stop_a_job():

@@ -104,6 +104,9 @@ def test_an_interrupted_job_says_what_is_lost(run_dir):
     found = Reporter(run_dir, ours, NodeRelay(None, ours), term_grace_s=1.0).conclude(facts, None, None)
     assert found.headline == found.end.leaving == "interrupted by the user; 2 steps lost"
     assert decide([found.end], 3).reason == found.headline
+    closed = attrs.evolve(facts, terminal_closed=True)
+    found = Reporter(run_dir, ours, NodeRelay(None, ours), term_grace_s=1.0).conclude(closed, None, None)
+    assert found.headline == "interrupted by the user, whose terminal was closed (SIGHUP); 2 steps lost"
 
 
 def test_what_the_ranks_have_recorded_of_this_attempt_is_not_recorded_again(run_dir):
