@@ -432,7 +432,12 @@ class Reporter:
         own = facts.node_number
         self._relay.tell_end(NodeEnd(own, headline=_LEFT, stood=stood).to_json())
         wait_s = time_to_leave(_ALL_LEFT_S)
-        ends = self._relay.wait_for_ends(lambda ends, faults, waited: len({own, *ends}) >= facts.nodes, wait_s)
+
+        def decided(ends: Mapping[int, Mapping[str, Any]], faults: int, waited_s: float) -> bool:
+            # The node with the store may leave before we have read its word, and takes all other words with it.
+            return len({own, *ends}) >= facts.nodes or self._relay.store_is_lost
+
+        ends = self._relay.wait_for_ends(decided, wait_s)
         if own and wait_for_record:
             self._await_record("preemption", facts, min(wait_s, _RECORDED_S))
         told = [read_end(node, data).stood for node, data in sorted(ends.items())]
