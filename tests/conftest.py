@@ -61,8 +61,9 @@ def pytest_xdist_make_scheduler(config, log):
         def _reschedule(self, node):
             # A process runs a test only once it knows the next one or that there is none. xdist gives one that takes
             # over from a crashed one a single unit, which may be a single test: both would wait for ever.
-            while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= 2:
-                super()._reschedule(node)
+            if node in self.registered_collections:  # else it is only beginning, and comes here when it can
+                while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= 2:
+                    super()._reschedule(node)
 
         def remove_node(self, node):
             # What a crashed process has done, and the test that it crashed in, are not run again.
@@ -78,6 +79,14 @@ def pytest_xdist_make_scheduler(config, log):
             return crashed
 
     return Together(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Print how a test process ended that should not have: a signal, or an exit code."""
+    if error:
+        process = getattr(node.gateway._io, "popen", None)
+        print(f"\n{node.gateway.id} ended with {process.wait(10) if process else 'an unknown code'}", flush=True)
 
 
 def pytest_configure(config):

@@ -34,6 +34,7 @@ def test_a_process_that_dies_is_named_at_once_and_the_others_go_on(tmp_path: Pat
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "3 failed, 8 passed" in done.stdout
+    assert done.stdout.count(" ended with 3\n") == 3
     crashed = [line for line in done.stdout.splitlines() if line.startswith("crashed: ")]
     assert sorted(crashed) == [
         "crashed: test_dies.py::test_dies",
