@@ -27,7 +27,14 @@ from resilience_sdk.hang.samples import (
     share,
 )
 from resilience_sdk.hang.waits import LOCKS, On, Wait
-from resilience_sdk.hang.workers import counts, innermost, is_idle_loop, may_be_waited_for, waits_for_worker
+from resilience_sdk.hang.workers import (
+    counts,
+    innermost,
+    is_idle_loop,
+    may_be_waited_for,
+    waits_for_thread,
+    waits_for_worker,
+)
 
 if TYPE_CHECKING:
     from resilience_sdk.hang.evidence import ThreadStack
@@ -113,6 +120,7 @@ class ActivityTracker:
         self._ahead_ns: int | None = None  # the end of the wait that it is in, which is not short
         self._woke_ns: int | None = None
         self._workers: dict[int, ThreadStack] = {}
+        self._is_alone = False  # there is no thread that it may be waiting for, whatever that would do
         self._keep_house: frozenset[int] = frozenset()
         self._worker_looks: deque[tuple[int, Mapping[int, Wait]]] = deque()
         self._recent: deque[Movement] = deque()
@@ -250,6 +258,7 @@ class ActivityTracker:
             tid: thread for tid, thread in numbered.items() if may_be_waited_for(thread.frames, frames or ())
         }
         self._keep_house = frozenset(tid for tid in numbered if tid not in self._workers)
+        self._is_alone = bool(frames) and not any(may_be_waited_for(one.frames, frames or ()) for one in threads)
         if frames is not None and not frames:
             return  # it has answered, and of the thread that beats there is no stack
         if frames is None or tuple(frames) != self._frames:
@@ -340,7 +349,8 @@ class ActivityTracker:
             return Activity(Kind.UNKNOWN, self._quiet_s, on, f"{still}; what it waits in is not known")
         if on in LOCKS:
             seen = self._seen_workers()
-            if seen or self._waits_for_worker() or self._fresh_move():
+            is_for_worker = self._waits_for_worker() and not (self._is_alone and waits_for_thread(self._frames))
+            if seen or is_for_worker or self._fresh_move():
                 on = On.WORKER  # which may be uploading, and sockets are not seen
             for tid, wait in list(seen.items())[:1]:
                 name, frame = self._workers[tid].name, innermost(self._workers[tid].frames)

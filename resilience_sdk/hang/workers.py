@@ -22,6 +22,8 @@ _WORKER_WAIT = re.compile(
     r"|/threading\.py:\S+ (join|_wait_for_tstate_lock)|/queue\.py:\S+ (get|put|join)|/subprocess\.py:\S+ \w+"
     r"|/torch/utils/data/dataloader\.py:\S+ \w+)$"
 )
+# Those of them that a thread of the same process ends, and nobody else.
+_THREAD_WAIT = re.compile(r"(/threading\.py:\S+ (join|_wait_for_tstate_lock)|/queue\.py:\S+ (get|put|join))$")
 _INNERMOST = 4  # frames, within which a wait for a worker is called
 # The frames of a thread's start, below which its owner stands.
 _STARTS = re.compile(
@@ -49,6 +51,11 @@ _HOUSEKEEPERS = re.compile(
 def waits_for_worker(frames: Sequence[str]) -> bool:
     """Tell whether a stack, innermost first, says by itself that it waits for a thread, a process or a queue."""
     return any(_WORKER_WAIT.search(frame) for frame in frames[:_INNERMOST])
+
+
+def waits_for_thread(frames: Sequence[str]) -> bool:
+    """Tell whether a stack, innermost first, says by itself that only a thread of the same process can end its wait."""
+    return any(_THREAD_WAIT.search(frame) for frame in frames[:_INNERMOST])
 
 
 def may_be_waited_for(frames: Sequence[str], waiter: Sequence[str]) -> bool:

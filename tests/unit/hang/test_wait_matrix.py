@@ -24,6 +24,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "design" / "monitor.md"
 LIB = "/usr/lib/python3.11"
 EVENT = (f"{LIB}/threading.py:327 wait", f"{LIB}/threading.py:629 wait", "/home/me/train.py:9 main")
 FUTURE = (f"{LIB}/threading.py:327 wait", f"{LIB}/concurrent/futures/_base.py:451 result", "/home/me/train.py:9 main")
+QUEUE = (f"{LIB}/threading.py:327 wait", f"{LIB}/queue.py:171 get", "/home/me/train.py:9 main")
 LOOP = (f"{LIB}/selectors.py:468 select", f"{LIB}/asyncio/base_events.py:1871 _run_once", "/home/me/train.py:9 main")
 WORKS = ThreadStack(5, "worker", False, ("/home/me/client.py:12 fetch",), native_id=8)
 HOUSE = ThreadStack(
@@ -60,7 +61,9 @@ CASES = {
     "a lock beside `Timer(120)`": Case(On.LOCK, worker=after(On.LOCK, 120)),
     "a lock beside `Timer(400)`": Case(On.LOCK, worker=after(On.LOCK, 400)),
     "a lock beside `Timer(3600)`": Case(On.LOCK, worker=after(On.LOCK, 3600)),
-    "a future, `join`, a queue": Case(On.LOCK, frames=FUTURE),
+    "a future": Case(On.LOCK, frames=FUTURE),
+    "`join` or a queue, beside a thread on a lock": Case(On.LOCK, frames=QUEUE, worker=Wait(On.LOCK)),
+    "`join` or a queue whose thread has died": Case(On.LOCK, frames=QUEUE),
     "`join(90)`, `result(400)`": Case(On.LOCK, 400, frames=FUTURE),
     "a future of a thread that sleeps for 400 s": Case(On.LOCK, frames=FUTURE, worker=after(On.SLEEP, 400)),
     "a sleep, or a lock with a time, of 30 s": Case(On.SLEEP, 30),
@@ -169,7 +172,7 @@ def test_a_wait_costs_what_the_page_says(make, name, tier):
         assert found == pytest.approx(int(told), abs=2.0)
 
 
-@pytest.mark.parametrize("name", ["a lock, beside nobody or housekeeping", "of 90 s", "a future, `join`, a queue"])
+@pytest.mark.parametrize("name", ["a lock, beside nobody or housekeeping", "of 90 s", "a future"])
 def test_what_the_others_do_makes_no_difference_once_they_wait(make, name):
     """While another rank of the same step computes, nobody is waited for alone; then the count is the same."""
     case, alone = CASES[name], price(make, CASES[name], "in a step")

@@ -8,7 +8,7 @@ import pytest
 
 import resilience_sdk
 from resilience_sdk.hang.waits import On, Wait
-from resilience_sdk.hang.workers import counts, may_be_waited_for, waits_for_worker
+from resilience_sdk.hang.workers import counts, may_be_waited_for, waits_for_thread, waits_for_worker
 
 OURS = str(Path(resilience_sdk.__file__).parent)
 LIB = "/usr/lib/python3.11"
@@ -102,3 +102,11 @@ def test_waits_for_a_worker_that_the_stack_names():
     assert waits_for_worker((f"{LIB}/threading.py:1139 _wait_for_tstate_lock", f"{LIB}/threading.py:1119 join"))
     assert waits_for_worker((f"{LIB}/threading.py:327 wait", f"{LIB}/concurrent/futures/_base.py:451 result"))
     assert not waits_for_worker(MAIN)
+
+
+def test_waits_that_only_a_thread_of_the_process_ends():
+    """A join and a queue; a future may be another process's, and so may a queue of multiprocessing."""
+    assert waits_for_thread((f"{LIB}/threading.py:1139 _wait_for_tstate_lock", f"{LIB}/threading.py:1119 join"))
+    assert waits_for_thread((f"{LIB}/threading.py:327 wait", f"{LIB}/queue.py:171 get", "/home/me/train.py:9 main"))
+    assert not waits_for_thread((f"{LIB}/threading.py:327 wait", f"{LIB}/concurrent/futures/_base.py:451 result"))
+    assert not waits_for_thread((f"{LIB}/multiprocessing/queues.py:103 get", "/home/me/train.py:9 main"))
