@@ -21,11 +21,13 @@ from resilience_sdk.hang.activity import Kind
 from resilience_sdk.hang.saves import stalls_in_save
 from resilience_sdk.hang.timeouts import OUT_OF_SECTION, LearnedTimeouts
 from resilience_sdk.hang.timers import CollectivePosition, Due, HangRules, RankState, RankTimers, verdict_due, watch
+from resilience_sdk.hang.waits import LOCKS
 
 if TYPE_CHECKING:
     from resilience_sdk.recorder.page_reader import OpenSection
 
 Positions = Mapping[int, Mapping[str, CollectivePosition]]
+MAY_BE_OVER = "all ranks stopped at the same count with nothing open: the loop may be over"
 
 
 def wait_edges(positions: Positions) -> dict[int, set[int]]:
@@ -252,6 +254,13 @@ def expected(states: Sequence[RankState]) -> Sequence[RankState]:
     return [attrs.evolve(state, is_expected=True) if state.rank in marked else state for state in states]
 
 
+def _is_alone_in_lock(state: RankState, rules: HangRules) -> bool:
+    """Tell whether a rank has stood for `stuck_after` in a lock beside no thread that may release it."""
+    activity = state.activity
+    is_still = activity is not None and activity.kind is Kind.STUCK and activity.still_s >= rules.stuck_after
+    return is_still and activity is not None and activity.on in LOCKS and activity.ends_in_s is None
+
+
 def _is_silent(state: RankState) -> bool:
     return state.running and state.snapshot is not None and not state.snapshot.done and not state.has_signal
 
@@ -274,8 +283,10 @@ def _decide(watches: Sequence[RankTimers], book: LearnedTimeouts, rules: HangRul
     waited_for = ranks_waited_for(states)
     if _idle_together(watches) and not any(s.stopped for s in states if s.rank in waited_for):
         # A save behind the loop ends when its storage answers: that it does not is told, and nobody is ended for it.
-        saves = [s.rank for s in states if s.rank in waited_for and stalls_in_save(s)]
-        return _answer("suspect", saves, "all ranks stopped at the same count with nothing open: the loop may be over")
+        # Neither for a lock that nobody is there to release: who idles behind the loop may want to.
+        idle = [s for s in states if s.rank in waited_for]
+        told = [s.rank for s in idle if stalls_in_save(s)] or [s.rank for s in idle if _is_alone_in_lock(s, rules)]
+        return _answer("suspect", told, MAY_BE_OVER)
     paused = [s.rank for s in states if s.rank in waited_for and s.snapshot and s.snapshot.paused is not None]
     if paused:
         return _answer("held", waited_for, f"{ranks_text(paused)} paused: {_reason(states, paused[0])}")

@@ -14,7 +14,7 @@ import attrs
 from resilience_sdk.attribution.exceptions import is_users_frame
 from resilience_sdk.core.words import clock_time
 from resilience_sdk.hang.activity import Activity, Kind
-from resilience_sdk.hang.detect import Judgement, ranks_text, ranks_waited_for
+from resilience_sdk.hang.detect import MAY_BE_OVER, Judgement, ranks_text, ranks_waited_for
 from resilience_sdk.hang.evidence import FlightRecord
 from resilience_sdk.hang.saves import STALL, is_loading, stalls_in_save
 from resilience_sdk.hang.timers import RankState
@@ -195,6 +195,8 @@ def _outlook(judgement: Judgement, activities: Sequence[Activity | None]) -> str
     kinds = {activity.kind if activity is not None else None for activity in activities}
     if kinds == {Kind.BUSY}:
         return "; slow, not hung"
+    if judgement.detail == MAY_BE_OVER:
+        return "; no verdict, as the loop may be over: nobody is ended for it"
     due = judgement.due
     if due is None or not math.isfinite(due.in_s):
         return ""

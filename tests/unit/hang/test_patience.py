@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from resilience_sdk.hang.activity import Activity, Kind
 from resilience_sdk.hang.detect import judge
+from resilience_sdk.hang.notices import notice_text
 from resilience_sdk.hang.timers import HangRules, verdict_due, watch
 from resilience_sdk.hang.waits import On
 
@@ -260,6 +261,21 @@ def test_a_save_behind_the_loop_is_told_and_ends_nobody(make, book):
     saves = attrs.evolve(idle[0], slow_work="checkpoint")
     judgement = judge([saves, idle[1]], book, make.now, RULES, stalled=True)
     assert (judgement.kind, judgement.waited_for, judgement.due) == ("suspect", (0,), None)
+
+
+@pytest.mark.parametrize(
+    ("on", "still_s", "named"), [(On.LOCK, 61.0, (0, 1)), (On.LOCK, 59.0, ()), (On.WORKER, 400.0, ())]
+)
+def test_a_lock_behind_the_loop_that_no_thread_will_release_is_told_and_ends_nobody(make, book, on, still_s, named):
+    """Who idles there may want to, and who forgot something hears of it; beside a thread it may yet go on."""
+    idle = [make.rank(r, idle=400.0, activity=Activity(Kind.STUCK, still_s, on)) for r in (0, 1)]
+    judgement = judge(idle, book, make.now, RULES, stalled=True)
+    assert (judgement.kind, judgement.waited_for, judgement.due) == ("suspect", named, None)
+    if named:
+        text = notice_text(judgement, idle, {}, {}, 64.0, now=0.0)
+        assert text == (
+            "no progress for 64 s: rank 0 stuck, rank 1 stuck; no verdict, as the loop may be over: nobody is ended for it"
+        )
 
 
 @given(data=st.data())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import types
 
 import attrs
 import pytest
+from torch.distributed import PrefixStore, TCPStore
 
 from resilience_sdk.cluster.bus import NodeRelay
 from resilience_sdk.core.journal import Event, Journal
@@ -107,6 +110,35 @@ def test_an_interrupted_job_says_what_is_lost(run_dir):
     closed = attrs.evolve(facts, terminal_closed=True)
     found = Reporter(run_dir, ours, NodeRelay(None, ours), term_grace_s=1.0).conclude(closed, None, None)
     assert found.headline == "interrupted by the user, whose terminal was closed (SIGHUP); 2 steps lost"
+
+
+def test_a_node_that_leaves_waits_for_no_word_where_the_store_is_gone(run_dir, tmp_path, monkeypatch):
+    """The node with the store has left before this one had read its word: nothing more can come."""
+    monkeypatch.setattr("resilience_sdk.postmortem.report._ALL_LEFT_S", 3600.0)
+    program = (
+        "from torch.distributed import TCPStore\n"
+        "store = TCPStore('localhost', 0, is_master=True, wait_for_workers=False)\n"
+        "print(store.port, flush=True)\n"
+        "input()\n"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        store = TCPStore("localhost", int(server.stdout.readline()), is_master=False)
+        ours = journal(run_dir)
+        relay = NodeRelay(tmp_path, ours)
+        other = NodeRelay(None, ours)
+        for node, one in enumerate((other, relay)):
+            one.start(PrefixStore("rendezvous", store), 0, node, 2)
+        relay.note_fault()
+        relay.tell_end({})
+        assert 1 in other.wait_for_ends(lambda ends, *_: 1 in ends, 60.0)
+        server.kill()
+        server.wait()
+        facts = attrs.evolve(left(time.time()), nodes=2, node_number=1)
+        found = Reporter(run_dir, ours, relay, term_grace_s=1.0).conclude(facts, None, None)
+        assert decide([found.end], 3).exit_code == 75
+        for one in (other, relay):
+            one.stop()
 
 
 def test_what_the_ranks_have_recorded_of_this_attempt_is_not_recorded_again(run_dir):
