@@ -174,7 +174,10 @@ CUT = """return [...document.querySelectorAll('#runs table, #runs td, #runs tbod
   .filter(([right]) => right > document.querySelector('#runs').getBoundingClientRect().right + 1)"""
 
 
-@pytest.mark.parametrize("width", [1600, 1440, 1310, 1290, 1200, 1130, 1100, 800, 390])
+@pytest.mark.parametrize(
+    "width",
+    [1440, 390, *(pytest.param(each, marks=pytest.mark.release) for each in (1600, 1310, 1290, 1200, 1130, 1100, 800))],
+)
 def test_no_column_is_cut(browser: Any, tmp_path: Path, width: int) -> None:
     """With long names, steps and reasons of a run that stands still each column is inside of the list."""
     name = "llama-70b-pretraining-with-a-long-name"
@@ -235,7 +238,7 @@ def test_the_list_is_sorted_and_filtered_by_keyboard(browser: Any, shown: Served
     assert browser.complaints() == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.release)])
 def test_everybody_can_use_it(browser: Any, shown: Served, tmp_path: Path, dark: bool) -> None:
     """axe finds nothing serious on the list, with many runs and with none, on a run, and where a token is asked."""
     (empty := tmp_path / "empty").mkdir()

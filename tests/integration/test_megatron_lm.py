@@ -76,6 +76,7 @@ def test_pretrain_is_watched_from_within_and_left_as_it_was(tmp_path):
         assert end["traces"] == ["Timers", "DistributedSignalHandler", "NoneType"]
 
 
+@pytest.mark.release
 def test_asked_to_leave_it_saves_by_its_own_means_and_goes_on_there(tmp_path):
     """Only rank 1 gets the signal; both leave with 75 behind the same iteration, of which the next start is told."""
     save = tmp_path / "megatron"
@@ -98,6 +99,7 @@ def test_asked_to_leave_it_saves_by_its_own_means_and_goes_on_there(tmp_path):
     assert (run.run_dir / "finished").exists()
 
 
+@pytest.mark.release
 def test_a_hang_is_named_and_the_job_goes_on_from_its_checkpoint(tmp_path):
     """Rank 1 hangs in a forward of iteration 7; both start again behind iteration 5, and finish."""
     save = tmp_path / "megatron"
@@ -115,6 +117,7 @@ def test_a_hang_is_named_and_the_job_goes_on_from_its_checkpoint(tmp_path):
     assert (run.run_dir / "finished").exists()
 
 
+@pytest.mark.release
 def test_a_loss_that_is_no_number_is_named(tmp_path):
     """Megatron is told not to look: the incident has the rank and the iteration, and the training goes on."""
     words = ("--train-iters", 8, "--eval-interval", 1000, "--nan-at", 4, "--no-check-for-nan-in-loss-and-grad")
@@ -125,6 +128,7 @@ def test_a_loss_that_is_no_number_is_named(tmp_path):
     assert [(culprit["rank"], culprit["step"]) for culprit in incident["culprits"]] == [(1, 4)]
 
 
+@pytest.mark.release
 def test_a_result_that_is_rejected_twice_on_one_device_asks_for_another_node(tmp_path):
     """Megatron computes the iteration again, gets NaN again, saves and leaves with 16: requeued, not restarted here."""
     save = tmp_path / "megatron"
@@ -136,6 +140,7 @@ def test_a_result_that_is_rejected_twice_on_one_device_asks_for_another_node(tmp
     assert saved_after(save) == 4
 
 
+@pytest.mark.release
 def test_nvrx_that_is_provided_is_the_sdk(tmp_path):
     """`--enable-ft-package` finds its client, which is ours: sections, and timeouts that it calculates and keeps."""
     save = tmp_path / "megatron"
@@ -153,6 +158,7 @@ def test_nvrx_that_is_provided_is_the_sdk(tmp_path):
     assert kept["calculated_sections"] == ["checkpointing", "step"]
 
 
+@pytest.mark.release
 def test_nvrx_that_is_missing_is_said_with_a_cure_and_not_tried_again(tmp_path):
     """Megatron-LM imports it before it does anything else."""
     with pretraining(tmp_path, "--train-iters", 9, "--eval-interval", 1000, "--enable-ft-package") as run:

@@ -119,6 +119,7 @@ def test_sound_nodes_start(start, hosts):
     assert not nodes[0].events("degraded"), nodes[0].events("degraded")
 
 
+@pytest.mark.release
 def test_a_slow_link_is_named_and_the_others_go_on(start, hosts):
     """Four nodes, three are enough: the slow one leaves with 76, the others train without it."""
     four = hosts(4)
@@ -135,6 +136,7 @@ def test_a_slow_link_is_named_and_the_others_go_on(start, hosts):
     assert nodes[0].outcome()["verdict"] == "finished"
 
 
+@pytest.mark.release
 def test_a_slow_processor_is_named_and_all_end(start, hosts, group):
     """Three nodes, all are needed: every launcher says who is slow, no rank starts anywhere."""
     nodes = start(hosts(3), own={1: ("sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh")})
@@ -152,6 +154,7 @@ def test_a_slow_processor_is_named_and_all_end(start, hosts, group):
     assert outcome["reason"].startswith("the preflight leaves out host1: ")
 
 
+@pytest.mark.release
 def test_two_nodes_that_cannot_reach_one_another(start, hosts):
     """Both reach the rendezvous: one of these two, and which one nobody can tell."""
     two = hosts(2)
