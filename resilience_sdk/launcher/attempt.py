@@ -31,7 +31,8 @@ from resilience_sdk.core.settings import Settings
 from resilience_sdk.core.settings.parse import signal_name, signal_number
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.incidents.record import ranks_words
-from resilience_sdk.launcher.ranks import RankProcesses, handles
+from resilience_sdk.launcher.asking import LastLook, SecondSignal, ends_by, look_at
+from resilience_sdk.launcher.ranks import RankProcesses, number_for
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.monitor.pending_exceptions import read_thread_exception
 from resilience_sdk.postmortem.facts import (
@@ -47,7 +48,6 @@ from resilience_sdk.postmortem.facts import (
 from resilience_sdk.preemption.context import time_to_leave
 from resilience_sdk.preemption.reasons import Asker
 from resilience_sdk.rank.exceptions import frames_in, user_frame
-from resilience_sdk.recorder import page_directory
 from resilience_sdk.recorder.page_directory import make_again, make_private, page_stem, parse_stem
 from resilience_sdk.recorder.page_reader import PageReader, RankSnapshot
 from resilience_sdk.system.hostinfo import process_start_ticks
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 JOINS = "another node wants to join: starting the ranks again with it"
 _TICK_S = 1.0  # housekeeping only: a death or a signal ends the wait at once
 _HURRIED_S = 3.0  # for ranks of an attempt that has failed, once the launcher itself is asked to leave
-_DUMP_S = 0.3  # for a stack that is written in C
 _SETTLE_S = 0.5  # how long a rank that only lost its peers may be followed by the one that was lost
 
 
@@ -110,6 +109,7 @@ class Attempt:
         self._reported = 0
         self._late: set[int] = set()  # ranks that have finished, did not end, and were ended
         self._ending_ns: int | None = None
+        self._seen: dict[int, tuple[str, int]] = {}  # stacks of ranks a moment before they were ended, and when
 
     def run(self) -> AttemptEnding:
         """Watch until all ranks of this node are gone, and return how it came to that."""
@@ -120,7 +120,10 @@ class Attempt:
 
     def traces(self) -> dict[int, RankTrace]:
         """Return what the ranks have left so far."""
-        return self._files.traces(self.number, self.ranks.pids)
+        traces = self._files.traces(self.number, self.ranks.pids)
+        for rank, (stacks, at_ns) in self._seen.items():
+            traces[rank] = attrs.evolve(traces[rank], stacks=stacks, stacks_ns=at_ns)
+        return traces
 
     def _watch(self) -> AttemptEnding:
         left_at: float | None = None
@@ -139,7 +142,7 @@ class Attempt:
                 # The others leave too, each after its own last save; one that never does is ended.
                 left_at = left_at or time.monotonic()
                 if time.monotonic() - left_at > self._settings.preempt_time:
-                    self._ask_where_they_are()
+                    self._look_at_the_end()
                     return self._end("others left", EndedBy.RANKS)
             if self._agent.elastic and self._agent.nodes_waiting() > 0:
                 say(JOINS)
@@ -206,9 +209,10 @@ class Attempt:
         say(f"{told}: the job is asked to leave" + (f", the other ranks within {grace:g} s" if rest else ""))
         self._begin_ending("a rank was asked to leave")
         if rest:
-            self._journal.emit(Event.SIGNAL_SENT, signal="SIGTERM", ranks=rest, why="leave")
+            seen = self._look_before(signal.SIGTERM)
+            self._journal.emit(Event.SIGNAL_SENT, signal="SIGTERM", ranks=rest, why="leave", **seen)
         before = self._inbox.interrupts
-        self.ranks.end(grace, hurry=lambda: self._inbox.interrupts > before, at_the_end=self._ask_where_they_are)
+        self.ranks.end(grace, hurry=lambda: self._inbox.interrupts > before, at_the_end=self._look_at_the_end)
         by = EndedBy.INTERRUPT if self._inbox.interrupted else EndedBy.PREEMPTION
         return AttemptEnding(by, self._ending_ns, asked=tuple(names))
 
@@ -244,9 +248,18 @@ class Attempt:
             self._journal.emit(Event.PREEMPT_NOTICE, source=name, time_left_s=grace)
             forward = request
         running = list(self.ranks.running)
-        self._journal.emit(Event.SIGNAL_SENT, signal=signal_name(forward), ranks=running, why="leave")
+        seen = self._look_before(forward)
+        self._journal.emit(Event.SIGNAL_SENT, signal=signal_name(forward), ranks=running, why="leave", **seen)
+        second = SecondSignal(self.ranks, lambda rank, pid: self._files.page(self.number, rank, pid), forward)
+        second.note = lambda deaf: self._journal.emit(
+            Event.SIGNAL_SENT, signal="SIGTERM", ranks=list(deaf), why=f"{name} is not heard there"
+        )
         self.ranks.end(
-            grace, first=forward, hurry=lambda: self._inbox.interrupts > before, at_the_end=self._ask_where_they_are
+            grace,
+            first=forward,
+            hurry=lambda: self._inbox.interrupts > before,
+            meanwhile=second.look,
+            at_the_end=self._look_at_the_end,
         )
         if not self._inbox.interrupted:
             return AttemptEnding(EndedBy.PREEMPTION, self._ending_ns)
@@ -263,17 +276,32 @@ class Attempt:
             self.ranks.kill()
         return AttemptEnding(by, self._ending_ns)
 
-    def _ask_where_they_are(self) -> None:
-        """Have the ranks that still run leave their stacks, before they are ended: a save may be cut by that."""
-        number = self._settings.dump_signal
-        pids = [self.ranks.pids[rank] for rank in self.ranks.running] if number else []
-        asked = [pid for pid in pids if handles(pid, number)]
-        for pid in asked:
-            with contextlib.suppress(OSError):
-                os.kill(pid, number)
-        if asked:
-            self.ranks.wait(_DUMP_S)
-            self._note_exits()
+    def _look_before(self, number: int) -> dict[str, Any]:
+        """Look at the ranks that this signal ends at once: a save may be cut by that. Returns fields of an event."""
+        pids = {rank: self.ranks.pids[rank] for rank in self.ranks.running}
+        seen = self._look_at({rank: pid for rank, pid in pids.items() if ends_by(pid, number_for(pid, number))})
+        return {"unheard": list(seen.ranks), "writing": seen.writing_as_json()} if seen.ranks else {}
+
+    def _look_at_the_end(self) -> None:
+        """Look at the ranks that still run, before they are ended: a save may be cut by that."""
+        seen = self._look_at({rank: self.ranks.pids[rank] for rank in self.ranks.running})
+        self._note_exits()
+        self._journal.emit(
+            Event.SIGNAL_SENT,
+            signal="SIGKILL",
+            ranks=list(seen.ranks),
+            why="the time to leave is over",
+            writing=seen.writing_as_json(),
+        )
+
+    def _look_at(self, pids: Mapping[int, int]) -> LastLook:
+        seen = look_at(
+            pids,
+            stem=lambda rank, pid: self._files.stem(self.number, rank, pid),
+            dump_signal=self._settings.dump_signal,
+        )
+        self._seen.update({rank: (text, seen.at_ns) for rank, text in seen.stacks.items()})
+        return seen
 
     def _is_hurried(self) -> bool:
         """Tell whether ranks that are ended anyway are to be gone now: somebody waits for the launcher."""
@@ -375,6 +403,10 @@ class AttemptFiles:
             return {}
         step = snapshot.last_step if is_finished else snapshot.step
         return {"step": step, "step_is_global": snapshot.step_is_global, "completed": snapshot.beats}
+
+    def stem(self, attempt: int, rank: int, pid: int) -> Path | None:
+        """Return how the files of a rank process are called, without suffix; None where there are none."""
+        return None if self.directory is None else self.directory / page_stem(attempt, rank, pid)
 
     def page(self, attempt: int, rank: int, pid: int) -> RankSnapshot | None:
         """Return the page of a rank process as it is now, None where there is none."""
@@ -521,44 +553,3 @@ def _text(path: Path) -> str | None:
 def _unlink(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-_LOOK_EVERY_S = 0.5
-
-
-class PageKeeper:
-    """A thread that looks twice a second: the main one may wait for minutes, for ranks that save and leave."""
-
-    def __init__(self, files: AttemptFiles, journal: Journal) -> None:
-        """Keep the directory of `files` from now on; with none there is nothing to do."""
-        self._files = files
-        self._journal = journal
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="resilience-pages", daemon=True)
-        if files.directory is not None:
-            self._thread.start()
-
-    def close(self) -> None:
-        """Stop, before the directory is removed by its owner."""
-        self._over.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def look(self) -> None:
-        """Look once, and tell what was lost."""
-        pages = self._files.directory
-        if pages is None:
-            return
-        try:
-            if self._files.keep():
-                self._tell(page_directory.LOST, page_directory.words_of_loss(pages))
-        except OSError as error:
-            self._tell("no " + page_directory.LOST, page_directory.words_of_failure(pages, error))
-
-    def _keep(self) -> None:
-        while not self._over.wait(_LOOK_EVERY_S):
-            self.look()
-
-    def _tell(self, key: str, words: str) -> None:
-        if say_once(key, words):
-            self._journal.emit(Event.DEGRADED, what="pages", why=words)

@@ -29,7 +29,7 @@ from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.launcher.last_lines import JobOutcome, closing_lines, leaving_lines, may_wrap
 from resilience_sdk.launcher.restart_policy import Decision, to_leave
-from resilience_sdk.launcher.sidecars import Beside, Housekeeping, LeaseRenewal, write_report
+from resilience_sdk.launcher.sidecars import Beside, Housekeeping, LeaseRenewal, PageKeeper, write_report
 from resilience_sdk.launcher.signals import HABITS, LeaveRequested, SignalInbox, below_init, leave
 from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.postmortem.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE, JobVerdict
@@ -256,7 +256,7 @@ class _Launch:
         """
         from resilience_sdk.launcher import env
         from resilience_sdk.launcher.agent import Agent
-        from resilience_sdk.launcher.attempt import AttemptFiles, PageKeeper
+        from resilience_sdk.launcher.attempt import AttemptFiles
         from resilience_sdk.launcher.forkserver import WorkerStarter
         from resilience_sdk.launcher.job import Job
         from resilience_sdk.launcher.options import launch_config, least_nodes

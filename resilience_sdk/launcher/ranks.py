@@ -77,6 +77,12 @@ def handles(pid: int, number: int) -> bool:
     return caught is None or has_signal(caught, number)
 
 
+def number_for(pid: int, number: int) -> int:
+    """Return the signal that a rank gets in the place of `number`: SIGTERM where it does nothing on that."""
+    as_it_is = number in (signal.SIGINT, signal.SIGTERM) or handles(pid, number)
+    return number if as_it_is else signal.SIGTERM
+
+
 _HURRY_LOOK_S = 0.25  # how often it is asked whether the rest of a grace is cut short
 _KILL_WAIT_S = 5.0  # a killed process that is still there after this sits in the kernel
 
@@ -143,12 +149,13 @@ class RankProcesses:
         *,
         first: int = signal.SIGTERM,
         hurry: Callable[[], bool] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
         at_the_end: Callable[[], None] = lambda: None,
     ) -> None:
         """End every rank and what it started: `first`, up to `grace_s` seconds, SIGKILL for whole sessions.
 
-        `hurry` is asked after each wait and cuts the grace short; `at_the_end` is called when it is over and ranks
-        still run.
+        `hurry` is asked after each wait and cuts the grace short, `meanwhile` called where the grace goes on;
+        `at_the_end` is called when it is over and ranks still run.
         """
         self.signal(first)
         deadline = time.monotonic() + grace_s
@@ -156,6 +163,7 @@ class RankProcesses:
             self.wait(left if hurry is None else min(left, _HURRY_LOOK_S))
             if hurry is not None and hurry():
                 break
+            meanwhile()
         else:
             if self._running:
                 at_the_end()
@@ -170,8 +178,7 @@ class RankProcesses:
         self._signalled = True
         for pid in self._running.values():
             with contextlib.suppress(OSError):
-                as_it_is = number in (signal.SIGINT, signal.SIGTERM) or handles(pid, number)
-                os.kill(pid, number if as_it_is else signal.SIGTERM)
+                os.kill(pid, number_for(pid, number))
                 os.kill(pid, signal.SIGCONT)
 
     def finish(self, rank: int) -> None:

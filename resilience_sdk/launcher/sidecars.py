@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
@@ -26,9 +26,13 @@ from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.lease import RENEW_INTERVAL_S, Lease
 from resilience_sdk.core.settings import Settings, load
 from resilience_sdk.monitor.spawn import MonitorWatch
+from resilience_sdk.recorder import page_directory
 from resilience_sdk.system import procfs, programs
 from resilience_sdk.system.hostinfo import process_start_ticks
 from resilience_sdk.system.programs import Program
+
+if TYPE_CHECKING:
+    from resilience_sdk.launcher.attempt import AttemptFiles
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -289,3 +293,44 @@ class Housekeeping:
                 if say_once("monitor", f"the monitor cannot be started, hangs are not detected: {error}"):
                     self._journal.emit(Event.DEGRADED, what="monitor", why=str(error))
         self._beside.keep_alive()
+
+
+_LOOK_EVERY_S = 0.5
+
+
+class PageKeeper:
+    """A thread that looks twice a second: the main one may wait for minutes, for ranks that save and leave."""
+
+    def __init__(self, files: AttemptFiles, journal: Journal) -> None:
+        """Keep the directory of `files` from now on; with none there is nothing to do."""
+        self._files = files
+        self._journal = journal
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="resilience-pages", daemon=True)
+        if files.directory is not None:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop, before the directory is removed by its owner."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self) -> None:
+        """Look once, and tell what was lost."""
+        pages = self._files.directory
+        if pages is None:
+            return
+        try:
+            if self._files.keep():
+                self._tell(page_directory.LOST, page_directory.words_of_loss(pages))
+        except OSError as error:
+            self._tell("no " + page_directory.LOST, page_directory.words_of_failure(pages, error))
+
+    def _keep(self) -> None:
+        while not self._over.wait(_LOOK_EVERY_S):
+            self.look()
+
+    def _tell(self, key: str, words: str) -> None:
+        if say_once(key, words):
+            self._journal.emit(Event.DEGRADED, what="pages", why=words)

@@ -103,8 +103,12 @@ class Account:
     @property
     def advice(self) -> str | None:
         """Return what to change, so that the next stop works; None where this one did."""
-        cures = [] if self.cut is None else [self.cut.cure]
-        return "; ".join(dict.fromkeys([*cures, *(one.cure for one in self._shown)])) or None
+        cures = [one.cure for one in self._shown]
+        if self.cut is not None and self.cut.cure is not None:
+            cures.insert(0, self.cut.cure)
+        elif self.cut is not None and not cures:
+            cures.append(_ADD_CHECK)
+        return "; ".join(dict.fromkeys(cures)) or None
 
     @property
     def is_in_start_up(self) -> bool:

@@ -22,6 +22,7 @@ from resilience_sdk.recorder import page_layout as at
 from resilience_sdk.system.procfs import has_signal, status_fields
 
 _LEAVING = ("preemption",)
+_WORD_BITS = 64
 _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
 
 
@@ -54,6 +55,7 @@ class Handlers:
                 self._previous[number] = signal.signal(number, self._handle)
                 self._habits.add(number)
         self.numbers = self._settled = (*self.numbers, *sorted(self._habits))
+        self._publish()
 
     def take_over(self, behind: Mapping[int, Any], also: Sequence[int] = ()) -> None:
         """Put our handlers in the place of a framework's; `behind` has what was there before it, by number.
@@ -72,6 +74,7 @@ class Handlers:
             if previous != self._handle:
                 self._previous[number] = previous
             signal.signal(number, self._handle)
+        self._publish()
 
     def are_in_place(self) -> bool:
         """Tell whether a signal of ours is heard here now."""
@@ -89,6 +92,12 @@ class Handlers:
             if previous is not None and signal.getsignal(number) == self._handle:
                 signal.signal(number, previous)
         self.numbers = self._settled
+        self._publish()
+
+    def _publish(self) -> None:
+        """Say on the page which signals are heard here: whoever asks this rank to leave sends another one else."""
+        heard = {number for number in self.numbers if signal.getsignal(number) == self._handle}
+        self._words[at.W_HEARS] = sum(1 << number for number in heard if number < _WORD_BITS)
 
     def take_wakeup(self, descriptor: int) -> None:
         """Have each signal written to `descriptor` at once, even while the main thread is in C; never steals it."""

@@ -57,6 +57,7 @@ W_NOTICE = 23  # why this rank knows that the job should leave: a signal's numbe
 W_ACKNOWLEDGED = 24  # the round whose stop this rank has promised to take part in
 W_OVER_NS = 30  # when the script ended and the interpreter began to go down, by whatever; 0: it has not
 W_DESTROYING_NS = 31  # since when the main thread has been in torch's destroy_process_group; 0: it is not
+W_HEARS = 32  # bit n: signal n is taken by the handler of the SDK in this process, as a request to leave
 W_STEPPED = 29  # 1: the first step is complete, and the words BEFORE say what came before its end
 W_EXIT_CODE = 28  # what the script has left with, where it is over or EXIT_STATE clean; how its process ends may differ
 W_JOINT = 27  # bit n: passes of name n hold collectives, so their time is that of the other ranks too

@@ -101,6 +101,10 @@ class RankSnapshot:
     """When the script ended and its interpreter began to go down."""
     destroying_ns: int | None = None
     """Since when the main thread has been in torch's `destroy_process_group`."""
+    hears: tuple[int, ...] = ()
+    """The signals that the SDK's handler takes as a request to leave, by the word of the rank."""
+    notice: int = 0
+    """The signal that has asked it to leave, or one of NOTICE_NAMES; 0: nobody has."""
 
     @property
     def is_over(self) -> bool:
@@ -323,6 +327,8 @@ class PageReader:
             group_left=bool(flags & at.FLAG_GROUP_LEFT),
             over_ns=q[at.W_OVER_NS] or None,
             destroying_ns=q[at.W_DESTROYING_NS] or None,
+            hears=tuple(number for number in range(1, 64) if q[at.W_HEARS] >> number & 1),
+            notice=q[at.W_NOTICE],
         )
 
     @staticmethod

@@ -55,15 +55,36 @@ def test_a_save_of_the_scripts_own_that_was_cut_is_said_first(tmp_path):
         assert run.finish() == 75, run.screen
         assert not run.told("saved-*")
         reason, steps = run.outcome()["reason"], run.told("made-0")[0].read_text()
-        assert reason.startswith("ranks 0-1 were ended while saving (in told_stops.py:"), reason
+        assert reason.startswith("ranks 0-1 were ended while saving own-0.part and 1 more (in told_stops.py:"), reason
         assert "slow_save()" in reason
-        assert "after all ranks had stopped: the 3 s to leave were over; what was being written is not whole" in reason
+        part = tmp_path / "told" / "own-0.part"
+        assert f"after all ranks had stopped: the 3 s to leave were over; {part} and 1 more are not whole" in reason
         assert f"all ranks stopped after {steps} steps" in reason
         assert "to do: raise preempt_time (--preempt-time)" in reason
         assert f"preempted: {reason}" in run.screen.replace("\nresilience:  ", "")
         (incident,) = run.incidents()
         assert incident["evidence"][0]["source"] == "save"
         assert incident["evidence"][0]["text"].startswith("ranks 0-1 were ended while saving")
+
+
+@pytest.mark.slow
+def test_a_save_that_a_signal_cuts_in_a_script_that_handles_none_is_said_first(tmp_path):
+    """`torch.save` in the loop and in a thread, gone within a moment: what each was in was seen before the signal."""
+    with job(tmp_path, *TWO, "told_stops.py", "saves", "--save", "120") as run:
+        run.wait(lambda: len(run.told("saves-*")) == 2, "both saves")
+        asked = time.monotonic()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.finish() == 75, run.screen
+        assert time.monotonic() - asked < 8
+        reason, path = run.outcome()["reason"], tmp_path / "told" / "step-4-of-0.pt"
+        words = "ranks 0-1 were ended while saving step-4-of-0.pt and 1 more (in torch.save at told_stops.py:"
+        assert reason.startswith(words), reason
+        assert "keep()) by SIGTERM, which nothing there handles; " in reason
+        assert f"{path} and 1 more are not whole, and what was to be kept there is lost" in reason
+        assert "0 steps lost" not in run.screen
+        (sent,) = run.events("signal_sent")
+        assert (sent["unheard"], sent["writing"]["0"]) == ([0, 1], str(path))
+        assert run.incidents()[-1]["evidence"][0]["source"] == "save"
 
 
 @pytest.mark.slow
@@ -119,6 +140,24 @@ def test_a_signal_that_schedulers_send_by_habit_saves_as_any_other(tmp_path):
         assert {event["step"] for event in run.events("stop_agreed")} == {made}
         assert f"all ranks stopped after {made} steps" in run.outcome()["reason"]
         assert "SIGUSR2 to rank 0" in run.outcome()["reason"]
+
+
+@pytest.mark.slow
+def test_ranks_that_have_a_use_of_their_own_for_the_signal_hear_of_the_stop_all_the_same(tmp_path):
+    """Two have their stacks written by `faulthandler`, a third one has a handler: each works, and all stop as one."""
+    with job(tmp_path, "--nproc-per-node", "3", "told_stops.py", "uses") as run:
+        run.wait(lambda: len(run.told("step-*")) == 3, "a step")
+        asked = time.monotonic()
+        run.process.send_signal(signal.SIGUSR1)
+        run.wait(lambda: len(run.told("stopped-*")) == 3, "the stop")
+        assert time.monotonic() - asked < 5
+        assert run.finish() == 75, run.screen
+        assert len({path.read_text() for path in run.told("stopped-*")}) == 1
+        assert run.told("handled-2")
+        assert run.screen.count("most recent call first") >= 2
+        reason = run.outcome()["reason"]
+        assert "asked to leave by SIGUSR1 to the launcher" in reason
+        assert "all ranks stopped" in reason
 
 
 @pytest.mark.slow

@@ -213,7 +213,16 @@ SAVING = ("/usr/lib/python3.11/site-packages/torch/serialization.py:10 save", *F
         (Activity(Kind.UNKNOWN, 20.0), {"section": "checkpoint", "process_state": "D"}, True),
         (Activity(Kind.WAITING, 20.0, On.FILE_LOCK), {"section": "checkpoint"}, True),
         (Activity(Kind.STUCK, 20.0, On.FILE), {"frames": OURS}, True),
-        (Activity(Kind.STUCK, 20.0, On.FILE), {"frames": (FRAMES[1], "/x/trainer.py:9 _save_checkpoint")}, True),
+        (
+            Activity(Kind.STUCK, 20.0, On.FILE),
+            {"frames": ("/x/train.py:15 write_shard", "/x/trainer.py:9 _save_checkpoint")},
+            True,
+        ),
+        # A name alone is no proof: what the function calls trains, waits before no file, or it does more than it says.
+        (Activity(Kind.STUCK, 20.0, On.FILE), {"frames": (FRAMES[1], "/x/trainer.py:9 _save_checkpoint")}, False),
+        (Activity(Kind.STUCK, 20.0, On.FILE), {"frames": ("/x/train.py:15 save_model_and_train",)}, False),
+        (Activity(Kind.STUCK, 20.0, On.SOCKET), {"frames": ("/x/train.py:15 save_state",)}, False),
+        (Activity(Kind.STUCK, 20.0, On.FILE), {"section": "activation_checkpoint"}, False),
         (
             Activity(Kind.STUCK, 20.0, On.FILE),
             {"frames": (FRAMES[1], "/x/trainer.py:9 saved_models")},

@@ -21,6 +21,23 @@ COMPUTES = """Current thread 0x00007f00 (most recent call first):
   File "/v/lib/python3.11/site-packages/torch/utils/checkpoint.py", line 496 in checkpoint
   File "/home/me/train.py", line 60 in <module>
 """
+EVALUATES = """Current thread 0x00007f00 (most recent call first):
+  File "/v/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125 in forward
+  File "/home/me/train.py", line 12 in evaluate
+  File "/home/me/train.py", line 14 in save_model_and_evaluate
+  File "/v/lib/python3.11/site-packages/transformers/trainer.py", line 14 in _maybe_log_save_evaluate
+  File "/home/me/train.py", line 60 in <module>
+"""
+SAVES_BEHIND = """Thread 0x00007f01 [keeper] [77] (most recent call first):
+  File "/home/me/slow.py", line 5 in write
+  File "/v/lib/python3.11/site-packages/torch/serialization.py", line 950 in save
+  File "/home/me/train.py", line 31 in keep
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Thread 0x00007f00 [MainThread] [76] (most recent call first):
+  File "/home/me/train.py", line 12 in forward
+  File "/home/me/train.py", line 60 in <module>
+"""
 WAITS = """Current thread 0x00007f00 (most recent call first):
   File "/home/me/train.py", line 12 in upload
   File "/home/me/train.py", line 60 in <module>
@@ -78,6 +95,8 @@ def test_a_save_of_the_scripts_own_that_was_cut_comes_first_with_its_line_and_it
         ((ended(0, -9),), SAVES, False, "rank 0 was ended while saving"),  # a handler of the script's own
         ((ended(0, -9),), WAITS, False, None),
         ((ended(0, -9),), COMPUTES, False, None),  # activations are kept, not a state
+        ((ended(0, -9),), EVALUATES, False, None),  # what it is in says more than the name of who called that
+        ((ended(0, -9),), SAVES_BEHIND, False, "rank 0 was ended while saving (in torch.save at train.py:31 keep())"),
         ((ended(0, 75, by_us=False), ended(1, 0, by_us=False)), None, True, None),
         ((ended(0, 1, by_us=False),), None, True, None),
     ],
@@ -104,3 +123,21 @@ def test_who_else_ended_it_is_not_said_to_have_kept_to_our_time():
     assert cut is not None
     assert "to leave were over" not in str(cut)
     assert "torchrun does after 30 s" in cut.cure
+
+
+def test_a_rank_that_the_signal_ended_at_once_names_its_file_and_no_time():
+    """Nothing there handles the signal, so more time cures nothing; what was seen before it was sent is its end."""
+    found = facts(ended(0, -15), ended(1, -15), stacks=SAVES, stopped=False)
+    sent = {"event": "signal_sent", "t": time.time(), "rank": None, "signal": "SIGTERM", "unheard": [0, 1]}
+    found.journal.told.append(sent | {"writing": {"0": "/ckpt/step-20.pt", "x": "/a", "1": 7}})
+    cut = find_cut(found)
+    story = account(found.events, {}, node="n0", saved=None, saved_here=False, died={}, cut=cut)
+    assert str(cut) == (
+        "ranks 0-1 were ended while saving step-20.pt (in torch.save at train.py:31 keep()) by SIGTERM, which nothing "
+        "there handles"
+    )
+    assert cut.lost.startswith("/ckpt/step-20.pt is not whole")
+    assert (
+        story.advice
+        == "call preemption.check() once per step on every rank, or train by run.steps(), which saves and stops"
+    )
