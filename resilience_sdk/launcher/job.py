@@ -40,7 +40,7 @@ from resilience_sdk.launcher.last_lines import JobOutcome, fault_line, restart_l
 from resilience_sdk.launcher.rendezvous import first_line, holder_of_taken_port, within
 from resilience_sdk.launcher.restart_policy import Decision, decide, ends_free, to_leave
 from resilience_sdk.launcher.sidecars import Housekeeping
-from resilience_sdk.launcher.signals import LeaveRequested, SignalInbox
+from resilience_sdk.launcher.signals import BEFORE_START, LeaveRequested, SignalInbox
 from resilience_sdk.monitor.pending_exceptions import may_be_of_thread
 from resilience_sdk.postmortem.collect import NodeEnd, Witness, look_safely, read_end
 from resilience_sdk.postmortem.exit_codes import JobVerdict, verdict_of
@@ -123,6 +123,7 @@ def _bind(port: str | None) -> None:
 
 
 _SCHEDULER_NODE = "SLURMD_NODENAME"  # how Slurm calls this node, which may not be its host's name
+_AGAIN = "before its ranks started again; what was saved is kept"
 _WORD_S = 0.5  # for the word of a node that has come again
 _FAULTS = (EndedBy.RANKS, EndedBy.HANG, EndedBy.SERVER)
 _NO_FAULT = (JobVerdict.FINISHED, JobVerdict.PREEMPTED, JobVerdict.INTERRUPTED)
@@ -188,17 +189,21 @@ class Job:
         self._last_fault: str | None = None
         self._finder = NewestFinder(run_dir)
         self._newest = NewestState(None)
+        self._has_run = False
 
     def run(self) -> JobEnd:
         """Run attempts until one ends the job."""
         while True:
             finding = self._attempt()
             if finding is None:
+                if self._has_run:
+                    self._inbox.stage = _AGAIN
                 continue
             if isinstance(finding, Decision):
                 if not finding.elsewhere:  # else whoever took it tells it
                     self._journal.emit(Event.DECISION, **finding.to_event())
                 return self._ended(finding)
+            self._inbox.stage = _between_attempts(self._newest.step, is_after_fault=True)
             self._incidents += filter(None, (finding.before, finding.incident))
             self._history.append(
                 attrs.evolve(
@@ -287,6 +292,7 @@ class Job:
             exit_codes={str(rank): code for rank, code in attempt.ranks.exit_codes.items()},
         )
         self._number += 1
+        self._has_run = True
         return finding
 
     def _say_why_they_come_again(self) -> None:
@@ -429,15 +435,19 @@ class Job:
 
     def _ended(self, decision: Decision) -> JobEnd:
         self._reporter.write_kept()
+        self._look_for_newest()
+        return self.so_far(decision)
+
+    def so_far(self, decision: Decision) -> JobEnd:
+        """Return the end of the job as it stands, by what is known without another look at any file."""
         last = self._history[-1] if self._history else None
-        good = self._look_for_newest()
         return JobEnd(
             decision,
             self._number,
             self._last_fault,
             tuple(self._incidents),
-            good.step,
-            good.not_taken,
+            self._newest.step,
+            self._newest.not_taken,
             stood=None if last is None else last.stood,
             free=last is not None and ends_free(self._history),
         )
@@ -464,12 +474,9 @@ class Job:
             self._relay.stop()
             self._files.remove_attempt(self._number)
             self._journal.emit(Event.ATTEMPT_END, ended_by=EndedBy.PREEMPTION.value, exit_codes={})
-        before = self._look_for_newest().step
-        told = "before its ranks started; nothing is lost"
-        if self._history:
-            kept = lost_words(None, None) if before is None else f"the newest checkpoint is after {count_words(before)}"
-            told = f"before its ranks started again after a fault; {kept}"
-        inbox = self._inbox
+        before, inbox = self._look_for_newest().step, self._inbox
+        is_after_fault = bool(self._history)
+        told = _between_attempts(before, is_after_fault=is_after_fault) if self._has_run else BEFORE_START
         by = EndedBy.INTERRUPT if inbox.interrupted else EndedBy.PREEMPTION
         reason = to_leave(inbox.name, told, interrupted=inbox.interrupted).reason
         end = AttemptEnd(self._number, by, checkpoint_before=before, checkpoint_after=before, leaving=reason)
@@ -487,3 +494,9 @@ def _fault_of(told: tuple[int, Mapping[str, Any]]) -> str:
     """Return what a node says of a fault, from its number and its words; nothing where there was none."""
     end = read_end(*told)
     return "" if end.joins else end.headline
+
+
+def _between_attempts(newest: int | None, *, is_after_fault: bool) -> str:
+    """Say what leaving loses once ranks have run; `newest`: after how many steps the checkpoint for a resume is."""
+    kept = lost_words(None, None) if newest is None else f"the newest checkpoint is after {count_words(newest)}"
+    return f"before its ranks started again{' after a fault' if is_after_fault else ''}; {kept}"

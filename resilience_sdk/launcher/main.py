@@ -123,7 +123,7 @@ def _main(argv: Sequence[str]) -> int:
 
 
 def _left_early(inbox: SignalInbox) -> Decision:
-    return to_leave(inbox.name, "before its ranks started; nothing is lost", interrupted=inbox.interrupted)
+    return to_leave(inbox.name, inbox.stage, interrupted=inbox.interrupted)
 
 
 def _run_chosen(options: Options, inbox: SignalInbox) -> int:
@@ -217,6 +217,7 @@ class _Launch:
     _told: Outcome | None = None
     """The end of the job, where this node is the one that wrote it."""
     _has_report: bool = False
+    _job: Job | None = None
 
     def run(self) -> int:
         self.inbox.last_words = self._write_last_words
@@ -234,12 +235,15 @@ class _Launch:
         return code
 
     def _left_early(self) -> JobEnd:
-        """Conclude a job that was asked to leave while there was nothing to lose."""
+        """Conclude a job that was asked to leave while none of its ranks ran."""
         from resilience_sdk.checkpoint.newest import newest_checkpoint
         from resilience_sdk.launcher.job import JobEnd
 
         decision = _left_early(self.inbox)
-        end = JobEnd(decision, attempts=0, what=None, incidents=(), checkpoint=newest_checkpoint(self.run_dir))
+        if self._job is not None:
+            end = self._job.so_far(decision)
+        else:
+            end = JobEnd(decision, attempts=0, what=None, incidents=(), checkpoint=newest_checkpoint(self.run_dir))
         self.journal.emit(Event.DECISION, **decision.to_event())
         self._write_outcome(end, first_node=self.options.one_node)
         return end
@@ -305,7 +309,7 @@ class _Launch:
             outcome=JobOutcome(self.run_dir.outcome, self.key),
         )
         housekeeping = Housekeeping(self.journal, files.directory, beside)
-        job = Job(
+        job = self._job = Job(
             agent,
             key=self.key,
             settings=options.settings,
@@ -415,6 +419,8 @@ class _Launch:
         # Asked to leave while its ranks finished: those of the others may have finished by now as well.
         if self.inbox.request is not None and agent.all_nodes_finished(limit_s=_ASKED_S):
             return end
+        told = "when the ranks of this node had finished, and those of another were not known to have"
+        self.inbox.stage = told
         try:
             with self.inbox.raising():
                 if agent.all_nodes_finished():
@@ -422,7 +428,6 @@ class _Launch:
             return attrs.evolve(end, decision=job.ended_elsewhere() or _UNSURE)
         except LeaveRequested:
             self.inbox.settle()  # else it counts as swallowed, and is raised again
-            told = "when the ranks of this node had finished, and those of another were not known to have"
             return attrs.evolve(end, decision=to_leave(self.inbox.name, told, interrupted=self.inbox.interrupted))
 
     def _mark_finished(self, end: JobEnd) -> JobEnd:

@@ -51,6 +51,7 @@ class LeaveRequested(BaseException):
     """Raised in the main thread by a signal that arrives inside `SignalInbox.raising`."""
 
 
+BEFORE_START = "before its ranks started; nothing is lost"
 _LAST_RESORT_S = 3.0  # to unwind what a signal has interrupted, before there is anything to lose
 _LAST_WORDS_S = 0.5
 _MAY_BE_IGNORED = frozenset(
@@ -82,6 +83,8 @@ class SignalInbox:
         self._terminal = "SIGHUP" not in notices and has_terminal()
         self.last_words: Callable[[], None] | None = None
         """What is to be done, in another thread, before a process that does not unwind is ended."""
+        self.stage = BEFORE_START
+        """Where the job is while signals raise, and what leaving then loses; kept up to date by whoever runs it."""
         self.arrived: list[int] = []
         self.wakeup, self._write_end = os.pipe()  # close on exec, as all that Python opens
         for end in (self.wakeup, self._write_end):
@@ -213,7 +216,7 @@ class SignalInbox:
             words.join(_LAST_WORDS_S)
         code = exit_code_of(self.arrived, terminal=self._terminal)
         with contextlib.suppress(OSError):
-            os.write(2, f"resilience: {self.name}: left before the ranks started (exit code {code})\n".encode())
+            os.write(2, f"resilience: {self.name}: left {self.stage} (exit code {code})\n".encode())
         os._exit(code)
 
 

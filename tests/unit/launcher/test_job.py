@@ -1,5 +1,6 @@
 """How a job ends whose attempts never begin."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from resilience_sdk.launcher.job import Job
 from resilience_sdk.launcher.restart_policy import Decision
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.postmortem.exit_codes import JobVerdict
+from resilience_sdk.postmortem.facts import RankExit
 from resilience_sdk.postmortem.outcome import Outcome, write_outcome
 
 
@@ -22,12 +24,15 @@ def run_dir(tmp_path):
     return RunDirectory.create(tmp_path / "run")
 
 
-def ended(run_dir, meet, ready=True):
+def ended(run_dir, agent, ready=True, inboxes=None):
     """Return the decision that ended a job, and the decisions that its journal tells."""
+    agent = agent if isinstance(agent, SimpleNamespace) else SimpleNamespace(meet=agent)
     journal = Journal(run_dir.journal, writer="launcher", host="a", boot_id="", job="job")
     with SignalInbox(["SIGTERM"]) as inbox:
+        if inboxes is not None:
+            inboxes.append(inbox)
         job = Job(
-            SimpleNamespace(meet=meet),
+            agent,
             key="job",
             settings=Settings(),
             run_dir=run_dir,
@@ -59,6 +64,52 @@ def test_what_nodes_found_of_one_another_is_told(run_dir):
     """And whether the job goes on without this one."""
     out = Decision(JobVerdict.HARDWARE, "it is slow", others_go_on=True)
     assert ended(run_dir, lambda number: number, out) == (out, [("hardware", True)])
+
+
+def test_what_leaving_loses_once_ranks_have_run_is_no_longer_nothing(run_dir):
+    """Ranks failed; then the process does not come back to its next attempt, and whoever ends it has the words."""
+    ranks = SimpleNamespace(
+        exits=[RankExit(0, 0, 100, 1, 0, 1, False)],
+        exit_codes={0: 1},
+        running=(),
+        pids={0: 100},
+        unkillable=(),
+        server_end=None,
+        wait=lambda _: [],
+        kill=lambda: None,
+        close=lambda: None,
+    )
+    seen = []
+
+    def meet(number):
+        seen.append(inboxes[0].stage)
+        if number:
+            signal.raise_signal(signal.SIGTERM)
+        return number
+
+    agent = SimpleNamespace(
+        meet=meet,
+        start=lambda *_: ranks,
+        ranks={0: 0},
+        world_size=1,
+        node=0,
+        nodes=1,
+        node_name="a",
+        rendezvous_s=0.0,
+        store=None,
+        elastic=False,
+        peers=(),
+        store_host="",
+        own_port=None,
+        spare_nodes=0,
+        holds_store=True,
+    )
+    inboxes = []
+    decision, told = ended(run_dir, agent, inboxes=inboxes)
+    again = "before its ranks started again after a fault; the SDK saved nothing, what the script saved itself is kept"
+    assert seen == ["before its ranks started; nothing is lost", again]
+    assert decision.reason.endswith(again)
+    assert told[-1] == ("preempted", False)
 
 
 def test_what_another_node_has_decided_is_told_by_that(run_dir):

@@ -1,6 +1,7 @@
 """What the launcher settles before its first attempt: the run directory, and what an outer launcher said."""
 
 import os
+import signal
 
 import pytest
 
@@ -13,6 +14,16 @@ from resilience_sdk.launcher.main import _job_key, _open_run_dir, main
 from resilience_sdk.launcher.options import parse_options
 
 TWO_NODES = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1", "--rdzv-id", "x")
+
+
+@pytest.fixture(autouse=True)
+def handlers_as_before():
+    """A launcher that is over keeps its handlers, which end the process: here that of the tests."""
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -88,4 +88,4 @@ def test_a_launcher_that_swallows_the_request_is_ended_all_the_same() -> None:
         process.send_signal(signal.SIGUSR1)
         assert process.wait(30) == 75
         assert process.stdout.read() == b"ready\nlast words\n"
-        assert b"SIGUSR1: left before the ranks started (exit code 75)" in process.stderr.read()
+        assert b"SIGUSR1: left before its ranks started; nothing is lost (exit code 75)" in process.stderr.read()
