@@ -6,7 +6,7 @@ The table of patience is that of what it waits in, as for whoever stands still; 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from resilience_sdk.attribution.exceptions import is_our_frame, is_users_frame
 from resilience_sdk.hang.activity import Activity, Kind
@@ -69,6 +69,11 @@ def trains(frames: Sequence[str]) -> bool:
 def writes_a_file(frames: Sequence[str]) -> bool:
     """Tell whether a stack is in a function of a library that writes files."""
     return busy_with(frames) == "checkpoint" or any(_WRITERS.search(frame) for frame in frames)
+
+
+def saving_frames(threads: Iterable[Sequence[str]]) -> Sequence[str]:
+    """Return the stack of the first of these threads that saves; none where nobody does."""
+    return next((frames for frames in threads if is_saving(None, frames) or writes_a_file(frames)), ())
 
 
 def _is_written(section: str | None, frames: Sequence[str]) -> bool:

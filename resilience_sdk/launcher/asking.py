@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
+from resilience_sdk.core.console import say
+from resilience_sdk.hang.evidence import parse_faulthandler
+from resilience_sdk.hang.notices import innermost_of_user
+from resilience_sdk.hang.saves import saving_frames
 from resilience_sdk.monitor.evidence import FlightRequest, StackRequest
 from resilience_sdk.monitor.ranks import open_target
 from resilience_sdk.system.hostinfo import process_start_ticks
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 # The stop waits for these: threads that write down the stacks of a rank, and where one is silent, its signal handler.
 _HELPER_S, _HANDLER_S = 0.15, 0.15
 _POLL_S = 0.002
+_LOOK_AGAIN_S = 2.0
+_SAVE_PATIENCE_S = 1800.0
 _HEARD_S = 1.0  # for a handler of ours to note a signal, also while the main thread computes
 
 
@@ -151,3 +157,28 @@ class SecondSignal:
         if page is None or page.notice or signal.SIGTERM not in page.hears:
             return False
         return is_late or self.first not in page.hears
+
+
+@attrs.define
+class LateSaves:
+    """Knows which ranks still save though their training is over: in a thread, at exit. Those are not ended."""
+
+    look: Callable[[int], LastLook]
+    """Looks at a rank."""
+    _saving: dict[int, bool] = attrs.field(factory=dict)
+    _look_at: dict[int, float] = attrs.field(factory=dict)
+
+    def is_saving(self, rank: int, late_s: float) -> bool:
+        """Tell whether a rank is in a save, by a look every two seconds; one that is so late has stalled for good."""
+        if late_s > _SAVE_PATIENCE_S:
+            return False
+        now = time.monotonic()
+        if now >= self._look_at.get(rank, 0.0):
+            self._look_at[rank] = now + _LOOK_AGAIN_S
+            stacks = self.look(rank).stacks.get(rank, "")
+            frames = saving_frames(thread.frames for thread in parse_faulthandler(stacks))
+            if frames and rank not in self._saving:
+                place = (innermost_of_user(frames) or frames[0]).rpartition("/")[2].replace(" ", " in ", 1)
+                say(f"rank {rank} has finished, and still saves at {place}: exit_timeout waits for that")
+            self._saving[rank] = bool(frames)
+        return self._saving[rank]

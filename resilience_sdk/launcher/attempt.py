@@ -31,7 +31,7 @@ from resilience_sdk.core.settings import Settings
 from resilience_sdk.core.settings.parse import signal_name, signal_number
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.incidents.record import ranks_words
-from resilience_sdk.launcher.asking import LastLook, SecondSignal, ends_by, look_at
+from resilience_sdk.launcher.asking import LastLook, LateSaves, SecondSignal, ends_by, look_at
 from resilience_sdk.launcher.ranks import RankProcesses, number_for
 from resilience_sdk.launcher.signals import SignalInbox
 from resilience_sdk.monitor.pending_exceptions import read_thread_exception
@@ -109,6 +109,7 @@ class Attempt:
         self._reported = 0
         self._late: set[int] = set()  # ranks that have finished, did not end, and were ended
         self._ending_ns: int | None = None
+        self._saves = LateSaves(lambda rank: self._look_at({rank: self.ranks.pids[rank]}))
         self._seen: dict[int, tuple[str, int]] = {}  # stacks of ranks a moment before they were ended, and when
 
     def run(self) -> AttemptEnding:
@@ -162,7 +163,7 @@ class Attempt:
             page = pages[rank]
             since_ns = unended_since(page) if page is not None else None
             late_s = (now_ns - since_ns) / 1e9 - limit_s if since_ns is not None else -1.0
-            if late_s < 0:
+            if late_s < 0 or (rank not in self._late and self._saves.is_saving(rank, late_s)):
                 continue
             if rank not in self._late:
                 self._late.add(rank)

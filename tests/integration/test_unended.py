@@ -24,6 +24,15 @@ def test_a_finished_rank_that_does_not_end_is_ended_by_the_setting(tmp_path):
         assert not run.left_behind()
 
 
+def test_a_finished_rank_that_still_saves_is_not_ended(tmp_path):
+    """In a thread that outlives the script, for longer than the setting has it."""
+    with job(tmp_path, "--nproc-per-node", 2, "--exit-timeout", 2, "unended.py", "saves", "done") as run:
+        assert run.finish() == 0
+        assert run.told("saved.json")[0].read_text() == "[0, 1, 2]"
+        assert "rank 1 has finished, and still saves at unended.py:" in run.screen
+        assert not run.events("signal_sent")
+
+
 @pytest.mark.parametrize(
     ("how", "holder"),
     [

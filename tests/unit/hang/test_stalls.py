@@ -21,6 +21,7 @@ from resilience_sdk.hang.notices import (
     place_of,
     without_progress_s,
 )
+from resilience_sdk.hang.saves import saving_frames
 from resilience_sdk.hang.timers import Due
 from resilience_sdk.hang.waits import On
 
@@ -241,6 +242,13 @@ def test_a_save_that_stands_still_is_called_so(line, activity, state, expected):
     text = line(activity, storage={1: "/mnt/a.pt (nfs on /mnt)"}, **state)
     assert ("rank 1 stuck in a save (checkpoint_stall) at train.py:15" in text) is expected
     assert (", into /mnt/a.pt (nfs on /mnt)" in text) is expected
+
+
+def test_who_saves_is_found_in_any_thread():
+    """Ours at exit, torch's in a thread; not a thread that waits, nor a training."""
+    assert saving_frames([FRAMES, SAVING]) == SAVING
+    assert saving_frames([OURS]) == OURS
+    assert saving_frames([FRAMES, ("/home/me/train.py:9 prefetch",)]) == ()
 
 
 def test_a_checkpoint_that_is_not_read_to_its_end(line):
