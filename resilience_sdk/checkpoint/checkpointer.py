@@ -31,6 +31,7 @@ from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
 from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
 from resilience_sdk.checkpoint.save import GoodCheckpoint, Saver
 from resilience_sdk.checkpoint.store import CheckpointStore, WriterHold, hold_checkpoints
+from resilience_sdk.core import resume_limits
 from resilience_sdk.core.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.environ import environment, rank_identity
@@ -299,6 +300,8 @@ class Checkpointer:
             if found["name"] is not None:
                 began_s = self._now_s()
                 self._load(found, ranks)
+                if not self._is_read_only:
+                    resume_limits.resumed()
                 if ranks.rank == 0:
                     say(f"resumed from {self._store.path_of(step)}: step {step} is next")
                     facts = {"checkpoint": found["name"], "created_at": found["created_at"], "bytes": found["bytes"]}

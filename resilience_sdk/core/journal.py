@@ -53,6 +53,7 @@ class Event(str, Enum):
     CKPT_QUARANTINE = "ckpt_quarantine"
     FRAMEWORK_CKPT = "framework_ckpt"
     RESUME = "resume"
+    RESUME_LIMIT = "resume_limit"
     PREEMPT_NOTICE = "preempt_notice"
     STOP_AGREED = "stop_agreed"
     STRAGGLER = "straggler"

@@ -16,7 +16,7 @@ from typing import Any
 
 from resilience_sdk import faults
 from resilience_sdk.attribution.taxonomy import meaning
-from resilience_sdk.core import console, environ, job_config
+from resilience_sdk.core import console, environ, job_config, resume_limits
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.job_config import JobConfig
@@ -263,6 +263,7 @@ class WatchedSession(Session):
         self._helper.start()
         preemption.listen(self._preemption_side())
         numerics.listen(_WatchedNumbers(self))
+        resume_limits.record_in(self.journal.emit, lambda: self.identity.rank)
         call_at_shutdown(self.script_over)
         atexit.register(self._at_exit)
         # Children of multiprocessing end without atexit; their finalizers do run.

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.journal import Event
+from resilience_sdk.core.resume_limits import read_limits
 from resilience_sdk.core.words import duration, one_line
 from resilience_sdk.incidents.record import count_words, ranks_words
 
@@ -178,6 +179,12 @@ def _degraded(event: _Told) -> str:
     return words + (f" ({ranks})" if (ranks := _ranks(event)) else "")
 
 
+def _resume_limit(event: _Told) -> str | None:
+    for limit in read_limits([event]):
+        return limit.words(at_resume=event.get("at_resume") is True)
+    return None
+
+
 _SENTENCES: Mapping[str, Callable[[_Told], str | None]] = {
     Event.RUN_START.value: _run_start,
     Event.ATTEMPT_START.value: _attempt_start,
@@ -194,6 +201,7 @@ _SENTENCES: Mapping[str, Callable[[_Told], str | None]] = {
     Event.CKPT_SKIP.value: lambda event: f"checkpoint{_after(event)} left out{_because(event, 'why')}",
     Event.CKPT_QUARANTINE.value: lambda event: f"checkpoint{_after(event)} in quarantine{_because(event, 'why')}",
     Event.RESUME.value: lambda event: f"resumed{_after(event)}",
+    Event.RESUME_LIMIT.value: _resume_limit,
     Event.PREEMPT_NOTICE.value: _notice,
     Event.STOP_AGREED.value: lambda event: f"all ranks stop together{_after(event)}",
     Event.STRAGGLER.value: _straggler,
