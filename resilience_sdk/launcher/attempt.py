@@ -259,12 +259,26 @@ class Attempt:
             grace,
             first=forward,
             hurry=lambda: self._inbox.interrupts > before,
-            meanwhile=second.look,
+            meanwhile=lambda: self._hear_more(second),
             at_the_end=self._look_at_the_end,
         )
         if not self._inbox.interrupted:
             return AttemptEnding(EndedBy.PREEMPTION, self._ending_ns)
         return AttemptEnding(EndedBy.INTERRUPT, self._ending_ns, terminal_closed=name == "SIGHUP")
+
+    def _hear_more(self, second: SecondSignal) -> None:
+        """Pass SIGTERM on where it follows a signal for which a rank may have a use of its own, and go on training."""
+        self._inbox.drain()  # else no wait lasts any more
+        second.look()
+        if second.first in (signal.SIGTERM, signal.SIGINT) or signal.SIGTERM not in self._inbox.arrived[1:]:
+            return
+        first, second.first = signal_name(second.first), signal.SIGTERM
+        running = list(self.ranks.running)
+        say(f"SIGTERM after {first}: " + ("passing it on to the ranks that still run" if running else "no rank runs"))
+        if running:
+            seen = self._look_before(signal.SIGTERM)
+            self._journal.emit(Event.SIGNAL_SENT, signal="SIGTERM", ranks=running, why=f"it followed {first}", **seen)
+            self.ranks.signal(signal.SIGTERM)
 
     def _end(self, reason: str, by: EndedBy) -> AttemptEnding:
         """End the ranks that still run, on the launcher's own behalf."""

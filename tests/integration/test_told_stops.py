@@ -161,6 +161,21 @@ def test_ranks_that_have_a_use_of_their_own_for_the_signal_hear_of_the_stop_all_
 
 
 @pytest.mark.slow
+def test_sigterm_is_passed_on_where_it_follows_a_signal_that_the_script_has_used_for_itself(tmp_path):
+    """To the launcher alone: the ranks went on, and would until the time is over."""
+    with job(tmp_path, *TWO, "told_stops.py", "handles") as run:
+        run.wait(lambda: len(run.told("step-*")) == 2, "a step")
+        run.process.send_signal(signal.SIGUSR1)
+        run.wait(lambda: len(run.told("handled-*")) == 2, "the handlers")
+        asked = time.monotonic()
+        run.process.send_signal(signal.SIGTERM)
+        assert run.finish() == 75, run.screen
+        assert time.monotonic() - asked < 8
+        assert "SIGTERM after SIGUSR1: passing it on to the ranks that still run" in run.screen
+        assert "asked to leave by SIGUSR1 to the launcher" in run.outcome()["reason"]
+
+
+@pytest.mark.slow
 def test_under_nohup_a_closed_terminal_ends_nothing(tmp_path):
     """The ranks run on; the next request is the first one that is heard."""
     with job(tmp_path, *TWO, "told_stops.py", "own", within=("nohup",)) as run:

@@ -2,7 +2,8 @@
 
 `unchanged` knows nothing of the SDK; `own` checks and saves by itself, for `--save` seconds; `starts` is a run of the
 SDK that takes long to load what it needs; `ends` saves once more behind its loop, on rank 0. `saves` knows nothing of
-the SDK either, and saves in its loop, rank 1 in a thread; `uses` checks, and has a use of its own for SIGUSR1.
+the SDK either, and saves in its loop, rank 1 in a thread; `uses` checks, and has a use of its own for SIGUSR1; so
+has `handles`, which does not check.
 """
 
 import argparse
@@ -118,6 +119,13 @@ def saves(options):
         train_step(step)
 
 
+def handles(options):
+    """Has a handler that goes on, and no check."""
+    signal.signal(signal.SIGUSR1, lambda *_: tell("handled"))
+    for step in range(options.steps):
+        train_step(step)
+
+
 def uses(options):
     """Rank 0 has its stack printed, rank 1 decides on that late, rank 2 has a handler."""
     from resilience_sdk import heartbeat, preemption
@@ -138,7 +146,7 @@ def uses(options):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["unchanged", "own", "starts", "ends", "saves", "uses"])
+    parser.add_argument("kind", choices=["unchanged", "own", "starts", "ends", "saves", "uses", "handles"])
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--save", type=float, default=0.2)
     chosen = parser.parse_args()
