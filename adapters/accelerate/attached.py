@@ -14,12 +14,14 @@ import attrs
 from resilience_sdk import straggler
 from resilience_sdk.adapters._base import Late, checkpointer, framework, refuse_second
 from resilience_sdk.adapters._saving import SavingLoop
-from resilience_sdk.adapters.accelerate.saves import Position, StateSaves, kind_of, read_file
+from resilience_sdk.adapters.accelerate.position import Position
+from resilience_sdk.adapters.accelerate.saves import StateSaves, kind_of, read_file
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.journal import Event
+from resilience_sdk.core.resume_limits import note
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import CheckpointError, ConfigError
 from resilience_sdk.preemption import listener as listening
@@ -359,7 +361,12 @@ class Attached(SavingLoop):
 
     def describe(self) -> dict[str, Any]:
         """Return what our file in a directory holds."""
-        return {"step": self.step, "position": None if self._position is None else self._position.state()}
+        position = None if self._position is None else self._position.state()
+        return {"step": self.step, "position": position, "accumulation": self._accumulation}
+
+    @property
+    def _accumulation(self) -> int:
+        return int(self._accelerator.gradient_accumulation_steps)
 
     def _resume(self) -> int:
         """Load the newest checkpoint, if there is one; return how many steps are complete. Collective."""
@@ -397,6 +404,14 @@ class Attached(SavingLoop):
             )
 
     def _go_on_in_data(self, saved: Mapping[str, Any]) -> None:
+        before = saved.get("accumulation", self._accumulation)  # older ones do not say
+        if before != self._accumulation:
+            note(
+                "accelerate accumulation",
+                f"steps of {before} micro-batches with {self._accumulation}",
+                "a step has another number of samples now, so that max_steps and a schedule by the step end elsewhere",
+                f"resume with gradient_accumulation_steps={before} for the same steps",
+            )
         if self._position is not None and saved.get("position") is not None:
             self._position.resume(saved["position"])
 

@@ -1,4 +1,4 @@
-"""The state of a training with Accelerate on disk, in directories of Accelerate's, and its place in the data.
+"""The state of a training with Accelerate on disk, in directories of Accelerate's.
 
 A directory is there as a whole or not at all, whether the script saves or we do.
 
@@ -31,7 +31,6 @@ from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.errors import CheckpointError
-from resilience_sdk.rank.data import find_generators, set_rng, take_rng
 from resilience_sdk.straggler import section
 
 if TYPE_CHECKING:
@@ -284,144 +283,3 @@ def newest(directory: Path) -> str | None:
             return name
         say(f"{directory / name} is half written, and is passed over")
     return None
-
-
-# -- the place in the data
-
-_END = object()
-
-
-class Position:
-    """The position of a training in its data, in samples, so that another number of ranks finds the place too.
-
-    Counts the passes over one prepared loader and the samples in them; of the thread that trains.
-
-    The first pass after a resume is the rest of the epoch that was interrupted. What was read of it is left out by the
-    indices of its samples, and not read again. A loader that remembers its place (`use_stateful_dataloader`) does that
-    itself.
-    """
-
-    def __init__(self, loader: Any, ranks: int) -> None:
-        self.epoch = 0
-        self.samples = 0
-        """Of this epoch, of all ranks together."""
-        self.total = 0
-        """Samples of all epochs and all ranks together."""
-        self._loader = loader
-        self._per_batch = samples_per_batch(loader, ranks)
-        self._per_epoch = samples_per_epoch(loader)
-        self._ranks = ranks
-        self._iteration = 0
-        self._rng: Any = None
-        self._is_resumed = self._is_over = False
-        self._rng_of_save: Any = None
-
-    # -- what a checkpoint holds of it
-
-    def state(self) -> dict[str, Any]:
-        """Return it as a JSON value."""
-        return {
-            "epoch": self.epoch,
-            "samples": self.samples,
-            "total": self.total,
-            "iteration": self._iteration,
-            "is_over": bool(self.samples and getattr(self._loader, "end_of_dataloader", False)),
-            "ranks": self._ranks,
-            "rng": self._rng,
-        }
-
-    def resume(self, saved: Mapping[str, Any]) -> None:
-        """Take a saved one, now that the generators are as they were at the save."""
-        from resilience_sdk.checkpoint.state import capture_rng  # imports torch
-
-        self.epoch, self.samples, self.total = (int(saved[name]) for name in ("epoch", "samples", "total"))
-        self._iteration = int(saved["iteration"])
-        self._is_over = bool(saved["is_over"])
-        self._rng = saved["rng"]
-        self._is_resumed = True
-        self._rng_of_save = capture_rng()
-
-    # -- passes
-
-    def walk(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches of one pass and count them; of the first one after a resume what is left."""
-        if self._is_resumed:
-            self._is_resumed = False
-            batches = self._rest(batches)
-        else:
-            if self.samples:  # the last pass was left by a break
-                self.epoch, self.samples = self.epoch + 1, 0
-            self._iteration = int(getattr(self._loader, "iteration", 0))
-            self._rng = take_rng(self._generators())
-        per_batch, per_epoch = self._per_batch, self._per_epoch
-        for batch in batches:
-            read = per_batch
-            if per_epoch is not None and 0 < per_epoch - self.samples < per_batch:
-                read = per_epoch - self.samples  # the last one is filled up with others, or is short
-            self.samples += read
-            self.total += read
-            yield batch
-        self.epoch, self.samples, self._rng = self.epoch + 1, 0, None
-        self._iteration = int(getattr(self._loader, "iteration", self._iteration + 1))
-
-    def _done(self) -> int:
-        """Return how many batches of this epoch, as they are now, have been read as a whole."""
-        is_last = self._per_epoch is not None and self.samples >= self._per_epoch
-        return -(-self.samples // self._per_batch) if is_last else self.samples // self._per_batch
-
-    def _rest(self, batches: Iterator[Any]) -> Iterator[Any]:
-        from resilience_sdk.checkpoint.state import restore_rng
-
-        loader = self._loader
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(self._iteration)  # which Accelerate does not save
-        if getattr(loader, "use_stateful_dataloader", False):
-            if self._is_over:  # it would begin anew
-                loader.iteration = self._iteration + 1
-                return
-            yield from batches
-            return
-        # The order of an epoch is drawn when its first batch is asked for, as of then; what comes later is drawn as of
-        # the save.
-        if self._rng is not None:
-            set_rng(self._generators(), self._rng)
-        else:
-            self._rng = take_rng(self._generators())
-        done = self._done()
-        rest = batches
-        if done:
-            rest = iter(framework("accelerate", "accelerate").skip_first_batches(loader, done))
-        first = next(rest, _END)
-        if done:
-            restore_rng(self._rng_of_save)
-        if first is not _END:
-            yield first
-            yield from rest
-        if done:
-            loader.iteration = self._iteration + 1
-
-    def _generators(self) -> dict[str, Any]:
-        found = find_generators(self._loader)
-        shared = getattr(self._loader, "synchronized_generator", None)
-        if shared is not None and all(shared is not other for other in found.values()):
-            found["synchronized"] = shared
-        return found
-
-
-def samples_per_batch(loader: Any, ranks: int) -> int:
-    """Return how many samples all ranks together take with one batch each."""
-    try:
-        return int(loader.total_batch_size)
-    except (AttributeError, TypeError):  # of an iterable data set there is no sampler that would know
-        return int(getattr(loader, "batch_size", None) or 1) * ranks
-
-
-def samples_per_epoch(loader: Any) -> int | None:
-    """Return how many samples one pass has, over all ranks; None where that cannot be told before it ends."""
-    batches = getattr(loader, "batch_sampler", None)
-    while (inner := getattr(batches, "batch_sampler", None)) is not None:  # a rank's share of all batches
-        batches = inner
-    try:
-        return len(batches.sampler)  # type: ignore[union-attr]
-    except (AttributeError, TypeError, NotImplementedError):
-        return None

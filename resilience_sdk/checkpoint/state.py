@@ -37,16 +37,16 @@ def capture_rng() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     states: dict[str, Any] = {
         "python": [version, list(words), gauss],
-        "torch": _encode(torch.get_rng_state()),
+        "torch": encode_tensor(torch.get_rng_state()),
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
         states["numpy"] = [name, [int(key) for key in keys], int(position), int(has_gauss), float(cached)]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["cuda"] = [_encode(state) for state in torch.cuda.get_rng_state_all()]
+        states["cuda"] = [encode_tensor(state) for state in torch.cuda.get_rng_state_all()]
         # Devices may be numbered differently next time; a rank's own one is what matters most.
-        states["cuda_current"] = _encode(torch.cuda.get_rng_state())
+        states["cuda_current"] = encode_tensor(torch.cuda.get_rng_state())
     return states
 
 
@@ -71,7 +71,7 @@ def restore_rng(states: Mapping[str, Any]) -> None:
 
 def capture_generators(generators: Mapping[str, torch.Generator]) -> dict[str, str]:
     """Return the states of generator objects of the program's own as a JSON value."""
-    return {name: _encode(generator.get_state()) for name, generator in generators.items()}
+    return {name: encode_tensor(generator.get_state()) for name, generator in generators.items()}
 
 
 def restore_generators(generators: Mapping[str, torch.Generator], states: Mapping[str, str]) -> None:
@@ -81,7 +81,8 @@ def restore_generators(generators: Mapping[str, torch.Generator], states: Mappin
             generator.set_state(decode_tensor(states[name]))
 
 
-def _encode(state: torch.Tensor) -> str:
+def encode_tensor(state: torch.Tensor) -> str:
+    """Return a byte tensor as text (base64), which `decode_tensor` reads."""
     return base64.b64encode(bytes(state.cpu().tolist())).decode("ascii")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from accelerate.tracking import GeneralTracker
 from accelerate.utils import ProjectConfiguration
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import resilience_sdk
 from resilience_sdk import preemption
@@ -33,7 +35,9 @@ EPOCH = 6
 class Training:
     """A small training with Accelerate, begun anew as a new process would."""
 
-    def __init__(self, *, scaler: torch.amp.GradScaler | None = None, **options: Any) -> None:
+    def __init__(
+        self, kind: type[DataLoader] = DataLoader, *, scaler: torch.amp.GradScaler | None = None, **options: Any
+    ) -> None:
         AcceleratorState._reset_state(True)
         GradientState._reset_state()
         torch.manual_seed(3)
@@ -42,7 +46,7 @@ class Training:
         net = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-        loader = DataLoader(TensorDataset(torch.arange(float(SAMPLES))[:, None]), batch_size=BATCH, shuffle=True)
+        loader = kind(TensorDataset(torch.arange(float(SAMPLES))[:, None]), batch_size=BATCH, shuffle=True)
         self.net, self.optimizer, self.loader, self.scheduler = self.accelerator.prepare(
             net, optimizer, loader, scheduler
         )
@@ -101,19 +105,19 @@ def scaled() -> None:
         assert (handle.step, handle.samples) == (3, sum(map(len, training.seen)))
 
 
-def resumed(config: DataLoaderConfiguration) -> None:
+def resumed(config: DataLoaderConfiguration, kind: type[DataLoader] = DataLoader) -> None:
     """In the middle of an epoch, at its end, and in the second one: the rest is as without an interruption."""
-    whole = Training(dataloader_config=config)
+    whole = Training(kind, dataloader_config=config)
     with resilience.attach(whole.accelerator, save=False) as handle:
         whole.train(handle, 3 * EPOCH)
     for steps in (4, EPOCH, EPOCH + 2):
-        first = Training(dataloader_config=config)
+        first = Training(kind, dataloader_config=config)
         handle = resilience.attach(first.accelerator, resume=False, checkpoint_every=1000)
         first.train(handle, steps)
         assert handle.save()
         handle.detach()
         torch.rand(7)
-        second = Training(dataloader_config=config)
+        second = Training(kind, dataloader_config=config)
         handle = resilience.attach(second.accelerator)
         assert (handle.step, handle.samples) == (steps, sum(map(len, first.seen)))
         assert second.accelerator.project_configuration.iteration == 0
@@ -134,8 +138,18 @@ def resumed_by_seed() -> None:
 
 
 def resumed_by_loader() -> None:
-    """With a loader that remembers its place."""
+    """With a loader that remembers its place: ours counts, also where the order is drawn anew for each epoch."""
     resumed(DataLoaderConfiguration(use_stateful_dataloader=True, use_seedable_sampler=True, data_seed=5))
+    forget_checkpoints()
+    resumed(DataLoaderConfiguration(use_stateful_dataloader=True))
+    forget_checkpoints()
+    resumed(DataLoaderConfiguration(use_stateful_dataloader=True), StatefulDataLoader)
+
+
+def forget_checkpoints() -> None:
+    """Let the next training of this process begin at the beginning."""
+    for place in Path("run/checkpoints").glob("step-*"):
+        shutil.rmtree(place)
 
 
 def numbered(place: Path, limit: int | None = None) -> dict[str, Any]:
