@@ -142,6 +142,7 @@ SAME_NAME = {
 SMALL_LINES = 130
 # Small modules with one importer: the boundary that keeps each apart from it.
 SMALL = {
+    "checkpoint.proof": "what is made of the digests of a resume, which is tested without one",
     "hang.unended": "the pure part of a watch: who holds a process, by its frames, threads and children",
     "hang.workers": "rules about stacks, which are tested without samples",
     "goodput.plan": "the formulas of a plan, which are tested without its command",

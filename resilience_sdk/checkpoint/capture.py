@@ -19,11 +19,21 @@ import attrs
 import torch
 
 from resilience_sdk._version import __version__
-from resilience_sdk.checkpoint import payload, sharded
+from resilience_sdk.checkpoint import digests, payload, sharded
 from resilience_sdk.checkpoint.failure import number_of_write
 from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, is_listable
 from resilience_sdk.checkpoint.ranks import Ranks, describe
-from resilience_sdk.checkpoint.state import StateMap, apply, capture_rng, find_nan, fitting, restore_rng, unwrap
+from resilience_sdk.checkpoint.state import (
+    StateMap,
+    apply,
+    capture,
+    capture_rng,
+    find_nan,
+    fitting,
+    has_state,
+    restore_rng,
+    unwrap,
+)
 from resilience_sdk.checkpoint.store import CheckpointStore
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.environ import environment
@@ -151,10 +161,18 @@ class RankPart:
     """Writes more files, on all ranks at once: a framework that saves by itself."""
     nan: str | None = None
     """A tensor in `spread` that holds a NaN: it is looked at before the training goes on, which changes it."""
+    spread_digests: Mapping[str, str] | None = None
+    """Those of `spread`, taken then too; None where no digests are wanted."""
 
 
 def capture_part(
-    state: StateMap, position: Any, rank: int, values: str, writer: Callable[[Path], object] | None = None
+    state: StateMap,
+    position: Any,
+    rank: int,
+    values: str,
+    writer: Callable[[Path], object] | None = None,
+    *,
+    is_checked: bool = True,
 ) -> RankPart:
     """Take this rank's part of the live objects by reference, and its data position.
 
@@ -167,7 +185,8 @@ def capture_part(
     }
     spread = sharded.capture(state.sharded, state.modules)
     shared = state.capture_shared() if rank == 0 else {}
-    return RankPart(document, state.capture_rank(), shared, spread, values, writer, find_nan(spread))
+    taken = digests.digests_of(digests.entries_of_state(spread)) if is_checked else None
+    return RankPart(document, state.capture_rank(), shared, spread, values, writer, find_nan(spread), taken)
 
 
 def copy_part(part: RankPart, staging: Staging) -> RankPart:
@@ -206,7 +225,14 @@ def write_part(part: RankPart, directory: Path, ranks: Ranks, *, mode: int, spre
         reason = _with_space(describe(error), directory)
         return {"error": reason, "number": number_of_write(error, directory)}
     nan = part.nan or find_nan({**part.shared, **part.own})
-    return {"error": None, "files": [entry.to_json() for entry in entries], "nan": nan}
+    return {"error": None, "files": [entry.to_json() for entry in entries], "nan": nan, "digests": _digests(part)}
+
+
+def _digests(part: RankPart) -> dict[str, Any] | None:
+    if part.spread_digests is None:
+        return None
+    shared, own = digests.of_rank(part.document, part.own, part.shared, part.values)
+    return {"shared": shared, "own": {**part.spread_digests, **own}}
 
 
 def seal(store: CheckpointStore, parts: list[Any], unfinished: Path, step: int, token: str, now: float) -> Manifest:
@@ -214,7 +240,9 @@ def seal(store: CheckpointStore, parts: list[Any], unfinished: Path, step: int, 
     files = tuple(FileEntry.from_json(entry) for part in parts for entry in part["files"])
     files += foreign_entries(unfinished, {entry.name for entry in files}, store)
     nan = next((f"{part['nan']} of rank {rank}" for rank, part in enumerate(parts) if part["nan"]), None)
-    manifest = Manifest(step, len(parts), files, now, {"resilience_sdk": __version__}, nan)
+    taken = [part.get("digests") for part in parts]
+    proof = {"shared": taken[0]["shared"], "ranks": [one["own"] for one in taken]} if all(taken) else {}
+    manifest = Manifest(step, len(parts), files, now, {"resilience_sdk": __version__}, nan, proof)
     store.commit(unfinished, manifest, token)
     return manifest
 
@@ -311,6 +339,15 @@ class CheckpointReading:
         if self._templates:
             self._restore_spread()
         return self._restore_whole(saved_ranks)
+
+    def digests(self, position: Any, values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return those of the live objects, shared (on rank 0) and of this rank, now that they are restored."""
+        state, document = self._state, {"rng": capture_rng(), "position": position}
+        # Not asked: what has a state_dict() and is per rank, a loader, which may start to read for an answer.
+        own = {name: capture(name, item) for name, item in state.per_rank.items() if not has_state(item)}
+        shared = state.capture_shared() if self._ranks.rank == 0 else {}
+        found, mine = digests.of_rank(document, own, shared, payload.encode_values(values))
+        return found, {**digests.digests_of(digests.entries_of_state(self._templates)), **mine}
 
     def _restore_spread(self) -> None:
         with fitting(", ".join(self._templates)):

@@ -36,6 +36,7 @@ from resilience_sdk.core.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.environ import environment, rank_identity
 from resilience_sdk.core.journal import Event, Journal
+from resilience_sdk.core.resume_proof import NOT_EXACT
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import (
     CheckpointError,
@@ -49,6 +50,7 @@ from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler import section
 
 if TYPE_CHECKING:
+    from resilience_sdk.checkpoint.capture import CheckpointReading
     from resilience_sdk.checkpoint.memory_staging import Stager
 
 
@@ -62,6 +64,12 @@ def directory_of_job() -> Path:
             "later, such as run_dir='runs/a', or set RESILIENCE_RUN_DIR"
         )
     return path
+
+
+def _is_checked() -> bool:
+    """Tell whether saves take digests, and resumes compare with them: the setting `resume_check`."""
+    own = resilience_sdk._own_checkpoints()
+    return own is not None and own.checks_resumes()
 
 
 def open_directory(path: str | os.PathLike[str], *, read_only: bool, group_readable: bool) -> RunDirectory:
@@ -219,6 +227,7 @@ class Checkpointer:
             writer,
             stager,
         )
+        self._saver.is_checked = _is_checked
         self._found: dict[str, Any] | None = None
         self._end: End | None = None
         self._is_first = True
@@ -229,6 +238,7 @@ class Checkpointer:
         self._is_started = False
         self._resumed_rng: Mapping[str, Any] | None = None
         self._pending: dict[str, Any] = {}
+        self._reading: CheckpointReading | None = None
 
     @property
     def last_good(self) -> GoodCheckpoint | None:
@@ -268,8 +278,16 @@ class Checkpointer:
 
         from resilience_sdk.checkpoint.state import restore_rng
 
-        if self._resumed_rng is not None:
-            restore_rng(self._resumed_rng)
+        if self._resumed_rng is None:
+            return
+        restore_rng(self._resumed_rng)
+        if not self._is_read_only and _is_checked():
+            from resilience_sdk.checkpoint.proof import generators_check
+
+            check = generators_check(self._resumed_rng)
+            if check is not None:
+                self._record.emit(check.event, **check.facts())
+                say_once("generators differ", check.line)
 
     # -- resume
 
@@ -306,6 +324,7 @@ class Checkpointer:
                     say(f"resumed from {self._store.path_of(step)}: step {step} is next")
                     facts = {"checkpoint": found["name"], "created_at": found["created_at"], "bytes": found["bytes"]}
                     self._record.emit(Event.RESUME, step, seconds=self._now_s() - began_s, **facts)
+                self._compare(found, ranks)
         self._start(step)
         return step
 
@@ -363,7 +382,24 @@ class Checkpointer:
         # Apart, since reading what is spread is collective: one rank that failed before would leave the rest there.
         raise_together(ranks, reading.prepare)
         raise_together(ranks, load)
+        self._reading = reading
         self._saver.adopt(int(found["step"]), encode_values(self.values))
+
+    def _compare(self, found: Mapping[str, Any], ranks: Ranks) -> None:
+        """Compare what was restored with the digests of the save, and journal what comes out of it. Collective."""
+        from resilience_sdk.checkpoint.proof import StateProof, state_check
+
+        reading, self._reading = self._reading, None
+        mine = None
+        if reading is not None and not self._is_read_only and _is_checked():
+            proof = StateProof(found["digests"], found["world_size"], ranks)
+            mine = proof.compare(lambda: reading.digests(self._capture_position(), self.values))
+        answers = ranks.gather(mine)
+        if ranks.rank == 0 and all(answers):
+            check = state_check(answers, found["world_size"])
+            self._record.emit(check.event, int(found["step"]), **check.facts())
+            if check.result == NOT_EXACT:
+                say(check.line)
 
     # -- save
 

@@ -74,7 +74,8 @@ class Manifest:
 
     `step` counts completed steps, `world_size` the ranks that wrote it, `created_at` is in Unix seconds, and
     `versions` names the software that wrote it (for people; nothing depends on it). `nan` names a tensor of it that
-    holds a NaN, and None says that none was found.
+    holds a NaN, and None says that none was found. `digests`: what a resume compares its state with (see `digests`):
+    `shared` by name, and `ranks`, one mapping for each; empty where nobody took any.
     """
 
     step: int
@@ -83,6 +84,7 @@ class Manifest:
     created_at: float = 0.0
     versions: Mapping[str, str] = attrs.field(factory=dict)
     nan: str | None = None
+    digests: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def why_bad(self) -> str | None:
@@ -121,6 +123,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
     }
     if manifest.nan is not None:
         body["nan"] = manifest.nan
+    if manifest.digests:
+        body["digests"] = dict(manifest.digests)
     return (json.dumps({"crc32": zlib.crc32(_canonical(body)), "manifest": body}) + "\n").encode()
 
 
@@ -150,6 +154,7 @@ def decode_manifest(data: bytes) -> Manifest:
         created_at=float(body.get("created_at") or 0.0),
         versions=dict(body.get("versions") or {}),
         nan=nan if isinstance(nan := body.get("nan"), str) else None,
+        digests=found if isinstance(found := body.get("digests"), dict) else {},
     )
 
 

@@ -176,6 +176,7 @@ def look(
         "bytes": manifest.size,
         "world_size": manifest.world_size,
         "files": sorted(manifest.names()),
+        "digests": dict(manifest.digests),
     }
 
 

@@ -99,6 +99,8 @@ class Saver:
         self._saved_values: str | None = None
         self._is_short = False  # saves are left out for want of time, which has been said
         self._background: Background | None = None
+        self.is_checked: Callable[[], bool] = lambda: True
+        """Whether digests go into the manifest, for the resume to be compared with."""
         self._overtaken: Background | None = None
         """One whose end this rank has not heard of yet, though a save that came after it is over."""
         self._group = BackgroundGroup(PATIENCE_S)  # of the threads that write what is sharded
@@ -240,7 +242,8 @@ class Saver:
                     # A framework would make it here, on this node alone, and nobody would miss what is in it.
                     raise CheckpointError(f"{unfinished} is not there: put the run directory on storage that all share")
                 position = self._capture_position()
-                part = capture_part(self._state, position, ranks.rank, order["values"], self._writer)
+                values, is_checked = order["values"], self.is_checked()
+                part = capture_part(self._state, position, ranks.rank, values, self._writer, is_checked=is_checked)
                 part = copy_part(part, self._staging) if in_background else part
                 if part.spread and ranks.rank == 0:
                     (unfinished / SHARDED).mkdir(mode=self._store.directory_mode)

@@ -18,6 +18,7 @@ from resilience_sdk.cli.common import (
     resume_row,
 )
 from resilience_sdk.core.lease import current_holder
+from resilience_sdk.core.resume_proof import proof_of
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import when
 from resilience_sdk.errors import ConfigError, RunDirectoryError
@@ -36,11 +37,14 @@ def main(argv: Sequence[str]) -> int:
     outcome = read_outcome(run_dir)
     if outcome is None:
         raise RunDirectoryError(_why_none(run_dir))
+    view = look_at(run_dir)
+    proof = proof_of(view.events)
     if options.json:
-        print_json(outcome)
+        print_json({**outcome, "resume_check": proof})
     else:
-        stood = newest_sentence(look_at(run_dir).account())
+        stood = newest_sentence(view.account())
         told = [("stood still", stood)] if stood else []
+        told += [("resumed", proof["text"])] if proof is not None and proof["text"] else []
         print_lines([*render(outcome), *aligned([*told, page_row(run_dir)])])
     if not options.exit_code:
         return 0

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.cli.common import aligned, open_run_dir, print_json, print_lines, reading_parser, resume_row
+from resilience_sdk.core.resume_proof import proof_of
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import ago, duration, when
 from resilience_sdk.goodput.buckets import Bucket
@@ -62,6 +63,7 @@ def collect(run_dir: RunDirectory) -> dict[str, Any]:
         "checkpoint": None
         if state.checkpoint_at is None
         else {"step": state.checkpoint_step, "at": state.checkpoint_at},
+        "resume": proof_of(view.events),
         "passed_over": [state.passed_over[step] for step in sorted(state.passed_over, reverse=True)],
         "stragglers": _stragglers(view),
         "stall": state.stall if view.is_running else None,
@@ -138,6 +140,8 @@ def render(status: dict[str, Any], now: float) -> list[str]:
         rows.append(("checkpoint", f"after {done}, {ago(checkpoint['at'], now)}"))
     elif status["passed_over"]:
         rows.append(("checkpoint", "none that is good"))
+    if (resume := status.get("resume")) and resume["text"]:
+        rows.append(("resume", resume["text"]))
     for item in status["passed_over"]:
         rows.append(("", f"that after {count_words(item['step'])} was passed over: {item['why']}"))
     if stall := status["stall"]:

@@ -56,8 +56,13 @@ class _Log:
         """Return structlog's logger in the form that was asked for, None where there is none."""
         if self.may_load and not sys.is_finalizing() and (self.as_json or not self.is_light):
             self.may_load = False
+            import random
+
+            # It loads rich where that is installed, which draws a number: the training's next one would be another.
+            drawn = random.getstate()
             import structlog
 
+            random.setstate(drawn)
             to_json = [
                 structlog.processors.add_log_level,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -54,6 +54,8 @@ class Event(str, Enum):
     FRAMEWORK_CKPT = "framework_ckpt"
     RESUME = "resume"
     RESUME_LIMIT = "resume_limit"
+    RESUME_CHECK = "resume_check"
+    RESUME_NOT_EXACT = "resume_not_exact"
     PREEMPT_NOTICE = "preempt_notice"
     STOP_AGREED = "stop_agreed"
     STRAGGLER = "straggler"

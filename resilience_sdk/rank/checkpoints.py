@@ -63,6 +63,13 @@ def wait_limit_s() -> float:
     return load_settings(env=environ.environment(), strict_env=False).wait_limit
 
 
+def checks_resumes() -> bool:
+    """Tell whether resumes are compared with what went before. Starts nothing."""
+    session = current()
+    settings = load_settings(env=environ.environment(), strict_env=False) if session is None else session.settings
+    return settings.resume_check != "off"
+
+
 def time_left() -> float | None:
     """Return the seconds until this job is ended, None while that is not known. Begins to listen to nothing."""
     return preemption.time_left() if hears_stops() else None

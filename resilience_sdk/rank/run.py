@@ -475,7 +475,9 @@ def _nothing() -> None:
 
 # Read by nobody but the rank itself, so `start_run` may still set them in a job that runs already.
 _OPTIONS_OF_STEPS = frozenset({"epochs", "max_steps", "on_preempt"})
-_OPTIONS_OF_THE_RANK = frozenset({"checkpoint_every", "checkpoint_keep", "checkpoint_async", "numerics"})
+_OPTIONS_OF_THE_RANK = frozenset(
+    {"checkpoint_every", "checkpoint_keep", "checkpoint_async", "numerics", "resume_check"}
+)
 
 
 def start_run(

@@ -13,6 +13,7 @@ import attrs
 
 from resilience_sdk.core.journal import Event
 from resilience_sdk.core.resume_limits import read_limits
+from resilience_sdk.core.resume_proof import ResumeCheck
 from resilience_sdk.core.words import duration, one_line
 from resilience_sdk.incidents.record import count_words, ranks_words
 
@@ -202,6 +203,7 @@ _SENTENCES: Mapping[str, Callable[[_Told], str | None]] = {
     Event.CKPT_QUARANTINE.value: lambda event: f"checkpoint{_after(event)} in quarantine{_because(event, 'why')}",
     Event.RESUME.value: lambda event: f"resumed{_after(event)}",
     Event.RESUME_LIMIT.value: _resume_limit,
+    Event.RESUME_NOT_EXACT.value: lambda event: check.line if (check := ResumeCheck.from_event(event)) else None,
     Event.PREEMPT_NOTICE.value: _notice,
     Event.STOP_AGREED.value: lambda event: f"all ranks stop together{_after(event)}",
     Event.STRAGGLER.value: _straggler,

@@ -288,6 +288,8 @@ class RunFacts:
     stragglers: StragglerFacts | None = None
     checkpoints: tuple[CheckpointFacts, ...] = ()
     hidden_checkpoints: int = 0
+    resume: Mapping[str, Any] | None = None
+    """What is known of the newest resume, as `resilience status --json` has it."""
     findings: tuple[FindingFacts, ...] = ()
     incidents: tuple[IncidentFacts, ...] = ()
     hidden_incidents: int = 0

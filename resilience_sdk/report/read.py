@@ -17,6 +17,7 @@ import attrs
 from resilience_sdk._version import __version__
 from resilience_sdk.core.console import printable
 from resilience_sdk.core.journal import Event
+from resilience_sdk.core.resume_proof import proof_of
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import duration, one_line, when
 from resilience_sdk.goodput.buckets import Bucket
@@ -141,6 +142,7 @@ def read_run(run_dir: RunDirectory, *, now: float | None = None) -> RunFacts:
         stragglers=parts.part("stragglers", lambda: _stragglers(view), None),
         checkpoints=checkpoints,
         hidden_checkpoints=hidden_checkpoints,
+        resume=parts.part("resume", lambda: proof_of(events), None),
         findings=parts.part("findings", lambda: finding_cards(events), ()),
         incidents=cards,
         hidden_incidents=len(incidents) - len(cards),

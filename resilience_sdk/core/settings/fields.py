@@ -250,6 +250,13 @@ class Settings:
         False,
         "Write checkpoints in a thread while the training goes on; takes as much memory of the host as the state has.",
     )
+    resume_check: str = _option(
+        "auto",
+        parse.choice_or_off("auto"),
+        "Compare a resume with what went before it: the state with digests of the save, what is read again of the "
+        "data, steps that are done twice.",
+        "{auto,off}",
+    )
     numerics: str = _option(
         "warn",
         parse.choice_or_off("warn", "rollback", "raise"),

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import random
 import struct
 import subprocess
 import sys
@@ -164,3 +165,13 @@ def test_nobody_waits_for_an_import_to_say_something(meanwhile: str):
 def test_the_text_is_the_same_without_structlog(code: str):
     """At the end of a process, where it is missing or another, and in a process that has to stay small."""
     assert said(code) == ["resilience: a line"]
+
+
+def test_the_first_line_draws_no_random_number():
+    """What is loaded for it may: rich does, and the training would go on with other numbers than without the SDK."""
+    code = (
+        "import random; from resilience_sdk.core import console; random.seed(1); console.say('a'); "
+        "import sys; print('structlog' in sys.modules, random.random())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert said == f"True {random.Random(1).random()}\n"
