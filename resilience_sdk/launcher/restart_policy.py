@@ -251,7 +251,8 @@ def _hopeless(history: Sequence[AttemptEnd]) -> tuple[JobVerdict, str] | None:
             JobVerdict.STOP,
             "what is wrong is how the program is set up, so another attempt would end alike",
         )
-    history = [end for number, end in enumerate(history) if number not in free]
+    # What was missing was a fault of its own: two equal errors around it did not come in a row.
+    history = [end for number, end in enumerate(history) if number not in free or end.resource is not None]
     if len(history) >= 2 and _same_user_error(history[-2], last):
         reason = "the same error ended two attempts in a row, so another one would end alike"
         return JobVerdict.STOP, reason

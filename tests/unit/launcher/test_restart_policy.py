@@ -246,6 +246,8 @@ def test_what_the_launcher_itself_has_missed_costs_nothing_of_the_budget():
     assert decision.waits_for == missed.resource
     assert decide([missed] * 4, 3).reason == "restart 1 of 3"
     assert decide([attrs.evolve(missed, free=False)], 3).reason == "restart 1 of 3"
+    assert decide([USER_ERROR, USER_ERROR], 9).exit_code == 77
+    assert decide([USER_ERROR, missed, USER_ERROR], 9).restarts, "not in a row"
 
 
 def test_free_endings_in_the_start_up_do_not_stop_a_job():
