@@ -64,7 +64,7 @@ class TimedLoader:
                 "of an iterator write `for batch in straggler.iterate(batches)` instead"
             )
         try:
-            _set_class(loader, _timed_class(self._plain, self))
+            set_class(loader, _timed_class(self._plain, self))
         except TypeError:
             raise ConfigError(
                 f"attach(loader=<{self._plain.__qualname__}>): objects of this class cannot be watched; leave it out, "
@@ -75,7 +75,7 @@ class TimedLoader:
         """Give the loader its own class back. May be repeated."""
         if self.is_on:
             self.is_on = False
-            _set_class(self._loader, self._plain)
+            set_class(self._loader, self._plain)
 
     def pass_begins(self) -> None:
         """Tell the loop that a new iterator is about to be made."""
@@ -136,17 +136,23 @@ class _TimedBatches:
         return getattr(self._batches, name)
 
 
-def _set_class(loader: Any, kind: type) -> None:
+def set_class(loader: Any, kind: type) -> None:
     """Exchange the class of an object, also where it shows another one as its `__class__`."""
     object.__dict__["__class__"].__set__(loader, kind)
 
 
 def _timed_class(plain: Any, watch: TimedLoader) -> type:
-    """Return a subclass of the loader's class whose iterators are watched, and whose copies are of the class itself."""
+    """Return a subclass of the loader's class whose iterators are watched."""
 
     def timed_iter(self: Any) -> Iterator[Any]:
         watch.pass_begins()
         return watch.watch(plain.__iter__(self))
+
+    return iterated_by(plain, timed_iter)
+
+
+def iterated_by(plain: Any, iterate: Callable[[Any], Iterator[Any]]) -> type:
+    """Return a subclass of a loader's class that `iterate` makes the iterators of; its copies are of the class."""
 
     def reduce(self: Any, protocol: Any) -> Any:
         # A copy is another loader, perhaps in another process: it must not lead back here.
@@ -156,7 +162,7 @@ def _timed_class(plain: Any, watch: TimedLoader) -> type:
         return reduced
 
     def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {"__slots__": (), "__iter__": timed_iter, "__reduce_ex__": reduce}
+        namespace |= {"__slots__": (), "__iter__": iterate, "__reduce_ex__": reduce}
         namespace |= {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
 
     return types.new_class(plain.__name__, (plain,), exec_body=fill)

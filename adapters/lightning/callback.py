@@ -16,7 +16,8 @@ from typing import Any
 
 from resilience_sdk.adapters._base import Late, Patches, SessionOptions, framework
 from resilience_sdk.adapters.lightning import fit as roles
-from resilience_sdk.adapters.lightning.fit import Fit, find_part
+from resilience_sdk.adapters.lightning.fit import Fit
+from resilience_sdk.adapters.lightning.saves import find_part
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
@@ -195,8 +196,13 @@ class SdkCallback(Late):
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Correct what is this rank's own in what all ranks have loaded."""
-        if self._fit is not None and self._fit.checkpoints is not None:
-            self._fit.checkpoints.loaded(checkpoint)
+        if self._fit is not None:
+            self._fit.loaded(checkpoint)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Let what we save say where in a batch or an epoch it is."""
+        if self._fit is not None:
+            self._fit.mark(checkpoint)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Take the signals over, time the model."""
@@ -210,7 +216,7 @@ class SdkCallback(Late):
             self._fit.batch_starts()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End a step; save, or stop. Collective, if it is time."""
+        """End a step, and agree on whether it is the last one."""
         if self._fit is not None:
             self.steps(self._fit)
             self._fit.batch_ends(outputs)
@@ -319,8 +325,8 @@ class ResilienceCallback(SdkCallback):
     Each optimizer step is a heartbeat; `data fwd bwd comm_wait optim eval checkpoint` are sections.
     Checkpoints are saved by `trainer.save_checkpoint` into the run directory as a whole or not at all, and the newest
     one is resumed by the next `fit` of the same command. When the job is asked to leave, all ranks save behind the same
-    step and raise `Preempted`, so that the process ends with 75. Put it behind callbacks whose state it is to save with
-    the step that they have seen. What fails in it does not end the training.
+    step and raise `Preempted`, so that the process ends with 75. Both come behind all hooks of a batch, or of the epoch
+    that it completes, so its place among the callbacks does not matter. What fails in it does not end the training.
 
     Args:
         run_dir: Where everything is written; without it the launcher's, the setting, or a new directory.

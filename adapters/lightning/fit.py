@@ -1,4 +1,4 @@
-"""One fit: what a callback of ours does from the setup of a trainer to its teardown, and its checkpoints.
+"""One fit: what a callback of ours does from the setup of a trainer to its teardown.
 
 Lightning installs a handler of SIGTERM when a training starts, which calls a collective inside the handler. The rank
 that got the signal waits there for the others, and they wait for it in their backward: with more than one rank most
@@ -6,8 +6,6 @@ runs never end. So ours replaces it, before the first step; what was there befor
 
 Lightning asks its profiler around everything it does. A delegate in the profiler's place hears where it waits for
 data and where it saves; the user's own profiler hears all that it did before.
-
-Checkpoints are saved and loaded by the trainer's own means, on all ranks, never into a deadlock.
 """
 
 from __future__ import annotations
@@ -16,26 +14,17 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from resilience_sdk import preemption, straggler
-from resilience_sdk.adapters._base import (
-    EvaluationBeat,
-    HookedSection,
-    Patches,
-    StepBeat,
-    StepLoss,
-    checkpointer,
-    errors_kept,
-    say_left_out,
-    say_not_copied,
-)
+from resilience_sdk.adapters._base import EvaluationBeat, HookedSection, Patches, StepBeat, StepLoss, say_left_out
+from resilience_sdk.adapters.lightning.loops import Loops, missing_seams, say_missing
+from resilience_sdk.adapters.lightning.saves import MARK, FitCheckpoints, part_name, save_last
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.manifest import SHARDED
-from resilience_sdk.checkpoint.ranks import describe
-from resilience_sdk.core.console import say, say_once
-from resilience_sdk.errors import CheckpointError, ConfigError, Preempted
+from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
+from resilience_sdk.core.console import say_once
+from resilience_sdk.core.resume_limits import note
+from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
@@ -216,170 +205,6 @@ class FitSections(Patches):
         super().detach()
 
 
-# -- checkpoints
-
-FILE = "lightning.ckpt"
-
-
-def part_name(strategy: Any) -> str | None:
-    """Return what the strategy writes in a checkpoint, a file or a directory; None = nothing that we can keep."""
-    if type(strategy).__name__.startswith("DeepSpeed"):
-        return None  # nested directories, by rank
-    if getattr(strategy, "_state_dict_type", None) == "sharded" or getattr(
-        strategy, "_save_distributed_checkpoint", False
-    ):
-        return SHARDED
-    return FILE
-
-
-def find_part(directory: Path) -> Path:
-    """Return what Lightning loads of a checkpoint: `fit(ckpt_path=...)`."""
-    return directory / FILE if (directory / FILE).exists() else directory / SHARDED
-
-
-def save(trainer: Any, path: Path) -> None:
-    """Save; raises what the writing raised, but after the barrier in which the other ranks wait. Collective."""
-    strategy = trainer.strategy
-    if part_name(strategy) != FILE:
-        trainer.save_checkpoint(path, weights_only=False)
-        return
-    with _innermost_io(strategy) as writes, errors_kept(writes, "save_checkpoint"):
-        trainer.save_checkpoint(path, weights_only=False)
-
-
-@contextmanager
-def _innermost_io(strategy: Any) -> Iterator[Any]:
-    """Let what really writes checkpoints be the strategy's; a wrapper (asynchronous, mirroring) may do so later."""
-    plain = innermost = strategy.checkpoint_io
-    while hasattr(innermost, "checkpoint_io"):
-        innermost = innermost.checkpoint_io
-    strategy.checkpoint_io = innermost
-    try:
-        yield innermost
-    finally:
-        strategy.checkpoint_io = plain
-
-
-class CheckpointStaging:
-    """Takes what a trainer would save between its `dump_checkpoint` and its `CheckpointIO`; a `Stager`.
-
-    For checkpoints that are one file. Keeps its copies' memory from one save to the next.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        from resilience_sdk.checkpoint.capture import Staging
-
-        self._trainer = trainer
-        self._staging = Staging()
-
-    def __call__(self, directory: Path) -> Callable[[], object]:
-        """Take it; on all ranks, where Lightning calls collectives. Raises what Lightning or a copy raises."""
-        given: list[tuple[Any, ...]] = []
-        patches = Patches()
-        with _innermost_io(self._trainer.strategy) as writes:
-            plain = writes.save_checkpoint
-            patches.replace(writes, "save_checkpoint", lambda *arguments, **_: given.append(arguments))
-            try:
-                self._trainer.save_checkpoint(directory / FILE, weights_only=False)
-            finally:
-                patches.detach()
-        if not given:
-            return lambda: None  # another rank writes
-        [(checkpoint, path, *_)] = given
-        try:
-            copied = self._staging.copy_all(checkpoint)
-        except Exception as error:  # noqa: BLE001 - what callbacks and hyperparameters hold may be anything
-            say_not_copied(error)
-            plain(checkpoint, path)
-            return lambda: None
-        return lambda: plain(copied, path)
-
-
-def save_last(trainer: Any, step: int) -> None:
-    """Save where Lightning's own `ModelCheckpoint` would, as its last: `fit(ckpt_path="last")` finds it. Collective."""
-    callback = trainer.checkpoint_callback
-    directory = Path(getattr(callback, "dirpath", None) or trainer.default_root_dir)
-    name = getattr(callback, "CHECKPOINT_NAME_LAST", "last") + getattr(callback, "FILE_EXTENSION", ".ckpt")
-    try:
-        save(trainer, directory / name)
-    except Exception as error:  # noqa: BLE001 - a save that fails must not hinder the stop
-        say(f"{directory / name} could not be saved: {describe(error)}")
-        return
-    if trainer.is_global_zero:
-        say(f'saved after step {step}: {directory / name}; fit(ckpt_path="last") resumes it')
-
-
-class FitCheckpoints:
-    """The checkpoints of one fit in the run directory; of the thread that trains, on all ranks.
-
-    A part of each is every rank's own: the position of its data loader, for the ranks whose own Lightning does not
-    save, which are all but rank 0.
-    """
-
-    def __init__(self, trainer: Any, session: Session, name: str) -> None:
-        self._trainer = trainer
-        self._name = name
-        self._resumed: Path | None = None
-        self._own_loaders: list[Any] = []
-        self.checkpointer = checkpointer(session, self._write, CheckpointStaging(trainer) if name == FILE else None)
-        self.checkpointer.add_data("lightning.loader", self)
-
-    def _write(self, directory: Path) -> None:
-        save(self._trainer, directory / self._name)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of the loaders that have one."""
-        loop = self._trainer.fit_loop.on_save_checkpoint()
-        return {"loaders": loop["combined_loader"]} if loop.get("combined_loader") else {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep what was saved, until Lightning asks for it."""
-        self._own_loaders = list(state.get("loaders") or ())
-
-    def choose(self) -> None:
-        """Agree on the newest valid checkpoint. Collective; raises CheckpointError."""
-        if self.checkpointer.resume():
-            good = self.checkpointer.last_good
-            self._resumed = None if good is None else find_part(good.path)
-
-    def load(self, *, asked: bool) -> None:
-        """Let Lightning load it. `asked`: the user has our path, and gives it to `fit` as `ckpt_path`.
-
-        Before Lightning restores the model: at the setup, or when the strategy is set up, as that one needs it. A
-        `ckpt_path` that the user gives is loaded after this, and so has precedence.
-        """
-        if self._resumed is None or asked:
-            return
-        connector = getattr(self._trainer, "_checkpoint_connector", None)
-        start = getattr(connector, "resume_start", None)
-        if start is None:
-            raise CheckpointError(
-                f"{self._resumed} is to be resumed, and this version of Lightning does not let a callback do it: "
-                "call trainer.fit(model, ckpt_path=callback.ckpt_path)"
-            )
-        with straggler.section("resume", kind="io"):
-            start(str(self._resumed))
-
-    def loaded(self, checkpoint: dict[str, Any]) -> None:
-        """Put this rank's own position of the data in the place of rank 0's in what Lightning has loaded."""
-        if self._resumed is None:
-            return
-        other = getattr(self._trainer, "ckpt_path", None)
-        if other and Path(other).absolute() != self._resumed.absolute():
-            if self._trainer.is_global_zero:
-                say(f"fit(ckpt_path={str(other)!r}) is resumed, not {self._resumed}")
-            self._resumed = None
-            return
-        loop = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
-        if self._own_loaders and loop.get("combined_loader"):
-            loop["combined_loader"] = self._own_loaders
-
-    def restore_random_numbers(self) -> None:
-        """Set the generators as they were at the save: before the first batch, after all that Lightning sets up."""
-        if self._resumed is not None:
-            self.checkpointer.restore_rng()
-
-
 _TRAINED: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
 """Sessions in which a fit has been, and how many steps the furthest had completed."""
 
@@ -420,9 +245,16 @@ class Fit:
         recorder = lookup.recorder()
         if recorder is not None and BEAT in role:
             recorder.begin()  # an earlier fit has ended all deadlines
+        self.was_finished = FINISH not in role or self._is_trial or session.run_dir.is_finished()
+        """Whether an earlier fit has come to its end; known on all ranks alike where this one saves."""
         if FINISH in role and not self._is_trial:
             reopen(session)
         self.sections = FitSections(trainer) if SECTIONS in role else None
+        self._lost_files: Patches | None = None
+        self.loops = self._hear_loops()
+        self.is_saving = False
+        self._is_due = self._is_leaving = False
+        """Whether a step was made since it was last looked whether to save, and whether all ranks leave behind it."""
         self.checkpoints: FitCheckpoints | None = None
         self._checkpointer: Checkpointer | None = None
         if CHECKPOINT in role and not self._is_trial:
@@ -432,6 +264,16 @@ class Fit:
                 self._release()
                 raise
 
+    def _hear_loops(self) -> Loops | None:
+        """Return what tells us of the ends of batches and epochs, where we save or leave there."""
+        if self._is_trial or not self._role & {CHECKPOINT, PREEMPTION}:
+            return None
+        missing = missing_seams(self.trainer)
+        if missing:
+            say_missing(missing)
+            return None
+        return Loops(self.trainer, self, has_data=CHECKPOINT in self._role)
+
     # -- checkpoints
 
     def _prepare_saves(self, *, resumes: bool) -> None:
@@ -440,8 +282,10 @@ class Fit:
             strategy = type(self.trainer.strategy).__name__
             say_once("strategy", f"no checkpoints are saved or resumed: {strategy} has a way of its own to write them")
             return
-        self.checkpoints = FitCheckpoints(self.trainer, self.session, name)
+        self.checkpoints = FitCheckpoints(self.trainer, self.session, name, self.loops)
         self._checkpointer = self.checkpoints.checkpointer
+        if group_is_ready():  # rank 0 may have taken the flag away before another one has looked
+            self.was_finished = bool(find_ranks().broadcast(self.was_finished))
         if resumes:
             self.checkpoints.choose()
 
@@ -461,6 +305,9 @@ class Fit:
                 f"this fit saves no checkpoints: those in {self.session.run_dir.path} are of an earlier one in this "
                 f"process, of {earlier} steps; give each training a process and a run directory of its own",
             )
+        self._say_limits()
+        if self.checkpoints is not None:
+            self._lost_files = self.checkpoints.find_lost_files()
         if PREEMPTION in self._role:
             # Behind Lightning, which puts back what was there before it at the teardown. In a thread it has none.
             connector = getattr(self.trainer, "_signal_connector", None)
@@ -469,9 +316,20 @@ class Fit:
         if self.sections is not None:
             self.sections.attach(module)
             if self.checkpoints is not None and self._checkpointer is not None:
-                self.sections.profiler.before_fetch = self.checkpoints.restore_random_numbers
+                if self.loops is None:
+                    self.sections.profiler.before_fetch = self.checkpoints.restore_random_numbers
                 if self._checkpointer.skipped_steps:
                     self.sections.leave_out(self._is_left_out, module)
+
+    def _say_limits(self) -> None:
+        averages = [each for each in self.trainer.callbacks if "StochasticWeightAveraging" in _names_of(each)]
+        if averages and self._checkpointer is not None:
+            note(
+                "swa",
+                "the learning rates of StochasticWeightAveraging",
+                "within its epochs it begins its schedule anew, and the state of yours is put into it",
+                "average by torch.optim.swa_utils.AveragedModel in the module, with an SWALR in configure_optimizers",
+            )
 
     def _is_left_out(self) -> bool:
         """Tell whether the numbers of the step that is under way were bad, and the run was rolled back over it."""
@@ -502,10 +360,59 @@ class Fit:
             self._losses.end(self._step)
         self._step, self._is_worked = step, True
         self._beat.end()
-        if PREEMPTION in self._role and preemption.check(StepsDone(step)):
-            self._stop(step)
-        if self._checkpointer is not None:
-            self._checkpointer.maybe_save(step)
+        self._is_due = True
+        self._is_leaving = PREEMPTION in self._role and preemption.check(StepsDone(step))
+        if self.loops is None:
+            self.settle()
+
+    def is_leaving(self) -> bool:
+        """Tell whether all ranks leave behind this batch."""
+        return self._is_leaving
+
+    def has_time_for(self, seconds: float | None) -> bool:
+        """Tell whether what took so long may come before the last save; None: not known. Collective."""
+        left_s = preemption.time_left()
+        is_time = left_s is None or (seconds is not None and seconds + self._expected_save_s() <= left_s)
+        return bool(find_ranks().broadcast(is_time)) if group_is_ready() else is_time
+
+    def settle(self) -> None:
+        """Save if it is time, or leave; all ranks are between the same batches. Collective."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        with self._saving():
+            if self._is_leaving:
+                self._stop(self._step)
+            if self._checkpointer is not None:
+                self._checkpointer.maybe_save(self._step)
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        self.is_saving = True
+        try:
+            yield
+        finally:
+            self.is_saving = False
+
+    def mark(self, checkpoint: dict[str, Any]) -> None:
+        """Let a checkpoint that we save say where in the loops it is."""
+        if self.loops is not None and self.is_saving:
+            checkpoint[MARK] = self.loops.mark()
+
+    def loaded(self, checkpoint: dict[str, Any]) -> None:
+        """Go on from where a checkpoint says that it was made, and put what is this rank's own into it."""
+        if self.checkpoints is not None:
+            self.checkpoints.loaded(checkpoint)
+            if self.checkpoints.is_resumed:
+                return
+        if self.loops is not None and MARK in checkpoint:
+            self.was_finished = True
+            self.loops.resume(checkpoint, checkpoint[MARK])
+
+    def restore_random_numbers(self) -> None:
+        """Set the generators as they were at the save."""
+        if self.checkpoints is not None:
+            self.checkpoints.restore_random_numbers()
 
     def _stop(self, step: int) -> None:
         """Save and leave; all ranks are here, behind the same step."""
@@ -529,6 +436,8 @@ class Fit:
     def eval_starts(self) -> None:
         """Begin section `eval`; a step that is not complete does not count its time."""
         self._beat.interrupt()
+        if self.loops is not None:
+            self.loops.is_evaluated = True
         if self.sections is not None:
             self.sections.eval.begin()
 
@@ -557,7 +466,8 @@ class Fit:
         if self._losses is not None:
             numerics.settle()  # the last step's loss is not judged yet, and the save is to be good
         if self._checkpointer is not None and self._is_worked:
-            self._checkpointer.save(int(self.trainer.global_step), last=True)
+            with self._saving():
+                self._checkpointer.save(int(self.trainer.global_step), last=True)
 
     # -- the end
 
@@ -580,12 +490,19 @@ class Fit:
         self._evaluation.drop()
         if self.sections is not None:
             self.sections.detach()
+        for patches in (self.loops, self._lost_files):
+            if patches is not None:
+                patches.detach()
         if PREEMPTION in self._role and not is_leaving:  # who leaves may be signalled again
             listening.give_back(all_of_them=not self._heard_before)
         if BEAT in self._role:
             heartbeat.done()
         if self._step >= 0:
             _TRAINED[self.session] = max(self._step, _TRAINED.get(self.session, 0))
+
+
+def _names_of(callback: Any) -> list[str]:
+    return [kind.__name__ for kind in type(callback).__mro__]
 
 
 def _loss_of(outputs: Any) -> Any:

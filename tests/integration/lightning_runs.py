@@ -55,8 +55,7 @@ def leave(
         except AssertionError:
             code = None
         first, second = (told(folder, f"step-{rank}")["step"] for rank in (0, 1))
-        # The module hears of a batch after the callbacks, one of which has left behind the last one.
-        return Left(told(folder, "start-0")["step"], (first + 1, second + 1), code, run.screen)
+        return Left(told(folder, "start-0")["step"], (first, second), code, run.screen)
 
 
 def run_to(folder: Path, steps: int, patience_s: float = 60.0) -> str:

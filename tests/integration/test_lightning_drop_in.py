@@ -49,7 +49,7 @@ def test_reports_preemption_and_the_finished_flag(tmp_path):
         assert "Rank=1 Node=" in screen
         assert not flag.exists()
     assert (tmp_path / "exp" / "last.ckpt").exists()
-    stopped = {told(tmp_path, f"step-{rank}")["step"] + 1 for rank in (0, 1)}
+    stopped = {told(tmp_path, f"step-{rank}")["step"] for rank in (0, 1)}
     assert len(stopped) == 1, screen
     [at] = stopped
     del env["RESILIENCE_FAULT"]
@@ -115,7 +115,7 @@ def test_the_recipe_stops_at_its_threshold_and_at_nothing_else(tmp_path):
         assert "leave out node" in run.screen
         assert run.screen.count("GPU kernels are not timed here") == 1
         assert "starting the ranks again" not in run.screen
-    [stopped] = {told(tmp_path, f"step-{rank}")["step"] + 1 for rank in range(5)}
+    [stopped] = {told(tmp_path, f"step-{rank}")["step"] for rank in range(5)}
     assert torch.load(tmp_path / "last.ckpt", weights_only=False)["global_step"] == stopped
 
 
