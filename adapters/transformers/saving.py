@@ -15,11 +15,12 @@ resume find it as they find any other.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ NOT_THERE = "it is not there"
 _FORMAT = 1
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _ASIDE = re.compile(r"\.(checkpoint-\d+)\.before(-[0-9a-f]+)*")
+_STATE = "trainer_state.json"
 # What Transformers' own just-in-time checkpoint puts there for as long as it writes.
 _SENTINEL = "checkpoint-is-incomplete.txt"
 
@@ -341,18 +343,26 @@ def _not_ended(output_dir: Path, *, after: int) -> list[str]:
 # -- what is deleted
 
 
-def find_deletable(oldest_first: Sequence[str], complete: Collection[str], best: str | None, limit: int) -> list[str]:
+def find_deletable(
+    oldest_first: Sequence[str],
+    complete: Collection[str],
+    best: str | None,
+    limit: int,
+    extra: Collection[str] = (),
+) -> list[str]:
     """Return what may go, so that `limit` are left.
 
-    Never the newest complete one nor the best. What is not complete goes before what is: it can resume nothing.
+    Never the newest complete one nor the best. What is not complete goes before what is: it can resume nothing. So
+    does what was saved for a stop alone (`extra`), where the schedule had no save.
     """
     last_good = [name for name in oldest_first if name in complete][-1:]
     kept = {*last_good, *([best] if best in oldest_first else [])}
-    doomed = sorted((name for name in oldest_first if name not in kept), key=lambda name: name in complete)
+    others = (name for name in oldest_first if name not in kept)
+    doomed = sorted(others, key=lambda name: name in complete and name not in extra)
     return doomed[: max(0, len(oldest_first) - max(limit, len(kept)))]
 
 
-def rotate(output_dir: Path, best: str | None, limit: int | None) -> None:
+def rotate(output_dir: Path, best: str | None, limit: int | None, extra_steps: Collection[int] = ()) -> None:
     """Delete what is over the limit, after a save is complete: until then the one before it is the last good one."""
     if limit is None or limit <= 0:
         return
@@ -360,7 +370,8 @@ def rotate(output_dir: Path, best: str | None, limit: int | None) -> None:
     paths = sorted(checkpoints_in(output_dir).values(), key=lambda path: path.stat().st_mtime_ns)
     complete = {path.name for path in paths if is_complete(path)}
     names = [path.name for path in paths]
-    for name in find_deletable(names, complete, None if best is None else Path(best).name, limit):
+    extra = {f"checkpoint-{step}" for step in extra_steps}
+    for name in find_deletable(names, complete, None if best is None else Path(best).name, limit, extra):
         remove_tree(output_dir / name)
 
 
@@ -370,8 +381,14 @@ def rotate(output_dir: Path, best: str | None, limit: int | None) -> None:
 class TrainerSaves:
     """The saves of one training; of the thread that trains, on all ranks. `is_known`: to the run directory."""
 
-    def __init__(self, trainer: Any, session: Session, *, is_known: bool) -> None:
+    def __init__(
+        self, trainer: Any, session: Session, *, is_known: bool, keep: Callable[[Path], None] | None = None
+    ) -> None:
+        """Save by the trainer's own method; `keep` writes what each rank adds to a checkpoint, before its mark."""
         self._trainer = trainer
+        self._keep = keep
+        self.extra_steps: set[int] = set()
+        """After which steps a checkpoint was made for a stop alone: a training that never stopped has none there."""
         self._plain = trainer._save_checkpoint
         self._arguments: tuple[Any, ...] = ()
         self._options: dict[str, Any] = {}
@@ -400,6 +417,8 @@ class TrainerSaves:
         self._arguments, self._options = args, options
         own = self._checkpointer
         is_saved = self._save()
+        if self.is_stopping:
+            self._trainer.control.should_training_stop = True
         if self._trainer.args.should_save:
             self._tidy(is_saved=is_saved)
         # At an agreed stop the job leaves to be requeued, saved or not, and has said what is lost.
@@ -418,7 +437,7 @@ class TrainerSaves:
             remove_tree(aside_of(directory))
             state, args = self._trainer.state, self._trainer.args
             with contextlib.suppress(OSError):
-                rotate(directory.parent, state.best_model_checkpoint, args.save_total_limit)
+                rotate(directory.parent, state.best_model_checkpoint, args.save_total_limit, self.extra_steps)
             return
         if not is_complete(directory):
             remove_tree(directory)  # the disk may be full
@@ -458,6 +477,8 @@ class TrainerSaves:
         try:
             raise_together(ranks, lambda: begin(self._directory))
             raise_together(ranks, self._write_own)
+            if self._keep is not None:
+                raise_together(ranks, functools.partial(self._keep, self._directory))
             raise_together(ranks, lambda: self._seal(directory if ranks.rank == 0 else None, ranks.size))
         except CheckpointError:
             if is_keeper and not is_complete(self._directory):
@@ -465,13 +486,22 @@ class TrainerSaves:
             raise
 
     def _write_own(self) -> None:
-        args = self._trainer.args
+        args, state = self._trainer.args, self._trainer.state
         limit, args.save_total_limit = args.save_total_limit, None
+        best = getattr(state, "best_global_step", None)
+        # The trainer takes the step of the best evaluation for a checkpoint that it may load in the end.
+        is_hidden = best is not None and best in self.extra_steps
         try:
+            if is_hidden:
+                state.best_global_step = None
             with errors_kept(self._trainer, "save_model"):
                 self._plain(*self._arguments, **self._options)
         finally:
             args.save_total_limit = limit
+            if is_hidden:
+                state.best_global_step = best
+        if is_hidden and args.should_save:
+            state.save_to_json(str(self._directory / _STATE))
 
     def _seal(self, directory: Path | None, ranks: int) -> None:
         if self._trainer.args.should_save:

@@ -13,7 +13,7 @@ from torch import nn
 from turns import Turns
 
 from resilience_sdk.adapters.transformers import ResilienceCallback
-from resilience_sdk.adapters.transformers.callback import TrainerPatches
+from resilience_sdk.adapters.transformers.training import TrainerPatches
 
 DATA = [{"inputs": torch.randn(16)}] * 4096
 

@@ -17,7 +17,7 @@ from resilience_sdk import heartbeat
 from resilience_sdk.adapters._base import EvaluationBeat, Patches, StepBeat, StepLoss, errors_kept, framework
 from resilience_sdk.adapters.lightning import fit
 from resilience_sdk.adapters.lightning.fit import Fit
-from resilience_sdk.adapters.transformers.callback import TrainerPatches
+from resilience_sdk.adapters.transformers.training import TrainerPatches
 from resilience_sdk.errors import ConfigError, MissingExtraError
 from resilience_sdk.numerics import watch as numerics
 

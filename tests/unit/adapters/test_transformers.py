@@ -9,7 +9,7 @@ import torch
 from adapter_frameworks import require
 
 from resilience_sdk.adapters.transformers import ResilienceCallback
-from resilience_sdk.adapters.transformers.callback import handlers_before, torch_optimizer, warn
+from resilience_sdk.adapters.transformers.seams import handlers_before, torch_optimizer, warn
 from resilience_sdk.errors import ConfigError
 
 pytestmark = pytest.mark.slow  # the import of Transformers alone takes seconds

@@ -161,6 +161,13 @@ def test_the_limit_never_takes_the_last_good_one_or_the_best(names, data, limit)
         assert all(name in {*complete, best} for name in left)
 
 
+def test_what_only_a_stop_has_saved_goes_first():
+    """So that those are left that a training has which never stopped."""
+    names = ["checkpoint-3", "checkpoint-6", "checkpoint-7", "checkpoint-9"]
+    assert find_deletable(names, names, None, 2, {"checkpoint-7"}) == ["checkpoint-7", "checkpoint-3"]
+    assert find_deletable(names[:3], names[:3], None, 1, {"checkpoint-7"}) == ["checkpoint-3", "checkpoint-6"]
+
+
 @pytest.mark.parametrize(("limit", "left"), [(None, 3), (0, 3), (1, 1)])
 def test_the_last_good_one_is_the_newest_by_time(tmp_path, limit, left):
     """Another training may have left higher numbers there. Without a limit all stay, as with the trainer."""
@@ -193,6 +200,7 @@ class Trainer:
     def __init__(self, output_dir):
         self.args = types.SimpleNamespace(should_save=True, save_total_limit=None)
         self.state = types.SimpleNamespace(global_step=5, best_model_checkpoint=None)
+        self.control = types.SimpleNamespace(should_training_stop=False)
         self.output_dir = output_dir
         self.saves = 0
 
@@ -279,6 +287,7 @@ def test_a_last_save_that_fails_is_an_error_but_at_an_agreed_stop(tmp_path, monk
     saves.is_stopping = is_stopping
     with contextlib.nullcontext() if is_stopping else pytest.raises(NotSavedError):
         assert not saves.save("model", trial=None)
+    assert trainer.control.should_training_stop is is_stopping
 
 
 def test_a_second_save_takes_the_place_of_the_first(save, tmp_path):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from resilience_sdk.adapters.transformers.callback import tell_sizes
+from resilience_sdk.adapters.transformers.training import tell_sizes
 from resilience_sdk.recorder.page_layout import WORK
 from resilience_sdk.straggler.windowing import ToldWork, first_pass
 

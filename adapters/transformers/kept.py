@@ -1,0 +1,206 @@
+"""Files that a checkpoint keeps beside the trainer's own files, one for each rank.
+
+A trainer saves its weights, optimizer, schedule, generators and counts. It does not save its place in the data, the
+loss that it has not logged yet, which evaluation is due, nor, where two callbacks are of one class, which state is
+whose. All of that is small, and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.core.atomic_write import write_whole
+from resilience_sdk.core.plain_file import read_bytes
+
+FORMAT = 1
+# Whose callbacks do not count: they begin with each training by themselves, or belong to a tracker.
+_KNOWN = {"transformers", "resilience_sdk", "accelerate", "trl", "peft", "wandb", "mlflow", "sentence_transformers"}
+_FIRST = 4
+
+
+def file_of(directory: Path, rank: int) -> Path:
+    """Return the file of one rank in a checkpoint."""
+    return directory / f"resilience-rank-{rank}.json"
+
+
+def write(directory: Path, rank: int, kept: Mapping[str, Any]) -> None:
+    """Write the file of one rank; raises `OSError`."""
+    write_whole(file_of(directory, rank), json.dumps({"format": FORMAT, **kept}))
+
+
+def read(directory: Path, rank: int) -> dict[str, Any] | None:
+    """Return what a rank has kept, None where the checkpoint has no such file, or one that cannot be read."""
+    try:
+        found = json.loads(read_bytes(file_of(directory, rank)))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+
+
+# -- how a step is made up
+
+
+@attrs.frozen
+class Shape:
+    """What an optimizer step and a pass are made of; `length` is None for a stream."""
+
+    ranks: int
+    batch: int
+    accumulation: int
+    length: int | None
+
+    @property
+    def step_samples(self) -> int:
+        """How many samples a full step has."""
+        return self.ranks * self.batch * self.accumulation
+
+    def words(self) -> str:
+        """Return it for a person."""
+        ranks = f"{self.ranks} rank{'s' * (self.ranks != 1)}"
+        return f"{ranks} x batch {self.batch} x accumulation {self.accumulation}"
+
+
+def shape_of(value: Any) -> Shape | None:
+    """Return the shape that a file has kept, None where it has none."""
+    names = [field.name for field in attrs.fields(Shape)]
+    try:
+        return Shape(**{name: value[name] for name in names})
+    except (KeyError, TypeError):
+        return None
+
+
+def batches_after(batches: int, before: Shape, now: Shape) -> tuple[int, int]:
+    """Return at which batch of a pass another shape goes on, and how many samples are trained twice by that.
+
+    Whole steps alone: a window of accumulation begins there.
+    """
+    samples = batches * before.ranks * before.batch
+    steps = samples // now.step_samples
+    return steps * now.accumulation, samples - steps * now.step_samples
+
+
+# -- callbacks
+
+
+@attrs.frozen
+class CallbackState:
+    """What `state()` of a callback gave at a save; `changed` are the arguments that it changes itself."""
+
+    name: str
+    args: Mapping[str, Any]
+    attributes: Mapping[str, Any]
+    changed: tuple[str, ...] = ()
+
+
+def exportable(callbacks: Sequence[Any]) -> list[Any]:
+    """Return the callbacks whose state a trainer saves."""
+    return [one for one in callbacks if _exports(one)]
+
+
+def _exports(callback: Any) -> bool:
+    return any(kind.__name__ == "ExportableState" for kind in type(callback).__mro__)
+
+
+def args_of(callback: Any) -> dict[str, Any]:
+    """Return the arguments that a callback says it was made with, as a file has them."""
+    try:
+        return dict(_plain(callback.state()).get("args", {}))
+    except (TypeError, ValueError):  # no JSON: the trainer will say so when it saves
+        return {}
+
+
+def take_states(callbacks: Sequence[Any], made_with: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the states of callbacks; `made_with`: their arguments at the start of this process, by identity."""
+    states = []
+    for one in callbacks:
+        state = _plain(one.state())
+        args, first = state.get("args", {}), made_with.get(id(one), {})
+        changed = [name for name, value in args.items() if name in first and first[name] != value]
+        states.append(
+            {
+                "name": type(one).__name__,
+                "args": args,
+                "attributes": state.get("attributes", {}),
+                "changed": changed,
+            }
+        )
+    return states
+
+
+def states_of(kept: Mapping[str, Any] | None, trainers_own: Any) -> list[CallbackState]:
+    """Return the states that a checkpoint has: by our file, else by the trainer's, whose lists grow with each save."""
+    if kept is not None and isinstance(kept.get("callbacks"), list):
+        ours = kept["callbacks"]
+        return [CallbackState(one["name"], one["args"], one["attributes"], tuple(one["changed"])) for one in ours]
+    found = []
+    for name, data in (trainers_own if isinstance(trainers_own, Mapping) else {}).items():
+        for one in data if isinstance(data, list) else [data]:
+            if name != "TrainerControl" and isinstance(one, Mapping):
+                found.append(CallbackState(name, one.get("args", {}), one.get("attributes", {})))
+    return found
+
+
+def put_back(callbacks: Sequence[Any], states: Sequence[CallbackState]) -> list[str]:
+    """Give callbacks the states that they had, the first of a class the first; return what could not be, in words."""
+    said = []
+    for name in dict.fromkeys([*(type(one).__name__ for one in callbacks), *(state.name for state in states)]):
+        here = [one for one in callbacks if type(one).__name__ == name]
+        saved = [state for state in states if state.name == name]
+        if here and len(saved) > len(here) and len(saved) % len(here) == 0:
+            saved = saved[-len(here) :]  # the trainer's own list: each save has added to it
+        if len(here) != len(saved):
+            said.append(f"{name}: the checkpoint has {len(saved)}, the trainer {len(here)}")
+            continue
+        for one, state in zip(here, saved, strict=True):
+            values = {**state.attributes, **{arg: state.args[arg] for arg in state.changed}}
+            for attribute, value in values.items():
+                if attribute in state.attributes or hasattr(one, attribute):
+                    setattr(one, attribute, value)
+                else:
+                    said.append(f"{name}: it has no attribute {attribute!r} for the argument of that name")
+    return said
+
+
+def fingerprints(callbacks: Sequence[Any]) -> dict[int, dict[str, Any]]:
+    """Return what tells whether the attributes of callbacks change that a trainer does not save, by identity."""
+    return {id(one): {name: _seen(value) for name, value in _attributes(one).items()} for one in callbacks}
+
+
+def changed_plain(callbacks: Sequence[Any], before: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Return `Class.attribute` of the first attribute of each such callback that has changed."""
+    found = []
+    for one in callbacks:
+        was = before.get(id(one), {})
+        changed = [name for name, value in _attributes(one).items() if name in was and was[name] != _seen(value)]
+        if changed:
+            found.append(f"{type(one).__name__}.{changed[0]}")
+    return found
+
+
+def _attributes(callback: Any) -> dict[str, Any]:
+    """Return the attributes of a callback of the user's own that is no `ExportableState`."""
+    is_theirs = type(callback).__module__.partition(".")[0] not in _KNOWN
+    return dict(vars(callback)) if is_theirs and not _exports(callback) else {}
+
+
+def _seen(value: Any) -> Any:
+    """Return what differs where a value of the usual kinds has changed; the same for all others."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "_version"):  # a tensor
+        return (id(value), value._version)
+    if isinstance(value, Mapping):
+        return (len(value), *map(_seen, list(value.values())[:_FIRST]))
+    if isinstance(value, (list, tuple, set)) or type(value).__name__ == "deque":
+        return (len(value), *map(_seen, list(value)[:_FIRST]))
+    return None
+
+
+def _plain(state: Any) -> dict[str, Any]:
+    found = json.loads(json.dumps(state))
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,176 @@
+"""What a resume of a Trainer goes by: generators, its place in the data, states of callbacks, the time that is left."""
+
+import json
+import random
+import types
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience_sdk.adapters.transformers import kept
+from resilience_sdk.adapters.transformers.evaluations import has_time
+from resilience_sdk.adapters.transformers.kept import CallbackState, Shape, batches_after, put_back, states_of
+from resilience_sdk.adapters.transformers.place import Generators, LoaderPlace, decoded, encoded
+
+# -- generators
+
+
+class Sampler:
+    """Has a generator of its own, and so has its data."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(3)
+        self.dataset = types.SimpleNamespace(noise=np.random.default_rng(1), order=random.Random(2), label="x")
+
+
+def drawn(sampler):
+    return [
+        random.random(),
+        float(np.random.rand()),
+        float(torch.rand(1)),
+        float(torch.rand(1, generator=sampler.generator)),
+        float(sampler.dataset.noise.random()),
+        sampler.dataset.order.random(),
+    ]
+
+
+def test_generators_are_set_to_what_they_were():
+    """Those of the process and of the data, also by way of a file."""
+    sampler = Sampler()
+    found = Generators(sampler)
+    assert {*found.own} == {"generator", "dataset.noise", "dataset.order"}
+    states = found.capture()
+    first = drawn(sampler)
+    for again in (states, decoded(json.loads(json.dumps(encoded(states))))):
+        found.restore(again)
+        assert drawn(sampler) == first
+
+
+def test_a_generator_that_is_gone_is_left_out():
+    """The rest is set."""
+    sampler = Sampler()
+    states = Generators(sampler).capture()
+    first = random.random()
+    Generators().restore(states)
+    assert random.random() == first
+
+
+# -- the place
+
+
+def test_reading_that_draws_is_noticed():
+    """The first batch of a pass may draw the order."""
+
+    def batches(draws):
+        torch.rand(1)
+        for number in range(4):
+            if draws:
+                np.random.rand()
+            yield number
+
+    for draws in (False, True):
+        place = LoaderPlace([], 0)
+        place.epoch_begins()
+        source, method = batches(draws), place.counted(lambda found, count: [next(found) for _ in range(count)])
+        assert method(source, 2) == [0, 1]
+        assert method(source, 2) == [2, 3]
+        assert (place.epoch, place.batches, place.draws) == (0, 4, draws)
+        assert place.at_begin is not None
+        with pytest.raises(StopIteration):
+            next(place._own)
+        assert place.is_at_end
+        place.epoch_begins()
+        assert (place.epoch, place.batches, place.at_begin) == (1, 0, None)
+
+
+@given(
+    batches=st.integers(0, 1000),
+    before=st.tuples(st.integers(1, 8), st.integers(1, 16), st.integers(1, 4)),
+    now=st.tuples(st.integers(1, 8), st.integers(1, 16), st.integers(1, 4)),
+)
+def test_another_shape_goes_on_at_a_whole_step(batches, before, now):
+    """No sample is left out, and fewer than a step are trained twice."""
+    one, other = Shape(*before, None), Shape(*now, None)
+    at, twice = batches_after(batches, one, other)
+    assert at % other.accumulation == 0
+    assert at * other.ranks * other.batch + twice == batches * one.ranks * one.batch
+    assert 0 <= twice < other.step_samples
+
+
+def test_what_was_kept_is_read_again_and_what_is_damaged_is_not(tmp_path):
+    """A file of another format is none."""
+    kept.write(tmp_path, 1, {"batches": 3, "shape": {"ranks": 2, "batch": 4, "accumulation": 1, "length": None}})
+    found = kept.read(tmp_path, 1)
+    assert found["batches"] == 3
+    assert kept.shape_of(found["shape"]) == Shape(2, 4, 1, None)
+    assert kept.shape_of({"ranks": 2}) is None
+    assert kept.read(tmp_path, 0) is None
+    kept.file_of(tmp_path, 0).write_text("{")
+    assert kept.read(tmp_path, 0) is None
+
+
+# -- callbacks
+
+
+class Counts:
+    """A callback whose second argument changes."""
+
+    def __init__(self, name, last=0):
+        self.name, self.last, self.sums = name, last, []
+
+    def state(self):
+        return {"args": {"name": self.name, "last": self.last}, "attributes": {"sums": self.sums}}
+
+
+def test_two_callbacks_of_one_class_have_their_own_states():
+    """An argument that a callback changes is part of its state; one that the user has changed is not."""
+    before = [Counts("a"), Counts("b")]
+    made_with = {id(one): kept.args_of(one) for one in before}
+    for number, one in enumerate(before):
+        one.last, one.sums = 7 + number, [number]
+    saved = json.loads(json.dumps(kept.take_states(before, made_with)))
+    after = [Counts("a"), Counts("c")]
+    assert put_back(after, states_of({"callbacks": saved}, None)) == []
+    assert [(one.name, one.last, one.sums) for one in after] == [("a", 7, [0]), ("c", 8, [1])]
+
+
+def test_a_trainers_own_list_has_the_newest_states_last():
+    """It begins with those of the start, and each save adds one for each callback."""
+    lists = [{"args": {}, "attributes": {"sums": [number]}} for number in range(6)]
+    after = [Counts("a"), Counts("b")]
+    trainers_own = {"Counts": lists, "TrainerControl": {"args": {"should_training_stop": True}, "attributes": {}}}
+    assert put_back(after, states_of(None, trainers_own)) == []
+    assert [one.sums for one in after] == [[4], [5]]
+
+
+def test_what_cannot_be_put_back_is_said():
+    """Another number of callbacks, or an argument that is no attribute."""
+    states = [CallbackState("Counts", {}, {"sums": [1]}), CallbackState("Gone", {}, {})]
+    after = [Counts("a"), Counts("b")]
+    assert put_back(after, states) == [
+        "Counts: the checkpoint has 1, the trainer 2",
+        "Gone: the checkpoint has 1, the trainer 0",
+    ]
+    assert after[0].sums == []
+    [said] = put_back([Counts("a")], [CallbackState("Counts", {"other": 3}, {"sums": [1]}, ("other",))])
+    assert "no attribute 'other'" in said
+
+
+# -- time
+
+
+@pytest.mark.parametrize(
+    ("last_s", "left_s", "answer"),
+    [
+        (None, None, True),  # nobody ends it
+        (None, 1000.0, False),  # how long it takes is not known
+        (10.0, 20.0, True),
+        (10.0, 14.0, False),  # it may take a little longer than the last one, and the save comes behind it
+    ],
+)
+def test_whether_an_evaluation_fits(last_s, left_s, answer):
+    """Before the save."""
+    assert has_time(last_s, 2.0, left_s) is answer
