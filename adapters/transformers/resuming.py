@@ -68,8 +68,8 @@ class Resumption:
         self.stops = False
         """Whether nothing more is trained: the checkpoint is of a training that a callback had ended, or does now."""
         if path is not None:
-            self._read()
             resumed()
+            self._read()
         self._load_rng = getattr(trainer, "_load_rng_state", None)
 
     def _read(self) -> None:
@@ -82,9 +82,8 @@ class Resumption:
         else:
             note(
                 "trainer's place",
-                "all of a training that was saved without it",
-                f"{directory.name} was saved by an earlier version of the SDK, or without it: the place in a stream, "
-                "random numbers that the data draw, a due evaluation and the loss that was not logged yet begin anew",
+                "the place in a stream, random numbers that the data draw, a due evaluation, the loss not logged yet",
+                f"{directory.name} has no file of the SDK for them, as one of an earlier version",
                 "nothing to do: the next checkpoint has them",
             )
 
