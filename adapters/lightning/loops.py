@@ -35,6 +35,7 @@ _SEAMS = (
     ("epoch_loop", "advance"),
     ("epoch_loop", "on_advance_end"),
     ("epoch_loop", "on_run_start"),
+    ("epoch_loop", "update_lr_schedulers"),
     ("epoch_loop", "_num_ready_batches_reached"),
     ("epoch_loop", "_should_check_val_fx"),
     ("epoch_loop", "val_loop"),
@@ -120,6 +121,8 @@ class Loops(Patches):
         """How long the longest of each took."""
         self._of_cut_epoch: dict[str, Any] | None = None
         self._max_steps: int | None = None
+        self._lacks_metrics = False
+        """Whether this epoch goes on from a checkpoint without any: of an earlier version, or of other ranks."""
         self._plain: dict[str, Any] = {
             "advance": self._epoch_loop.advance,
             "batch_end": self._epoch_loop.on_advance_end,
@@ -129,12 +132,14 @@ class Loops(Patches):
             "reset": self._fit_loop.reset,
             "epoch_start": self._fit_loop.on_advance_start,
             "epoch_end": self._fit_loop.on_advance_end,
+            "schedulers": self._epoch_loop.update_lr_schedulers,
         }
         self.data = TrainingData(trainer) if has_data else None
         self.replace(self._fit_loop, "run", self._run)
         self.replace(self._epoch_loop, "advance", self._advance)
         self.replace(self._epoch_loop, "on_advance_end", self._batch_ends)
         self.replace(self._epoch_loop, "on_run_start", self._batches_start)
+        self.replace(self._epoch_loop, "update_lr_schedulers", self._update_schedulers)
         self.replace(self._fit_loop, "load_state_dict", self._load)
         self.replace(self._fit_loop, "reset", self._reset)
         self.replace(self._fit_loop, "on_advance_start", self._epoch_starts)
@@ -210,6 +215,21 @@ class Loops(Patches):
             self._set_restarting(False)
         self._plain["reset"]()
 
+    def _update_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        if update_plateau_schedulers and self._lacks_metrics and not self._has_monitored(interval):
+            note(
+                "plateau",
+                "a step of ReduceLROnPlateau",
+                "the checkpoint has no value of the metric that it goes by",
+                "nothing is to be done: it is stepped from the next epoch on",
+            )
+            return
+        self._plain["schedulers"](interval, update_plateau_schedulers)
+
+    def _has_monitored(self, interval: str) -> bool:
+        mine = [each for each in self._trainer.lr_scheduler_configs if each.reduce_on_plateau and each.interval == interval]
+        return all(each.monitor in self._trainer.callback_metrics for each in mine)
+
     def _epoch_starts(self) -> None:
         if self._resumed == EPOCH:
             self._moments.restore_random_numbers()
@@ -226,6 +246,7 @@ class Loops(Patches):
         if self._max_steps is not None:
             self._epoch_loop.max_steps, self._max_steps = self._max_steps, None
         own, self._own = self._own, {}
+        self._lacks_metrics = not own.get("metrics")
         if resumed == EPOCH:
             if self.data is not None:
                 self.data.begin_epoch(fetcher)
@@ -274,6 +295,7 @@ class Loops(Patches):
         began, is_whole = monotonic(), self._epoch_loop._num_ready_batches_reached()
         self._of_cut_epoch = None if is_whole else metrics.capture(self._trainer)
         self._plain["epoch_end"]()
+        self._lacks_metrics = False
         self._epoch_end_s = max(self._epoch_end_s, monotonic() - began)
         self.moment = EPOCH if is_whole else CUT
         if not (self._moments.is_leaving() and self._is_complete()):  # then it is the end that saves
@@ -290,12 +312,28 @@ class Loops(Patches):
 
 
 def _earlier(loops: dict[str, Any], loaders: Any) -> dict[str, Any]:
-    """Return where a checkpoint of an earlier version was made, and let its counts say so: behind the hooks."""
-    progress = loops["epoch_loop.batch_progress"]
+    """Return where a checkpoint of an earlier version was made, and let its counts say so: behind the hooks.
+
+    Behind the last batch of an epoch it has no metrics, without which the epoch cannot be ended: the next one is next.
+    """
+    progress, epoch = loops["epoch_loop.batch_progress"], loops["epoch_progress"]
     is_within = progress["total"]["completed"] < progress["total"]["processed"]
     for counts in (progress["total"], progress["current"]):
         counts["completed"] = counts["processed"]
-    moment = OWES_EVALUATION if is_within else EPOCH if progress["is_last_batch"] else CUT
+    is_last = bool(progress["is_last_batch"])
+    if is_within and is_last:
+        for counts in (epoch["total"], epoch["current"]):
+            counts["processed"] = counts["completed"] = counts["started"]
+        state = loops.get("epoch_loop.state_dict", {})
+        if "_batches_that_stepped" in state:
+            state["_batches_that_stepped"] += 1
+        note(
+            "earlier version",
+            "the validation and the end of the epoch behind which an earlier version has saved",
+            "metrics of that epoch are not in its checkpoints",
+            "nothing is to be done: those of this version have them",
+        )
+    moment = EPOCH if is_last else OWES_EVALUATION if is_within else CUT
     return {"moment": moment, "data": {"earlier": list(loaders or ())}}
 
 

@@ -22,6 +22,8 @@ def saved_loops(*, completed=7, processed=7, is_last=False, epochs=2):
     """What a checkpoint of Lightning says of its loops."""
     progress = {"total": counts(processed, completed), "current": counts(processed, completed)}
     epoch = {"total": counts(epochs, epochs), "current": counts(epochs, epochs)}
+    for each in epoch.values():
+        each["started"] = each["ready"] = epochs + (completed < processed)
     return {"epoch_loop.batch_progress": {**progress, "is_last_batch": is_last}, "epoch_progress": epoch}
 
 
@@ -29,7 +31,7 @@ def saved_loops(*, completed=7, processed=7, is_last=False, epochs=2):
     ("completed", "is_last", "moment"),
     [
         (6, False, loops.OWES_EVALUATION),
-        (6, True, loops.OWES_EVALUATION),
+        (6, True, loops.EPOCH),
         (7, True, loops.EPOCH),
         (7, False, loops.CUT),
     ],
@@ -41,6 +43,7 @@ def test_a_checkpoint_of_an_earlier_version_says_by_its_counts_where_it_was_made
     assert found == {"moment": moment, "data": {"earlier": [{"place": 1}]}}
     progress = saved["epoch_loop.batch_progress"]
     assert progress["total"] == progress["current"] == counts(7, 7)
+    assert saved["epoch_progress"]["total"]["completed"] == (3 if completed == 6 and is_last else 2)
 
 
 def test_an_epoch_that_a_training_ended_within_is_open_again():
