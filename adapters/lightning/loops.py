@@ -227,7 +227,9 @@ class Loops(Patches):
         self._plain["schedulers"](interval, update_plateau_schedulers)
 
     def _has_monitored(self, interval: str) -> bool:
-        mine = [each for each in self._trainer.lr_scheduler_configs if each.reduce_on_plateau and each.interval == interval]
+        mine = [
+            each for each in self._trainer.lr_scheduler_configs if each.reduce_on_plateau and each.interval == interval
+        ]
         return all(each.monitor in self._trainer.callback_metrics for each in mine)
 
     def _epoch_starts(self) -> None:
