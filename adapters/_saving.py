@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.checkpoint import Checkpointer
@@ -25,6 +26,9 @@ class SavingLoop(pytorch.Attached):
     """None where nothing is saved."""
     _began: int
     """How many steps were complete at the start."""
+
+    def _offer(self, loader: Any) -> None:
+        """Keep it: its place is a part of what this loop saves."""
 
     def save(self) -> bool:
         """Save into the run directory now; tell whether a whole checkpoint of this step is there. Collective."""

@@ -12,10 +12,8 @@ from resilience_sdk.adapters import pytorch
 
 from __future__ import annotations
 
-import copyreg
 import functools
 import math
-import types
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -25,8 +23,10 @@ from typing import Any
 
 from resilience_sdk import preemption, straggler
 from resilience_sdk.adapters._base import AttachedLoop, EvaluationBeat, StepBeat, StepLoss, say_left_out
+from resilience_sdk.checkpoint.loaders import offer, withdraw
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.numerics import watch as numerics
@@ -136,11 +136,6 @@ class _TimedBatches:
         return getattr(self._batches, name)
 
 
-def set_class(loader: Any, kind: type) -> None:
-    """Exchange the class of an object, also where it shows another one as its `__class__`."""
-    object.__dict__["__class__"].__set__(loader, kind)
-
-
 def _timed_class(plain: Any, watch: TimedLoader) -> type:
     """Return a subclass of the loader's class whose iterators are watched."""
 
@@ -149,23 +144,6 @@ def _timed_class(plain: Any, watch: TimedLoader) -> type:
         return watch.watch(plain.__iter__(self))
 
     return iterated_by(plain, timed_iter)
-
-
-def iterated_by(plain: Any, iterate: Callable[[Any], Iterator[Any]]) -> type:
-    """Return a subclass of a loader's class that `iterate` makes the iterators of; its copies are of the class."""
-
-    def reduce(self: Any, protocol: Any) -> Any:
-        # A copy is another loader, perhaps in another process: it must not lead back here.
-        reduced = plain.__reduce_ex__(self, protocol)
-        if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
-            return (plain.__new__, (plain, *reduced[1][1:]), *reduced[2:])
-        return reduced
-
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {"__slots__": (), "__iter__": iterate, "__reduce_ex__": reduce}
-        namespace |= {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
-
-    return types.new_class(plain.__name__, (plain,), exec_body=fill)
 
 
 def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | None = None) -> Attached:
@@ -300,6 +278,12 @@ class Attached(AttachedLoop):
     def _watch_loader(self, loader: Any) -> None:
         self._loader = TimedLoader(loader, self)
         self.on_detach(self._loader.restore)
+        self._offer(loader)
+
+    def _offer(self, loader: Any) -> None:
+        """Let the loader travel with what the script saves."""
+        offer(loader)
+        self.on_detach(functools.partial(withdraw, loader))
 
     @property
     def is_attached(self) -> bool:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from resilience_sdk.adapters._base import framework
+from resilience_sdk.checkpoint.generators import find_generators, set_rng, take_rng
 from resilience_sdk.core.resume_limits import note
-from resilience_sdk.rank.data import find_generators, set_rng, take_rng
 
 _END = object()
 
@@ -218,6 +218,7 @@ class Position:
 
     def _generators(self) -> dict[str, Any]:
         found = find_generators(self._loader)
+        found.pop("loader.synchronized_generator", None)  # under its own name, as older versions have it
         shared = getattr(self._loader, "synchronized_generator", None)
         if shared is not None and all(shared is not other for other in found.values()):
             found["synchronized"] = shared

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.adapters._base import Patches
-from resilience_sdk.adapters.pytorch import iterated_by, set_class
+from resilience_sdk.checkpoint.generators import find_generators
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.core.resume_limits import note
-from resilience_sdk.rank.data import END, find_generators, has_state, next_batch
+from resilience_sdk.rank.data import END, has_state, next_batch
 
 Generators = Mapping[str, Any]
 

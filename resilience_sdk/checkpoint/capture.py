@@ -9,6 +9,7 @@ curves go on in the same directory, which `tensorboard_dir` names.
 from __future__ import annotations
 
 import copy
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
@@ -19,7 +20,7 @@ import attrs
 import torch
 
 from resilience_sdk._version import __version__
-from resilience_sdk.checkpoint import digests, payload, sharded
+from resilience_sdk.checkpoint import by_rank, containers, digests, payload, sharded
 from resilience_sdk.checkpoint.failure import number_of_write
 from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, is_listable
 from resilience_sdk.checkpoint.ranks import Ranks, describe
@@ -35,8 +36,11 @@ from resilience_sdk.checkpoint.state import (
     unwrap,
 )
 from resilience_sdk.checkpoint.store import CheckpointStore
+from resilience_sdk.checkpoint.window import note_open_window
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.environ import environment
+from resilience_sdk.core.resume_limits import note
+from resilience_sdk.errors import CheckpointError
 
 _WANDB = "wandb"
 _RUN_ID, _RESUME = "WANDB_RUN_ID", "WANDB_RESUME"
@@ -183,10 +187,31 @@ def capture_part(
         "position": position,
         "trackers": capture_trackers(),
     }
+    passes = {name: one for name, watch in state.passes.items() if (one := watch.capture()) is not None}
+    if passes:
+        document["passes"] = passes
     spread = sharded.capture(state.sharded, state.modules)
     shared = state.capture_shared() if rank == 0 else {}
     taken = digests.digests_of(digests.entries_of_state(spread)) if is_checked else None
     return RankPart(document, state.capture_rank(), shared, spread, values, writer, find_nan(spread), taken)
+
+
+def with_values(part: RankPart, values: Mapping[str, Any]) -> RankPart:
+    """Return it with the plain values of this rank, where they are others than those of rank 0."""
+    try:
+        own = payload.encode_values(values)
+    except CheckpointError as error:
+        # Those of rank 0 alone had to be plain until now.
+        say_once("values of a rank", f"{error}; it is saved as rank 0 has it")
+        return part
+    return part if own == part.values else attrs.evolve(part, document={**part.document, "values": json.loads(own)})
+
+
+def with_own(state: StateMap, part: RankPart, own: Mapping[str, Any], first: Mapping[str, Any]) -> RankPart:
+    """Return it with what this rank has otherwise than rank 0, by the digests of both."""
+    if own == first:
+        return part
+    return attrs.evolve(part, own={**part.own, by_rank.KEY: by_rank.differing(state, own, first)})
 
 
 def copy_part(part: RankPart, staging: Staging) -> RankPart:
@@ -245,6 +270,17 @@ def seal(store: CheckpointStore, parts: list[Any], unfinished: Path, step: int, 
     manifest = Manifest(step, len(parts), files, now, {"resilience_sdk": __version__}, nan, proof)
     store.commit(unfinished, manifest, token)
     return manifest
+
+
+def _note_by_rank(state: StateMap, saved_ranks: int, ranks: int) -> None:
+    held = [name for name, item in state.per_rank.items() if containers.is_container(item)]
+    if held:
+        note(
+            "state by rank",
+            ", ".join(f"state[{name!r}]" for name in held),
+            f"each of {saved_ranks} ranks had its own, and {ranks} resume, so it begins as the program has made it",
+            f"resume with {saved_ranks} ranks",
+        )
 
 
 def foreign_entries(directory: Path, known: set[str], store: CheckpointStore) -> tuple[FileEntry, ...]:
@@ -307,6 +343,10 @@ class Restored:
     position: Any
     rng: Mapping[str, Any] | None
     pending: dict[str, Any]
+    passes: Mapping[str, Any] = attrs.field(factory=dict)
+    """How the passes over loaders were, which are known or not."""
+    loaded: frozenset[str] = frozenset()
+    """The entries of this rank's own that were restored."""
 
 
 class CheckpointReading:
@@ -372,6 +412,7 @@ class CheckpointReading:
                     f"saved by {saved_ranks} ranks, resumed by {ranks}: random number generators and data "
                     f"loaders with state start anew"
                 )
+            _note_by_rank(state, saved_ranks, ranks)
             document = payload.read_json(directory / payload.rank_document(0))
             if rank == 0:
                 restore_trackers(document.get("trackers"))
@@ -380,9 +421,21 @@ class CheckpointReading:
         pending: dict[str, Any] = {}
         if payload.rank_tensors(rank) in files:
             pending = dict(payload.read_tensors(directory / payload.rank_tensors(rank)))
+        loaded = frozenset(name for name in state.per_rank if name in pending)
         for name, item in state.per_rank.items():
-            if name in pending:
+            if name in loaded:
                 apply(name, item, pending.pop(name))
+            else:
+                note(
+                    f"state:{name}",
+                    f"state[{name!r}]",
+                    "the checkpoint has none of that name, so it begins as the program has made it",
+                    "nothing is to be done from the next checkpoint on",
+                )
+        by_rank.restore(state, pending.pop(by_rank.KEY, {}))
+        values |= document.get("values", {})  # names that rank 0 alone has given are for all
+        if document.get("open_window"):
+            note_open_window()
         restore_rng(document["rng"])
         restore_trackers(document.get("trackers"))
-        return Restored(values, document.get("position"), document["rng"], pending)
+        return Restored(values, document.get("position"), document["rng"], pending, document.get("passes", {}), loaded)

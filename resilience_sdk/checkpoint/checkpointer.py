@@ -26,11 +26,13 @@ from resilience_sdk.checkpoint.last_save import (
     save_patiently,
     spare_descriptors,
 )
+from resilience_sdk.checkpoint.loaders import TravellingLoaders
 from resilience_sdk.checkpoint.newest import choose, look
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
 from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
 from resilience_sdk.checkpoint.save import GoodCheckpoint, Saver
 from resilience_sdk.checkpoint.store import CheckpointStore, WriterHold, hold_checkpoints
+from resilience_sdk.checkpoint.window import AccumulationWindow, note_open_window
 from resilience_sdk.core import resume_limits
 from resilience_sdk.core.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.core.console import say, say_once
@@ -228,6 +230,8 @@ class Checkpointer:
             stager,
         )
         self._saver.is_checked = _is_checked
+        self._saver.has_open_window = self._has_open_window
+        self._window: AccumulationWindow | None = None
         self._found: dict[str, Any] | None = None
         self._end: End | None = None
         self._is_first = True
@@ -237,7 +241,8 @@ class Checkpointer:
         self._is_joined = read_only
         self._is_started = False
         self._resumed_rng: Mapping[str, Any] | None = None
-        self._pending: dict[str, Any] = {}
+        self._loaders = TravellingLoaders(self._state, self._set_rng, lambda: self.position is not None)
+        self._takes_offered = writer is None and not read_only
         self._reading: CheckpointReading | None = None
 
     @property
@@ -264,18 +269,21 @@ class Checkpointer:
 
         One that is in `state` already is left as it is. `loader` has `state_dict` and `load_state_dict`.
         """
+        self._loaders.add(name, loader)
 
-        from resilience_sdk.checkpoint.state import apply
-
-        if any(item is loader for item in self._state.per_rank.values()):
-            return
-        self._state.per_rank[name] = loader
-        if name in self._pending:
-            apply(name, loader, self._pending.pop(name))
+    def note_walked(self, loader: Any) -> None:
+        """Say what a resume will not repeat where the batches of `loader` alone are counted (see `position`)."""
+        self._loaders.note_walked(loader)
 
     def restore_rng(self) -> None:
-        """Set the random number generators once more as the resumed checkpoint had them."""
+        """Set the random number generators once more as the resumed checkpoint had them.
 
+        For loaders with a state this is done just before their first batch, so that nothing is to be called.
+        """
+        self._loaders.generators.leave()
+        self._set_rng()
+
+    def _set_rng(self) -> None:
         from resilience_sdk.checkpoint.state import restore_rng
 
         if self._resumed_rng is None:
@@ -308,6 +316,7 @@ class Checkpointer:
         # A reader is no part of a job, so it starts no recording.
         with nullcontext() if self._is_read_only else section("resume", kind="io"):
             self._saver.settle(None)  # a run that goes back may still be writing
+            self._watch()
             # What could not be saved is found before hours of work depend on it.
             raise_together(ranks, self._state.check)
             found = ranks.broadcast(self._choose() if ranks.rank == 0 else None)
@@ -375,7 +384,7 @@ class Checkpointer:
             self.values.clear()
             self.values.update(restored.values)
             self._resumed_rng = restored.rng
-            self._pending = restored.pending
+            self._loaders.resumed(restored)
             if self.position is not None and restored.position is not None:
                 self.position.restore(restored.position, found["world_size"], ranks.size)
 
@@ -411,16 +420,37 @@ class Checkpointer:
         if not self._is_started or self._is_read_only:  # in every step: a call that can be spared is
             self._begin(step)
         due = self._policy.due(step)
+        if self._window is not None:
+            self._window.at_boundary(step, is_new=True)
+            if self._window.is_held:
+                due = "save"
         if due == "ask":
             ranks = find_ranks()
             answer = ranks.broadcast(self._answer(step) if ranks.rank == 0 else None)
             if answer is not None:
                 self._policy.next_question = answer
                 return False
-        if due == "no":
+        if due == "no" or self.holds(step):
             return False
         left_s = None if self.time_left is None else self.time_left()
+        if self._has_open_window():  # there was no time to wait
+            note_open_window()
         return self._checked_save(step, in_background=self._in_background, left_s=left_s)
+
+    def holds(self, step: int) -> bool:
+        """Tell whether a save after `step` steps is to wait for the next optimizer step of a loop. Collective.
+
+        That is so where the loop adds up gradients over several of its steps, which are not saved; and no longer than
+        a stop leaves time for it. `maybe_save` sees to it by itself.
+        """
+        if self._window is None:
+            return False
+        self._window.at_boundary(step)
+        left_s = None if self.time_left is None else self.time_left()
+        return self._window.waits(find_ranks(), left_s, self.expected_save_s)
+
+    def _has_open_window(self) -> bool:
+        return self._window is not None and self._window.is_open()
 
     def next_due(self) -> int:
         """Return after how many completed steps `maybe_save` has something to do again, behind a call of it."""
@@ -451,6 +481,7 @@ class Checkpointer:
             DirectoryInUseError: At the first use only: another process writes there, or another job uses it.
         """
         if not last:
+            self._note_window(step)
             return self._checked_save(step, in_background=False, anew=anew)
         end = self.save_patiently(step, anew=anew)
         if end.leaves:
@@ -472,6 +503,8 @@ class Checkpointer:
         def report(unsaved: Unsaved, saved: bool, waited_s: float) -> None:
             self._record.emit(Event.HEALTH, step, **facts_of(unsaved, self._place, saved, waited_s))
 
+        if is_stop:
+            self._note_window(step)
         ranks = find_ranks()
         self._end = save_patiently(
             save,
@@ -572,9 +605,25 @@ class Checkpointer:
         if not self._is_started:
             self._start(step)
 
+    def _note_window(self, step: int) -> None:
+        if self._window is not None:
+            self._window.at_boundary(step)
+        if self._has_open_window():
+            note_open_window()
+
+    def _watch(self) -> None:
+        if not self._is_read_only:
+            self._loaders.watch()
+        if self._takes_offered:
+            self._takes_offered = False
+            self._loaders.take_offered()
+        if self._window is None and not self._is_read_only:
+            self._window = AccumulationWindow.of(self._state.shared)
+
     def _start(self, step: int) -> None:
         """Begin to count time at `step`; equal on all ranks but for the guess of the size."""
         self._is_started = True
+        self._watch()
         self._policy.start(step, self._now_s(), self._state.size())
 
     def _now_s(self) -> float:

@@ -101,6 +101,8 @@ class Saver:
         self._background: Background | None = None
         self.is_checked: Callable[[], bool] = lambda: True
         """Whether digests go into the manifest, for the resume to be compared with."""
+        self.has_open_window: Callable[[], bool] = lambda: False
+        """Whether gradients were added up that are not saved."""
         self._overtaken: Background | None = None
         """One whose end this rank has not heard of yet, though a save that came after it is over."""
         self._group = BackgroundGroup(PATIENCE_S)  # of the threads that write what is sharded
@@ -150,7 +152,7 @@ class Saver:
         the caller says what it came to.
         """
 
-        from resilience_sdk.checkpoint.capture import first_error, write_part
+        from resilience_sdk.checkpoint.capture import first_error, with_own, write_part
 
         began_s = self._now_s()
         self._failed_here, self._script_saved, self._is_first = False, False, ranks.rank == 0
@@ -171,6 +173,8 @@ class Saver:
             part, ready = self._take_part(step, ranks, unfinished, order, in_background)
             taken = ranks.gather(ready)
             error = first_error(taken, step)
+            if error is None and part is not None:
+                part = with_own(self._state, part, ready["digests"], taken[0]["digests"])
             if error is None and part is not None and part.spread and in_background:
                 error = self._meet_beside(ranks)
             if error is None and part is not None and unfinished is not None and in_background:
@@ -227,11 +231,13 @@ class Saver:
     ) -> tuple[RankPart | None, dict[str, Any]]:
         """Take this rank's part of the state; an error is part of the answer, since all ranks must learn of it."""
 
-        from resilience_sdk.checkpoint.capture import capture_part, copy_part
+        from resilience_sdk.checkpoint import by_rank
+        from resilience_sdk.checkpoint.capture import capture_part, copy_part, with_values
 
         ready: dict[str, Any] = {"error": order["error"] if ranks.rank == 0 else None, "step": step}
         ready["number"] = order.get("number")
         ready["process"] = own_process() if in_background else None
+        ready["digests"] = {}
         part = None
         try:
             # The thread of a failed save may still write from the copies that are about to be overwritten.
@@ -244,6 +250,11 @@ class Saver:
                 position = self._capture_position()
                 values, is_checked = order["values"], self.is_checked()
                 part = capture_part(self._state, position, ranks.rank, values, self._writer, is_checked=is_checked)
+                if self.has_open_window():
+                    part = attrs.evolve(part, document={**part.document, "open_window": True})
+                if ranks.size > 1:
+                    part = with_values(part, self._values)
+                    ready["digests"] = by_rank.digests(self._state)
                 part = copy_part(part, self._staging) if in_background else part
                 if part.spread and ranks.rank == 0:
                     (unfinished / SHARDED).mkdir(mode=self._store.directory_mode)

@@ -8,7 +8,9 @@ An entry of `state` is one of
 * sharded: a module, optimizer or tensor that is spread over the ranks (see `sharded`). Every rank writes its part;
 * shared: a module, an optimizer, a scheduler, a scaler, anything with `state_dict` and `load_state_dict`, or
   a plain tensor. It is the same on every rank, so rank 0 writes it for all;
-* per rank: a data loader or sampler with `state_dict`, or a `torch.Generator`. Every rank writes its own;
+* per rank: a data loader or sampler with `state_dict`, a `torch.Generator`, a `collections.deque` or a numpy array (see
+  `containers`). Every rank writes its own. So it does with what is shared and differs by rank all the
+  same (see `by_rank`);
 * a data loader without `state_dict`: nothing to save, `Run.steps` counts its batches.
 
 Wrappers (DDP, DataParallel, torch.compile) are taken off, so that a checkpoint fits with and without them.
@@ -27,7 +29,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from resilience_sdk.checkpoint import sharded
+from resilience_sdk.checkpoint import containers, sharded
+from resilience_sdk.checkpoint.generators import capture_one, restore_one
+from resilience_sdk.checkpoint.passes import PassWatch, unused_state
 from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import CheckpointError, ConfigError
 
@@ -69,15 +73,22 @@ def restore_rng(states: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(decode_tensor(states["cuda_current"]))
 
 
-def capture_generators(generators: Mapping[str, torch.Generator]) -> dict[str, str]:
-    """Return the states of generator objects of the program's own as a JSON value."""
-    return {name: encode_tensor(generator.get_state()) for name, generator in generators.items()}
+def capture_generators(generators: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of generator objects of the program's own (torch, Python, numpy) as a JSON value."""
+    return {
+        name: encode_tensor(one.get_state()) if isinstance(one, torch.Generator) else capture_one(one)
+        for name, one in generators.items()
+    }
 
 
-def restore_generators(generators: Mapping[str, torch.Generator], states: Mapping[str, str]) -> None:
+def restore_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
     """Set those of `generators` that `capture_generators` saw to the state that they had then."""
     for name, generator in generators.items():
-        if name in states:
+        if name not in states:
+            continue
+        if not isinstance(generator, torch.Generator):
+            restore_one(generator, states[name])
+        elif isinstance(states[name], str):
             generator.set_state(decode_tensor(states[name]))
 
 
@@ -93,13 +104,9 @@ def decode_tensor(text: str) -> torch.Tensor:
 
 Kind = Literal["shared", "rank", "counted"]
 
-# Exactly these: a subclass (numpy.float64 is a float, an IntEnum an int) is not loaded by weights_only.
-_LEAVES = frozenset(
-    {str, bytes, bytearray, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size}
-)
 _MAPPINGS = (dict, OrderedDict, Counter)
 _TENSORS = (torch.Tensor, nn.Parameter, getattr(nn, "Buffer", nn.Parameter))
-_ACCEPTED = "an object with state_dict() and load_state_dict(), a tensor, or a data loader"
+_ACCEPTED = "an object with state_dict() and load_state_dict(), a tensor, a deque, a numpy array, or a data loader"
 
 
 class StateMap:
@@ -114,12 +121,16 @@ class StateMap:
             )
         self.shared: dict[str, Any] = {}
         self.per_rank: dict[str, Any] = {}
+        self.counted: dict[str, Any] = {}
+        """Loaders of which nothing is saved."""
+        self.passes: dict[str, PassWatch] = {}
+        """Those over loaders of `per_rank`, by the same names."""
         for name, item in state.items():
             kind = classify(name, item)
             if kind == "shared":
                 self.shared[name] = item
-            elif kind == "rank":
-                self.per_rank[name] = item
+            else:
+                (self.per_rank if kind == "rank" else self.counted)[name] = item
 
     def capture_shared(self) -> dict[str, Any]:
         """Return what rank 0 writes for all; raises `CheckpointError` for what could not be loaded again."""
@@ -132,13 +143,18 @@ class StateMap:
         return {name: unwrap(item) for name, item in self.shared.items() if isinstance(item, nn.Module)}
 
     @property
+    def sharded_names(self) -> set[str]:
+        """The names of the entries of which each rank has a part."""
+        return sharded.find_sharded(self.shared)
+
+    @property
     def sharded(self) -> dict[str, Any]:
         """The entries of which each rank has a part, without wrappers; raises `ConfigError` for an optimizer alone.
 
         An optimizer that has taken no step has no state yet, and its options are the same on all ranks.
         """
         found = {}
-        for name in sorted(sharded.find_sharded(self.shared)):
+        for name in sorted(self.sharded_names):
             item = unwrap(self.shared[name])
             if isinstance(item, torch.optim.Optimizer):
                 sharded.find_owner(name, item, self.modules)
@@ -174,7 +190,7 @@ class StateMap:
                 f"the checkpoint has no {_listed(missing)}, only {_listed([*saved, *spread])}: resume with the same "
                 f"names in state, or start over in another run directory"
             )
-        here_sharded = sharded.find_sharded(self.shared)
+        here_sharded = self.sharded_names
         for name, item in self.shared.items():
             if name in spread:
                 continue
@@ -188,7 +204,7 @@ class StateMap:
 
 def classify(name: str, item: Any) -> Kind:
     """Return who writes `item`; raises `ConfigError` when it cannot be saved, with the cure."""
-    if isinstance(item, torch.Generator):
+    if isinstance(item, torch.Generator) or containers.is_container(item):
         return "rank"
     if isinstance(item, (torch.Tensor, nn.Module, torch.optim.Optimizer)):
         return "shared"
@@ -196,14 +212,24 @@ def classify(name: str, item: Any) -> Kind:
     gives_data = hasattr(item, "__iter__") and not isinstance(item, (Mapping, str, bytes, list, tuple, set))
     if has_state(item):
         return "rank" if gives_data else "shared"
-    if gives_data:
+    if gives_data and not _is_collection(item):
         return "counted"
+    is_array = type(item).__module__.partition(".")[0] == "numpy"
     cure = (
-        'put its items in one by one, such as "name.key": item'
+        "a numpy array is saved if it is a plain one that may be written to and holds no objects"
+        if is_array
+        else 'put its items in one by one, such as "name.key": item'
         if isinstance(item, (Mapping, list, tuple))
         else "plain values travel in run.values (or Checkpointer.values)"
     )
     raise ConfigError(f"state[{name!r}] is {reprlib.repr(item)}, which is not {_ACCEPTED}: {cure}")
+
+
+def _is_collection(item: Any) -> bool:
+    """Tell whether what may be iterated is known to hold values, and not to read data."""
+    kind = type(item)
+    is_array = kind.__module__.partition(".")[0] == "numpy" and kind.__name__ != "memmap"
+    return is_array or kind.__module__ in ("collections", "array") or kind in (bytearray, frozenset, memoryview)
 
 
 def has_state(item: Any) -> bool:
@@ -227,8 +253,12 @@ def capture(name: str, item: Any) -> Any:
     """Return the state of one entry, checked to be loadable by `torch.load(weights_only=True)`."""
     if isinstance(item, torch.Generator):
         return item.get_state()
+    if containers.is_container(item):
+        return containers.pack(item, name)
     if isinstance(item, torch.Tensor):
         state: Any = item.detach()
+    elif (unused := unused_state(item)) is not None:
+        state = unused
     else:
         state = unwrap(item).state_dict()
     return _loadable(state, name)
@@ -239,6 +269,8 @@ def apply(name: str, item: Any, saved: Any) -> None:
     with fitting(name):
         if isinstance(item, torch.Generator):
             item.set_state(saved)
+        elif containers.is_container(item):
+            containers.restore(item, saved)
         elif isinstance(item, torch.Tensor):
             if item.shape != saved.shape:
                 raise ValueError(f"shape {tuple(saved.shape)} in the checkpoint, {tuple(item.shape)} here")
@@ -269,7 +301,7 @@ class fitting:  # noqa: N801 - used like a function
 def _loadable(value: Any, place: str) -> Any:
     """Return `value` with numpy scalars as Python's; raise `CheckpointError` for what could not be loaded."""
     kind = type(value)
-    if kind in _TENSORS or kind in _LEAVES:
+    if kind in _TENSORS or kind in containers.LEAVES:
         return value
     if kind in _MAPPINGS:
         changed = {

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from resilience_sdk.checkpoint.generators import find_generators, parts, restore_of_data, set_rng, take_rng
+from resilience_sdk.checkpoint.passes import draw_order, use_up
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.straggler import section
 
@@ -30,6 +32,7 @@ class Walk:
         self._is_read = False  # all batches of this epoch are
         self._epoch_rng: dict[str, Any] | None = None
         self._generators: dict[str, Any] = {}
+        self._saved_generators: dict[str, Any] = {}
         self._loader: Any = None
         self._has_state = False
         self._is_resumed = False
@@ -51,8 +54,11 @@ class Walk:
         rng = self._epoch_rng if self._epoch_rng is not None else take_rng(self._generators)
         return {**self._place(), "rng": rng}
 
-    def _place(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "batches": self.batches}
+    def _place(self) -> dict[str, Any]:
+        from resilience_sdk.checkpoint.state import capture_generators  # imports torch
+
+        now = capture_generators(self._generators)
+        return {"epoch": self.epoch, "batches": self.batches, **({"generators": now} if now else {})}
 
     def restore(self, saved: Mapping[str, Any], saved_ranks: int, ranks: int) -> None:
         """Take a saved position; with another number of ranks it is the nearest one that skips no sample."""
@@ -61,9 +67,11 @@ class Walk:
         self._epoch_rng = saved["rng"]
         self.owes_tail, self._is_read = bool(saved.get("owes_tail")), bool(saved.get("is_read"))
         self._is_resumed = True
+        self._saved_generators = saved.get("generators", {})
         if saved_ranks != ranks:
             self.batches = self.batches * saved_ranks // ranks
             self._epoch_rng = None
+            self._saved_generators = {}
 
     # -- walking
 
@@ -147,6 +155,7 @@ class Walk:
             # What the program has drawn in this epoch before is drawn by now (see `enter_body`).
             is_drawn = self.has_tail and not self.batches
             now = take_rng({})["process"] if is_drawn else self._epoch_rng["process"]
+            use_up(loader)
             set_rng(self._generators, {**self._epoch_rng, "process": now})
             self._epoch_rng = {**self._epoch_rng, "process": now}
         else:
@@ -158,8 +167,11 @@ class Walk:
         if is_resumed and self.batches:
             if not self._has_state:
                 self._fast_forward(batches, is_speaker=is_speaker)
+            else:
+                draw_order(batches)
             # Not at the start of an epoch: there the save was before what iter() has just drawn.
             restore_rng()
+            restore_of_data(self._generators, self._saved_generators)
         return batches
 
     def _fast_forward(self, batches: Iterator[Any], *, is_speaker: bool) -> None:
@@ -219,56 +231,8 @@ def _quiet_length(loader: Any) -> int | None:
     return len(loader)
 
 
-def _parts(loader: Any) -> list[tuple[str, Any]]:
-    """Return the loader and what it draws its order from, each once, under names that stay the same."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    named = [
-        ("loader", loader),
-        ("sampler", getattr(loader, "sampler", None)),
-        ("batch_sampler", batch_sampler),
-        ("inner_sampler", getattr(batch_sampler, "sampler", None)),
-        ("dataset", getattr(loader, "dataset", None)),
-    ]
-    seen: set[int] = set()
-    parts = []
-    for name, part in named:
-        if part is not None and id(part) not in seen:
-            seen.add(id(part))
-            parts.append((name, part))
-    return parts
-
-
 def _set_epoch(loader: Any, epoch: int) -> None:
-    for _, part in _parts(loader):
+    for _, part in parts(loader):
         set_epoch = getattr(part, "set_epoch", None)
         if callable(set_epoch):
             set_epoch(epoch)
-
-
-def find_generators(loader: Any) -> dict[str, Any]:
-    """Return the generators of its own that a loader draws its order from, by names that stay the same."""
-    import torch
-
-    found: dict[str, Any] = {}
-    for name, part in _parts(loader):
-        generator = getattr(part, "generator", None)
-        is_new = all(generator is not other for other in found.values())
-        # The default generator is among those of the process.
-        if isinstance(generator, torch.Generator) and generator is not torch.default_generator and is_new:
-            found[name] = generator
-    return found
-
-
-def take_rng(generators: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of the generators of this process, and of these, as a JSON value."""
-    from resilience_sdk.checkpoint.state import capture_generators, capture_rng
-
-    return {"process": capture_rng(), "generators": capture_generators(generators)}
-
-
-def set_rng(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Set them as they were at `take_rng`."""
-    from resilience_sdk.checkpoint.state import restore_generators, restore_rng
-
-    restore_rng(saved["process"])
-    restore_generators(generators, saved["generators"])

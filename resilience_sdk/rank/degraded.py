@@ -93,6 +93,10 @@ class NoCheckpointer:
         """Return 0: there is nothing to resume."""
         return 0
 
+    def holds(self, step: int) -> bool:
+        """Hold nothing back."""
+        return False
+
     def save(self, step: int, *, anew: bool = False) -> bool:
         """Return False: nothing is saved."""
         return False

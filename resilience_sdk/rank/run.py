@@ -273,7 +273,8 @@ class Run:
                 if self._close_body(has_next):
                     self._stop(body.on_preempt, is_saved=True)
                     return
-                if has_next() and preemption.check(StepsDone(self.step)):
+                is_asked = has_next() and preemption.check(StepsDone(self.step))
+                if is_asked and not self.checkpointer.holds(self.step):
                     self._stop(body.on_preempt)
                     return
             self._is_done = True
@@ -292,7 +293,8 @@ class Run:
         numerics.settle()
         is_stopped = False
         if has_next():
-            self.checkpointer.save(self.step, anew=True)
+            if not self.checkpointer.holds(self.step):
+                self.checkpointer.save(self.step, anew=True)
         else:
             is_stopped = self._save_end(anew=True)
         heartbeat.done()
@@ -348,6 +350,8 @@ class Run:
                     walk.finish_steps()
                     break  # the save below is of this step
                 if preemption.check(StepsDone(self.step)):
+                    if self.checkpointer.holds(self.step):
+                        continue  # and stop behind the next optimizer step: what it needs is saved nowhere
                     self._stop(on_preempt)
                     return
                 self.checkpointer.maybe_save(self.step)
@@ -358,7 +362,8 @@ class Run:
         if is_worked:
             numerics.settle()  # the last step's numbers are not judged yet, and the save is to be good
             if self._body is not None or first > 0:  # a later save is to come, as that of the epoch's body
-                self.checkpointer.save(self.step)
+                if self._body is None or not self.checkpointer.holds(self.step):
+                    self.checkpointer.save(self.step)
             elif self._save_end():
                 self._stop(on_preempt, is_saved=True)
                 return
@@ -391,8 +396,10 @@ class Run:
         return self._walk.start_epoch(loader, checkpointer.restore_rng, is_speaker=rank == 0)
 
     def _find_loader(self, loader: Iterable[Any]) -> None:
-        if has_state(loader) and isinstance(self.checkpointer, Checkpointer):
-            self.checkpointer.add_data("run.loader", loader)
+        if isinstance(self.checkpointer, Checkpointer):
+            if has_state(loader):
+                self.checkpointer.add_data("run.loader", loader)
+            self.checkpointer.note_walked(loader)
 
     def _resume(self) -> None:
         if self._is_resumed:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import random
 import tempfile
 import types
+import warnings
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loaders import SAMPLES, Augmented, Stateful
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.rank.data import END, Walk, has_state, next_batch
@@ -42,7 +45,43 @@ def own_sampler():
     return DataLoader(Augmented(), sampler=sampler)
 
 
+class Shuffled(Sampler):
+    """A sampler that draws each order by itself, with Python's or numpy's generators."""
+
+    def __init__(self, generator):
+        self.own = generator
+
+    def __iter__(self):
+        order = list(range(SAMPLES))
+        self.own.shuffle(order)
+        return iter(order)
+
+    def __len__(self):
+        return SAMPLES
+
+
+class Noisy(Augmented):
+    """Items to which a generator of the data set's own adds something."""
+
+    def __init__(self):
+        self.noise = torch.Generator().manual_seed(2)
+
+    def __getitem__(self, index):
+        return index + torch.rand((), generator=self.noise).item()
+
+
+def torchdatas(data, **options):
+    kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return kind(data, **options)
+
+
 LOADERS = {
+    "Python's generator": lambda: DataLoader(Augmented(), sampler=Shuffled(random.Random(1))),
+    "numpy's generator": lambda: DataLoader(Augmented(), sampler=Shuffled(numpy.random.default_rng(1))),
+    "torchdata": lambda: torchdatas(Augmented(), shuffle=True),
+    "torchdata, sampler of torch": lambda: torchdatas(Noisy(), sampler=RandomSampler(range(SAMPLES))),
     "shuffled": lambda: DataLoader(Augmented(), shuffle=True),
     "own generator": own_generator,
     "own sampler": own_sampler,

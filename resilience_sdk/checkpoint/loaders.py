@@ -1,0 +1,197 @@
+"""The data loaders that travel with a state: known from the start, added later, or given to `attach`."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from resilience_sdk.checkpoint.passes import PassWatch, SavedGenerators, is_loader
+from resilience_sdk.core.resume_limits import note
+
+if TYPE_CHECKING:
+    from resilience_sdk.checkpoint.capture import Restored
+    from resilience_sdk.checkpoint.state import StateMap
+
+ATTACHED = "attached.loader"
+"""The entry of a loader that `attach` was given."""
+_CURE = "give the state torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]'), or train by run.steps()"
+
+_ONE_SHOT = (zip, map, filter, enumerate, itertools.chain, itertools.cycle, itertools.islice)
+
+_offered: list[weakref.ref[Any]] = []
+_takers: weakref.WeakSet[TravellingLoaders] = weakref.WeakSet()
+
+
+def offer(loader: Any) -> None:
+    """Let the loader of a loop of one's own travel with what this process saves, also what it will save later."""
+    try:
+        _offered.append(weakref.ref(loader))
+    except TypeError:
+        return
+    for taker in list(_takers):
+        taker.take(loader)
+
+
+def note_workers(loader: Any) -> None:
+    """Say what is not exact of a loader with workers: those of a resume are new ones."""
+    kind = type(loader).__name__
+    if not getattr(loader, "num_workers", 0):
+        return
+    if not getattr(loader, "in_order", True):
+        note(
+            "order of workers",
+            f"the order in which the workers of {kind}(in_order=False) give their batches",
+            "samples of this epoch may come twice or not at all",
+            "use in_order=True",
+        )
+    is_persistent = bool(getattr(loader, "persistent_workers", False))
+    if hasattr(loader, "next_iter_state") or is_persistent:
+        note(
+            "augmentation in workers",
+            f"random numbers that the workers of {'persistent_workers=True' if is_persistent else kind} draw",
+            "the samples are the same, but a random augmentation makes other pictures of them (where nothing is drawn "
+            "in __getitem__ the resume is exact)",
+            "draw from a generator that is seeded by epoch and index, or use torch's DataLoader with run.steps() and "
+            "without persistent_workers, which is read again",
+        )
+
+
+def withdraw(loader: Any) -> None:
+    """Let a loader travel with nothing that will be made from now on."""
+    _offered[:] = [one for one in _offered if one() is not loader]
+
+
+class TravellingLoaders:
+    """The loaders of one `Checkpointer`, and what a resume has brought for those that are not known yet."""
+
+    def __init__(self, state: StateMap, restore_rng: Callable[[], None], is_walked: Callable[[], bool]) -> None:
+        """`is_walked()`: somebody else counts the batches of its loader, and sets the generators for it."""
+        self._state = state
+        self._restore_rng = restore_rng
+        self._is_walked = is_walked
+        self._pending: dict[str, Any] = {}
+        self._saved: Mapping[str, Any] = {}
+        self.generators = SavedGenerators(None, restore_rng)
+        """Those of the process as of the save, which are set before the first batch."""
+
+    def take_offered(self) -> None:
+        """Take what `attach` was given, now and later."""
+        _takers.add(self)
+        for one in _offered:
+            if (loader := one()) is not None:
+                self.take(loader)
+
+    def take(self, loader: Any) -> None:
+        """Take a loader of `attach`, unless somebody counts its batches."""
+        from resilience_sdk.checkpoint.state import has_state
+
+        known = (*self._state.per_rank.values(), *self._state.counted.values())
+        if self._is_walked() or any(item is loader for item in known):
+            return
+        asked = getattr(loader, "use_stateful_dataloader", True)
+        if asked and has_state(loader):
+            if ATTACHED in self._state.per_rank and ATTACHED in self._state.passes:  # of a loop before this one
+                self._state.per_rank.pop(ATTACHED)
+                self._state.passes.pop(ATTACHED).leave()
+            self.add(ATTACHED, loader)
+        elif is_loader(loader):
+            note(
+                "attached loader",
+                "the place in the loader that attach() was given",
+                "it has no state_dict(), so its next pass begins anew, with another order if it is shuffled",
+                _CURE,
+            )
+
+    def watch(self) -> None:
+        """Watch the passes over the loaders of the state."""
+        for name, item in self._state.per_rank.items():
+            self._watch(name, item)
+        if self._is_walked():
+            return
+        for name, item in self._state.counted.items():
+            note(
+                f"state:{name}",
+                f"the place in state[{name!r}]",
+                f"a {type(item).__name__} has no state_dict(), so nothing of it is saved",
+                _CURE,
+            )
+
+    def add(self, name: str, loader: Any) -> None:
+        """Save the state of a loader too, and restore it if a resume brought one. One of the state is left as it is."""
+        from resilience_sdk.checkpoint.state import apply
+
+        for known, item in self._state.per_rank.items():
+            if item is loader:
+                if self._is_walked() and known in self._state.passes:
+                    self._state.passes.pop(known).leave()
+                return
+        self._state.per_rank[name] = loader
+        if not self._is_walked():
+            self._watch(name, loader)
+        if name in self._pending:
+            apply(name, loader, self._pending.pop(name))
+            self._go_on(name)
+
+    def note_walked(self, loader: Any) -> None:
+        """Say what is not exact where somebody counts the batches of `loader` alone."""
+        note_workers(loader)
+        if isinstance(loader, _ONE_SHOT):
+            note(
+                "steps iterator",
+                f"what is drawn at random inside of run.steps({type(loader).__name__}(...))",
+                "a resume reads it again from its beginning, so that what the data set draws in this process, and what "
+                "itertools.cycle has kept of it, is other",
+                "pass one loader to run.steps(), and put a second one with a state_dict() into state",
+            )
+            return
+        held = [loader, *getattr(loader, "__dict__", {}).values()]
+        for name, item in self._state.counted.items():
+            if all(item is not one for one in held):
+                note(
+                    f"state:{name}",
+                    f"the place in state[{name!r}]",
+                    f"run.steps() counts those of another loader, and a {type(item).__name__} has no state_dict()",
+                    "use torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]') for it",
+                )
+
+    def resumed(self, restored: Restored) -> None:
+        """Take what a resume has brought."""
+        self._pending, self._saved = restored.pending, restored.passes
+        is_ours = not self._is_walked()
+        self.generators = SavedGenerators(restored.rng if is_ours else None, self._restore_rng)
+        for name in restored.loaded:
+            self._go_on(name)
+
+    def _go_on(self, name: str) -> None:
+        if name not in self._state.passes:
+            return
+        watch, saved = self._state.passes[name], self._saved.get(name)
+        # Nobody has asked for this one to be saved, so its refusal must not end the training.
+        if name == ATTACHED and watch.drop_other_workers(saved):
+            note(
+                "attached workers",
+                "the place in the loader that attach() was given",
+                "its state cannot be taken with workers if it was saved without, or the other way round",
+                "resume with the num_workers that it had",
+            )
+            return
+        watch.resume(saved, self.generators)
+
+    def _watch(self, name: str, loader: Any) -> None:
+        from resilience_sdk.checkpoint.state import has_state
+
+        if name in self._state.passes or not has_state(loader) or not is_loader(loader):
+            return
+        note_workers(loader)
+        try:
+            self._state.passes[name] = PassWatch(loader)
+        except TypeError:
+            note(
+                f"passes:{name}",
+                "the random numbers behind a resume",
+                f"the class of {name} ({type(loader).__name__}) cannot be watched, so what its iterator draws comes "
+                "after what was restored",
+                "call Checkpointer.restore_rng() before the first batch",
+            )

@@ -1,0 +1,195 @@
+"""Passes over loaders with a state, in a loop of one's own: a resume goes on with the random numbers of the save.
+
+A loader draws from the generators of the process when its iterator is made: the seed of its workers, an order. What was
+restored before that is used up by it. So the iterator of a pass that goes on is made with the generators as they were
+when the pass began, and they are set as they were at the save just before the first batch, and only there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from resilience_sdk.checkpoint.generators import find_generators, restore_of_data, set_rng, take_rng
+from resilience_sdk.core.iterated_class import iterated_by, set_class
+
+_END = object()
+
+
+class SavedGenerators:
+    """The generators of the process as of the save that was resumed; they are set once, by who is first."""
+
+    def __init__(self, saved: Mapping[str, Any] | None, restore: Callable[[], None]) -> None:
+        self._is_due = saved is not None
+        self._restore = restore
+
+    def set(self) -> None:
+        """Set them, unless that was done."""
+        if self._is_due:
+            self._is_due = False
+            self._restore()
+
+    def leave(self) -> None:
+        """Set none: somebody else does, or what has come since counts."""
+        self._is_due = False
+
+
+class PassWatch:
+    """The passes over one loader; of the thread that trains."""
+
+    def __init__(self, loader: Any) -> None:
+        """Have the loader's iterators made here from now on; raises TypeError where its class cannot be exchanged."""
+        self._loader = weakref.ref(loader)
+        self._began: dict[str, Any] | None = None
+        """The generators as they were when the pass began that is under way."""
+        self._saved: Mapping[str, Any] | None = None
+        """The pass that the next one goes on with."""
+        self._generators: SavedGenerators | None = None
+        self._plain: Any = type(loader)
+        plain = self._plain
+        self._kind = iterated_by(plain, lambda item: self._iterate(item, lambda: plain.__iter__(item)))
+        self._is_on, self._pid = True, os.getpid()
+        set_class(loader, self._kind)
+
+    def leave(self) -> None:
+        """Give the loader its own class back, if nobody has put another one on it meanwhile."""
+        loader = self._loader()
+        self._saved = None
+        self._is_on = False  # also below a class that somebody else has put on
+        if loader is not None and type(loader) is self._kind:
+            set_class(loader, self._plain)
+
+    def capture(self) -> dict[str, Any] | None:
+        """Return the pass as a JSON value; None where it was not seen."""
+        loader = self._loader()
+        if loader is None or not issubclass(type(loader), self._kind):
+            return None
+        from resilience_sdk.checkpoint.state import capture_generators  # imports torch
+
+        workers = getattr(loader, "num_workers", None)
+        return {"began": self._began, "generators": capture_generators(find_generators(loader)), "workers": workers}
+
+    def drop_other_workers(self, saved: Mapping[str, Any] | None) -> bool:
+        """Let the next pass begin anew if another number of workers saved it, which torchdata refuses; tell whether."""
+        loader = self._loader()
+        before, now = (saved or {}).get("workers"), getattr(loader, "num_workers", None)
+        is_other = None not in (before, now) and before != now and hasattr(loader, "next_iter_state")
+        if is_other:
+            loader.next_iter_state = None  # type: ignore[union-attr]
+        return is_other
+
+    def resume(self, saved: Mapping[str, Any] | None, generators: SavedGenerators) -> None:
+        """Go on with a pass that was saved; None: by an older version, which does not say whether one was under way."""
+        self._saved = {"began": None, "generators": {}, "is_known": False} if saved is None else saved
+        self._generators = generators
+
+    def ended(self) -> None:
+        """Note that the pass is through."""
+        self._began = None
+
+    def _iterate(self, loader: Any, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        from resilience_sdk.checkpoint.state import restore_generators
+
+        if not self._is_on or os.getpid() != self._pid:  # in a worker
+            return make()
+        saved, self._saved = self._saved, None
+        if saved is None:
+            self._began = take_rng(find_generators(loader))
+            return _Batches(make(), self.ended, None)
+        if saved["began"] is None and saved.get("is_known", True):
+            use_up(loader)
+            restore_generators(find_generators(loader), saved["generators"])
+            self._began = take_rng(find_generators(loader))
+            return _Batches(make(), self.ended, None)
+        return self._go_on(loader, make, saved)
+
+    def _go_on(self, loader: Any, make: Callable[[], Iterator[Any]], saved: Mapping[str, Any]) -> Iterator[Any]:
+        now = take_rng({})
+        generators = find_generators(loader)
+        if saved["began"] is not None:
+            set_rng(generators, saved["began"])
+        self._began = saved["began"] or take_rng(generators)
+        batches = make()
+        draw_order(batches)
+        set_rng({}, now)  # what the iterator has drawn was drawn before the save
+        restore_of_data(generators, saved["generators"])
+        return _Batches(batches, self.ended, None if self._generators is None else self._generators.set)
+
+
+class _Batches:
+    """An iterator around the loader's own, which lends it all other attributes."""
+
+    __slots__ = ("_batches", "_before", "_ended")
+
+    def __init__(
+        self, batches: Iterator[Any], ended: Callable[[], None], before_first: Callable[[], None] | None
+    ) -> None:
+        self._batches = batches
+        self._before = before_first
+        self._ended = ended
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        if self._before is not None:
+            before, self._before = self._before, None
+            before()
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._ended()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
+def is_loader(item: Any) -> bool:
+    """Tell whether a loop makes passes over an object of the state: not over what a loader iterates."""
+    from torch.utils.data import Dataset, Sampler
+
+    is_iterated = hasattr(type(item), "__iter__") and not hasattr(type(item), "__next__")
+    return is_iterated and not isinstance(item, (Dataset, Sampler))
+
+
+def unused_state(loader: Any) -> Any:
+    """Return the state of torchdata's loader where it has no iterator; else None.
+
+    Asked for its state it would make one, for which it draws: a save must not change what comes after it.
+    """
+    is_asked = hasattr(loader, "_initial_iter_for_state_dict") and hasattr(loader, "next_iter_state")
+    if not is_asked or loader._iterator is not None:
+        return None
+    return loader.next_iter_state or {}
+
+
+def use_up(loader: Any) -> None:
+    """Let torchdata's loader take what it was given of a pass that is through, before it makes the next iterator.
+
+    It would make two, and draw for both, where it draws once in a training that was not interrupted.
+    """
+    state, make = getattr(loader, "next_iter_state", None), getattr(loader, "_get_iterator", None)
+    if make is None or not isinstance(state, Mapping) or not state.get("_iterator_finished"):
+        return
+    now = take_rng({})
+    made = make()
+    if loader.persistent_workers and loader.num_workers:
+        loader._iterator = made
+    set_rng({}, now)
+
+
+def draw_order(batches: Any) -> None:
+    """Have the order of a pass drawn that its iterator would draw with the first batch."""
+    while (inner := getattr(batches, "_batches", None)) is not None:  # who times them, or counts
+        batches = inner
+    lazy = getattr(batches, "_sampler_iter", None)
+    if type(lazy) is itertools.islice:  # torchdata's way back for a sampler without a state
+        first = next(lazy, _END)
+        batches._sampler_iter = lazy if first is _END else itertools.chain([first], lazy)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+import torch
+from loaders import SAMPLES, Augmented, Stateful
+from torch.utils.data import RandomSampler
+
+from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.generators import find_generators, set_rng, take_rng
+from resilience_sdk.checkpoint.loaders import offer, withdraw
+
+stateful = pytest.importorskip("torchdata.stateful_dataloader")
+EPOCHS = 3
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital'", "ignore:Neither dataset")
+
+
+def plain_order(workers=0, persistent=False):
+    """Return a loader whose order is drawn from the generator of the process."""
+    options = {"num_workers": workers, "persistent_workers": persistent}
+    return stateful.StatefulDataLoader(Augmented(), batch_size=2, sampler=RandomSampler(range(SAMPLES)), **options)
+
+
+def own_order():
+    """Return a loader with torchdata's own sampler, which has a generator."""
+    return stateful.StatefulDataLoader(Augmented(), batch_size=2, shuffle=True)
+
+
+def seeded_order():
+    """Return one with a generator of the program's own."""
+    generator = torch.Generator().manual_seed(3)
+    return stateful.StatefulDataLoader(
+        Augmented(), batch_size=2, sampler=RandomSampler(range(SAMPLES), generator=generator)
+    )
+
+
+MAKERS = {"plain": plain_order, "own": own_order, "seeded": seeded_order, "a class": Stateful}
+
+
+def begun(make):
+    torch.manual_seed(1)
+    return make()
+
+
+def train(loader, saver=None, step=0, save_at=None, second=None):
+    """Return what each step saw and drew, until a save behind so many steps, or behind so many epochs (negative)."""
+    seen = []
+    first = 0 if saver is None else saver.values.get("epoch", 0)
+    for epoch in range(first, EPOCHS):
+        if saver is not None:
+            saver.values["epoch"] = epoch
+        others = None if second is None else iter(second)
+        for batch in loader:
+            other = None if others is None else next(others, None)
+            seen.append((repr(batch), repr(other), torch.rand(()).item()))
+            step += 1
+            if step == save_at:
+                saver.save(step)
+                return seen
+        torch.rand(2)
+        if saver is not None and -save_at == epoch + 1:
+            saver.values["epoch"] = epoch + 1
+            saver.save(step)
+            return seen
+    return seen
+
+
+@pytest.mark.parametrize("save_at", [1, 2, 3, 4, -1, -2])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_resume_draws_what_it_would_have_drawn(tmp_path, name, save_at):
+    """Orders, augmentation and what the loop draws: within a pass, behind its last batch and between two passes."""
+    whole = train(begun(MAKERS[name]))
+    loader = begun(MAKERS[name])
+    saver = Checkpointer({}, run_dir=tmp_path, every=1000)
+    saver.add_data("loader", loader)
+    assert saver.resume() == 0
+    before = train(loader, saver, save_at=save_at)
+    saver = Checkpointer({"loader": (loader := begun(MAKERS[name]))}, run_dir=tmp_path, every=1000)
+    torch.rand(5)  # the start of another process
+    step = saver.resume()
+    assert step == len(before)
+    assert before + train(loader, saver, step, save_at=0) == whole
+
+
+@pytest.mark.parametrize("save_at", [2, 4])
+def test_two_loaders(tmp_path, save_at):
+    """The generators of the process are set once, and by the first batch of all."""
+    whole = train(begun(plain_order), second=own_order())
+    torch.manual_seed(1)
+    loader, second = plain_order(), own_order()
+    saver = Checkpointer({"loader": loader, "second": second}, run_dir=tmp_path, every=1000)
+    saver.resume()
+    before = train(loader, saver, save_at=save_at, second=second)
+    torch.manual_seed(1)
+    loader, second = plain_order(), own_order()
+    saver = Checkpointer({"loader": loader, "second": second}, run_dir=tmp_path, every=1000)
+    step = saver.resume()
+    assert before + train(loader, saver, step, save_at=0, second=second) == whole
+
+
+def test_a_loader_given_to_attach_travels_along(tmp_path):
+    """Whether the checkpointer is made before or after it."""
+    whole = train(begun(plain_order))
+    loader = begun(plain_order)
+    offer(loader)
+    saver = Checkpointer({}, run_dir=tmp_path, every=1000)
+    saver.resume()
+    before = train(loader, saver, save_at=2)
+    withdraw(loader)
+    loader = begun(plain_order)
+    saver = Checkpointer({}, run_dir=tmp_path, every=1000)
+    step = saver.resume()
+    offer(loader)
+    assert before + train(loader, saver, step, save_at=0) == whole
+    withdraw(loader)
+
+
+def test_a_checkpoint_of_an_older_version_is_resumed(tmp_path, monkeypatch):
+    """It does not say how a pass began; the generators are set before its first batch all the same."""
+    from resilience_sdk.checkpoint.passes import PassWatch
+
+    whole = train(begun(own_order))
+    loader = begun(own_order)
+    saver = Checkpointer({"loader": loader}, run_dir=tmp_path, every=1000)
+    saver.resume()
+    with monkeypatch.context() as patched:
+        patched.setattr(PassWatch, "capture", lambda _: None)
+        before = train(loader, saver, save_at=2)
+    loader = begun(own_order)
+    saver = Checkpointer({"loader": loader}, run_dir=tmp_path, every=1000)
+    assert before + train(loader, saver, saver.resume(), save_at=0) == whole
+
+
+class Holder:
+    """A sampler with generators of its own."""
+
+    def __init__(self):
+        self.random, self.legacy = random.Random(3), numpy.random.RandomState(3)
+        self.generators = [numpy.random.Generator(kind(3)) for kind in (numpy.random.PCG64, numpy.random.Philox)]
+        self.newer, self.counting = self.generators
+        self.torch = torch.Generator().manual_seed(3)
+        self.process = torch.default_generator
+
+    def draw(self):
+        numbers = [self.random.random(), self.random.gauss(0, 1), self.legacy.standard_normal(), self.newer.random()]
+        return [*numbers, self.counting.random(), torch.rand((), generator=self.torch).item()]
+
+
+def test_generators_that_a_sampler_holds_are_restored():
+    """Those of Python and numpy, as well as torch's, and no others."""
+
+    class Loader:
+        sampler = Holder()
+
+    found = find_generators(Loader())
+    assert sorted(found) == ["sampler.counting", "sampler.legacy", "sampler.newer", "sampler.random", "sampler.torch"]
+    Loader.sampler.draw()
+    saved = take_rng(found)
+    first = [Loader.sampler.draw() for _ in range(2)]
+    set_rng(found, saved)
+    assert [Loader.sampler.draw() for _ in range(2)] == first
