@@ -451,6 +451,7 @@ def _end_pass(watch: LoaderWatch, place: Mapping[str, Any], *, is_all: bool) -> 
         state = {**state, _FINISHED: True}
     now = Draws(watch.generators)
     watch.loader.load_state_dict(state)
+    watch.make()  # the dataset takes its state with the first iterator, and the next one draws as it ever does
     set_draws(watch.generators, now.saved())
 
 
