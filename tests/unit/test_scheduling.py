@@ -27,7 +27,7 @@ def test_a_process_that_dies_is_named_at_once_and_the_others_go_on(tmp_path: Pat
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", "-n", str(processes), "--dist", "loadfile", str(tmp_path)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_ADDOPTS": ""},
+        env={**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_ADDOPTS": "", "TEST_DURATIONS": ""},
         capture_output=True,
         text=True,
         timeout=120,
