@@ -1,5 +1,6 @@
 """Helpers of this folder can be imported by all tests."""
 
+import contextlib
 import gc
 import importlib
 import os
@@ -56,7 +57,8 @@ def pytest_xdist_make_scheduler(config, log):
                 self.expected = durations.expected(committed, lanes, {s: list(u) for s, u in self.workqueue.items()})
             longest = max(self.workqueue, key=self.expected.__getitem__)
             self.workqueue.move_to_end(longest, last=False)
-            super()._assign_work_unit(node)
+            with contextlib.suppress(OSError):  # a process that has just died: `remove_node` comes, and takes it back
+                super()._assign_work_unit(node)
 
         def _reschedule(self, node):
             # A process runs a test only once it knows the next one or that there is none. xdist gives one that takes

@@ -138,6 +138,7 @@ def test_faults_that_come_while_a_job_runs_are_journalled_and_said_once(node, st
     assert "leave the node out" in lost["cure"]
     assert events["ecc_uncorrected_aggregate", "GPU 0", "degraded"]["why"].startswith("grew by 1 to 1")
     assert events["throttle", "GPU 1", "ok"]["ok"] is True
+    node.wait(lambda: "GPU 1 answers" in node.said.read_text(), "the line, which comes behind the event")
     said = node.said.read_text()
     assert said.count("GPU 1 throttle") == 1, said
     assert "GPU 1 answers: the GPU has fallen off the bus" in said

@@ -78,7 +78,7 @@ def test_each_fault_is_one_incident(faulty):
 def test_every_second_of_two_nodes_is_counted_once(faulty):
     """Of the run, whichever node was the first; what hung or was done again has its own bucket."""
     buckets = account_of(faulty.first.run_dir)
-    assert DEADLINE_S * 0.9 < buckets["hang"] < DEADLINE_S + ON_TIME_S
+    assert DEADLINE_S * 0.7 < buckets["hang"] < DEADLINE_S + ON_TIME_S
     assert buckets["restart"] > 0
 
 
