@@ -7,7 +7,7 @@ from typing import Any
 
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.ranks import find_ranks
+from resilience_sdk.checkpoint.ranks import agreement, find_ranks
 from resilience_sdk.core.console import say_once
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.rank import Session
@@ -55,7 +55,8 @@ class SavingLoop(pytorch.Attached):
         if self._checkpointer is None:
             return True
         ranks = find_ranks()
-        steps = ranks.gather(self.step)
+        with agreement():
+            steps = ranks.gather(self.step)
         least, most = min(steps), max(steps)
         if least == most != self._began:
             self._checkpointer.save(self.step, last=True)

@@ -17,7 +17,7 @@ from resilience_sdk.adapters._saving import SavingLoop
 from resilience_sdk.adapters.accelerate.position import Position
 from resilience_sdk.adapters.accelerate.saves import StateSaves, kind_of, read_file
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
+from resilience_sdk.checkpoint.ranks import agreement, find_ranks, raise_together
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.journal import Event
@@ -355,7 +355,10 @@ class Attached(SavingLoop):
             finally:
                 self._is_joined = False
             wait.enter_context(section("join_wait", kind="comm", timeout=_MAX_JOIN_S))
-        self.meet(max(find_ranks().gather(self.step)))
+        ranks = find_ranks()
+        with agreement():
+            newest = max(ranks.gather(self.step))
+        self.meet(newest)
 
     # -- checkpoints
 

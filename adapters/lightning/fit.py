@@ -21,7 +21,7 @@ from resilience_sdk.adapters._base import EvaluationBeat, HookedSection, Patches
 from resilience_sdk.adapters.lightning.loops import Loops, missing_seams, say_missing
 from resilience_sdk.adapters.lightning.saves import MARK, FitCheckpoints, part_name, save_last
 from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
+from resilience_sdk.checkpoint.ranks import agreement, find_ranks, group_is_ready
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.resume_limits import note
 from resilience_sdk.errors import ConfigError, Preempted
@@ -373,7 +373,11 @@ class Fit:
         """Tell whether what took so long may come before the last save; None: not known. Collective."""
         left_s = preemption.time_left()
         is_time = left_s is None or (seconds is not None and seconds + self._expected_save_s() <= left_s)
-        return bool(find_ranks().broadcast(is_time)) if group_is_ready() else is_time
+        if not group_is_ready():
+            return is_time
+        ranks = find_ranks()
+        with agreement():
+            return bool(ranks.broadcast(is_time))
 
     def settle(self) -> None:
         """Save if it is time, or leave; all ranks are between the same batches. Collective."""

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from resilience_sdk import preemption
-from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
+from resilience_sdk.checkpoint.ranks import agreement, find_ranks, group_is_ready
 from resilience_sdk.core.console import say
 
 _MARGIN = 1.25  # one may take longer than the one before it
@@ -51,7 +51,8 @@ class Evaluations:
         rank = 0
         if group_is_ready():
             ranks = find_ranks()
-            answer, rank = ranks.broadcast(answer), ranks.rank
+            with agreement():
+                answer, rank = ranks.broadcast(answer), ranks.rank
         if answer[0] and not answer[1] and rank == 0:
             takes = "how long it takes is not known" if self.last_s is None else f"it takes about {self.last_s:.1f} s"
             say(f"the evaluation of step {step} is made by what resumes: {takes}, {left_s or 0.0:.1f} s are left")

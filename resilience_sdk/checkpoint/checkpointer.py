@@ -29,7 +29,7 @@ from resilience_sdk.checkpoint.last_save import (
 from resilience_sdk.checkpoint.loaders import TravellingLoaders
 from resilience_sdk.checkpoint.newest import choose, look
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
-from resilience_sdk.checkpoint.ranks import Ranks, find_ranks, raise_together
+from resilience_sdk.checkpoint.ranks import Ranks, agreement, find_ranks, raise_together
 from resilience_sdk.checkpoint.save import GoodCheckpoint, Saver
 from resilience_sdk.checkpoint.store import CheckpointStore, WriterHold, hold_checkpoints
 from resilience_sdk.checkpoint.window import AccumulationWindow, note_open_window
@@ -426,7 +426,8 @@ class Checkpointer:
                 due = "save"
         if due == "ask":
             ranks = find_ranks()
-            answer = ranks.broadcast(self._answer(step) if ranks.rank == 0 else None)
+            with agreement():
+                answer = ranks.broadcast(self._answer(step) if ranks.rank == 0 else None)
             if answer is not None:
                 self._policy.next_question = answer
                 return False
@@ -447,7 +448,9 @@ class Checkpointer:
             return False
         self._window.at_boundary(step)
         left_s = None if self.time_left is None else self.time_left()
-        return self._window.waits(find_ranks(), left_s, self.expected_save_s)
+        ranks = find_ranks()
+        with agreement():
+            return self._window.waits(ranks, left_s, self.expected_save_s)
 
     def _has_open_window(self) -> bool:
         return self._window is not None and self._window.is_open()

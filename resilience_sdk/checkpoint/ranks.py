@@ -12,6 +12,8 @@ from resilience_sdk.checkpoint.failure import number_of
 from resilience_sdk.checkpoint.manifest import InvalidCheckpointError
 from resilience_sdk.core.environ import environment, rank_identity
 from resilience_sdk.errors import CheckpointError, ConfigError, ResilienceError
+from resilience_sdk.recorder.lookup import TimedBlock
+from resilience_sdk.straggler import section
 
 Result = TypeVar("Result")
 
@@ -134,6 +136,14 @@ def find_ranks() -> Ranks:
             f"first checkpoint call, so that the ranks can agree on one"
         )
     return Alone()
+
+
+def agreement() -> TimedBlock:
+    """Return the section around what ranks agree on between two steps, where no other one is open.
+
+    Without it those that wait in there for a rank that is gone would look as if their loop were over.
+    """
+    return section("agreement", kind="comm")
 
 
 def raise_together(ranks: Ranks, action: Callable[[], Result]) -> Result:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from resilience_sdk import preemption
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.history import JournalPlace
-from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
+from resilience_sdk.checkpoint.ranks import agreement, find_ranks, group_is_ready
 from resilience_sdk.checkpoint.store import Claim
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say, say_once
@@ -114,7 +114,9 @@ def fits(checkpointer: object, step: int, session: Session | None) -> bool:
     left_s = preemption.time_left()
     is_time = is_free and (left_s is None or expected_s <= left_s)
     if group_is_ready():
-        is_time = bool(find_ranks().broadcast(is_time))
+        ranks = find_ranks()
+        with agreement():
+            is_time = bool(ranks.broadcast(is_time))
     if is_time:
         return True
     if session is not None:

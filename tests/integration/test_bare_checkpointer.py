@@ -34,3 +34,13 @@ def test_a_checkpoint_that_kills_twice_is_passed_over(tmp_path, command, place):
     (quarantine,) = [event for event in events if event["event"] == "ckpt_quarantine"]
     assert (quarantine["step"], quarantine["attempt"], quarantine["rank"]) == (2, 3, 0)
     assert collect(RunDirectory.open(saved))["checkpoint"]["step"] == 4
+
+
+@pytest.mark.slow
+def test_who_waits_in_a_save_that_is_due_is_not_behind_its_loop(tmp_path):
+    """Between two steps nothing else is open: the one that is waited for is named, by the time outside of sections."""
+    times = ("--heartbeat-timeout", "2", "--out-of-section-timeout", "2", "--initial-heartbeat-timeout", "20")
+    with job(tmp_path, "--nproc-per-node", "2", *times, "agreeing.py") as run:
+        assert run.finish() == 0, run.screen
+        (incident,) = run.incidents()
+    assert (incident["kind"], [culprit["rank"] for culprit in incident["culprits"]]) == ("hang", [1]), run.screen
