@@ -35,6 +35,7 @@ _HELPER_S, _HANDLER_S = 0.15, 0.15
 _POLL_S = 0.002
 _LOOK_AGAIN_S = 2.0
 _SAVE_PATIENCE_S = 1800.0
+_MAX_UNANSWERED = 15  # looks: half a minute
 _HEARD_S = 1.0  # for a handler of ours to note a signal, also while the main thread computes
 
 
@@ -161,24 +162,41 @@ class SecondSignal:
 
 @attrs.define
 class LateSaves:
-    """Knows which ranks still save though their training is over: in a thread, at exit. Those are not ended."""
+    """Knows which ranks still save though their training is over: in a thread, at exit. Those are not ended.
+
+    A save that is over counts for `grace_s` more, as its end does: a file may still be to be renamed, and the process
+    has its time to end from there on. A rank that does not answer may save in code that lets nobody in.
+    """
 
     look: Callable[[int], LastLook]
     """Looks at a rank."""
-    _saving: dict[int, bool] = attrs.field(factory=dict)
+    grace_s: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+    """Seconds."""
+    _saved_at: dict[int, float] = attrs.field(factory=dict)
+    """When a rank was last seen in a save."""
+    _unanswered: dict[int, int] = attrs.field(factory=dict)
     _look_at: dict[int, float] = attrs.field(factory=dict)
 
     def is_saving(self, rank: int, late_s: float) -> bool:
-        """Tell whether a rank is in a save, by a look every two seconds; one that is so late has stalled for good."""
+        """Tell whether a rank may be in a save, by a look every two seconds; one so late has stalled for good."""
         if late_s > _SAVE_PATIENCE_S:
             return False
-        now = time.monotonic()
+        now = self.clock()
         if now >= self._look_at.get(rank, 0.0):
             self._look_at[rank] = now + _LOOK_AGAIN_S
-            stacks = self.look(rank).stacks.get(rank, "")
-            frames = saving_frames(thread.frames for thread in parse_faulthandler(stacks))
-            if frames and rank not in self._saving:
-                place = (innermost_of_user(frames) or frames[0]).rpartition("/")[2].replace(" ", " in ", 1)
-                say(f"rank {rank} has finished, and still saves at {place}: exit_timeout waits for that")
-            self._saving[rank] = bool(frames)
-        return self._saving[rank]
+            self._look(rank, now)
+        if 0 < self._unanswered[rank] < _MAX_UNANSWERED:
+            return True
+        return rank in self._saved_at and now - self._saved_at[rank] <= self.grace_s
+
+    def _look(self, rank: int, now: float) -> None:
+        stacks = self.look(rank).stacks.get(rank)
+        self._unanswered[rank] = 0 if stacks else self._unanswered.get(rank, 0) + 1
+        frames = saving_frames(thread.frames for thread in parse_faulthandler(stacks or ""))
+        if not frames:
+            return
+        if rank not in self._saved_at:
+            place = (innermost_of_user(frames) or frames[0]).rpartition("/")[2].replace(" ", " in ", 1)
+            say(f"rank {rank} has finished, and still saves at {place}: exit_timeout waits for that")
+        self._saved_at[rank] = now

@@ -109,7 +109,7 @@ class Attempt:
         self._reported = 0
         self._late: set[int] = set()  # ranks that have finished, did not end, and were ended
         self._ending_ns: int | None = None
-        self._saves = LateSaves(lambda rank: self._look_at({rank: self.ranks.pids[rank]}))
+        self._saves = LateSaves(lambda rank: self._look_at({rank: self.ranks.pids[rank]}), settings.exit_timeout or 0.0)
         self._seen: dict[int, tuple[str, int]] = {}  # stacks of ranks a moment before they were ended, and when
 
     def run(self) -> AttemptEnding:
