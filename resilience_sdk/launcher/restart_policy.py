@@ -162,7 +162,17 @@ def _free_endings(history: Sequence[AttemptEnd]) -> frozenset[int]:
 
 
 def _newest_progress(history: Sequence[AttemptEnd]) -> int:
-    return max((number for number, end in enumerate(history) if end.made_checkpoint), default=0)
+    """Return the place of the newest attempt with a checkpoint that is newer than all before; 0 where there is none.
+
+    What an older checkpoint makes again is no progress: a job that dies at one step would restart for ever, since the
+    quarantine of its newest checkpoint sends it back.
+    """
+    newest, best = 0, -1
+    for number, end in enumerate(history):
+        best = max(best, -1 if end.checkpoint_before is None else end.checkpoint_before)
+        if end.checkpoint_after is not None and end.checkpoint_after > best:
+            newest, best = number, end.checkpoint_after
+    return newest
 
 
 def _since_progress(history: Sequence[AttemptEnd]) -> Sequence[AttemptEnd]:

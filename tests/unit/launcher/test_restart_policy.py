@@ -112,6 +112,9 @@ def test_a_new_checkpoint_gives_the_budget_back():
     assert failures_since_progress([CRASH, CRASH, saved(CRASH, 10, 20)]) == 1
     assert failures_since_progress([CRASH, saved(CRASH, 10, 20), saved(CRASH, 20, 20)]) == 2
     assert failures_since_progress([saved(CRASH, None, 5), CRASH]) == 2
+    again = [saved(CRASH, 5, 10), saved(CRASH, 10, 10), saved(CRASH, 5, 10), saved(CRASH, 10, 10)]
+    assert failures_since_progress(again) == 4  # passed over, and made again
+    assert failures_since_progress([*again, saved(CRASH, 10, 15)]) == 1
     assert decide([CRASH, CRASH, CRASH, saved(CRASH, None, 1)], 3).restarts
     assert decide([CRASH, CRASH, CRASH, CRASH], 3).verdict is JobVerdict.GIVE_UP
     assert decide([saved(CRASH, None, 1)], 0).verdict is JobVerdict.GIVE_UP
