@@ -1,9 +1,4 @@
-"""The command line of `resilience run`.
-
-Torchrun's own options, Accelerate's configuration, ours, and one per setting.
-
-Accelerate's launcher turns its configuration into environment variables (mixed precision, FSDP, dynamo, ...), and
-starts torchrun. Its own code makes the variables here too, so that they are those of the installed version.
+"""The command line of `resilience run`: torchrun's own options, Accelerate's configuration, ours, and one per setting.
 
 torchrun's parser is used as it is, so every option and `PET_` variable that the installed torch knows works.
 What differs: three restarts instead of none, workers forked from a preloaded server, and on one node without
@@ -17,8 +12,7 @@ import contextlib
 import difflib
 import os
 import uuid
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -32,7 +26,8 @@ from resilience_sdk.core.settings import Settings, load_settings, nvrx
 from resilience_sdk.core.settings import options as setting_options
 from resilience_sdk.core.settings.load import read_file
 from resilience_sdk.core.settings.options import MORE_OF_SETTINGS, add_short_help
-from resilience_sdk.errors import ConfigError, MissingExtraError
+from resilience_sdk.errors import ConfigError
+from resilience_sdk.launcher import accelerate_config
 from resilience_sdk.launcher.bounds import (
     LAST_PORT,
     MASTER_PORT,
@@ -42,107 +37,6 @@ from resilience_sdk.launcher.bounds import (
     room_for_ranks,
 )
 from resilience_sdk.launcher.forkserver_wire import Script
-
-_OPTION = "--accelerate-config"
-_ELSEWHERE = {
-    "use_deepspeed": "DeepSpeed is started by `accelerate launch`",
-    "tpu": "TPUs are started by `accelerate launch`",
-    "use_megatron_lm": "Megatron-LM is started by `accelerate launch`",
-}
-
-
-@attrs.frozen
-class Launch:
-    """What a configuration asks of a launcher."""
-
-    variables: Mapping[str, str]
-    """For every rank."""
-    nproc_per_node: int
-    nnodes: int
-    node_rank: int
-    endpoint: str | None
-    """Where several nodes meet, `host:port`."""
-
-
-def apply(namespace: argparse.Namespace, defaults: argparse.Namespace, env: MutableMapping[str, str]) -> None:
-    """Put a configuration into torchrun's options, where the command line has none, and into the environment.
-
-    Raises:
-        ConfigError: The file cannot be used; the message names it and the cure.
-        MissingExtraError: Accelerate is not installed.
-    """
-    launch = read(namespace.accelerate_config)
-    options: dict[str, Any] = {"nproc_per_node": str(launch.nproc_per_node)}
-    if launch.nnodes > 1:
-        options |= {"nnodes": str(launch.nnodes), "node_rank": launch.node_rank}
-        options |= {"rdzv_backend": "c10d", "rdzv_endpoint": launch.endpoint} if launch.endpoint else {}
-    for name, value in options.items():
-        if getattr(namespace, name) == getattr(defaults, name):
-            setattr(namespace, name, value)
-    for name, text in launch.variables.items():
-        env[name] = text
-
-
-def read(path: str) -> Launch:
-    """Read a configuration file of Accelerate; raises as `apply`."""
-    if not os.path.isfile(path):
-        raise ConfigError(
-            f"{_OPTION} {path}: there is no such file; `accelerate config --config_file {path}` makes one"
-        )
-    try:
-        from accelerate.commands import launch as command
-        from accelerate.utils.launch import prepare_multi_gpu_env
-    except ModuleNotFoundError as error:
-        if error.name != "accelerate":
-            raise ConfigError(f"{_OPTION}: this version of accelerate cannot be used: {error}") from None
-        raise MissingExtraError(f"{_OPTION} needs accelerate: pip install accelerate") from None
-    standing = environ.environment()
-    with _as_a_launcher():
-        try:
-            given = command.launch_command_parser().parse_args(["--config_file", path, "script.py"])
-            args = command._validate_launch_command(given)[0]
-            _refuse(path, args)
-            nodes = max(int(args.num_machines or 1), 1)
-            if nodes == 1:
-                args.main_process_port = 0  # any free one: our launcher finds its own
-            made = prepare_multi_gpu_env(args)
-        except ConfigError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever another project's code finds wrong in a file
-            raise ConfigError(f"{_OPTION} {path}: accelerate does not take it: {error}") from None
-    made["ACCELERATE_USE_CPU"] = str(bool(args.use_cpu)).lower()
-    return Launch(
-        variables={name: text for name, text in sorted(made.items()) if standing.get(name) != text},
-        nproc_per_node=max(int(args.num_processes or 1) // nodes, 1),
-        nnodes=nodes,
-        node_rank=int(args.machine_rank or 0),
-        endpoint=f"{args.main_process_ip}:{args.main_process_port}" if nodes > 1 and args.main_process_ip else None,
-    )
-
-
-def _refuse(path: str, args: argparse.Namespace) -> None:
-    for name, why in _ELSEWHERE.items():
-        if getattr(args, name, False):
-            raise ConfigError(
-                f"{_OPTION} {path}: {why}, not by torchrun's options; start it so, and under a foreign "
-                "launcher hangs and failures are still reported"
-            )
-
-
-@contextlib.contextmanager
-def _as_a_launcher() -> Iterator[None]:
-    """Keep what the functions of another launcher print and change away from this one."""
-    env = environ.environment()
-    before = dict(env)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name in set(env) - set(before):
-            del env[name]
-        env.update(before)
-
 
 StartMethod = Literal["forkserver", "exec"]
 
@@ -235,7 +129,7 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
     if unknown:
         _refuse_unknown(unknown[0], parser)
     if namespace.accelerate_config is not None:
-        _apply_accelerate_config(namespace, parser, env)
+        accelerate_config.apply(namespace, parser.parse_args(["script.py"]), env)
     script = Script.parse(
         namespace.training_script,
         namespace.training_script_args,
@@ -389,13 +283,6 @@ def _parser() -> argparse.ArgumentParser:
     add_short_help(parser, _USUAL, usage="[options] script.py [arguments]", more=MORE_OF_SETTINGS)
     parser.error = _usage_error  # type: ignore[method-assign]
     return parser
-
-
-def _apply_accelerate_config(
-    namespace: argparse.Namespace, parser: argparse.ArgumentParser, env: MutableMapping[str, str]
-) -> None:
-
-    apply(namespace, parser.parse_args(["script.py"]), env)
 
 
 def _usage_error(message: str) -> NoReturn:

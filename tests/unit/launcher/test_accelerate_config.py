@@ -9,7 +9,8 @@ import pytest
 from adapter_frameworks import require
 
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.launcher.options import parse_options, read, resume_command
+from resilience_sdk.launcher.accelerate_config import read
+from resilience_sdk.launcher.options import parse_options, resume_command
 
 FSDP = """
 compute_environment: LOCAL_MACHINE
