@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import itertools
 import os
 import uuid
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -124,6 +125,7 @@ def parse_options(argv: Sequence[str], env: MutableMapping[str, str] | None = No
     env = environ.environment() if env is None else env
     parser = _parser()
     has_value = _has_value(parser)
+    argv = _spelt_out(argv, has_value)
     words = setting_options.plain_switches(argv, lambda name: has_value.get(name, False))
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
@@ -232,6 +234,31 @@ def known_options() -> dict[str, bool]:
 
 def _has_value(parser: argparse.ArgumentParser) -> dict[str, bool]:
     return {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
+
+
+def _spelt_out(words: Sequence[str], has_value: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return the words with torchrun's options in full where torchrun takes them in short (`--max_restart 2`).
+
+    Up to the script, whose own options follow.
+    """
+    from torch.distributed.run import get_args_parser
+
+    elastic = {name: action.dest for action in get_args_parser()._actions for name in action.option_strings}
+    full: list[str] = []
+    left = iter(words)
+    for word in left:
+        name, equals, value = word.partition("=")
+        if word == "--" or not word.startswith("-"):
+            full.append(word)
+            break
+        if name.startswith("--") and name not in has_value:
+            meant = [one for one in elastic if one.startswith(name)]
+            if len({elastic[one] for one in meant}) == 1:
+                name = meant[0]
+        full.append(name + equals + value)
+        if not equals and has_value.get(name, False):
+            full.extend(itertools.islice(left, 1))
+    return (*full, *left)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -112,6 +112,11 @@ class Run:
         """The number of the epoch, from 0."""
         return self._walk.epoch
 
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt, from 0: how often the ranks were started again within this job."""
+        return 0 if self.session is None else self.session.attempt
+
     # -- the block
 
     def __enter__(self) -> Run:

@@ -5,10 +5,11 @@ import shlex
 
 import pytest
 from torch.distributed import run
+from torch.distributed.run import get_args_parser
 
 from resilience_sdk.core.settings import nvrx
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.launcher.options import known_options, launch_config, parse_options, resume_command
+from resilience_sdk.launcher.options import _spelt_out, known_options, launch_config, parse_options, resume_command
 
 NVIDIAS = {spelling for name in (*nvrx.KEYS, *nvrx.OPTIONS) for spelling in nvrx.spellings(name)}
 
@@ -70,6 +71,31 @@ def test_torchruns_options_and_variables_hold(script, monkeypatch):
     assert (config.min_nodes, config.nproc_per_node, config.rdzv_endpoint) == (2, 2, "h:1")
     assert not parse("--master-port", "29511", script).local
     assert parse("--standalone", "--master-port", "29511", script).local
+
+
+def test_options_in_short_are_what_torchrun_takes_them_for(script, capsys):
+    """Each prefix of each of its options; one that it calls ambiguous, or does not know, is refused."""
+    parser = get_args_parser()
+    for action in parser._actions:
+        for name in action.option_strings:
+            if not name.startswith("--") or action.dest == "help":
+                continue
+            value = [] if action.nargs == 0 else ["1" if action.choices is None else next(iter(action.choices))]
+            for short in {name[:end] for end in range(3, len(name))} - known_options().keys():
+                try:
+                    theirs = getattr(parser.parse_args([short, *value, script, "--own", "2"]), action.dest)
+                except SystemExit:
+                    named = [one.dest for one in parser._actions for o in one.option_strings if o.startswith(short)]
+                    if len(set(named)) == 1:  # two spellings of one option, which only newer Pythons allow
+                        continue
+                    with pytest.raises(ConfigError, match="unknown option"):
+                        parse(short, *value, script)
+                    continue
+                words = _spelt_out([short, *value, script, "--own", "2"], known_options())
+                assert getattr(parser.parse_args(words), action.dest) == theirs, short
+                assert words[-3:] == (script, "--own", "2")
+    capsys.readouterr()
+    assert parse("--max_restart=1", "--nproc_per", "2", script).settings.max_restarts == 1
 
 
 def test_every_setting_is_an_option(script, monkeypatch):

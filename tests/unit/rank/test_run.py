@@ -14,7 +14,7 @@ def test_a_run_that_records_nothing_still_yields_its_steps():
     """Where the SDK is switched off, the loop is the plain loop: all epochs, numbered steps, no files."""
     with Run(None, {"model": object()}) as run:
         assert list(run.steps("abc", epochs=2)) == list(enumerate("abcabc"))
-        assert (run.step, run.epoch, run.preempted) == (6, 2, False)
+        assert (run.step, run.epoch, run.attempt, run.preempted) == (6, 2, 0, False)
         run.values["best"] = 1
         assert run.checkpointer.save(6) is False
         assert run.checkpointer.last_good is None
