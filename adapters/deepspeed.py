@@ -206,6 +206,7 @@ class Attached(SavingLoop):
         if session is not None and saves:
             is_staged = type(engine.checkpoint_engine).__name__ == _STAGED
             self._checkpointer = checkpointer(session, self._write, self._stage if is_staged else None)
+            self._checkpointer.also_compare(self._compared)
             if loader is not None:
                 self._checkpointer.position = self._walk
                 if has_state(loader):
@@ -412,6 +413,11 @@ class Attached(SavingLoop):
 
         return self._stagings.setdefault(number, Staging())
 
+    def _compared(self) -> dict[str, Any]:
+        engine = self._engine
+        optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)  # of parts of the parameters, with ZeRO
+        return {"model": engine.module, "optimizer": optimizer, "scheduler": engine.lr_scheduler}
+
     def _resume(self) -> None:
         """Load the newest checkpoint, if there is one. Collective."""
         own = self._checkpointer
@@ -428,6 +434,7 @@ class Attached(SavingLoop):
         raise_together(find_ranks(), examine)  # before what may be collective
         with section("resume", kind="io"):
             self._plain_load(str(place), tag=SHARDED)
+        own.compare()
         own.restore_rng()
 
     def _save_of_script(self, *args: Any, **options: Any) -> Any:

@@ -144,7 +144,6 @@ SMALL_LINES = 130
 SMALL = {
     "adapters.transformers.changes": "what is said of a resume that is not the same, apart from the resume",
     "adapters.transformers.evaluations": "how long evaluations take, which is tested without a training",
-    "checkpoint.proof": "what is made of the digests of a resume, which is tested without one",
     "hang.unended": "the pure part of a watch: who holds a process, by its frames, threads and children",
     "hang.workers": "rules about stacks, which are tested without samples",
     "goodput.plan": "the formulas of a plan, which are tested without its command",

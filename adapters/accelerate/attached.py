@@ -276,6 +276,7 @@ class Attached(SavingLoop):
         self._checkpointer: Checkpointer | None = None
         if session is not None and saves:
             self._checkpointer = checkpointer(session, self._state.write, self._state.stage)
+            self._checkpointer.also_compare(self._compared)
         elif saves and has_failed_to_start():
             say_once("nothing saved", "attach: NOTHING IS SAVED or resumed in this run, for the reason above")
         # Before the hooks: what loads the state of a sharded optimizer makes a step of its own, which is none of ours.
@@ -371,6 +372,14 @@ class Attached(SavingLoop):
     def _accumulation(self) -> int:
         return int(self._accelerator.gradient_accumulation_steps)
 
+    def _compared(self) -> dict[str, Any]:
+        own = self._accelerator
+        kinds = {"model": own._models, "optimizer": own._optimizers}
+        kinds |= {kind: getattr(own, f"_{kind}s", ()) for kind in ("scheduler", "custom_object")}
+        scaler = getattr(own, "scaler", None)
+        found = {f"{kind} {number}": item for kind, items in kinds.items() for number, item in enumerate(items)}
+        return found if scaler is None else {**found, "the scaler": scaler}
+
     def _resume(self) -> int:
         """Load the newest checkpoint, if there is one; return how many steps are complete. Collective."""
         own = self._checkpointer
@@ -389,6 +398,7 @@ class Attached(SavingLoop):
         saved = raise_together(find_ranks(), read)  # before what may be collective
         with section("resume", kind="io"):
             self._state.load(place)
+        own.compare()
         self._go_on_in_data(saved)
         return int(saved["step"])
 

@@ -214,6 +214,16 @@ def with_own(state: StateMap, part: RankPart, own: Mapping[str, Any], first: Map
     return attrs.evolve(part, own={**part.own, by_rank.KEY: by_rank.differing(state, own, first)})
 
 
+def with_digests(part: RankPart, objects: Callable[[], Mapping[str, Any]]) -> RankPart:
+    """Return a part with the digests of live objects, which a framework saves by itself. Never raises."""
+    try:
+        found = digests.digests_of(digests.entries_of_objects(objects()))
+    except Exception as error:  # noqa: BLE001 - a save is not lost over it
+        say_once("digests", f"the framework's state is not compared at a resume: {describe(error)}")
+        return part
+    return attrs.evolve(part, spread_digests={**(part.spread_digests or {}), **found})
+
+
 def copy_part(part: RankPart, staging: Staging) -> RankPart:
     """Return a copy that the training cannot change; what is spread is copied by torch.distributed.checkpoint."""
     copied = staging.copy({"own": part.own, "shared": part.shared})

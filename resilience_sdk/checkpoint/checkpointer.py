@@ -29,6 +29,7 @@ from resilience_sdk.checkpoint.last_save import (
 from resilience_sdk.checkpoint.loaders import TravellingLoaders
 from resilience_sdk.checkpoint.newest import choose, look
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
+from resilience_sdk.checkpoint.proof import ResumeProof
 from resilience_sdk.checkpoint.ranks import Ranks, agreement, find_ranks, raise_together
 from resilience_sdk.checkpoint.save import GoodCheckpoint, Saver
 from resilience_sdk.checkpoint.store import CheckpointStore, WriterHold, hold_checkpoints
@@ -38,7 +39,6 @@ from resilience_sdk.core.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.environ import environment, rank_identity
 from resilience_sdk.core.journal import Event, Journal
-from resilience_sdk.core.resume_proof import NOT_EXACT
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import (
     CheckpointError,
@@ -244,6 +244,7 @@ class Checkpointer:
         self._loaders = TravellingLoaders(self._state, self._set_rng, lambda: self.position is not None)
         self._takes_offered = writer is None and not read_only
         self._reading: CheckpointReading | None = None
+        self._proof = ResumeProof(self._record.emit, lambda: not read_only and _is_checked())
 
     @property
     def last_good(self) -> GoodCheckpoint | None:
@@ -289,13 +290,7 @@ class Checkpointer:
         if self._resumed_rng is None:
             return
         restore_rng(self._resumed_rng)
-        if not self._is_read_only and _is_checked():
-            from resilience_sdk.checkpoint.proof import generators_check
-
-            check = generators_check(self._resumed_rng)
-            if check is not None:
-                self._record.emit(check.event, **check.facts())
-                say_once("generators differ", check.line)
+        self._proof.generators(self._resumed_rng)
 
     # -- resume
 
@@ -333,7 +328,9 @@ class Checkpointer:
                     say(f"resumed from {self._store.path_of(step)}: step {step} is next")
                     facts = {"checkpoint": found["name"], "created_at": found["created_at"], "bytes": found["bytes"]}
                     self._record.emit(Event.RESUME, step, seconds=self._now_s() - began_s, **facts)
-                self._compare(found, ranks)
+                reading, self._reading = self._reading, None
+                if reading is not None:
+                    self._proof.restored(found, ranks, lambda: reading.digests(self._capture_position(), self.values))
         self._start(step)
         return step
 
@@ -394,21 +391,18 @@ class Checkpointer:
         self._reading = reading
         self._saver.adopt(int(found["step"]), encode_values(self.values))
 
-    def _compare(self, found: Mapping[str, Any], ranks: Ranks) -> None:
-        """Compare what was restored with the digests of the save, and journal what comes out of it. Collective."""
-        from resilience_sdk.checkpoint.proof import StateProof, state_check
+    def also_compare(self, objects: Callable[[], Mapping[str, Any]]) -> None:
+        """Have what a `writer` saves by itself compared at a resume, too: `objects()` returns it by name.
 
-        reading, self._reading = self._reading, None
-        mine = None
-        if reading is not None and not self._is_read_only and _is_checked():
-            proof = StateProof(found["digests"], found["world_size"], ranks)
-            mine = proof.compare(lambda: reading.digests(self._capture_position(), self.values))
-        answers = ranks.gather(mine)
-        if ranks.rank == 0 and all(answers):
-            check = state_check(answers, found["world_size"])
-            self._record.emit(check.event, int(found["step"]), **check.facts())
-            if check.result == NOT_EXACT:
-                say(check.line)
+        Modules, optimizers, and what has a `state_dict` that is no collective. `compare` does it, once the framework
+        has restored them.
+        """
+        self._saver.also = objects
+
+    def compare(self) -> None:
+        """Compare what the framework has restored with the digests of the save, if one was resumed. Collective."""
+        if self._saver.also is not None:
+            self._proof.framework(self._saver.also)
 
     # -- save
 

@@ -138,12 +138,35 @@ def entries_of_state(states: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, state in states.items():
         if isinstance(state, Mapping) and {"state", "param_groups"} <= set(state):
-            found[f"the options of {name} (learning rate and others)"] = state["param_groups"]
+            found[_OPTIONS.format(name)] = state["param_groups"]
             state = {key: value for key, value in state.items() if key != "param_groups"}
         found[f"the state of {name}"] = state
     return found
 
 
+def entries_of_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return live objects as what is compared apart, as `entries_of_state`: this rank's part, without a collective."""
+    found: dict[str, Any] = {}
+    for name, item in objects.items():
+        if isinstance(item, torch.nn.Module):
+            buffers = {
+                f"{place}.{key}": module._buffers[key]
+                for place, module in item.named_modules()
+                for key in module._buffers.keys() - module._non_persistent_buffers_set
+            }
+            found[f"the state of {name}"] = {**dict(item.named_parameters()), **buffers}
+        elif isinstance(groups := getattr(item, "param_groups", None), list):
+            options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+            found[_OPTIONS.format(name)] = options
+            states = getattr(item, "state", {})
+            params = [param for group in groups for param in group["params"]]
+            found[f"the state of {name}"] = [states.get(param) for param in params]
+        elif callable(getattr(item, "state_dict", None)):
+            found[f"the state of {name}"] = item.state_dict()
+    return found
+
+
+_OPTIONS = "the options of {} (learning rate and others)"
 _GENERATORS = {"python": "Python", "numpy": "NumPy", "torch": "torch", "cuda_current": "the device"}
 
 

@@ -103,6 +103,8 @@ class Saver:
         """Whether digests go into the manifest, for the resume to be compared with."""
         self.has_open_window: Callable[[], bool] = lambda: False
         """Whether gradients were added up that are not saved."""
+        self.also: Callable[[], Mapping[str, Any]] | None = None
+        """Objects that `writer` saves by itself, which have digests, too."""
         self._overtaken: Background | None = None
         """One whose end this rank has not heard of yet, though a save that came after it is over."""
         self._group = BackgroundGroup(PATIENCE_S)  # of the threads that write what is sharded
@@ -232,7 +234,7 @@ class Saver:
         """Take this rank's part of the state; an error is part of the answer, since all ranks must learn of it."""
 
         from resilience_sdk.checkpoint import by_rank
-        from resilience_sdk.checkpoint.capture import capture_part, copy_part, with_values
+        from resilience_sdk.checkpoint.capture import capture_part, copy_part, with_digests, with_values
 
         ready: dict[str, Any] = {"error": order["error"] if ranks.rank == 0 else None, "step": step}
         ready["number"] = order.get("number")
@@ -255,6 +257,8 @@ class Saver:
                 if ranks.size > 1:
                     part = with_values(part, self._values)
                     ready["digests"] = by_rank.digests(self._state)
+                if is_checked and self.also is not None:
+                    part = with_digests(part, self.also)
                 part = copy_part(part, self._staging) if in_background else part
                 if part.spread and ranks.rank == 0:
                     (unfinished / SHARDED).mkdir(mode=self._store.directory_mode)

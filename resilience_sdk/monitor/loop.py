@@ -38,6 +38,7 @@ from resilience_sdk.monitor.stop import StopCoordinator
 from resilience_sdk.monitor.stragglers import StepTimeWatch, StragglerWatch
 from resilience_sdk.monitor.unended import UnendedWatch
 from resilience_sdk.postmortem.recovery import RecoveryWatch
+from resilience_sdk.recorder import witness_ring
 from resilience_sdk.recorder.page_reader import LanePasses
 from resilience_sdk.system import hostinfo, procfs
 
@@ -170,6 +171,8 @@ class Watcher:
         soon_s = self._look_for_stop(ranks)
         self._step_times.look(completed, time.monotonic())
         self._stragglers.look(completed, time.monotonic())
+        for watched in died:  # last: nobody waits for it
+            witness_ring.keep(watched.stem, Path(self._config.run_dir), self._config.job)
         wait_s = min(self._settings.monitor_interval, wait_s)
         return wait_s if soon_s is None else min(wait_s, soon_s)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import attrs
 
+from resilience_sdk.recorder import witness_ring
 from resilience_sdk.recorder.page_directory import parse_stem
 from resilience_sdk.recorder.page_reader import PageReader, RankSnapshot
 from resilience_sdk.system import hostinfo
@@ -381,6 +382,7 @@ def remove_files(stem: Path) -> None:
         ".held.json",
         ".kernels.json",
         ".role",
+        witness_ring.SUFFIX,
     ):
         with contextlib.suppress(OSError):
             os.unlink(f"{stem}{suffix}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 from resilience_sdk.core import console
@@ -83,6 +83,8 @@ class NumericsWatch:
         self._is_ending = False
         self._newest: StepNumbers | None = None
         """What was read last, for whoever draws it; written in each call and read now and then by `tell`."""
+        self.heard: Callable[[int, float], None] | None = None
+        """Called with the number of a global step and its loss, once that was read anyway."""
         self._told: object = None
         self._began_s = self._next_s = time.monotonic()
 
@@ -110,6 +112,8 @@ class NumericsWatch:
         if is_calm and grad_norm is None and type(loss) is float and self._losses.takes(loss):
             # As nearly always on a CPU: there is nothing left to be judged at the next step.
             self._newest = number, is_global, loss, None
+            if self.heard is not None and is_global:
+                self.heard(number, loss)
         else:
             self._reading.put(number, is_global, loss, grad_norm)
             self.is_waiting = True
@@ -134,6 +138,8 @@ class NumericsWatch:
         self.is_waiting = self._reading.is_waiting
         for values in ready:
             self._newest = values
+            if self.heard is not None and values[1] and values[2] is not None:
+                self.heard(values[0], values[2])
             trouble = self._look(*values)
             if trouble is None:
                 if self._good_in_a_row is not None:

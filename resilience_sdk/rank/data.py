@@ -8,12 +8,16 @@ they are set as they were at the save, since augmentation in this process and th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from binascii import crc32
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.checkpoint.generators import find_generators, parts, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.passes import draw_order, use_up
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.resume_proof import ResumeCheck
+from resilience_sdk.rank import fingerprints
+from resilience_sdk.rank.fingerprints import EpochPrint, Tap
 from resilience_sdk.straggler import section
 
 END = object()  # what `next_batch` returns after the last one
@@ -29,6 +33,15 @@ class Walk:
         """Whether something of the training's own stands behind the batches of each epoch (`Run.epochs`)."""
         self.owes_tail = False
         """Whether the steps of this epoch are done, at its end or where the training ends, and its tail is not."""
+        self.is_checked = False
+        """Whether the batches of an epoch have a fingerprint, which is compared where they are read again."""
+        self.told: Callable[[ResumeCheck], None] = _tell_nobody
+        """Takes what comes out of that."""
+        self.newest_order: int | None = None
+        """A number for the samples of the newest batch; None where nobody knows them."""
+        self._print: EpochPrint | None = None
+        self._saved_print: EpochPrint | None = None
+        self._tap: Tap | None = None
         self._is_read = False  # all batches of this epoch are
         self._epoch_rng: dict[str, Any] | None = None
         self._generators: dict[str, Any] = {}
@@ -58,7 +71,13 @@ class Walk:
         from resilience_sdk.checkpoint.state import capture_generators  # imports torch
 
         now = capture_generators(self._generators)
-        return {"epoch": self.epoch, "batches": self.batches, **({"generators": now} if now else {})}
+        place: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches}
+        if now:
+            place["generators"] = now
+        # Restored, and not gone on with yet: it is as it was.
+        known = self._print if self._saved_print is None else self._saved_print
+        found = None if known is None else known.to_json(self.batches)
+        return place if found is None else {**place, "print": found}
 
     def restore(self, saved: Mapping[str, Any], saved_ranks: int, ranks: int) -> None:
         """Take a saved position; with another number of ranks it is the nearest one that skips no sample."""
@@ -68,6 +87,7 @@ class Walk:
         self.owes_tail, self._is_read = bool(saved.get("owes_tail")), bool(saved.get("is_read"))
         self._is_resumed = True
         self._saved_generators = saved.get("generators", {})
+        self._saved_print = EpochPrint.resumed(saved.get("print"), self.batches) if saved_ranks == ranks else None
         if saved_ranks != ranks:
             self.batches = self.batches * saved_ranks // ranks
             self._epoch_rng = None
@@ -108,6 +128,7 @@ class Walk:
     def _to_epoch(self, epoch: int) -> None:
         self.epoch, self.batches, self._epoch_rng, self._is_resumed = epoch, 0, None, False
         self.owes_tail = self._is_read = False
+        self._print = self._saved_print = None
 
     def leave_tails(self) -> None:
         """Let epochs have no tail: one whose batches are all read is complete, which is where we are then."""
@@ -144,7 +165,47 @@ class Walk:
         """
         _set_epoch(loader, self.epoch)
         self.prepare_epoch(loader)
-        return self.enter_epoch(iter(loader), restore_rng, is_speaker=is_speaker)
+        self._begin_print(loader)
+        with fingerprints.tapped(loader, self._tap):
+            batches = iter(loader)
+        if self._print is not None:
+            batches = _Noted(batches, self._note)
+        return self.enter_epoch(batches, restore_rng, is_speaker=is_speaker)
+
+    def _begin_print(self, loader: Iterable[Any]) -> None:
+        self._print = self.newest_order = None
+        if self.is_checked and not self._has_state:
+            if self._tap is None or not self._tap.is_of(loader):  # workers that persist go on to draw from the first
+                self._tap = fingerprints.tap_of(loader)
+            if fingerprints.repeats(loader, self._tap):
+                self._print = fingerprints.new_print(loader, self._tap)
+
+    def _note(self, batch: Any) -> None:
+        self.newest_order = None
+        if self._print is None:
+            return
+        if self._tap is None:
+            shapes, content = fingerprints.print_of_content(batch)
+            self._print.add(shapes << 32 | content)
+        elif self._tap.drawn:
+            self.newest_order = self._tap.drawn.popleft()
+            self._print.add(self.newest_order)
+        else:
+            self._print = None  # it does not draw from the tap after all
+
+    @property
+    def facts(self) -> tuple[int, bool]:
+        """A number for what has to be alike for two passes to be compared, and whether each gives out the same."""
+        known = self._print
+        if known is None:
+            return 0, False
+        return crc32(repr((known.kind, sorted(known.facts.items()))).encode()), known.kind == fingerprints.CONTENT
+
+    def _compare_print(self) -> None:
+        saved, self._saved_print = self._saved_print, None
+        check = fingerprints.order_check(saved, self._print, self.epoch, self._loader)
+        if check is not None:
+            self.told(check)
 
     def prepare_epoch(self, loader: Iterable[Any]) -> None:
         """Set the generators as they were when this epoch began, before an iterator of it is made."""
@@ -167,11 +228,13 @@ class Walk:
         if is_resumed and self.batches:
             if not self._has_state:
                 self._fast_forward(batches, is_speaker=is_speaker)
+                self._compare_print()
             else:
                 draw_order(batches)
             # Not at the start of an epoch: there the save was before what iter() has just drawn.
             restore_rng()
             restore_of_data(self._generators, self._saved_generators)
+        self._saved_print = None
         return batches
 
     def _fast_forward(self, batches: Iterator[Any], *, is_speaker: bool) -> None:
@@ -186,6 +249,27 @@ class Walk:
                 say(f"epoch {self.epoch} has only {count} batches now, {self.batches} were done: it is over")
                 self.batches = count
                 return
+
+
+class _Noted:
+    """An iterator that has each of its batches noted."""
+
+    __slots__ = ("_next", "_note")
+
+    def __init__(self, plain: Iterator[Any], note: Callable[[Any], None]) -> None:
+        self._next, self._note = plain.__next__, note
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = self._next()
+        self._note(batch)
+        return batch
+
+
+def _tell_nobody(_: ResumeCheck) -> None:
+    """Take the result of a check that nobody wants."""
 
 
 def has_state(loader: object) -> bool:

@@ -21,6 +21,7 @@ from resilience_sdk import numerics, preemption
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.resume_proof import EXACT, NOT_EXACT, STEPS, ResumeCheck
 from resilience_sdk.core.settings import Settings, load_settings, override_settings
 from resilience_sdk.errors import ConfigError, Preempted, ResilienceError
 from resilience_sdk.heartbeats import heartbeat
@@ -32,6 +33,7 @@ from resilience_sdk.rank.data import END, Walk, has_state, next_batch
 from resilience_sdk.rank.degraded import NoCheckpointer, pageless_session
 from resilience_sdk.rank.identity import refuse_fresh_start
 from resilience_sdk.rank.lifecycle import ensure_started, has_failed_to_start
+from resilience_sdk.rank.repeated import StepWitness
 from resilience_sdk.rank.session import Session
 from resilience_sdk.system.installation import refusal
 
@@ -75,6 +77,10 @@ class Run:
         self._is_entered = self._is_resumed = self._is_done = False
         self._is_to_save = state is not None
         self.checkpointer = self._make_checkpointer(state)
+        if session is not None and not isinstance(self.checkpointer, NoCheckpointer):
+            self._walk.is_checked = session.settings.resume_check != "off"
+            self._walk.told = self._tell_check
+        self._witness = self._make_witness(state)
 
     def _make_checkpointer(self, state: Mapping[str, Any] | None) -> Checkpointer | NoCheckpointer:
         if self.session is None:
@@ -101,6 +107,12 @@ class Run:
         checkpointer.position = self._walk
         checkpointer.time_left = preemption.time_left
         return checkpointer
+
+    def _make_witness(self, state: Mapping[str, Any] | None) -> StepWitness | None:
+        if self.session is None or state is None or not self._walk.is_checked:
+            return None
+        optimizers = [item for item in state.values() if isinstance(getattr(item, "param_groups", None), list)]
+        return StepWitness(self.session, self._walk, optimizers, lambda: self.checkpointer.skipped_steps)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -141,6 +153,8 @@ class Run:
         try:
             # A loop that was left by an exception is still inside its heartbeat: the traceback holds it.
             self._leave_steps()
+            if self._witness is not None:
+                self._witness.close()
             is_clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             if is_clean and not self.preempted:
                 if self._has_open_body and self._leave_body():
@@ -300,6 +314,7 @@ class Run:
         if has_next():
             if not self.checkpointer.holds(self.step):
                 self.checkpointer.save(self.step, anew=True)
+                self._saved()
         else:
             is_stopped = self._save_end(anew=True)
         heartbeat.done()
@@ -345,6 +360,8 @@ class Run:
                 if self.step in self.checkpointer.skipped_steps:
                     self._say_skipped()
                 else:
+                    if self._witness is not None:
+                        self._witness.note(self.step, batch)
                     with heartbeat("step", step=self.step):
                         yield self.step, batch
                     is_worked = True
@@ -359,7 +376,8 @@ class Run:
                         continue  # and stop behind the next optimizer step: what it needs is saved nowhere
                     self._stop(on_preempt)
                     return
-                self.checkpointer.maybe_save(self.step)
+                if self.checkpointer.maybe_save(self.step):
+                    self._saved()
             if is_enough and walk.is_at_length() and next_batch(batches) is END:
                 walk.finish_batches()
         self._find_loader(loader)
@@ -369,6 +387,7 @@ class Run:
             if self._body is not None or first > 0:  # a later save is to come, as that of the epoch's body
                 if self._body is None or not self.checkpointer.holds(self.step):
                     self.checkpointer.save(self.step)
+                    self._saved()
             elif self._save_end():
                 self._stop(on_preempt, is_saved=True)
                 return
@@ -379,6 +398,24 @@ class Run:
     def _say_skipped(self) -> None:
         if self.session is None or self.session.identity.rank == 0:
             say(f"the batch of step {self.step} is left out: its numbers were bad, and the run was rolled back")
+
+    def _saved(self) -> None:
+        if self._witness is not None:
+            self._witness.saved()
+
+    def _tell_check(self, check: ResumeCheck) -> None:
+        """Journal what comes out of a comparison on this rank, and say it: a difference by one rank of each node.
+
+        That nothing differs is recorded by rank 0, that something does by whoever finds it.
+        """
+        if self.session is None:
+            return
+        me = self.session.identity
+        if me.rank == 0 or check.result == NOT_EXACT:
+            check = attrs.evolve(check, rank=me.rank)
+            self.session.journal.emit(check.event, step=check.step, **check.facts())
+            if (check.result == NOT_EXACT and me.local_rank == 0) or (check.what == STEPS and check.result == EXACT):
+                say(check.line)
 
     def _save_s(self) -> float:
         return float(getattr(self.checkpointer, "expected_save_s", 0.0) or 0.0)

@@ -46,12 +46,13 @@ from resilience_sdk.rank.identity import (
     process_of_rank,
     rank_journal,
 )
-from resilience_sdk.recorder import lookup, page_directory
+from resilience_sdk.recorder import lookup, page_directory, witness_ring
 from resilience_sdk.recorder import page_layout as at
 from resilience_sdk.recorder.page_directory import job_page_directory, page_stem
 from resilience_sdk.recorder.page_reader import PageReader, snapshot_to_json
 from resilience_sdk.recorder.page_writer import RankPage
 from resilience_sdk.recorder.recorder import Recorder
+from resilience_sdk.recorder.witness_ring import Witnesses, WitnessRing
 from resilience_sdk.straggler import callbacks, kernels
 from resilience_sdk.system import gloo_teardown, hostinfo, linux, same_device
 from resilience_sdk.system.kept_output import KeptOutput
@@ -82,6 +83,14 @@ class Session:
         It counts when this attempt ends by a failure. Never raises.
         """
         return False
+
+    def make_witness_ring(self, facts: int) -> WitnessRing | None:
+        """Return where this rank leaves its steps, made once; None where there is no place for it. Never raises."""
+        return None
+
+    def find_witnesses(self) -> Witnesses | None:
+        """Return what the attempt before has left of this rank's steps; None where nothing is known. Never raises."""
+        return None
 
     def settle(self) -> bool:
         """Correct a provisional identity once a process group is there; tell whether it is final now."""
@@ -369,6 +378,19 @@ class WatchedSession(Session):
             write_whole(self._stem.with_suffix(ENDING_SUFFIX), to_text(request))
             return not self.config.foreign
         return False
+
+    def make_witness_ring(self, facts: int) -> WitnessRing | None:
+        """As that of every session."""
+        me = self.identity
+        with contextlib.suppress(OSError):  # a second loop of this process, or no room
+            path = self._stem.with_suffix(witness_ring.SUFFIX)
+            return WitnessRing(path, rank=me.rank, world_size=me.world_size, attempt=self.attempt, facts=facts)
+        return None
+
+    def find_witnesses(self) -> Witnesses | None:
+        """As that of every session."""
+        place = self.pages, self.run_dir.path
+        return witness_ring.find(*place, self.identity.rank, self.attempt, self.config.job)
 
     def await_watch(self, patience_s: float) -> bool:
         """Wait until the monitor has this process in view, so that it learns how that ends; tell whether it has."""

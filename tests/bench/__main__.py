@@ -28,6 +28,7 @@ MODULES = (
     "attach",
     "adapters",
     "numerics",
+    "resume",
     "monitor_cost",
     "stragglers",
     "straggler_fleet",

@@ -129,3 +129,76 @@ def test_the_answers_of_all_ranks_come_to_one():
     assert (check.rank, check.component) == (1, "the generator of NumPy")
     assert state_check([good, good], 4).text.endswith("what each rank has of its own: not compared, 4 ranks saved it")
     assert state_check([good, {**good, "error": "OSError: no"}], 2).result == "not_compared"
+
+
+class Framework:
+    """A framework that writes its own files, and may restore badly."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+
+    def objects(self):
+        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+
+    def train(self) -> None:
+        self.model(torch.rand(8, 4)).sum().backward()
+        self.optimizer.step()
+        self.scheduler.step()
+
+    def write(self, directory) -> None:
+        torch.save([item.state_dict() for item in self.objects().values()], directory / "theirs.pt")
+
+    def load(self, directory, but=()) -> None:
+        for number, (name, item) in enumerate(self.objects().items()):
+            if name not in but:
+                item.load_state_dict(torch.load(directory / "theirs.pt")[number])
+
+
+@pytest.mark.parametrize(
+    ("but", "component"),
+    [
+        ((), None),
+        (("model",), "the state of model"),
+        (("optimizer",), "the options of optimizer (learning rate and others)"),
+        (("scheduler",), "the state of scheduler"),
+    ],
+)
+def test_what_a_framework_saves_by_itself_is_compared_when_it_has_restored(tmp_path, but, component):
+    """By its live objects, none of which is in the state."""
+    (tmp_path / "journal").mkdir()
+    journal = Journal(tmp_path / "journal", writer="rank0", host="h", boot_id="b", job="j", rank=0)
+    for is_resumed in (False, True):
+        theirs = Framework()
+        checkpointer = Checkpointer({}, run_dir=tmp_path, journal=journal, writer=theirs.write)
+        checkpointer.also_compare(theirs.objects)
+        assert bool(checkpointer.resume()) is is_resumed
+        if is_resumed:
+            theirs.load(checkpointer.last_good.path, but)
+        checkpointer.compare()
+        theirs.train()
+        theirs.train()
+        checkpointer.save(2)
+    found = proof_of(read_journal(tmp_path / "journal").events)
+    assert [check["component"] for check in found["checks"]] == [None, component]
+    assert found["component"] == component
+    if component is None:
+        assert found["checks"][1]["text"] == "5 of 5 parts of the state equal"
+
+
+def test_generators_are_compared_again_before_the_first_batch(tmp_path, capsys, monkeypatch):
+    """One that cannot be set is named, once."""
+    save(tmp_path, Average())
+    _, _, _, checkpointer = make(tmp_path, Average())
+    checkpointer.resume()
+    torch.rand(1)
+    checkpointer.restore_rng()
+    events = read_journal(tmp_path / "journal").events
+    assert [event for event in events if event["event"] == "resume_not_exact"] == []
+    monkeypatch.setattr(torch, "set_rng_state", lambda _: None)
+    torch.rand(1)
+    checkpointer.restore_rng()
+    checkpointer.restore_rng()
+    assert proof_of(read_journal(tmp_path / "journal").events)["component"] == "the generator of torch"
+    assert capsys.readouterr().err.count("the generator of torch cannot be set as it was saved") == 1

@@ -1,0 +1,264 @@
+"""Fingerprints of batches: by the indices that a sampler has drawn, where there is one, else by their content.
+
+They cost some microseconds a batch, change nothing that a loader does, and never wait for a device. The order of the
+samples is what a resume has to repeat. The content of map-style data may differ on purpose (augmentation).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from array import array
+from binascii import crc32
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+
+from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, ORDER, ResumeCheck
+
+INDICES, CONTENT = "indices", "content"
+_MAX_INDICES = 256
+_MAX_LEAVES = 8
+_WHOLE_BYTES = 512
+_CHUNKS, _CHUNK_BYTES = 4, 96
+
+
+class Tap:
+    """A sampler that notes what it hands out; in all else it is the one that it stands for."""
+
+    def __init__(self, sampler: Any) -> None:
+        """Stand for `sampler`."""
+        self._sampler = sampler
+        self.drawn: deque[int] = deque()
+        """The prints of what was drawn and not taken out yet: a loader with workers draws ahead."""
+
+    def is_of(self, loader: Any) -> bool:
+        """Tell whether it stands for what this loader draws from."""
+        own = vars(loader) if hasattr(loader, "__dict__") else {}
+        return self._sampler is own.get("batch_sampler") or self._sampler is own.get("sampler")
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: what `iter()` draws is to be drawn where it was.
+        self.drawn.clear()
+        return _Drawing(iter(self._sampler), self.drawn)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_sampler":  # of one that is being copied
+            raise AttributeError(name)
+        return getattr(self._sampler, name)
+
+
+class _Drawing:
+    __slots__ = ("_drawn", "_next")
+
+    def __init__(self, plain: Iterator[Any], drawn: deque[int]) -> None:
+        self._next, self._drawn = plain.__next__, drawn
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        found = self._next()
+        self._drawn.append(print_of_indices(found))
+        return found
+
+
+@contextmanager
+def tapped(loader: Any, tap: Tap | None) -> Iterator[None]:
+    """Let an iterator that the loader makes in here draw from the tap; the loader is as it was afterwards."""
+    own = vars(loader) if tap is not None else {}
+    name = "batch_sampler" if own.get("batch_sampler") is not None else "sampler"
+    plain = own.get(name)
+    if tap is not None:
+        own[name] = tap
+    try:
+        yield
+    finally:
+        if tap is not None:
+            own[name] = plain
+
+
+def tap_of(loader: Any) -> Tap | None:
+    """Return a tap for what the loader draws indices from; None where none can stand for it."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    # One that saves its place asks its sampler for it.
+    if not is_plain or callable(getattr(loader, "state_dict", None)) or isinstance(loader.dataset, IterableDataset):
+        return None
+    own = vars(loader)
+    sampler = own.get("batch_sampler") if own.get("batch_sampler") is not None else own.get("sampler")
+    return None if sampler is None else Tap(sampler)
+
+
+def print_of_indices(drawn: Any) -> int:
+    """Return a number for what a sampler has drawn for one batch: an index, or a list of them."""
+    try:
+        if isinstance(drawn, int):
+            return drawn & 0xFFFFFFFF
+        count = len(drawn)
+        some = drawn if count <= _MAX_INDICES else drawn[:: count // _MAX_INDICES + 1]
+        return crc32(array("q", some), count)
+    except (TypeError, ValueError, OverflowError):
+        return crc32(repr(drawn).encode(errors="replace"))
+
+
+def print_of_content(batch: Any) -> tuple[int, int]:
+    """Return a number for the shapes of a batch, and one for some of what its tensors hold on the CPU."""
+    leaves: list[Any] = []
+    _collect(batch, leaves, 3)
+    shapes = content = len(leaves)
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind in (int, float, str, bytes, bool):
+            content = crc32(repr(leaf)[:_WHOLE_BYTES].encode(errors="replace"), content)
+            continue
+        shape = getattr(leaf, "shape", None)
+        if shape is None:
+            continue
+        shapes = crc32(repr((tuple(shape), str(leaf.dtype))).encode(), shapes)
+        data = _bytes_of(leaf)
+        if data:
+            content = crc32(data, content)
+    return shapes, content
+
+
+def _collect(value: Any, leaves: list[Any], depth: int) -> None:
+    if isinstance(value, Mapping):
+        items: Any = value.values()
+    elif isinstance(value, (list, tuple)):
+        items = value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = vars(value).values() if hasattr(value, "__dict__") else ()
+    elif hasattr(value, "data") and isinstance(getattr(value, "data", None), Mapping):  # a BatchEncoding
+        items = value.data.values()
+    else:
+        leaves.append(value)
+        return
+    for item in items:
+        if depth and len(leaves) < _MAX_LEAVES:
+            _collect(item, leaves, depth - 1)
+
+
+def _bytes_of(leaf: Any) -> bytes | None:
+    """Return some bytes of a tensor or an array that lies on the CPU in one piece; None for any other."""
+    try:
+        if hasattr(leaf, "is_cpu"):
+            if not leaf.is_cpu or not leaf.is_contiguous():
+                return None
+            at, size = leaf.data_ptr(), leaf.numel() * leaf.element_size()
+        elif type(leaf).__module__ == "numpy" and leaf.flags.c_contiguous and not leaf.dtype.hasobject:
+            at, size = leaf.ctypes.data, leaf.nbytes
+        else:
+            return None
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    if size <= _WHOLE_BYTES:
+        return ctypes.string_at(at, size)
+    far = (size - _CHUNK_BYTES) // (_CHUNKS - 1)
+    return b"".join([ctypes.string_at(at + far * number, _CHUNK_BYTES) for number in range(_CHUNKS)])
+
+
+@attrs.define
+class EpochPrint:
+    """The running fingerprint of the batches of one epoch, with what it was when 1, 2, 4, 8 ... of them were read."""
+
+    kind: str
+    facts: dict[str, Any] = attrs.field(factory=dict)
+    """What has to be the same for two of them to be compared: the size of a batch, of the data."""
+    count: int = 0
+    value: int = 0
+    before: int = 0
+    """The value without the newest batch, which may not be complete at a save."""
+    marks: list[int] = attrs.field(factory=list)
+
+    def add(self, number: int) -> None:
+        """Take the fingerprint of the next batch."""
+        self.before = self.value
+        self.value = crc32(b"%d" % number, self.value)
+        self.count += 1
+        if not self.count & (self.count - 1):
+            self.marks.append(self.value)
+
+    def to_json(self, batches: int) -> dict[str, Any] | None:
+        """Return it as of so many batches; None where that is not known."""
+        if self.count not in (batches, batches + 1):
+            return None
+        value = self.value if self.count == batches else self.before
+        return {"kind": self.kind, "facts": self.facts, "value": value, "marks": self.marks[: batches.bit_length()]}
+
+    @classmethod
+    def resumed(cls, saved: Any, batches: int) -> EpochPrint | None:
+        """Return what `to_json` gave as of so many batches, to be gone on with; None for anything else."""
+        if not isinstance(saved, Mapping) or not isinstance(saved.get("value"), int):
+            return None
+        marks, facts = saved.get("marks"), saved.get("facts")
+        if not isinstance(marks, list) or not isinstance(facts, dict):
+            return None
+        return cls(str(saved.get("kind")), dict(facts), batches, saved["value"], 0, list(marks))
+
+
+def difference(saved: EpochPrint, again: EpochPrint) -> tuple[int, int] | None:
+    """Return the first and the last batch (from 0) among which the first differs that was read again; None: equal."""
+    if saved.value == again.value:
+        return None
+    first = 0
+    for power, (one, other) in enumerate(zip(saved.marks, again.marks, strict=False)):
+        if one != other:
+            return first, min((1 << power), saved.count) - 1
+        first = 1 << power
+    return first, saved.count - 1
+
+
+def new_print(loader: Any, tap: Tap | None) -> EpochPrint:
+    """Return the fingerprint of an epoch of this loader before its first batch."""
+    facts: dict[str, Any] = {}
+    if tap is not None:
+        size = getattr(loader, "batch_size", None)
+        facts = {"batch": size if size is not None else getattr(loader.batch_sampler, "batch_size", None)}
+        try:
+            facts["samples"] = len(loader.dataset)
+        except TypeError:
+            facts["samples"] = None
+        facts = {name: value if isinstance(value, int) else None for name, value in facts.items()}
+    return EpochPrint(INDICES if tap is not None else CONTENT, facts)
+
+
+def order_check(saved: EpochPrint | None, again: EpochPrint | None, epoch: int, loader: Any) -> ResumeCheck | None:
+    """Return what comes out of the batches of an epoch that were read again; None where nothing was saved of them."""
+    if saved is None:
+        return None
+    if again is None:
+        why = "batches that come from a stream, or in any order, are not repeatable"
+        return ResumeCheck(ORDER, NOT_COMPARED, why)
+    if (again.kind, again.facts) != (saved.kind, saved.facts) or again.count != saved.count:
+        return ResumeCheck(ORDER, NOT_COMPARED, "the loader has other batches, or other data, than before")
+    found = difference(saved, again)
+    if found is None:
+        return ResumeCheck(ORDER, EXACT, f"{saved.count} of {saved.count} batches read again are the same")
+    first, last = found
+    where = f"batch {first}" if first == last else f"one of the batches {first} to {last}"
+    text = f"other samples, the order of epoch {epoch}: read again, it differs from {where} on"
+    return ResumeCheck(ORDER, NOT_EXACT, text, f"the order of epoch {epoch}", cure=_cure(loader))
+
+
+def _cure(loader: Any) -> str:
+    sampler = getattr(loader, "batch_sampler", None)
+    sampler = getattr(sampler, "sampler", None) or getattr(loader, "sampler", None)
+    if sampler is None:
+        return "give out the same batches in each pass, or a loader with state_dict()"
+    name = type(sampler).__name__
+    return f"let {name} draw from torch's generators or from set_epoch(epoch), or give a loader with state_dict()"
+
+
+def repeats(loader: Any, tap: Tap | None) -> bool:
+    """Tell whether another fingerprint of the same epoch is a fault: not of a stream, nor of batches in any order."""
+    if tap is not None:
+        return bool(getattr(loader, "in_order", True))
+    return type(loader) in (list, tuple)

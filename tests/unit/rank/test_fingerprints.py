@@ -1,0 +1,207 @@
+"""What is read again of an epoch is compared with what was read before, by its samples where they have numbers."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+
+from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT
+from resilience_sdk.rank.data import END, Walk, next_batch
+from resilience_sdk.rank.fingerprints import EpochPrint, Tap, difference, print_of_content, print_of_indices, tap_of
+
+DATA = TensorDataset(torch.arange(24, dtype=torch.float32))
+
+
+class Own(Sampler):
+    """A sampler with a generator of its own, which nobody restores."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+
+    def __iter__(self):
+        order = list(range(24))
+        self.random.shuffle(order)
+        return iter(order)
+
+    def __len__(self):
+        return 24
+
+
+class Noisy(TensorDataset):
+    """Other values each time: an augmentation with numbers that nobody can repeat."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0] + random.SystemRandom().random()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([random.SystemRandom().random() for _ in range(24)])
+
+
+def read(loader, batches, saved=None, epoch=0):
+    """Read so many batches of an epoch, from a saved place or the start; return the place, and what was told."""
+    walk, told = Walk(), []
+    walk.is_checked, walk.told = True, told.append
+    if saved is not None:
+        walk.restore(saved, 1, 1)
+    else:
+        walk.enter_window(epoch)
+    iterator = walk.start_epoch(loader, lambda: None, is_speaker=False)
+    for _ in range(batches):
+        assert next_batch(iterator) is not END
+        walk.batches += 1
+    return walk.capture(), told
+
+
+LOADERS = {
+    "shuffled": (lambda: DataLoader(DATA, batch_size=4, shuffle=True), EXACT),
+    "one by one": (lambda: DataLoader(DATA, batch_size=None, shuffle=True), EXACT),
+    "workers": (lambda: DataLoader(DATA, batch_size=4, shuffle=True, num_workers=1), EXACT),
+    "own sampler": (lambda: DataLoader(DATA, batch_size=4, sampler=Own(random.SystemRandom().random())), NOT_EXACT),
+    "augmented": (lambda: DataLoader(Noisy(DATA.tensors[0]), batch_size=4, shuffle=True), EXACT),
+    "stream": (lambda: DataLoader(Stream(), batch_size=4), NOT_COMPARED),
+    "any order": (
+        lambda: DataLoader(DATA, batch_size=4, shuffle=True, num_workers=1, in_order=False),
+        NOT_COMPARED,
+    ),
+    "list": (lambda: list(torch.arange(24.0).split(4)), EXACT),
+    "random list": (lambda: list(torch.rand(6, 4, generator=torch.Generator()).split(1)), EXACT),
+    "other list": (lambda: [random.SystemRandom().random() for _ in range(6)], NOT_EXACT),
+    "generator": (lambda: iter([torch.tensor(random.SystemRandom().random()) for _ in range(6)]), NOT_COMPARED),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_what_is_read_again_is_compared(name):
+    """A wrong order is found without a repeated step; what is random on purpose is none."""
+    make, result = LOADERS[name]
+    saved, told = read(make(), 3)
+    assert told == []
+    _, told = read(make(), 1, saved)
+    assert [check.result for check in told] in ([result], [] if result is NOT_COMPARED else None)
+
+
+def test_a_wrong_order_is_named_with_its_epoch_and_the_cure():
+    """And where it differs first, as near as is known."""
+    saved, _ = read(DataLoader(DATA, batch_size=4, sampler=Own(1)), 5, epoch=2)
+    _, [check] = read(DataLoader(DATA, batch_size=4, sampler=Own(2)), 0, saved)
+    assert check.component == "the order of epoch 2"
+    assert check.text == "other samples, the order of epoch 2: read again, it differs from batch 0 on"
+    assert check.cure.startswith("let Own draw from torch's generators or from set_epoch(epoch)")
+
+
+def test_other_batches_or_other_data_are_not_compared():
+    """They are the user's choice."""
+    saved, _ = read(DataLoader(DATA, batch_size=4, shuffle=True), 2)
+    for loader in (DataLoader(DATA, batch_size=6, shuffle=True), DataLoader(TensorDataset(torch.ones(20)), 4)):
+        _, [check] = read(loader, 0, saved)
+        assert check.result == NOT_COMPARED
+    _, told = read(DataLoader(DATA, batch_size=4), 0, {**saved, "print": {"value": "?"}})
+    assert told == []  # what an earlier version has left, or another one
+
+
+def test_an_epoch_is_resumed_twice():
+    """What was read again goes on to count."""
+    loader = DataLoader(DATA, batch_size=4, shuffle=True)
+    saved, _ = read(loader, 2)
+    again, [first] = read(loader, 2, saved)
+    _, [second] = read(loader, 0, again)
+    assert (first.text, second.text) == (
+        "2 of 2 batches read again are the same",
+        "4 of 4 batches read again are the same",
+    )
+
+
+def test_workers_that_persist_are_followed_through_epochs():
+    """Their loader draws from the same sampler in each epoch, ahead of what it gives out."""
+    loader = DataLoader(DATA, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+    walk, orders = Walk(), []
+    walk.is_checked = True
+    for _ in range(2):
+        batches = walk.start_epoch(loader, lambda: None, is_speaker=False)
+        while (batch := next_batch(batches)) is not END:
+            walk.batches += 1
+            orders.append((walk.newest_order, print_of_indices([int(value) for value in batch[0]])))
+        walk.finish_epoch()
+    assert len(orders) == 12
+    assert all(one == other for one, other in orders)
+
+
+def test_the_loader_is_as_it_was_and_draws_when_it_did():
+    """The tap stands in while an iterator is made, and asks the sampler at the same moments."""
+    moments = []
+
+    class Eager(Own):
+        def __iter__(self):
+            moments.append("iter")
+            return super().__iter__()
+
+    loader = DataLoader(DATA, batch_size=4, sampler=Eager(1))
+    plain = loader.batch_sampler
+    walk = Walk()
+    walk.is_checked = True
+    batches = walk.start_epoch(loader, lambda: None, is_speaker=False)
+    assert loader.batch_sampler is plain
+    next_batch(batches)
+    tap = Tap(Eager(2))
+    assert (len(tap), tap.random is not None, len(moments)) == (24, True, 1)
+    iter(tap)
+    assert len(moments) == 2  # as that of a sampler which draws in its __iter__
+
+
+@pytest.mark.parametrize("loader", [[1, 2], DataLoader(Stream()), "text"])
+def test_nothing_stands_for_what_has_no_sampler(loader):
+    assert tap_of(loader) is None
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(0, 39))
+def test_the_place_of_a_difference_is_narrowed_down(numbers, at):
+    """The first batch that differs is among those that are named, and a run that goes on is like one that did not."""
+    saved, again, same = EpochPrint("indices"), EpochPrint("indices"), EpochPrint("indices")
+    at %= len(numbers)
+    for place, number in enumerate(numbers):
+        saved.add(number)
+        again.add(number + (place == at))
+        same.add(number)
+    first, last = difference(saved, again)
+    assert first <= at <= last
+    assert difference(saved, same) is None
+    kept = EpochPrint.resumed(saved.to_json(len(numbers)), len(numbers))
+    assert kept.to_json(len(numbers)) == saved.to_json(len(numbers))
+    assert saved.to_json(len(numbers) - 1)["value"] == saved.before
+    assert saved.to_json(len(numbers) - 2) is None or len(numbers) < 2
+
+
+def test_content_is_looked_at_in_the_usual_kinds_of_batches():
+    """A value that changes in a small batch is seen; what cannot be looked at is left out."""
+    image = torch.zeros(2, 3, 8, 8)
+    batches = [image, [image, 1], {"a": image, "b": "text"}, (image.numpy(), [image]), {"odd": object(), "a": image}]
+    before = [print_of_content(batch) for batch in batches]
+    image[0, 0, 0, 0] = 1
+    assert all(one[0] == other[0] and one[1] != other[1]
+               for one, other in zip(before, map(print_of_content, batches), strict=True))  # fmt: skip
+    assert print_of_content(torch.zeros(3, 2)) != print_of_content(torch.zeros(2, 3))
+    assert print_of_content(torch.zeros(3, 2, device="meta"))[1] == 1
+    assert print_of_content(torch.zeros(2, 3).t())[1] == 1
+
+
+def test_a_step_costs_some_microseconds():
+    """Fingerprints of the indices and of the content of a usual batch, in the best of some tries."""
+    batch = {"image": torch.rand(64, 3, 64, 64), "label": torch.arange(64)}
+    indices = list(range(64))
+    spent = []
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(100):
+            print_of_indices(indices)
+            print_of_content(batch)
+        spent.append((time.perf_counter() - began) / 100)
+    print(f"{min(spent) * 1e6:.1f} us")
+    assert min(spent) < 40e-6

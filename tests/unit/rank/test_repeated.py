@@ -1,0 +1,210 @@
+"""Steps that are done twice are compared part by part, and what differs first is named."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT
+from resilience_sdk.rank.repeated import Comparison, begin, differing_part, rates_of
+from resilience_sdk.recorder import witness_ring
+from resilience_sdk.recorder.witness_ring import (
+    CONTENT,
+    FIXED,
+    GENERATORS,
+    LOSS,
+    ORDER,
+    RATES,
+    STEPS,
+    Witness,
+    Witnesses,
+    WitnessRing,
+)
+
+ALL = ORDER | CONTENT | RATES | GENERATORS
+ONE = Witness(9, 1, 4, ALL, 11, 12, 13, 14, 0.1, 15)
+COUNTS = st.integers(0, 2**32 - 1)
+WITNESSES = st.builds(
+    Witness, st.integers(0, 2000), COUNTS, COUNTS, st.integers(0, 63), COUNTS, COUNTS, COUNTS, COUNTS,
+    st.floats(allow_nan=False), st.integers(0, 2**64 - 1), st.floats(allow_nan=False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "words"),
+    [
+        ({}, None, None),
+        ({"order": 1}, "samples", "other samples, the order of epoch 1"),
+        ({"batch": 5}, "samples", "batch 5 of epoch 1 instead of batch 4 of 1"),
+        ({"content": 1}, None, None),
+        ({"shapes": 1, "generators": 3}, None, None),  # cut at random, by numbers of its own
+        ({"content": 1, "seen": ALL & ~ORDER | FIXED}, "samples", "other values in batch 4 of epoch 1"),
+        ({"rates": 1, "rate": 0.05}, "learning rate", "learning rate 0.05 instead of 0.1"),
+        ({"rates": 1}, "learning rate", "another learning rate of a group behind the first"),
+        ({"generators": 1}, "generators", "random number generators in another state"),
+        ({"order": 1, "rates": 1, "generators": 1}, "samples", "other samples, the order of epoch 1"),
+        ({"order": 1, "rates": 1, "generators": 1, "seen": CONTENT}, None, None),
+    ],
+)
+def test_the_part_that_differs_first_is_named(changes, part, words):
+    """Samples before rates before generators; content alone is no difference where it may be random."""
+    before = attrs.evolve(ONE, seen=changes.get("seen", ALL))
+    found = differing_part(before, attrs.evolve(ONE, **changes))
+    assert found == (None if part is None else (part, words))
+
+
+def compare(before, now):
+    """Return what is told of these steps, which begin at the first of `now`."""
+    told = []
+    found = Witnesses(0, 1, 0, 7, "j", {one.step: one for one in before})
+    comparison = begin(found, now[0].step, 1, 7, (), told.append)
+    for one in now:
+        if comparison is not None and not comparison.look(one):
+            comparison = None
+    if comparison is not None:
+        comparison.close()
+    return told
+
+
+def steps(first, last, **changes):
+    return [attrs.evolve(ONE, step=step, **changes) for step in range(first, last)]
+
+
+def test_equal_steps_prove_the_resume():
+    """Those that are done again, of all that the attempt before has done."""
+    [check] = compare(steps(0, 15), steps(10, 30))
+    assert (check.result, check.line) == (EXACT, "resume exact: 5 of 5 repeated steps equal")
+    [check] = compare(steps(0, 15), steps(10, 12))  # it was ended again before it came so far
+    assert check.text == "2 of 2 repeated steps equal"
+    assert compare(steps(0, 10), steps(10, 12)) == []  # nothing is repeated behind a stop
+
+
+def test_the_first_step_that_differs_is_named_and_nothing_behind_it():
+    """With the cure."""
+    [check] = compare(steps(0, 15), [*steps(10, 12), *steps(12, 15, order=5)])
+    assert (check.result, check.step, check.component) == (NOT_EXACT, 12, "samples")
+    assert check.line.startswith("resume_not_exact: step 12: other samples, the order of epoch 1; the data have to")
+
+
+def test_a_rate_that_the_program_changes_at_the_resume_is_its_own():
+    """One that differs later only is none that a resume has begun with."""
+    assert compare(steps(0, 15), steps(10, 15, rates=1, rate=0.5))[0].result == EXACT
+    [check] = compare(steps(0, 15), [*steps(10, 11), *steps(11, 15, rates=1, rate=0.5)])
+    assert check.text == "step 11: learning rate 0.5 instead of 0.1"
+
+
+def test_what_is_random_on_purpose_is_a_note_or_not_compared():
+    """Map-style data are the same samples; of a stream nobody can tell."""
+    [check] = compare(steps(0, 15), steps(10, 15, content=99))
+    assert check.text == (
+        "5 of 5 repeated steps equal; 5 with other values of the same samples, as of an augmentation with numbers of "
+        "its own"
+    )
+    [check] = compare(steps(0, 15, seen=CONTENT | RATES), steps(10, 15, seen=CONTENT | RATES, content=99))
+    assert (check.result, check.text.split()[:5]) == (NOT_COMPARED, ["batches", "that", "come", "from", "a"])
+
+
+@pytest.mark.parametrize(
+    ("size", "facts", "skipped", "why"),
+    [(2, 7, (), "1 ranks were"), (1, 8, (), "the loader has other"), (1, 7, (3,), "the run was rolled back")],
+)
+def test_what_has_changed_is_not_compared(size, facts, skipped, why):
+    """Other ranks, another size of a batch, a rollback: by choice, and said why."""
+    told = []
+    assert begin(Witnesses(0, 1, 0, 7, "j", {9: ONE}), 5, size, facts, skipped, told.append) is None
+    assert (told[0].result, told[0].text.startswith(why)) == (NOT_COMPARED, True)
+
+
+def test_rates_of_all_groups_count():
+    """Those on a device are not read: that would wait for it."""
+    layer = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([{"params": layer.weight, "lr": 1.0}, {"params": layer.bias}], lr=0.5)
+    before = rates_of([optimizer])
+    optimizer.param_groups[1]["lr"] = torch.tensor(0.25)
+    assert (before[1], before[0] != rates_of([optimizer])[0]) == (1.0, True)
+    optimizer.param_groups[1]["lr"] = torch.empty((), device="meta")
+    assert rates_of([optimizer]) is None
+    assert rates_of([]) is None
+
+
+@given(st.lists(WITNESSES, max_size=8))
+def test_a_ring_gives_back_the_newest_of_each_place(tmp_path_factory, found):
+    """Also when it was kept in the run directory."""
+    place = tmp_path_factory.mktemp("ring")
+    stem = place / "a3-r5-77"
+    ring = WitnessRing(place / f"a3-r5-77{witness_ring.SUFFIX}", rank=5, world_size=8, attempt=3, facts=9)
+    newest = {}
+    for one in found:
+        ring.put(one)
+        newest[one.step % STEPS] = one
+    expected = {one.step: one for one in newest.values()}
+    there = witness_ring.find(place, place / "run", 5, 4, "job")
+    assert there == Witnesses(5, 8, 3, 9, "job", expected)
+    (place / "run").mkdir()
+    assert witness_ring.keep(stem, place / "run", "job") is bool(expected)
+    if expected:
+        (place / "empty").mkdir()
+        for attempt, job in ((4, "job"), (0, "other"), (0, "job")):
+            assert witness_ring.find(place / "empty", place / "run", 5, attempt, job) == there
+        assert witness_ring.find(place / "empty", place / "run", 5, 5, "job") is None  # its node was lost since
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"rank": 1, "steps": [[1]]}', "\x00", '{"steps": 5}'])
+def test_what_is_no_ring_is_nothing(tmp_path, text):
+    """Torn, of another version, or put there by somebody."""
+    (tmp_path / "witness").mkdir()
+    witness_ring.place_of(tmp_path, 1).write_text(text)
+    (tmp_path / f"a0-r1-5{witness_ring.SUFFIX}").write_bytes(b"rslwit02 and no more")
+    assert witness_ring.find(tmp_path, tmp_path, 1, 1, "j") is None
+    assert witness_ring.keep(tmp_path / "a0-r1-5", tmp_path, "j") is False
+    assert json.dumps(text)
+
+
+def test_a_comparison_is_closed_once():
+    """However often the loop ends."""
+    told = []
+    comparison = Comparison({9: ONE, 10: ONE}, told.append, 10)
+    comparison.look(ONE)
+    comparison.close()
+    comparison.close()
+    assert len(told) == 1
+
+
+def compare_losses(losses, is_trusted):
+    """Return what is told where these are the losses of the steps from 10 on, each heard a step late."""
+    told = []
+    before = steps(10, 15, seen=ALL | LOSS, loss=1.5)
+    found = Witnesses(0, 1, 0, 7, "j", {one.step: one for one in before})
+    comparison = begin(found, 10, 1, 7, (), told.append, lambda: is_trusted)
+    for number in range(10, 18):
+        if not comparison.look(attrs.evolve(ONE, step=number)):
+            break
+        if number > 10 and number - 11 < len(losses):
+            comparison.hear(number - 1, losses[number - 11])
+    return told
+
+
+def test_a_loss_counts_where_all_else_is_equal_and_this_run_has_repeated_it_before():
+    """Kernels may give another sum each time: until losses were equal once, nobody knows."""
+    [check] = compare_losses([1.5] * 5, False)
+    assert check.text == "5 of 5 repeated steps equal, their losses, too"
+    [check] = compare_losses([1.5, 1.25, 1.5], False)
+    assert check.text == "5 of 5 repeated steps equal"
+    [check] = compare_losses([1.5, 1.25, 1.5], True)
+    assert (check.result, check.component, check.step) == (NOT_EXACT, "loss", 11)
+    assert check.text == "step 11: loss 1.25 instead of 1.5, of the same samples and learning rate"
+
+
+def test_a_loss_is_left_with_its_step(tmp_path):
+    """If that is still in the ring."""
+    ring = WitnessRing(tmp_path / "a0-r0-77.witness", rank=0, world_size=1, attempt=0, facts=0)
+    ring.put(ONE)
+    ring.add_loss(9, 2.5)
+    ring.add_loss(9 + STEPS, 3.5)
+    [one] = witness_ring.find(tmp_path, tmp_path, 0, 1, "j").steps.values()
+    assert one == attrs.evolve(ONE, seen=ALL | LOSS, loss=2.5)
