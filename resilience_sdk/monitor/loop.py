@@ -171,7 +171,7 @@ class Watcher:
         soon_s = self._look_for_stop(ranks)
         self._step_times.look(completed, time.monotonic())
         self._stragglers.look(completed, time.monotonic())
-        for watched in died:  # last: nobody waits for it
+        for watched in (one for one in died if not is_clean(one)):  # last: nobody waits for it
             witness_ring.keep(watched.stem, Path(self._config.run_dir), self._config.job)
         wait_s = min(self._settings.monitor_interval, wait_s)
         return wait_s if soon_s is None else min(wait_s, soon_s)

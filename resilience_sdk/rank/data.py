@@ -194,12 +194,15 @@ class Walk:
             self._print = None  # it does not draw from the tap after all
 
     @property
-    def facts(self) -> tuple[int, bool]:
-        """A number for what has to be alike for two passes to be compared, and whether each gives out the same."""
+    def facts(self) -> int:
+        """A number for what has to be alike for two passes over the data to be compared."""
         known = self._print
-        if known is None:
-            return 0, False
-        return crc32(repr((known.kind, sorted(known.facts.items()))).encode()), known.kind == fingerprints.CONTENT
+        return 0 if known is None else crc32(repr((known.kind, sorted(known.facts.items()))).encode())
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether each pass gives out the same batches."""
+        return self._print is not None and self._print.kind == fingerprints.CONTENT
 
     def _compare_print(self) -> None:
         saved, self._saved_print = self._saved_print, None

@@ -211,7 +211,6 @@ class StepWitness:
         self._ring: WitnessRing | None = None
         self._comparison: Comparison | None = None
         self._is_begun = False
-        self._is_fixed = False
         self._looks_at_generators = 2
 
     def saved(self) -> None:
@@ -240,7 +239,7 @@ class StepWitness:
 
     def _begin(self, step: int) -> bool:
         self._is_begun = True
-        facts, self._is_fixed = self._walk.facts
+        facts = self._walk.facts
         self._ring = self._session.make_witness_ring(facts)
         if step:
             before, size = self._session.find_witnesses(), self._session.identity.world_size
@@ -270,7 +269,7 @@ class StepWitness:
         shapes, content = print_of_content(batch)
         if walk.newest_order is not None:
             seen |= ORDER
-        elif self._is_fixed:
+        elif walk.is_fixed:
             seen |= FIXED
         rates = rates_of(self._optimizers)
         if rates is not None:
