@@ -207,7 +207,7 @@ class Walk:
     def _compare_print(self) -> None:
         saved, self._saved_print = self._saved_print, None
         check = fingerprints.order_check(saved, self._print, self.epoch, self._loader)
-        if check is not None:
+        if check is not None and self.is_checked:
             self.told(check)
 
     def prepare_epoch(self, loader: Iterable[Any]) -> None:

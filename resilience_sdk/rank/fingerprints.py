@@ -232,11 +232,11 @@ def new_print(loader: Any, tap: Tap | None) -> EpochPrint:
 
 def order_check(saved: EpochPrint | None, again: EpochPrint | None, epoch: int, loader: Any) -> ResumeCheck | None:
     """Return what comes out of the batches of an epoch that were read again; None where nothing was saved of them."""
-    if saved is None:
-        return None
     if again is None:
         why = "batches that come from a stream, or in any order, are not repeatable"
         return ResumeCheck(ORDER, NOT_COMPARED, why)
+    if saved is None:
+        return None
     if (again.kind, again.facts) != (saved.kind, saved.facts) or again.count != saved.count:
         return ResumeCheck(ORDER, NOT_COMPARED, "the loader has other batches, or other data, than before")
     found = difference(saved, again)
