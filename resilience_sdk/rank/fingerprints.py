@@ -7,7 +7,6 @@ samples is what a resume has to repeat. The content of map-style data may differ
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from array import array
 from binascii import crc32
 from collections import deque
@@ -134,7 +133,7 @@ def _collect(value: Any, leaves: list[Any], depth: int) -> None:
         items: Any = value.values()
     elif isinstance(value, (list, tuple)):
         items = value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+    elif hasattr(type(value), "__dataclass_fields__"):
         items = vars(value).values() if hasattr(value, "__dict__") else ()
     elif hasattr(value, "data") and isinstance(getattr(value, "data", None), Mapping):  # a BatchEncoding
         items = value.data.values()
