@@ -48,6 +48,7 @@ from resilience_sdk.postmortem.facts import (
 from resilience_sdk.preemption.context import time_to_leave
 from resilience_sdk.preemption.reasons import Asker
 from resilience_sdk.rank.exceptions import frames_in, user_frame
+from resilience_sdk.recorder import witness_ring
 from resilience_sdk.recorder.page_directory import make_again, make_private, page_stem, parse_stem
 from resilience_sdk.recorder.page_reader import PageReader, RankSnapshot
 from resilience_sdk.system.hostinfo import process_start_ticks
@@ -458,12 +459,15 @@ class AttemptFiles:
         return traces
 
     def remove_attempt(self, attempt: int) -> None:
-        """Remove the page files of an ended attempt; their content has been taken."""
+        """Remove the page files of an ended attempt; their content has been taken.
+
+        Its witnesses stay until the next one has ended, whose ranks compare their steps with them.
+        """
         with self._lock:
             for name in (f"attempt-{attempt}.json", f"ending-{attempt}.json"):
                 self._written.pop(name, None)
         for path, found in self._rank_files():
-            if found[0] == attempt:
+            if found[0] < attempt or (found[0] == attempt and path.suffix != witness_ring.SUFFIX):
                 _unlink(path)
 
     def remove_all(self) -> None:

@@ -130,6 +130,7 @@ class Watcher:
         self._looked_at = float("-inf")
         self._suspected: object = None
         self._quiet_said = False
+        self._kept: set[Path] = set()
 
     def round(self, timeout_s: float) -> float:
         """Wait for deaths up to `timeout_s`, look once, and return how long to wait before the next look.
@@ -171,10 +172,23 @@ class Watcher:
         soon_s = self._look_for_stop(ranks)
         self._step_times.look(completed, time.monotonic())
         self._stragglers.look(completed, time.monotonic())
-        for watched in (one for one in died if not is_clean(one)):  # last: nobody waits for it
-            witness_ring.keep(watched.stem, Path(self._config.run_dir), self._config.job)
+        if died or new:
+            self.keep_witnesses()  # last: nobody waits for it
         wait_s = min(self._settings.monitor_interval, wait_s)
         return wait_s if soon_s is None else min(wait_s, soon_s)
+
+    def keep_witnesses(self) -> None:
+        """Write the steps of ranks that have ended before their time into the run directory, each once.
+
+        Their pages may be gone, as those of an attempt that was over before anybody looked.
+        """
+        known = {watched.stem: watched for watched in self.table.all()}
+        for stem, pid in witness_ring.rings_in(self._pages):
+            watched = known.get(stem)
+            is_over = hostinfo.process_is_gone(pid, None) if watched is None else not watched.alive
+            if is_over and stem not in self._kept and not (watched is not None and is_clean(watched)):
+                self._kept.add(stem)
+                witness_ring.keep(stem, Path(self._config.run_dir), self._config.job)
 
     def _is_calm(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]]) -> bool:
         """Tell whether the next whole look may come later: nothing is late, nor lost from the rings of the pages."""

@@ -293,6 +293,7 @@ def _serve(pages: Path, generation: int, state: MonitorLock) -> int:
         if place is not None:
             place.close()
     if state.in_charge() and job_config.read(pages) in (config, None):
+        watcher.keep_witnesses()
         if not config.foreign:
             watcher.conclude()
         if config.foreign or not (pages / _OVER).exists():

@@ -20,6 +20,7 @@ import attrs
 
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.plain_file import open_plain, read_bytes, read_text
+from resilience_sdk.recorder.page_directory import parse_stem
 
 SUFFIX = ".witness"
 DIRECTORY = "witness"
@@ -131,6 +132,17 @@ def read_ring(data: bytes, job: str) -> Witnesses | None:
 def place_of(run_dir: Path, rank: int) -> Path:
     """Return where the steps of a rank's newest attempt are kept."""
     return run_dir / DIRECTORY / f"rank-{rank:05d}.json"
+
+
+def rings_in(pages: Path) -> list[tuple[Path, int]]:
+    """Return the stems of all ranks that have a ring, the oldest attempt first, each with its pid."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in pages.glob(f"*{SUFFIX}"):
+            stem = parse_stem(path.name.removesuffix(SUFFIX))
+            if stem is not None:
+                found.append((stem, path.with_suffix("")))
+    return [(stem, pid) for (_, _, pid), stem in sorted(found)]
 
 
 def keep(stem: Path, run_dir: Path, job: str) -> bool:

@@ -184,7 +184,7 @@ def test_what_a_framework_saves_by_itself_is_compared_when_it_has_restored(tmp_p
     assert [check["component"] for check in found["checks"]] == [None, component]
     assert found["component"] == component
     if component is None:
-        assert found["checks"][1]["text"] == "5 of 5 parts of the state equal"
+        assert found["checks"][1]["text"] == "4 of 4 parts of the state equal"
 
 
 def test_generators_are_compared_again_before_the_first_batch(tmp_path, capsys, monkeypatch):
