@@ -25,6 +25,9 @@ _WHOLE_BYTES = 512
 _CHUNKS, _CHUNK_BYTES = 4, 96
 
 
+_PLAIN = frozenset({int, float, str, bytes, bool})
+
+
 class Tap:
     """A sampler that notes what it hands out; in all else it is the one that it stands for."""
 
@@ -114,14 +117,13 @@ def print_of_content(batch: Any) -> tuple[int, int]:
     _collect(batch, leaves, 3)
     shapes = content = len(leaves)
     for leaf in leaves:
-        kind = type(leaf)
-        if kind in (int, float, str, bytes, bool):
-            content = crc32(repr(leaf)[:_WHOLE_BYTES].encode(errors="replace"), content)
-            continue
         shape = getattr(leaf, "shape", None)
         if shape is None:
+            if type(leaf) in _PLAIN:
+                content = crc32(repr(leaf)[:_WHOLE_BYTES].encode(errors="replace"), content)
             continue
-        shapes = crc32(repr((tuple(shape), str(leaf.dtype))).encode(), shapes)
+        for size in shape:
+            shapes = (shapes * 31 + int(size)) & 0xFFFFFFFF
         data = _bytes_of(leaf)
         if data:
             content = crc32(data, content)
@@ -129,13 +131,16 @@ def print_of_content(batch: Any) -> tuple[int, int]:
 
 
 def _collect(value: Any, leaves: list[Any], depth: int) -> None:
-    if isinstance(value, Mapping):
-        items: Any = value.values()
-    elif isinstance(value, (list, tuple)):
-        items = value
+    if hasattr(value, "shape") or type(value) in _PLAIN:
+        leaves.append(value)
+        return
+    if isinstance(value, (list, tuple)):
+        items: Any = value
+    elif isinstance(value, Mapping):
+        items = value.values()
     elif hasattr(type(value), "__dataclass_fields__"):
         items = vars(value).values() if hasattr(value, "__dict__") else ()
-    elif hasattr(value, "data") and isinstance(getattr(value, "data", None), Mapping):  # a BatchEncoding
+    elif isinstance(getattr(value, "data", None), Mapping):  # a BatchEncoding
         items = value.data.values()
     else:
         leaves.append(value)
@@ -148,12 +153,12 @@ def _collect(value: Any, leaves: list[Any], depth: int) -> None:
 def _bytes_of(leaf: Any) -> bytes | None:
     """Return some bytes of a tensor or an array that lies on the CPU in one piece; None for any other."""
     try:
-        if hasattr(leaf, "is_cpu"):
-            if not leaf.is_cpu or not leaf.is_contiguous():
+        if type(leaf).__module__ == "numpy":
+            if not leaf.flags.c_contiguous or leaf.dtype.hasobject:
                 return None
-            at, size = leaf.data_ptr(), leaf.numel() * leaf.element_size()
-        elif type(leaf).__module__ == "numpy" and leaf.flags.c_contiguous and not leaf.dtype.hasobject:
             at, size = leaf.ctypes.data, leaf.nbytes
+        elif leaf.is_cpu and leaf.is_contiguous():
+            at, size = leaf.data_ptr(), leaf.nbytes
         else:
             return None
     except (AttributeError, RuntimeError, TypeError):

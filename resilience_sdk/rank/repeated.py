@@ -28,7 +28,7 @@ from resilience_sdk.recorder.witness_ring import (
     LOSS,
     ORDER,
     RATES,
-    Witness,
+    WitnessedStep,
     Witnesses,
     WitnessRing,
 )
@@ -65,7 +65,7 @@ def rates_of(optimizers: Iterable[Any]) -> tuple[int, float] | None:
     return (crc32(struct.pack(f"<{len(rates)}d", *rates)), rates[0]) if rates else None
 
 
-def differing_part(before: Witness, now: Witness, *, compares_rates: bool = True) -> tuple[str, str] | None:
+def differing_part(before: WitnessedStep, now: WitnessedStep, *, compares_rates: bool = True) -> tuple[str, str] | None:
     """Return the part of a step that differs first, and how, in words; None where both are the same step. Pure.
 
     Content alone is none of it, unless it is the same in each pass: data may be random on purpose.
@@ -87,7 +87,7 @@ def differing_part(before: Witness, now: Witness, *, compares_rates: bool = True
     return None
 
 
-def is_random(before: Witness, now: Witness) -> bool:
+def is_random(before: WitnessedStep, now: WitnessedStep) -> bool:
     """Tell whether a step has other values than before, though nothing says that it should have the same. Pure."""
     seen = before.seen & now.seen
     return bool(seen & CONTENT) and not seen & FIXED and (before.content, before.shapes) != (now.content, now.shapes)
@@ -97,7 +97,7 @@ def is_random(before: Witness, now: Witness) -> bool:
 class Comparison:
     """The steps of this attempt against those of the one before, one after the other, until one differs or all are."""
 
-    before: Mapping[int, Witness]
+    before: Mapping[int, WitnessedStep]
     told: Callable[[ResumeCheck], None]
     last: int = -1
     """The last step that the attempt before has left."""
@@ -111,7 +111,7 @@ class Comparison:
     _compares_rates: bool = True
     _is_over: bool = False
 
-    def look(self, now: Witness) -> bool:
+    def look(self, now: WitnessedStep) -> bool:
         """Compare a step as it begins; tell whether there are more to compare."""
         before = self.before.get(now.step)
         if before is None:
@@ -207,7 +207,7 @@ class StepWitness:
     def __init__(
         self, session: Session, walk: Walk, optimizers: Iterable[Any], skipped: Callable[[], Collection[int]]
     ) -> None:
-        """Witness the steps of one loop. `skipped()`: steps whose batches are left out since a rollback."""
+        """WitnessedStep the steps of one loop. `skipped()`: steps whose batches are left out since a rollback."""
         self._session = session
         self._walk = walk
         self._optimizers = tuple(optimizers)
@@ -231,8 +231,8 @@ class StepWitness:
             self._give_up(error)
             return
         if self._ring is not None:
-            self._ring.put(one)
-        if self._comparison is not None and not self._comparison.look(one):
+            self._ring.put(*one, 0.0)
+        if self._comparison is not None and not self._comparison.look(WitnessedStep(*one)):
             self._comparison = None
 
     def close(self) -> None:
@@ -268,7 +268,7 @@ class StepWitness:
                   if event.get("event") == Event.RESUME_CHECK.value]  # fmt: skip
         return any(_LOSSES in str(check.get("text")) for check in checks)
 
-    def _look(self, step: int, batch: Any) -> Witness:
+    def _look(self, step: int, batch: Any) -> tuple[int, int, int, int, int, int, int, int, float, int]:
         walk, seen, generators = self._walk, CONTENT, 0
         shapes, content = print_of_content(batch)
         if walk.newest_order is not None:
@@ -283,10 +283,10 @@ class StepWitness:
             generators, seen = _print_of_generators(), seen | GENERATORS
         rate_print, rate = rates or (0, 0.0)
         order = walk.newest_order or 0
-        return Witness(step, walk.epoch, walk.batches, seen, shapes, order, content, rate_print, rate, generators)
+        return step, walk.epoch, walk.batches, seen, shapes, order, content, rate_print, rate, generators
 
     def _give_up(self, error: Exception) -> None:
-        """Witness no more steps: what cannot be looked at once cannot be in the next step."""
+        """WitnessedStep no more steps: what cannot be looked at once cannot be in the next step."""
         self._ring = self._comparison = None
         self._session.journal.emit(Event.DEGRADED, what="witness", why=f"{type(error).__name__}: {error}")
 

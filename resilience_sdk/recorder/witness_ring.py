@@ -40,7 +40,7 @@ _MAX_TEXT = 1 << 20
 
 
 @attrs.frozen
-class Witness:
+class WitnessedStep:
     """What is left of one step. A part that `seen` does not name is 0."""
 
     step: int
@@ -68,7 +68,7 @@ class Witnesses:
     facts: int
     """A number for what has to be alike for two attempts to be compared: the size of a batch, of the data."""
     job: str
-    steps: Mapping[int, Witness]
+    steps: Mapping[int, WitnessedStep]
 
 
 class WitnessRing:
@@ -90,23 +90,10 @@ class WitnessRing:
             os.close(fd)
         _HEAD.pack_into(self._bytes, 0, _MAGIC, rank, world_size, attempt, facts)
 
-    def put(self, one: Witness) -> None:
-        """Leave what is known of a step."""
-        _RECORD.pack_into(
-            self._bytes,
-            _AT + one.step % STEPS * _EACH,
-            one.step + 1,  # 0: nothing is there
-            one.epoch,
-            one.batch,
-            one.seen,
-            one.shapes,
-            one.order,
-            one.content,
-            one.rates,
-            one.rate,
-            one.generators,
-            one.loss,
-        )
+    def put(self, step: int, *parts: float) -> None:
+        """Leave what is known of a step: the fields of a `WitnessedStep`, in their order."""
+        # 0 stands where nothing is.
+        _RECORD.pack_into(self._bytes, _AT + step % STEPS * _EACH, step + 1, *parts)
 
     def add_loss(self, step: int, loss: float) -> None:
         """Leave the loss of a step that was put before, if it is still there."""
@@ -125,7 +112,7 @@ def read_ring(data: bytes, job: str) -> Witnesses | None:
     for number in range(STEPS):
         step, *rest = _RECORD.unpack_from(data, _AT + number * _EACH)
         if step and (step - 1) % STEPS == number:
-            found[step - 1] = Witness(step - 1, *rest)
+            found[step - 1] = WitnessedStep(step - 1, *rest)
     return Witnesses(rank, world_size, attempt, facts, job, found)
 
 
@@ -192,7 +179,9 @@ def _from_text(text: str) -> Witnesses:
     return Witnesses(rank, size, attempt, facts, str(data["job"]), {one.step: one for one in found})
 
 
-def _record(values: Iterable[Any]) -> Witness:
+def _record(values: Iterable[Any]) -> WitnessedStep:
     *counts, rate, generators, loss = values
     step, epoch, batch, seen, shapes, order, content, rates = map(int, counts)
-    return Witness(step, epoch, batch, seen, shapes, order, content, rates, float(rate), int(generators), float(loss))
+    return WitnessedStep(
+        step, epoch, batch, seen, shapes, order, content, rates, float(rate), int(generators), float(loss)
+    )

@@ -21,16 +21,16 @@ from resilience_sdk.recorder.witness_ring import (
     ORDER,
     RATES,
     STEPS,
-    Witness,
+    WitnessedStep,
     Witnesses,
     WitnessRing,
 )
 
 ALL = ORDER | CONTENT | RATES | GENERATORS
-ONE = Witness(9, 1, 4, ALL, 11, 12, 13, 14, 0.1, 15)
+ONE = WitnessedStep(9, 1, 4, ALL, 11, 12, 13, 14, 0.1, 15)
 COUNTS = st.integers(0, 2**32 - 1)
 WITNESSES = st.builds(
-    Witness, st.integers(0, 2000), COUNTS, COUNTS, st.integers(0, 63), COUNTS, COUNTS, COUNTS, COUNTS,
+    WitnessedStep, st.integers(0, 2000), COUNTS, COUNTS, st.integers(0, 63), COUNTS, COUNTS, COUNTS, COUNTS,
     st.floats(allow_nan=False), st.integers(0, 2**64 - 1), st.floats(allow_nan=False),
 )  # fmt: skip
 
@@ -140,7 +140,7 @@ def test_a_ring_gives_back_the_newest_of_each_place(tmp_path_factory, found):
     ring = WitnessRing(place / f"a3-r5-77{witness_ring.SUFFIX}", rank=5, world_size=8, attempt=3, facts=9)
     newest = {}
     for one in found:
-        ring.put(one)
+        ring.put(*attrs.astuple(one))
         newest[one.step % STEPS] = one
     expected = {one.step: one for one in newest.values()}
     there = witness_ring.find(place, place / "run", 5, 4, "job")
@@ -203,7 +203,7 @@ def test_a_loss_counts_where_all_else_is_equal_and_this_run_has_repeated_it_befo
 def test_a_loss_is_left_with_its_step(tmp_path):
     """If that is still in the ring."""
     ring = WitnessRing(tmp_path / "a0-r0-77.witness", rank=0, world_size=1, attempt=0, facts=0)
-    ring.put(ONE)
+    ring.put(*attrs.astuple(ONE))
     ring.add_loss(9, 2.5)
     ring.add_loss(9 + STEPS, 3.5)
     [one] = witness_ring.find(tmp_path, tmp_path, 0, 1, "j").steps.values()
