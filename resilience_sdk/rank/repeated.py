@@ -207,7 +207,7 @@ class StepWitness:
     def __init__(
         self, session: Session, walk: Walk, optimizers: Iterable[Any], skipped: Callable[[], Collection[int]]
     ) -> None:
-        """WitnessedStep the steps of one loop. `skipped()`: steps whose batches are left out since a rollback."""
+        """Witness the steps of one loop. `skipped()`: steps whose batches are left out since a rollback."""
         self._session = session
         self._walk = walk
         self._optimizers = tuple(optimizers)
@@ -286,7 +286,7 @@ class StepWitness:
         return step, walk.epoch, walk.batches, seen, shapes, order, content, rate_print, rate, generators
 
     def _give_up(self, error: Exception) -> None:
-        """WitnessedStep no more steps: what cannot be looked at once cannot be in the next step."""
+        """Witness no more steps: what cannot be looked at once cannot be in the next step."""
         self._ring = self._comparison = None
         self._session.journal.emit(Event.DEGRADED, what="witness", why=f"{type(error).__name__}: {error}")
 

@@ -253,7 +253,8 @@ class Settings:
     resume_check: str = _option(
         "auto",
         parse.choice_or_off("auto"),
-        "Compare what a resume has restored with digests that the save has left.",
+        "Compare a resume with what went before it: the state with digests of the save, what is read again of the "
+        "data, steps that are done twice.",
         "{auto,off}",
     )
     numerics: str = _option(
