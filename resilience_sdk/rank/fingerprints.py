@@ -120,7 +120,8 @@ def print_of_content(batch: Any) -> tuple[int, int]:
         shape = getattr(leaf, "shape", None)
         if shape is None:
             if type(leaf) in _PLAIN:
-                content = crc32(repr(leaf)[:_WHOLE_BYTES].encode(errors="replace"), content)
+                some = leaf[:_WHOLE_BYTES] if isinstance(leaf, (str, bytes)) else leaf
+                content = crc32(repr(some)[:_WHOLE_BYTES].encode(errors="replace"), content)
             continue
         for size in shape:
             shapes = (shapes * 31 + int(size)) & 0xFFFFFFFF
@@ -145,9 +146,10 @@ def _collect(value: Any, leaves: list[Any], depth: int) -> None:
     else:
         leaves.append(value)
         return
-    for item in items:
-        if depth and len(leaves) < _MAX_LEAVES:
-            _collect(item, leaves, depth - 1)
+    for item in items if depth else ():
+        if len(leaves) >= _MAX_LEAVES:  # a list may have a million of them
+            return
+        _collect(item, leaves, depth - 1)
 
 
 def _bytes_of(leaf: Any) -> bytes | None:

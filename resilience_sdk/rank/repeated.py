@@ -115,6 +115,8 @@ class Comparison:
         """Compare a step as it begins; tell whether there are more to compare."""
         before = self.before.get(now.step)
         if before is None:
+            if now.step < self.last:  # more are repeated than the ring has places, or this one was left out
+                return True
             late = _LOSS_LATE if self.before[self.last].seen & LOSS or self.equal_losses else 0
             if self.last < now.step < self.last + late:
                 return True
@@ -245,6 +247,8 @@ class StepWitness:
         self._is_begun = True
         facts = self._walk.facts
         self._ring = self._session.make_witness_ring(facts)
+        if self._ring is None:
+            return False
         if step:
             before, size = self._session.find_witnesses(), self._session.identity.world_size
             told = self._walk.told
@@ -252,7 +256,7 @@ class StepWitness:
         watch = numerics.watch_of_adapters()
         if watch is not None:
             watch.heard = self._hear
-        return self._ring is not None
+        return True
 
     def _hear(self, step: int, loss: float) -> None:
         if self._ring is not None:

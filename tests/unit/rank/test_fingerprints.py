@@ -190,6 +190,7 @@ def test_content_is_looked_at_in_the_usual_kinds_of_batches():
     assert print_of_content(torch.zeros(3, 2)) != print_of_content(torch.zeros(2, 3))
     assert print_of_content(torch.zeros(3, 2, device="meta"))[1] == 1
     assert print_of_content(torch.zeros(2, 3).t())[1] == 1
+    assert print_of_content(list(range(1_000_000))) == print_of_content(list(range(8)))
 
 
 def test_a_step_costs_some_microseconds():

@@ -84,6 +84,12 @@ def test_equal_steps_prove_the_resume():
     assert compare(steps(0, 10), steps(10, 12)) == []  # nothing is repeated behind a stop
 
 
+def test_what_is_left_of_more_steps_than_there_is_room_for_is_compared():
+    """The oldest are not there any more; one that was left out is passed over."""
+    [check] = compare([*steps(20, 23), *steps(24, 26)], steps(10, 40))
+    assert check.text == "5 of 5 repeated steps equal"
+
+
 def test_the_first_step_that_differs_is_named_and_nothing_behind_it():
     """With the cure."""
     [check] = compare(steps(0, 15), [*steps(10, 12), *steps(12, 15, order=5)])
