@@ -146,6 +146,7 @@ SMALL = {
     "adapters.transformers.evaluations": "how long evaluations take, which is tested without a training",
     "hang.unended": "the pure part of a watch: who holds a process, by its frames, threads and children",
     "hang.workers": "rules about stacks, which are tested without samples",
+    "launcher.accelerate_config": "a file of Accelerate's, which is read without its command line",
     "goodput.plan": "the formulas of a plan, which are tested without its command",
     "monitor.stall_teller": "what is said of a stall, apart from the round that finds it",
     "health.probe_main": "the process of a probe, which must be cheap to start",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 
@@ -19,14 +20,14 @@ DATA = TensorDataset(torch.arange(24, dtype=torch.float32))
 
 
 class Own(Sampler):
-    """A sampler with a generator of its own, which nobody restores."""
+    """A sampler with a generator of its own, where nobody finds it."""
 
     def __init__(self, seed):
-        self.random = random.Random(seed)
+        self.shuffle = functools.partial(random.Random(seed).shuffle)
 
     def __iter__(self):
         order = list(range(24))
-        self.random.shuffle(order)
+        self.shuffle(order)
         return iter(order)
 
     def __len__(self):
@@ -151,7 +152,7 @@ def test_the_loader_is_as_it_was_and_draws_when_it_did():
     assert loader.batch_sampler is plain
     next_batch(batches)
     tap = Tap(Eager(2))
-    assert (len(tap), tap.random is not None, len(moments)) == (24, True, 1)
+    assert (len(tap), tap.shuffle is not None, len(moments)) == (24, True, 1)
     iter(tap)
     assert len(moments) == 2  # as that of a sampler which draws in its __iter__
 
