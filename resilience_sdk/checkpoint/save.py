@@ -173,10 +173,12 @@ class Saver:
         handed_over = False
         try:
             part, ready = self._take_part(step, ranks, unfinished, order, in_background)
-            taken = ranks.gather(ready)
+            own_digests = ready.pop("digests")
+            taken = ranks.gather({**ready, "digested": bool(own_digests)})
             error = first_error(taken, step)
-            if error is None and part is not None:
-                part = with_own(self._state, part, ready["digests"], taken[0]["digests"])
+            if error is None and part is not None and taken[0]["digested"]:
+                # Not gathered: of a thousand buffers on thousands of ranks that would be too much for each of them.
+                part = with_own(self._state, part, own_digests, ranks.broadcast(own_digests))
             if error is None and part is not None and part.spread and in_background:
                 error = self._meet_beside(ranks)
             if error is None and part is not None and unfinished is not None and in_background:

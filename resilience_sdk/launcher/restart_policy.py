@@ -254,6 +254,8 @@ def _hopeless(history: Sequence[AttemptEnd]) -> tuple[JobVerdict, str] | None:
         return broken
     if last.final is not None and last.ended_by is EndedBy.HANG:
         return JobVerdict.STOP, last.final
+    if bug := _proven_bug(history):
+        return bug
     if ends_free(history):
         return None
     if last.error is not None and last.error.type == _WRONG_USE and last.completed_a_step is not True:
@@ -276,6 +278,25 @@ def _hopeless(history: Sequence[AttemptEnd]) -> tuple[JobVerdict, str] | None:
 def _broken(last: AttemptEnd) -> tuple[JobVerdict, str] | None:
     if last.action == "exclude_node" and last.category == "hardware" and last.confidence >= SURE:
         return JobVerdict.HARDWARE, f"{last.cause}, so this node should be left out"
+    return None
+
+
+def _proven_bug(history: Sequence[AttemptEnd]) -> tuple[JobVerdict, str] | None:
+    """End a job whose program has shown the same fault of its own at the same step before, however it ended then.
+
+    The collectives of its ranks that do not match, say: a hang, an abort by the library, an exception.
+    """
+    last = history[-1]
+    is_users = last.category == "user" and lookup(last.cause).action == "stop" and last.confidence >= SURE
+    if not is_users or last.reached is None:
+        return None
+    for end in history[:-1]:
+        is_same = (end.cause, end.reached) == (last.cause, last.reached) and end.confidence >= SURE
+        if is_same and (None in (end.error, last.error) or end.error == last.error):
+            return JobVerdict.STOP, (
+                f"{last.cause} came twice behind {last.reached} completed steps, which is a fault of the program: "
+                "another attempt would end alike"
+            )
     return None
 
 

@@ -7,7 +7,7 @@ attempt for `restart_policy` and the crash incident for `incidents`.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from resilience_sdk.attribution.exceptions import fingerprint
@@ -126,7 +126,14 @@ def attempt_end(facts: AttemptFacts, first: FirstDeath) -> AttemptEnd:
         all_done=bool(snapshots) and all(page is not None and page.done for page in snapshots),
         resource=None if is_our_port else resource,
         requested=_requested(facts, first),
+        reached=_reached(page for page in snapshots if page is not None),
     )
+
+
+def _reached(pages: Iterable[RankSnapshot]) -> int | None:
+    """Return how many steps the rank with the fewest has completed: of the training, or of this attempt."""
+    done = [page.beats if page.completed_steps is None else page.completed_steps for page in pages if page.beats]
+    return min(done, default=None)
 
 
 def _requested(facts: AttemptFacts, first: FirstDeath) -> EndingRequest | None:

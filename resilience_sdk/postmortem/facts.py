@@ -103,6 +103,7 @@ class AttemptEnd:
     aborted: Sequence[int] = ()  # ranks that died by SIGABRT when their scripts had left with those codes
     resource: Resource | None = None  # what has to work again before another attempt makes sense
     requested: EndingRequest | None = None  # what a rank of this node wants done in the place of a restart
+    reached: int | None = None  # how many steps the rank with the fewest had completed, None where none tells
 
     @property
     def made_checkpoint(self) -> bool:

@@ -133,6 +133,28 @@ def test_the_same_user_error_twice_in_a_row_stops_the_job():
     assert decide(at_step[1:], 3).verdict is JobVerdict.STOP
 
 
+def test_a_proven_bug_that_comes_again_at_its_step_stops_the_job():
+    """However each of the two ended, and whatever was between them; one at another step, or unsure, does not."""
+    hang = AttemptEnd(
+        0, EndedBy.HANG, {0: -9, 1: -9}, category="user", cause="user_collective_mismatch", confidence=0.9, reached=180
+    )
+    abort = attrs.evolve(hang, ended_by=EndedBy.RANKS, exit_codes={0: -6, 1: -15})
+    raised = attrs.evolve(abort, error=ERROR)
+    assert decide([hang], 9).restarts
+    for second in (hang, abort, raised):
+        decision = decide([hang, CRASH, second], 9)
+        assert (decision.verdict, decision.exit_code) == (JobVerdict.STOP, 77)
+        assert "user_collective_mismatch came twice behind 180 completed steps" in decision.reason
+    for other in (
+        {"reached": 181},
+        {"reached": None},
+        {"confidence": 0.4},
+        {"cause": "rank_abort", "category": "process"},
+    ):
+        assert decide([hang, attrs.evolve(abort, **other)], 9).restarts
+    assert decide([raised, attrs.evolve(raised, error=attrs.evolve(ERROR, message="worse"))], 9).restarts
+
+
 @pytest.mark.parametrize("category", ["network", "storage", "hardware", "host"])
 def test_the_same_message_from_outside_the_program_is_no_user_error(category):
     """A disk that is full twice is retried: the program is not at fault."""
