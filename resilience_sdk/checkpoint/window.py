@@ -54,11 +54,9 @@ class AccumulationWindow:
 
         def stepped(*_: Any) -> None:
             self._steps += 1
-            for reference in sampled:
-                grad = getattr(reference(), "grad", None)
-                if grad is not None:
-                    setattr(grad, _MARK, grad._version)  # goes with the tensor, which a window may put another one for
+            _mark(sampled)
 
+        _mark(sampled)  # of gradients from before nobody can tell
         register(stepped)
 
     def at_boundary(self, step: int, *, is_new: bool = False) -> None:
@@ -93,6 +91,14 @@ class AccumulationWindow:
     def is_held(self) -> bool:
         """Whether a save waits for the end of the window; the same on all ranks."""
         return self._held > 0
+
+
+def _mark(parameters: Iterable[weakref.ref[Any]]) -> None:
+    """Note that gradients were used. It goes with the tensor, which a window may put another one for."""
+    for reference in parameters:
+        grad = getattr(reference(), "grad", None)
+        if grad is not None:
+            setattr(grad, _MARK, grad._version)
 
 
 def _has_unused(reference: weakref.ref[Any]) -> bool:

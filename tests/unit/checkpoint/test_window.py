@@ -126,3 +126,15 @@ def test_what_a_save_of_ones_own_loses_is_said(tmp_path, is_open):
     assert document.get("open_window", False) == is_open
     if is_open:
         assert any(limit.key == "accumulation window" for limit in resume_limits.limits())
+
+
+def test_gradients_from_before_the_window_was_watched_are_none_of_it():
+    """A checkpointer that comes later saves at once; backward that adds to them opens it."""
+    (model,), (optimizer,), _ = made()
+    backward(model)
+    window = AccumulationWindow.of({"a": optimizer})
+    window.at_boundary(1)
+    assert not window.is_open()
+    backward(model)
+    window.at_boundary(2)
+    assert window.is_open()
