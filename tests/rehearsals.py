@@ -6,10 +6,13 @@ under the faults that tell most of it; `python -m tests.bench --only rehearsals`
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -106,8 +109,9 @@ class Rehearsed:
 
 def rehearse(folder: Path, *words: str, script: Path, arguments: tuple[str, ...] = ()) -> Rehearsed:
     """Rehearse a script, as a user does from an empty directory, in which nothing may be found afterwards."""
-    temporary, here = folder.absolute() / "tmp", folder.absolute() / "here"
-    temporary.mkdir()
+    # A short path: Megatron's saves make a socket below it, whose whole name may have 107 characters.
+    temporary, here = Path(tempfile.mkdtemp(prefix="rehearsed-", dir="/tmp")), folder.absolute() / "here"
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     here.mkdir()
     own = {name: value for name, value in os.environ.items() if not name.startswith(("RESILIENCE_", "SLURM_"))}
     env = own | {"PYTHONPATH": str(PROJECT), "TMPDIR": str(temporary), "CUDA_VISIBLE_DEVICES": ""}
