@@ -164,6 +164,7 @@ def job(
     command: tuple[str, ...] | None = None,
     terminal: int | None = None,
     fresh: bool = False,
+    forked: bool = False,
     framework: str | None = None,
 ) -> Iterator[Job]:
     """Start `resilience run` with these arguments and, at the end, kill whatever is left of it.
@@ -172,7 +173,8 @@ def job(
     page directory; `within` is a command that runs the launcher (such as `ip netns exec NAME`); `command`
     replaces the launcher by a foreign one, which `RESILIENCE_RUN_DIR` tells the run directory; `terminal` is a
     descriptor that becomes its standard input and output. `fresh`: a launcher that is exec'd and imports torch itself;
-    else, where that can be, it is forked from a process that has done so (`warm.py`), and imported that `framework`.
+    else, where that can be, it is forked from a process that has done so (`warm.py`), and imported that `framework`:
+    in tests, and where it is to be `forked`.
     """
     mark = uuid.uuid4().hex
     if pages is None:
@@ -192,7 +194,7 @@ def job(
         stdin, stdout = (0, out.fileno()) if terminal is None else (terminal, terminal)
         words = [*within, *command, *map(str, args)]
         # Figures are those of launchers that people start.
-        fresh = fresh or "pytest" not in sys.modules
+        fresh = fresh or not (forked or "pytest" in sys.modules)
         if not (fresh or within or foreign) and warm.why_not(words, own) is None:
             process: subprocess.Popen[bytes] | warm.WarmProcess = warm.start(
                 words[3:], own, SCRIPTS, (stdin, stdout, err.fileno()), framework

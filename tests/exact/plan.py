@@ -1,0 +1,169 @@
+"""What is tried: ways in, their loops, and the cells, which are chosen by pairs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+BATCHES = 6  # of an epoch
+LENGTH = 24
+SAME = "same"
+CHANGES = ("ranks", "batch", "length", "accumulation")
+FAULTS = ("kill", "preempt")
+MOMENTS = ("mid-epoch", "mid-window", "in an evaluation", "epoch's last step", "behind an epoch", "in a save", "twice")
+
+
+@attrs.frozen
+class Loop:
+    """A training as documentation writes it. `options` are read by its script."""
+
+    way: str
+    name: str
+    options: Mapping[str, Any]
+    ranks: int = 1
+    accumulate: int = 1
+    evaluates: bool = True
+    """Whether something follows the steps of an epoch: an evaluation, or its end."""
+
+    def steps(self) -> int:
+        """Return how many numbered steps an epoch has: batches, or optimizer steps."""
+        return BATCHES // self.accumulate if self.way in STEPS_OF_OPTIMIZER else BATCHES
+
+    def has(self, moment: str) -> bool:
+        """Tell whether there is that moment."""
+        if moment == "mid-window":
+            return self.accumulate > 1
+        if moment in ("in an evaluation", "behind an epoch"):
+            return self.evaluates
+        return True
+
+
+@attrs.frozen
+class Cell:
+    """One loop, disturbed in one way."""
+
+    loop: Loop
+    moment: str
+    fault: str
+    change: str
+
+    @property
+    def key(self) -> str:
+        """The name under which its result is kept."""
+        return f"{self.loop.way} / {self.loop.name} / {self.moment} / {self.fault} / {self.change}"
+
+    def every(self) -> int:
+        """Return after how many numbered steps a checkpoint is due."""
+        steps = self.loop.steps()
+        return steps if self.moment == "epoch's last step" else max(1, steps * 2 // 3)
+
+    def faults(self) -> list[list[Any]]:
+        """Return where it is disturbed, in the second of three epochs."""
+        steps = self.loop.steps()
+        saved = self.every() * (2 * steps // self.every() if self.moment == "epoch's last step" else 2)
+        if self.moment == "in an evaluation":
+            return [["evaluation", 1]]
+        if self.moment == "behind an epoch":
+            return [["behind", 1]]
+        if self.moment == "in a save":
+            return [["save", saved - 1]]
+        at = saved + (2 if self.moment == "mid-window" and steps == BATCHES else 1)
+        if self.moment == "twice":
+            return [["step", at], ["step", at + (1 if self.fault == "kill" else 3)]]
+        return [["step", at]]
+
+    def changed(self) -> tuple[int, int, dict[str, Any]]:
+        """Return ranks, accumulation and options of what resumes."""
+        ranks, accumulate, options = self.loop.ranks, self.loop.accumulate, options_of(self.loop)
+        if self.change == "ranks":
+            ranks = 3 - ranks
+        elif self.change == "batch":
+            options["batch"] //= 2
+        elif self.change == "length":
+            options["length"] += 8
+        elif self.change == "accumulation":
+            accumulate = 2 if accumulate == 1 else 1
+        return ranks, accumulate, {**options, "accumulate": accumulate}
+
+
+STEPS_OF_OPTIMIZER = ("Trainer", "Lightning", "Accelerate", "DeepSpeed", "Megatron")
+
+
+def options_of(loop: Loop) -> dict[str, Any]:
+    """Return all options of an undisturbed one."""
+    batch = LENGTH // BATCHES // loop.ranks
+    return {**loop.options, "batch": batch, "length": LENGTH, "accumulate": loop.accumulate}
+
+
+def _own(name: str, loader: str, form: str = "epochs", schedule: str = "epoch", **other: Any) -> Loop:
+    parts = {key: other.pop(key) for key in ("ranks", "accumulate") if key in other}
+    options = {"loader": loader, "form": form, "schedule": schedule, **other}
+    return Loop("start_run", name, options, evaluates=form == "epochs", **parts)
+
+
+LOOPS: tuple[Loop, ...] = (
+    _own("shuffled", "map", "steps", "step"),
+    _own("workers", "map workers"),
+    _own("window", "map", schedule="step", accumulate=3, scaler=True),
+    _own("stateful", "stateful", schedule="metric", accumulate=3),
+    _own("stateful workers", "stateful workers", optimizer="sgd"),
+    _own("stream", "stream", "steps", scaler=True),
+    _own("stateful stream", "stateful stream", schedule="metric", optimizer="sgd"),
+    _own("order of its own", "map own order", schedule="step", accumulate=3),
+    _own("second loader", "map", "steps", "step", second=True),
+    _own("ranks", "map", schedule="metric", ranks=2, norm=True, optimizer="sgd"),
+    _own("stateful ranks", "stateful", "steps", "step", ranks=2, accumulate=3),
+)
+HAVE_A_RESUME = ("Trainer", "Lightning", "Accelerate")
+"""Ways in with a resume of the framework's own, which a script for it can use."""
+WAYS = tuple(dict.fromkeys(loop.way for loop in LOOPS))
+CHANGED: Mapping[str, tuple[str, ...]] = {
+    "start_run": ("shuffled", "window", "stateful", "stream", "ranks"),
+}
+"""Loops of each way in that are resumed with something changed."""
+
+
+def cells() -> list[Cell]:
+    """Return all cells, always the same ones in the same order."""
+    found: list[Cell] = []
+    for way in WAYS:
+        loops = [loop for loop in LOOPS if loop.way == way]
+        rows = pairwise([loops, MOMENTS, FAULTS], lambda row: row[0].has(row[1]))
+        found += [Cell(*row, SAME) for row in rows]
+        some = [loop for loop in loops if loop.name in CHANGED.get(way, ())]
+        if some:
+            rows = pairwise([some, CHANGES, FAULTS], lambda _: True)
+            found += [Cell(loop, "mid-epoch", fault, change) for loop, change, fault in rows]
+    return found
+
+
+def daily() -> list[Cell]:
+    """Return the part that is run each day: of each loop its most awkward moment, one after another."""
+    found: list[Cell] = []
+    for number, loop in enumerate(LOOPS):
+        of_loop = [cell for cell in cells() if cell.loop == loop and cell.change == SAME]
+        found.append(of_loop[(5 * number) % len(of_loop)])
+    return found
+
+
+def pairwise(factors: Sequence[Sequence[Any]], is_allowed: Callable[[Sequence[Any]], bool]) -> list[tuple[Any, ...]]:
+    """Return rows in which each pair of values of two factors stands that an allowed row has. Deterministic.
+
+    Greedy: the row that has the most pairs which no row has had yet comes next, of equal ones the first.
+    """
+    rows = [row for row in itertools.product(*factors) if is_allowed(row)]
+    pairs = [set(itertools.combinations(enumerate(map(_index, factors, row)), 2)) for row in rows]
+    missing = set().union(*pairs) if pairs else set()
+    chosen: list[tuple[Any, ...]] = []
+    while missing:
+        best = max(range(len(rows)), key=lambda at: (len(pairs[at] & missing), -at))
+        missing -= pairs[best]
+        chosen.append(rows[best])
+    return sorted(chosen, key=lambda row: [_index(factor, value) for factor, value in zip(factors, row, strict=True)])
+
+
+def _index(factor: Sequence[Any], value: Any) -> int:
+    return list(factor).index(value)

@@ -1,0 +1,115 @@
+"""The kept results, `results.json`, and the tables that are made of them. Pure, but for reading and writing the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.exact import plan
+from tests.exact.compare import (
+    DRAWN,
+    EXACT,
+    GENERATORS,
+    REFUSED,
+    SAID,
+    SAMPLES,
+    Verdict,
+)
+
+FILE = Path(__file__).with_name("results.json")
+Document = dict[str, Any]
+"""`cells`: key -> what came of it; `loops`: way and name -> the components that the loop tells of."""
+
+_ROWS: Mapping[str, tuple[str, ...]] = {
+    "samples, their order, the place in an epoch": (SAMPLES,),
+    "samples of a second loader": ("samples of a second loader",),
+    "what reading a sample draws at random": (DRAWN,),
+    "generators of Python, NumPy and torch": GENERATORS[:3],
+    "generators of the program's own": GENERATORS[3:],
+    "learning rates": ("learning rates",),
+    "losses, weights, optimizer, scaler, open windows": ("losses", "weights", "optimizer and scaler"),
+    "buffers of each rank, averages": ("buffers of each rank", "averages"),
+    "evaluations, metrics of epochs": ("evaluations", "epoch metrics"),
+    "best markers, callbacks": ("best markers", "callbacks"),
+    "log records": ("log records",),
+    "deque, array, values": ("objects in state",),
+}
+
+
+def read() -> Document:
+    """Return what is kept."""
+    if not FILE.exists():
+        return {"cells": {}, "loops": {}}
+    document: Document = json.loads(FILE.read_text(encoding="utf-8"))
+    return document
+
+
+def entry(verdict: Verdict, alone: Verdict | None) -> dict[str, Any]:
+    """Return a result as it is kept: what is empty is left out."""
+    found = {"result": verdict.result, "differs": dict(verdict.differs), "said": sorted(verdict.said)}
+    found |= {"why": verdict.why, "alone": None if alone is None else alone.result}
+    return {name: value for name, value in found.items() if value}
+
+
+def write(document: Document) -> None:
+    """Keep these, in the order of the plan; cells that the plan does not have any more are dropped."""
+    keys = [cell.key for cell in plan.cells()]
+    cells = {key: document["cells"][key] for key in keys if key in document["cells"]}
+    whole = {"loops": dict(sorted(document["loops"].items())), "cells": cells}
+    FILE.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def missing(document: Document, ways: Iterable[str]) -> list[plan.Cell]:
+    """Return the cells of these ways that have no result yet."""
+    ways = [*ways]
+    return [cell for cell in plan.cells() if cell.loop.way in ways and cell.key not in document["cells"]]
+
+
+def summary(cells: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a table of how many cells of each way in came to what."""
+    names = list(dict.fromkeys([EXACT, SAID, REFUSED, *(cell["result"] for cell in cells.values())]))
+    lines = ["| way in | cells | " + " | ".join(names) + " | exact alone |", "|---" * (len(names) + 3) + "|"]
+    for way in plan.WAYS:
+        of_way = [cell for key, cell in cells.items() if key.startswith(f"{way} / ")]
+        if of_way:
+            counts = [sum(cell["result"] == name for cell in of_way) for name in names]
+            tried = [cell["alone"] for cell in of_way if "alone" in cell]
+            alone = f"{tried.count(EXACT)} of {len(tried)}" if tried else "-"
+            lines.append(f"| {way} | {len(of_way)} | " + " | ".join(map(str, counts)) + f" | {alone} |")
+    return "\n".join(lines)
+
+
+def lost_by_us(cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the cells that are exact with the framework alone and not with the SDK."""
+    return [key for key, cell in cells.items() if cell.get("alone") == EXACT and cell["result"] != EXACT]
+
+
+def table(way: str, document: Document | None = None) -> str:
+    """Return the rows of a page of the documentation: what was seen of each part of a training state."""
+    document = read() if document is None else document
+    same, changed = [], []
+    for key, cell in document["cells"].items():
+        of_way, loop, _, _, change = key.split(" / ")
+        if of_way == way:
+            (same if change == plan.SAME else changed).append((loop, change, cell))
+    lines = ["| part of the training state | at a resume | cells |", "|---|---|---|"]
+    for name, components in _ROWS.items():
+        having = [row for row in same if {*components} & {*document["loops"][f"{way} / {row[0]}"]}]
+        if having:
+            said = [loop for loop, _, cell in having if {*components} & {*cell.get("differs", {})}]
+            lines.append(f"| {name} | {_words(said, len(having))} | {len(having)} |")
+    for change in plan.CHANGES:
+        rows = [(loop, cell["result"]) for loop, one, cell in changed if one == change]
+        if rows:
+            found = sorted({result for _, result in rows})
+            lines.append(f"| resumed with other {change} | {', '.join(found)} | {len(rows)} |")
+    return "\n".join(lines)
+
+
+def _words(said: list[str], cells: int) -> str:
+    names = ", ".join(dict.fromkeys(said))
+    if not said:
+        return EXACT
+    return f"said: {names}" if len(said) == cells else f"exact; said: {names}"

@@ -1,0 +1,165 @@
+"""Runs the cells: undisturbed trainings, which cells of one loop share, and disturbed ones beside them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from resilience_sdk.core.journal import Event
+from resilience_sdk.core.resume_limits import read_limits
+from tests.exact import compare, plan
+from tests.exact.compare import Told, Verdict
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+from harness import job
+
+_LOOPS = Path(__file__).parent / "loops"
+_FRAMEWORKS = {"Trainer": "transformers", "Lightning": "lightning", "Accelerate": "accelerate"}
+_PATIENCE_S = 100.0
+_MAX_STARTS = 6
+
+
+@attrs.frozen
+class Start:
+    """One start of a training, that has ended."""
+
+    code: int
+    screen: str
+    limits: tuple[str, ...]
+    """Keys of what was said not to be repeated, over all starts in this run directory."""
+
+
+@attrs.frozen
+class Result:
+    """What came of a cell, and of the framework alone where that was asked for and it has a resume."""
+
+    cell: plan.Cell
+    verdict: Verdict
+    alone: Verdict | None
+    seconds: float
+
+
+class Runner:
+    """Runs cells in directories below one."""
+
+    def __init__(self, folder: Path, *, alone: bool = False, keep: bool = False) -> None:
+        self._folder, self._alone, self._keep = folder, alone, keep
+        self._undisturbed: dict[tuple[str, str, bool], Told] = {}
+
+    def run(self, cell: plan.Cell) -> Result:
+        """Run a cell."""
+        began_s = time.monotonic()
+        verdict = self._verdict(cell, alone=False)
+        alone = None
+        if self._alone and cell.loop.way in plan.HAVE_A_RESUME and cell.change == plan.SAME:
+            alone = self._verdict(cell, alone=True)
+        return Result(cell, verdict, alone, time.monotonic() - began_s)
+
+    def _verdict(self, cell: plan.Cell, *, alone: bool) -> Verdict:
+        try:
+            return self._judge(cell, alone=alone)
+        except AssertionError as error:
+            return Verdict(compare.BROKEN, why=str(error)[-2000:])
+
+    def _judge(self, cell: plan.Cell, *, alone: bool) -> Verdict:
+        undisturbed = self.undisturbed(cell.loop, alone=alone)
+        if alone:
+            pair = compare.differences(self.undisturbed(cell.loop, alone=False), undisturbed)
+            assert not pair, f"undisturbed, with the SDK and without it: {pair}"
+        name = cell.key.replace(" / ", "-").replace(" ", "_").replace("'", "")
+        training = Training(self._made(name + ("-alone" if alone else "")), cell.loop, alone)
+        try:
+            return self._disturb(cell, training, undisturbed)
+        finally:
+            if not self._keep:
+                shutil.rmtree(training.folder, ignore_errors=True)
+
+    def _disturb(self, cell: plan.Cell, training: Training, undisturbed: Told) -> Verdict:
+        options = {**plan.options_of(cell.loop), "every": cell.every(), "fault": cell.fault, "faults": cell.faults()}
+        options["victim"] = cell.loop.ranks - 1 if cell.moment != "in a save" else 0
+        is_changed = cell.change != plan.SAME
+        first = training.start(options, cell.loop.ranks, restarts=0 if is_changed else 3)
+        starts = [first]
+        if is_changed:
+            assert first.code != 0, f"the fault has not come\n{first.screen}"
+            ranks, _, changed = cell.changed()
+            starts.append(training.start({**options, **changed, "faults": []}, ranks, restarts=0))
+            if starts[-1].code != 0:
+                return self._refused(starts[-1])
+        else:
+            while starts[-1].code == 75 and len(starts) < _MAX_STARTS:
+                starts.append(training.start(options, cell.loop.ranks, restarts=3))
+            assert starts[-1].code == 0, f"left with {starts[-1].code}\n{starts[-1].screen}"
+        assert training.faults_struck() == len(options["faults"]), "a fault has not come"
+        told, said = training.told(), starts[-1].limits
+        if is_changed:
+            screen = starts[-1].screen
+            return compare.judge_changed(told, cell.change, said, screen, changed["length"], since=1)
+        return compare.judge(undisturbed, told, said)
+
+    def _refused(self, start: Start) -> Verdict:
+        line = next((line for line in start.screen.splitlines() if "ConfigError" in line or "CheckpointError" in line), "")
+        assert line, f"left with {start.code}\n{start.screen}"
+        return Verdict(compare.REFUSED, why=line.strip()[-300:])
+
+    def undisturbed(self, loop: plan.Loop, *, alone: bool) -> Told:
+        """Return what an undisturbed one told, with the SDK or without."""
+        key = (loop.way, loop.name, alone)
+        if key not in self._undisturbed:
+            name = f"undisturbed-{loop.way}-{loop.name}{'-alone' if alone else ''}".replace(" ", "_")
+            training = Training(self._made(name), loop, alone)
+            options = {**plan.options_of(loop), "every": 1000, "fault": "kill", "faults": [], "victim": 0}
+            start = training.start(options, loop.ranks, restarts=0)
+            assert start.code == 0, f"undisturbed, left with {start.code}\n{start.screen}"
+            self._undisturbed[key] = training.told()
+        return self._undisturbed[key]
+
+    def components(self, loop: plan.Loop) -> list[str]:
+        """Return what the undisturbed one told of."""
+        told = self.undisturbed(loop, alone=False)
+        having = {component for rank in range(len(told.ranks)) for component, _ in told.values(rank)}
+        return [name for name in compare.COMPONENTS if name in having]
+
+    def _made(self, name: str) -> Path:
+        folder = self._folder / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+
+@attrs.define
+class Training:
+    """A training in a directory of its own, over all of its starts."""
+
+    folder: Path
+    loop: plan.Loop
+    alone: bool
+    _most_ranks: int = 0
+
+    def start(self, options: dict[str, Any], ranks: int, *, restarts: int) -> Start:
+        """Start it, and wait for its end."""
+        self._most_ranks = max(self._most_ranks, ranks)
+        document = json.dumps({**options, "alone": self.alone, "scratch": str(self.folder)})
+        script = _LOOPS / f"{self.loop.way.lower()}.py"
+        words = ("--nproc-per-node", str(ranks), "--max-restarts", str(restarts), str(script), document)
+        env = {"RESILIENCE_DISABLE": "1"} if self.alone else {}
+        framework = _FRAMEWORKS.get(self.loop.way)
+        with job(self.folder, *words, env=env, framework=framework, forked=True) as run:
+            code = run.finish(_PATIENCE_S)
+            limits = read_limits(run.events(Event.RESUME_LIMIT.value)) if (run.run_dir / "journal").is_dir() else ()
+            return Start(code, run.screen, tuple(limit.key for limit in limits))
+
+    def told(self) -> Told:
+        """Return what its ranks told so far."""
+        files = [self.folder / "told" / f"rank-{rank}" for rank in range(self._most_ranks)]
+        return Told.of(file.read_text() if file.exists() else "" for file in files)
+
+    def faults_struck(self) -> int:
+        """Return how many faults have struck."""
+        return len([*(self.folder / "told").glob("fault-*")])
