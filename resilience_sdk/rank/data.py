@@ -8,6 +8,7 @@ they are set as they were at the save, since augmentation in this process and th
 
 from __future__ import annotations
 
+import contextlib
 from binascii import crc32
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from resilience_sdk.checkpoint.generators import find_generators, parts, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.passes import draw_order, use_up
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.resume_limits import note
 from resilience_sdk.core.resume_proof import ResumeCheck
 from resilience_sdk.rank import fingerprints
 from resilience_sdk.rank.fingerprints import EpochPrint, Tap
@@ -46,6 +48,7 @@ class Walk:
         self._epoch_rng: dict[str, Any] | None = None
         self._generators: dict[str, Any] = {}
         self._saved_generators: dict[str, Any] = {}
+        self._saved_sizes: Mapping[str, Any] = {}
         self._loader: Any = None
         self._has_state = False
         self._is_resumed = False
@@ -71,9 +74,12 @@ class Walk:
         from resilience_sdk.checkpoint.state import capture_generators  # imports torch
 
         now = capture_generators(self._generators)
+        sizes = self._saved_sizes if self._loader is None else _sizes(self._loader)
         place: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches}
         if now:
             place["generators"] = now
+        if sizes:
+            place["sizes"] = sizes
         # Restored, and not gone on with yet: it is as it was.
         known = self._print if self._saved_print is None else self._saved_print
         found = None if known is None else known.to_json(self.batches)
@@ -88,6 +94,7 @@ class Walk:
         self._is_resumed = True
         self._saved_generators = saved.get("generators", {})
         self._saved_print = EpochPrint.resumed(saved.get("print"), self.batches) if saved_ranks == ranks else None
+        self._saved_sizes = saved.get("sizes") or {}
         if saved_ranks != ranks:
             self.batches = self.batches * saved_ranks // ranks
             self._epoch_rng = None
@@ -215,6 +222,8 @@ class Walk:
         self._loader = loader
         self._has_state = has_state(loader)
         self._generators = find_generators(loader)
+        if self._is_resumed and self.batches and self._saved_sizes:
+            self._fit_to(_sizes(loader), self._saved_sizes)
         if self._is_resumed and self._epoch_rng is not None:
             # What the program has drawn in this epoch before is drawn by now (see `enter_body`).
             is_drawn = self.has_tail and not self.batches
@@ -224,6 +233,29 @@ class Walk:
             self._epoch_rng = {**self._epoch_rng, "process": now}
         else:
             self._epoch_rng = take_rng(self._generators)
+
+    def _fit_to(self, now: Mapping[str, int], saved: Mapping[str, Any]) -> None:
+        """Go to the nearest batch that skips no sample where batches are others now; say what a resume makes of it."""
+        batch, before = now.get("batch"), saved.get("batch")
+        if batch and before and batch != before:
+            note(
+                "other batch",
+                f"the steps of a batch of {before} samples with one of {batch}",
+                "steps, random numbers and schedules by the step are others, and some samples of epoch "
+                f"{self.epoch} may come twice",
+                f"resume with batch_size={before} for the same steps",
+            )
+            if not self._has_state:
+                self.batches = self.batches * int(before) // batch
+        length, before = now.get("samples"), saved.get("samples")
+        if length and before and length != before:
+            note(
+                "other length",
+                f"the order of epoch {self.epoch}",
+                f"the data set has {length} samples now, {before} before, so that some samples of this epoch come "
+                "twice or never",
+                "resume with the data that it had",
+            )
 
     def enter_epoch(self, batches: Iterator[Any], restore_rng: Any, *, is_speaker: bool) -> Iterator[Any]:
         """Return that iterator, behind what was read of it before a resume; otherwise as `start_epoch`."""
@@ -273,6 +305,14 @@ class _Noted:
 
 def _tell_nobody(_: ResumeCheck) -> None:
     """Take the result of a check that nobody wants."""
+
+
+def _sizes(loader: Any) -> dict[str, int]:
+    """Return how many samples a batch and the data have, of a loader that tells."""
+    found = {"batch": getattr(loader, "batch_size", None)}
+    with contextlib.suppress(Exception):  # no such loader, a stream, or what cannot tell
+        found["samples"] = len(loader.dataset)
+    return {name: size for name, size in found.items() if isinstance(size, int) and not isinstance(size, bool)}
 
 
 def has_state(loader: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -69,8 +70,11 @@ class Cell:
         if self.moment == "behind an epoch":
             return [["behind", 1]]
         if self.moment == "in a save":
-            return [["save", saved - 1]]
-        at = saved + (2 if self.moment == "mid-window" and steps == BATCHES else 1)
+            window = self.loop.accumulate if steps == BATCHES else 1  # for whose end it waits
+            return [["save", -(-saved // window) * window - 1]]
+        if self.moment == "mid-window" and self.loop.way in STEPS_OF_OPTIMIZER:
+            return [["window", saved + 1]]
+        at = saved + (2 if self.moment == "mid-window" else 1)
         if self.moment == "twice":
             return [["step", at], ["step", at + (1 if self.fault == "kill" else 3)]]
         return [["step", at]]
@@ -104,6 +108,12 @@ def _own(name: str, loader: str, form: str = "epochs", schedule: str = "epoch", 
     return Loop("start_run", name, options, evaluates=form == "epochs", **parts)
 
 
+def _trainer(name: str, loader: str = "map", *, ranks: int = 1, accumulate: int = 1, **other: Any) -> Loop:
+    options = {key: other.pop(key) for key in ("patience", "saves_matter") if key in other}
+    return Loop("Trainer", name, {"loader": loader, **options, "arguments": other}, ranks, accumulate)
+
+
+_BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "save_total_limit": 1}
 LOOPS: tuple[Loop, ...] = (
     _own("shuffled", "map", "steps", "step"),
     _own("workers", "map workers"),
@@ -116,12 +126,20 @@ LOOPS: tuple[Loop, ...] = (
     _own("second loader", "map", "steps", "step", second=True),
     _own("ranks", "map", schedule="metric", ranks=2, norm=True, optimizer="sgd"),
     _own("stateful ranks", "stateful", "steps", "step", ranks=2, accumulate=3),
+    _trainer("shuffled", lr_scheduler_type="cosine"),
+    _trainer("order of the process", accelerator_config={"use_seedable_sampler": False}, save_strategy="steps"),
+    _trainer("workers", dataloader_num_workers=2, lr_scheduler_type="linear"),
+    _trainer("window", accumulate=3),
+    _trainer("best", patience=5, lr_scheduler_type="reduce_lr_on_plateau", saves_matter=True, **_BEST),
+    _trainer("stream", "stream", eval_strategy="steps", eval_steps=3),
+    _trainer("ranks", ranks=2),
 )
 HAVE_A_RESUME = ("Trainer", "Lightning", "Accelerate")
 """Ways in with a resume of the framework's own, which a script for it can use."""
 WAYS = tuple(dict.fromkeys(loop.way for loop in LOOPS))
 CHANGED: Mapping[str, tuple[str, ...]] = {
     "start_run": ("shuffled", "window", "stateful", "stream", "ranks"),
+    "Trainer": ("shuffled", "window", "stream", "ranks"),
 }
 """Loops of each way in that are resumed with something changed."""
 
@@ -152,15 +170,21 @@ def daily() -> list[Cell]:
 def pairwise(factors: Sequence[Sequence[Any]], is_allowed: Callable[[Sequence[Any]], bool]) -> list[tuple[Any, ...]]:
     """Return rows in which each pair of values of two factors stands that an allowed row has. Deterministic.
 
-    Greedy: the row that has the most pairs which no row has had yet comes next, of equal ones the first.
+    Greedy: the row that has the most pairs which no row has had yet comes next; of equal ones that whose values were
+    chosen least often, then the first.
     """
     rows = [row for row in itertools.product(*factors) if is_allowed(row)]
     pairs = [set(itertools.combinations(enumerate(map(_index, factors, row)), 2)) for row in rows]
     missing = set().union(*pairs) if pairs else set()
     chosen: list[tuple[Any, ...]] = []
+    used: Counter[tuple[int, int]] = Counter()
+    values = [[*enumerate(map(_index, factors, row))] for row in rows]
     while missing:
-        best = max(range(len(rows)), key=lambda at: (len(pairs[at] & missing), -at))
+        best = max(
+            range(len(rows)), key=lambda at: (len(pairs[at] & missing), -sum(used[one] for one in values[at]), -at)
+        )
         missing -= pairs[best]
+        used.update(values[best])
         chosen.append(rows[best])
     return sorted(chosen, key=lambda row: [_index(factor, value) for factor, value in zip(factors, row, strict=True)])
 

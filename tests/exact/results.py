@@ -1,4 +1,4 @@
-"""The kept results, `results.json`, and the tables that are made of them. Pure, but for reading and writing the file."""
+"""The kept results, `results.json`, and the tables that are made of them."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ _LOOPS = Path(__file__).parent / "loops"
 _FRAMEWORKS = {"Trainer": "transformers", "Lightning": "lightning", "Accelerate": "accelerate"}
 _PATIENCE_S = 100.0
 _MAX_STARTS = 6
+_NEVER = 1000  # more steps than there are
 
 
 @attrs.frozen
@@ -50,7 +51,7 @@ class Runner:
 
     def __init__(self, folder: Path, *, alone: bool = False, keep: bool = False) -> None:
         self._folder, self._alone, self._keep = folder, alone, keep
-        self._undisturbed: dict[tuple[str, str, bool], Told] = {}
+        self._undisturbed: dict[tuple[str, str, int, bool], Told] = {}
 
     def run(self, cell: plan.Cell) -> Result:
         """Run a cell."""
@@ -68,9 +69,10 @@ class Runner:
             return Verdict(compare.BROKEN, why=str(error)[-2000:])
 
     def _judge(self, cell: plan.Cell, *, alone: bool) -> Verdict:
-        undisturbed = self.undisturbed(cell.loop, alone=alone)
+        every = cell.every() if cell.loop.options.get("saves_matter") else _NEVER
+        undisturbed = self.undisturbed(cell.loop, every, alone=alone)
         if alone:
-            pair = compare.differences(self.undisturbed(cell.loop, alone=False), undisturbed)
+            pair = compare.differences(self.undisturbed(cell.loop, every), undisturbed)
             assert not pair, f"undisturbed, with the SDK and without it: {pair}"
         name = cell.key.replace(" / ", "-").replace(" ", "_").replace("'", "")
         training = Training(self._made(name + ("-alone" if alone else "")), cell.loop, alone)
@@ -104,17 +106,19 @@ class Runner:
         return compare.judge(undisturbed, told, said)
 
     def _refused(self, start: Start) -> Verdict:
-        line = next((line for line in start.screen.splitlines() if "ConfigError" in line or "CheckpointError" in line), "")
+        line = next(
+            (line for line in start.screen.splitlines() if "ConfigError" in line or "CheckpointError" in line), ""
+        )
         assert line, f"left with {start.code}\n{start.screen}"
         return Verdict(compare.REFUSED, why=line.strip()[-300:])
 
-    def undisturbed(self, loop: plan.Loop, *, alone: bool) -> Told:
-        """Return what an undisturbed one told, with the SDK or without."""
-        key = (loop.way, loop.name, alone)
+    def undisturbed(self, loop: plan.Loop, every: int, *, alone: bool = False) -> Told:
+        """Return what an undisturbed one told, with the SDK or without; `every` says when it saves."""
+        key = (loop.way, loop.name, every, alone)
         if key not in self._undisturbed:
-            name = f"undisturbed-{loop.way}-{loop.name}{'-alone' if alone else ''}".replace(" ", "_")
+            name = f"undisturbed-{loop.way}-{loop.name}-{every}{'-alone' if alone else ''}".replace(" ", "_")
             training = Training(self._made(name), loop, alone)
-            options = {**plan.options_of(loop), "every": 1000, "fault": "kill", "faults": [], "victim": 0}
+            options = {**plan.options_of(loop), "every": every, "fault": "kill", "faults": [], "victim": 0}
             start = training.start(options, loop.ranks, restarts=0)
             assert start.code == 0, f"undisturbed, left with {start.code}\n{start.screen}"
             self._undisturbed[key] = training.told()
@@ -122,7 +126,7 @@ class Runner:
 
     def components(self, loop: plan.Loop) -> list[str]:
         """Return what the undisturbed one told of."""
-        told = self.undisturbed(loop, alone=False)
+        told = next(told for (way, name, *_), told in self._undisturbed.items() if (way, name) == (loop.way, loop.name))
         having = {component for rank in range(len(told.ranks)) for component, _ in told.values(rank)}
         return [name for name in compare.COMPONENTS if name in having]
 

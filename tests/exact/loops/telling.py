@@ -99,6 +99,7 @@ tell("start", 0, os.getpid())
 
 _asked: list[int] = []  # faults of this process, which has survived them
 
+
 def reach(moment: str, number: int) -> None:
     """Strike, if that was asked for here."""
     for index, fault in enumerate(options["faults"]):

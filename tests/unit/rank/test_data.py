@@ -14,6 +14,7 @@ from loaders import SAMPLES, Augmented, Stateful
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.core import resume_limits
 from resilience_sdk.rank.data import END, Walk, has_state, next_batch
 
 EPOCHS = 3
@@ -182,3 +183,21 @@ def test_a_loader_of_accelerate_that_has_no_state_is_read_again(is_stateful):
     if is_stateful is not None:
         loader.use_stateful_dataloader = is_stateful
     assert has_state(loader) is (is_stateful is not False)
+
+
+@pytest.mark.parametrize(("size", "first"), [(1, 6), (3, 6), (4, 4), (2, 6)])
+def test_another_batch_size_skips_no_sample(size, first):
+    """The place is counted in samples then, and goes to the nearest batch before it."""
+    walk = Walk()
+    walk.restore({"epoch": 0, "batches": 3, "rng": None, "sizes": {"batch": 2, "samples": 12}}, 1, 1)
+    batches = walk.start_epoch(DataLoader(range(12), size), lambda: None, is_speaker=False)
+    assert next_batch(batches)[0] == first
+    assert ("other batch" in {one.key for one in resume_limits.limits()}) is (size != 2)
+
+
+def test_data_of_another_length_are_said():
+    """Their order is another one, so that some samples come twice."""
+    walk = Walk()
+    walk.restore({"epoch": 0, "batches": 3, "rng": None, "sizes": {"batch": 2, "samples": 12}}, 1, 1)
+    walk.start_epoch(DataLoader(range(14), 2), lambda: None, is_speaker=False)
+    assert "other length" in {one.key for one in resume_limits.limits()}
