@@ -113,6 +113,21 @@ def _trainer(name: str, loader: str = "map", *, ranks: int = 1, accumulate: int 
     return Loop("Trainer", name, {"loader": loader, **options, "arguments": other}, ranks, accumulate)
 
 
+def _lightning(name: str, loader: str, schedule: str = "epoch", **other: Any) -> Loop:
+    parts = {key: other.pop(key) for key in ("ranks", "accumulate") if key in other}
+    return Loop("Lightning", name, {"loader": loader, "schedule": schedule, "arguments": other}, **parts)
+
+
+def _accelerate(name: str, loader: str, schedule: str = "epoch", **other: Any) -> Loop:
+    parts = {key: other.pop(key) for key in ("ranks", "accumulate") if key in other}
+    return Loop("Accelerate", name, {"loader": loader, "schedule": schedule, "config": other}, **parts)
+
+
+def _attach(name: str, loader: str, schedule: str = "epoch", **other: Any) -> Loop:
+    parts = {key: other.pop(key) for key in ("ranks", "accumulate") if key in other}
+    return Loop("attach", name, {"loader": loader, "schedule": schedule, **other}, **parts)
+
+
 _BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "save_total_limit": 1}
 LOOPS: tuple[Loop, ...] = (
     _own("shuffled", "map", "steps", "step"),
@@ -133,6 +148,30 @@ LOOPS: tuple[Loop, ...] = (
     _trainer("best", patience=5, lr_scheduler_type="reduce_lr_on_plateau", saves_matter=True, **_BEST),
     _trainer("stream", "stream", eval_strategy="steps", eval_steps=3),
     _trainer("ranks", ranks=2),
+    _lightning("shuffled", "map", "metric"),
+    _lightning("workers", "map workers"),
+    _lightning("stateful", "stateful distributed", "step"),
+    _lightning("stateful workers", "stateful workers"),
+    _lightning("window", "map", "step", accumulate=3),
+    _lightning("stream", "stream"),
+    _lightning("stateful stream", "stateful stream", "metric"),
+    _lightning("two loaders", "two"),
+    _lightning("often", "map", "metric", val_check_interval=1, limit_val_batches=2),
+    _lightning("ranks", "map distributed", ranks=2),
+    _accelerate("shuffled", "map"),
+    _accelerate("seedable", "map", "step", use_seedable_sampler=True),
+    _accelerate("workers", "map workers"),
+    _accelerate("stateful", "map", use_stateful_dataloader=True),
+    _accelerate("window", "map", "step", accumulate=3),
+    _accelerate("stream", "stream"),
+    _accelerate("ranks", "map", "step", ranks=2),
+    _attach("stateful", "stateful"),
+    _attach("sampler", "stateful sampler", "step", added=True),
+    _attach("stateful workers", "stateful workers"),
+    _attach("plain", "map"),
+    _attach("window", "stateful", "step", accumulate=3),
+    _attach("stateful stream", "stateful stream"),
+    _attach("ranks", "stateful", ranks=2, norm=True, optimizer="sgd"),
 )
 HAVE_A_RESUME = ("Trainer", "Lightning", "Accelerate")
 """Ways in with a resume of the framework's own, which a script for it can use."""
@@ -140,6 +179,9 @@ WAYS = tuple(dict.fromkeys(loop.way for loop in LOOPS))
 CHANGED: Mapping[str, tuple[str, ...]] = {
     "start_run": ("shuffled", "window", "stateful", "stream", "ranks"),
     "Trainer": ("shuffled", "window", "stream", "ranks"),
+    "Lightning": ("shuffled", "stateful", "window", "ranks"),
+    "Accelerate": ("shuffled", "stateful", "window", "ranks"),
+    "attach": ("stateful", "window", "ranks"),
 }
 """Loops of each way in that are resumed with something changed."""
 

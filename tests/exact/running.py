@@ -150,7 +150,7 @@ class Training:
         """Start it, and wait for its end."""
         self._most_ranks = max(self._most_ranks, ranks)
         document = json.dumps({**options, "alone": self.alone, "scratch": str(self.folder)})
-        script = _LOOPS / f"{self.loop.way.lower()}.py"
+        script = _LOOPS / f"loop_{self.loop.way.lower()}.py"
         words = ("--nproc-per-node", str(ranks), "--max-restarts", str(restarts), str(script), document)
         env = {"RESILIENCE_DISABLE": "1"} if self.alone else {}
         framework = _FRAMEWORKS.get(self.loop.way)

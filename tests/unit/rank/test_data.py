@@ -186,8 +186,9 @@ def test_a_loader_of_accelerate_that_has_no_state_is_read_again(is_stateful):
 
 
 @pytest.mark.parametrize(("size", "first"), [(1, 6), (3, 6), (4, 4), (2, 6)])
-def test_another_batch_size_skips_no_sample(size, first):
+def test_another_batch_size_skips_no_sample(size, first, monkeypatch):
     """The place is counted in samples then, and goes to the nearest batch before it."""
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
     walk = Walk()
     walk.restore({"epoch": 0, "batches": 3, "rng": None, "sizes": {"batch": 2, "samples": 12}}, 1, 1)
     batches = walk.start_epoch(DataLoader(range(12), size), lambda: None, is_speaker=False)
@@ -195,8 +196,9 @@ def test_another_batch_size_skips_no_sample(size, first):
     assert ("other batch" in {one.key for one in resume_limits.limits()}) is (size != 2)
 
 
-def test_data_of_another_length_are_said():
+def test_data_of_another_length_are_said(monkeypatch):
     """Their order is another one, so that some samples come twice."""
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
     walk = Walk()
     walk.restore({"epoch": 0, "batches": 3, "rng": None, "sizes": {"batch": 2, "samples": 12}}, 1, 1)
     walk.start_epoch(DataLoader(range(14), 2), lambda: None, is_speaker=False)
