@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -142,13 +143,16 @@ def judge_changed(other: Told, change: str, said: Sequence[str], lines: str, len
 
 
 def coverage(told: Told, length: int, since: int) -> str:
-    """Say which epochs have samples twice or not at all, by what each attempt made that counts; empty if none has."""
-    counts: dict[int, dict[int, int]] = {}
+    """Say which epochs have samples twice or not at all, by what each start made that counts; empty if none has."""
+    began: dict[int, int] = {}  # number of a start -> the step from which it went on
     for lines in told.ranks:
-        for epoch, samples in _effective(lines):
-            for sample in samples:
-                counts.setdefault(epoch, {}).setdefault(sample, 0)
-                counts[epoch][sample] += 1
+        for start, step, _, _ in _steps(lines):
+            began[start] = min(step, began.get(start, step))
+    counts: dict[int, Counter[int]] = {}
+    for lines in told.ranks:
+        for start, step, epoch, samples in _steps(lines):
+            if all(step < at for later, at in began.items() if later > start):
+                counts.setdefault(epoch, Counter()).update(samples)
     found = []
     for epoch, of_samples in sorted(counts.items()):
         twice = sum(count > 1 for count in of_samples.values())
@@ -158,19 +162,13 @@ def coverage(told: Told, length: int, since: int) -> str:
     return "; ".join(found)
 
 
-def _effective(lines: Iterable[tuple[str, Any, Any]]) -> list[tuple[int, list[int]]]:
-    """Return epoch and samples of each step that counts: those behind a step from which an attempt went on are lost."""
-    kept: list[tuple[Any, int, list[int]]] = []
-    is_first = True
-    epoch = 0
+def _steps(lines: Iterable[tuple[str, Any, Any]]) -> Iterable[tuple[int, int, int, list[int]]]:
+    """Yield the start, the step, the epoch and the samples of each batch."""
+    start = step = epoch = 0
     for component, key, value in lines:
         if component == "start":
-            is_first = True
+            start = value
         elif component == "epoch":
-            epoch = value
+            step, epoch = key, value
         elif component == SAMPLES:
-            if is_first:
-                kept = [one for one in kept if one[0] < key]
-                is_first = False
-            kept.append((key, epoch, value))
-    return [(epoch, samples) for _, epoch, samples in kept]
+            yield start, step, epoch, value

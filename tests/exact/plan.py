@@ -11,6 +11,7 @@ import attrs
 
 BATCHES = 6  # of an epoch
 LENGTH = 24
+EPOCHS = 3
 SAME = "same"
 CHANGES = ("ranks", "batch", "length", "accumulation")
 FAULTS = ("kill", "preempt")
@@ -76,7 +77,8 @@ class Cell:
             return [["window", saved + 1]]
         at = saved + (2 if self.moment == "mid-window" else 1)
         if self.moment == "twice":
-            return [["step", at], ["step", at + (1 if self.fault == "kill" else 3)]]
+            again = at + (1 if self.fault == "kill" else 3)  # a stop comes some steps later
+            return [["step", at], ["step", min(again, EPOCHS * steps - 1)]]
         return [["step", at]]
 
     def changed(self) -> tuple[int, int, dict[str, Any]]:

@@ -145,11 +145,14 @@ class Training:
     loop: plan.Loop
     alone: bool
     _most_ranks: int = 0
+    _starts: int = 0
 
     def start(self, options: dict[str, Any], ranks: int, *, restarts: int) -> Start:
         """Start it, and wait for its end."""
         self._most_ranks = max(self._most_ranks, ranks)
-        document = json.dumps({**options, "alone": self.alone, "scratch": str(self.folder)})
+        own = {"alone": self.alone, "scratch": str(self.folder), "start": self._starts}
+        self._starts += 1
+        document = json.dumps({**options, **own})
         script = _LOOPS / f"loop_{self.loop.way.lower()}.py"
         words = ("--nproc-per-node", str(ranks), "--max-restarts", str(restarts), str(script), document)
         env = {"RESILIENCE_DISABLE": "1"} if self.alone else {}

@@ -55,7 +55,7 @@ def train_step(epoch: int, batch: torch.Tensor) -> None:
     t.at_step(step)
     if micro == 1:
         t.reach("window", step)
-    t.tell("epoch", number, epoch)
+    t.tell("epoch", step, epoch)
     t.tell_batch(number, batch)
     with accelerator.accumulate(model):
         loss = t.loss_of(model, batch)

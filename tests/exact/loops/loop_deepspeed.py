@@ -53,7 +53,7 @@ def train_step(epoch: int, batch: torch.Tensor) -> None:
     t.at_step(step)
     if micro == 1:
         t.reach("window", step)
-    t.tell("epoch", number, epoch)
+    t.tell("epoch", step, epoch)
     t.tell_batch(number, batch)
     loss = nn.functional.mse_loss(engine(batch), batch.mean(1, keepdim=True) / 5)
     engine.backward(loss)

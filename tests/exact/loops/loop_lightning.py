@@ -32,7 +32,7 @@ class Module(pl.LightningModule):
         t.at_step(self.global_step)
         if batch_idx % t.ACCUMULATE == 1:
             t.reach("window", self.global_step)
-        t.tell("epoch", number, self.current_epoch)
+        t.tell("epoch", self.global_step, self.current_epoch)
         if isinstance(batch, dict):
             t.tell_batch(number, batch["a"])
             t.tell_batch(number, batch["b"], "samples of a second loader")

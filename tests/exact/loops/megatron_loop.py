@@ -105,7 +105,7 @@ def main() -> None:
         if micro == 1:
             t.reach("window", handle.step)
         micro += 1
-        t.tell("epoch", number, handle.step * t.ACCUMULATE * t.BATCH * t.ranks // t.LENGTH)
+        t.tell("epoch", handle.step, handle.step * t.ACCUMULATE * t.BATCH * t.ranks // t.LENGTH)
         t.tell_batch(number, batch)
 
         def loss_of(outputs: torch.Tensor) -> Any:

@@ -92,7 +92,7 @@ def tell_batch(key: Any, batch: torch.Tensor, component: str = "samples") -> Non
     tell("drawn for samples", [component, key], digest(batch))
 
 
-tell("start", 0, os.getpid())
+tell("start", 0, options["start"])
 
 
 # -- where faults strike
