@@ -9,6 +9,7 @@ from resilience_sdk.core.settings import nvrx
 from resilience_sdk.core.settings.fields import FIELDS, shown_default
 from resilience_sdk.health.probes import GPU, HealthCheck
 from resilience_sdk.telemetry.metrics import FAMILIES
+from tests.exact import results
 
 DOCS = Path(__file__).parent.parent / "docs"
 CURE = "run: python -m tests.generated_docs"
@@ -78,6 +79,8 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("nvrx.md", "nvrx"): nvrx_table,
     ("telemetry.md", "metrics"): metrics_table,
     ("health.md", "gpu checks"): gpu_table,
+    ("reliability.md", "exact resumes"): lambda: results.summary(results.read()["cells"]),
+    ("checkpoints.md", "exact start_run"): lambda: results.table("start_run"),
 }
 """By page and name; `<!-- NAME: generated -->` and `<!-- NAME: end -->` stand around each."""
 
