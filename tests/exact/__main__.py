@@ -19,7 +19,7 @@ def main() -> int:
     """Run the chosen cells; exit code 1 where one is silent, broken, or exact without the SDK alone."""
     arguments = _arguments()
     document = results.read()
-    cells = plan.daily() if arguments.daily else plan.cells()
+    cells = plan.daily() if arguments.daily else [*plan.cells()]
     if arguments.missing:
         cells = [cell for cell in cells if cell.key not in document["cells"]]
     cells = [cell for cell in cells if cell.loop.way in arguments.only and arguments.cells in cell.key]

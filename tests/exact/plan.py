@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import attrs
@@ -188,7 +189,8 @@ CHANGED: Mapping[str, tuple[str, ...]] = {
 """Loops of each way in that are resumed with something changed."""
 
 
-def cells() -> list[Cell]:
+@cache
+def cells() -> tuple[Cell, ...]:
     """Return all cells, always the same ones in the same order."""
     found: list[Cell] = []
     for way in WAYS:
@@ -199,11 +201,11 @@ def cells() -> list[Cell]:
         if some:
             rows = pairwise([some, CHANGES, FAULTS], lambda _: True)
             found += [Cell(loop, "mid-epoch", fault, change) for loop, change, fault in rows]
-    return found
+    return tuple(found)
 
 
 def daily() -> list[Cell]:
-    """Return the part that is run each day: of each loop its most awkward moment, one after another."""
+    """Return the part that is run each day: each loop at one moment, others one after another."""
     found: list[Cell] = []
     for number, loop in enumerate(LOOPS):
         of_loop = [cell for cell in cells() if cell.loop == loop and cell.change == SAME]
