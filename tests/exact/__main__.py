@@ -9,6 +9,7 @@ import argparse
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.exact import compare, plan, results
@@ -30,10 +31,16 @@ def main() -> int:
     until_s = time.monotonic() + 60.0 * arguments.minutes
     with tempfile.TemporaryDirectory(prefix="resilience-exact-", ignore_cleanup_errors=True) as scratch:
         runner = Runner(arguments.keep or Path(scratch), alone=arguments.alone, keep=arguments.keep is not None)
-        for cell in cells:
-            if time.monotonic() > until_s:
-                break
-            result = runner.run(cell)
+
+        def run(cell: plan.Cell) -> Result | None:
+            return runner.run(cell) if time.monotonic() < until_s else None
+
+        pool = ThreadPoolExecutor(arguments.jobs)
+        for done in as_completed([pool.submit(run, cell) for cell in cells]):
+            result = done.result()
+            if result is None:
+                continue
+            cell = result.cell
             _tell(result)
             found[cell.key] = results.entry(result.verdict, result.alone)
             if arguments.write and result.verdict.result != compare.BROKEN:
@@ -52,6 +59,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print their names, and run none")
     parser.add_argument("--alone", action="store_true", help="beside each, the framework's own resume without the SDK")
     parser.add_argument("--minutes", type=float, default=60.0, help="no cell begins after it (60)")
+    parser.add_argument("--jobs", type=int, default=3, help="how many cells at once (3): most of their time they wait")
     parser.add_argument("--write", action="store_true", help="keep the results in results.json")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new directory in which everything stays")
     return parser.parse_args()

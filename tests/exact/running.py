@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ class Runner:
     def __init__(self, folder: Path, *, alone: bool = False, keep: bool = False) -> None:
         self._folder, self._alone, self._keep = folder, alone, keep
         self._undisturbed: dict[tuple[str, str, int, bool], Told] = {}
+        self._locks: defaultdict[tuple[str, str, int, bool], threading.Lock] = defaultdict(threading.Lock)
 
     def run(self, cell: plan.Cell) -> Result:
         """Run a cell."""
@@ -115,18 +118,24 @@ class Runner:
     def undisturbed(self, loop: plan.Loop, every: int, *, alone: bool = False) -> Told:
         """Return what an undisturbed one told, with the SDK or without; `every` says when it saves."""
         key = (loop.way, loop.name, every, alone)
-        if key not in self._undisturbed:
-            name = f"undisturbed-{loop.way}-{loop.name}-{every}{'-alone' if alone else ''}".replace(" ", "_")
-            training = Training(self._made(name), loop, alone)
-            options = {**plan.options_of(loop), "every": every, "fault": "kill", "faults": [], "victim": 0}
-            start = training.start(options, loop.ranks, restarts=0)
-            assert start.code == 0, f"undisturbed, left with {start.code}\n{start.screen}"
-            self._undisturbed[key] = training.told()
+        with self._locks[key]:  # cells of one loop may run at once
+            if key not in self._undisturbed:
+                self._undisturbed[key] = self._run_undisturbed(loop, every, alone)
         return self._undisturbed[key]
+
+    def _run_undisturbed(self, loop: plan.Loop, every: int, alone: bool) -> Told:
+        name = f"undisturbed-{loop.way}-{loop.name}-{every}{'-alone' if alone else ''}".replace(" ", "_")
+        training = Training(self._made(name), loop, alone)
+        options = {**plan.options_of(loop), "every": every, "fault": "kill", "faults": [], "victim": 0}
+        start = training.start(options, loop.ranks, restarts=0)
+        assert start.code == 0, f"undisturbed, left with {start.code}\n{start.screen}"
+        return training.told()
 
     def components(self, loop: plan.Loop) -> list[str]:
         """Return what the undisturbed one told of."""
-        told = next(told for (way, name, *_), told in self._undisturbed.items() if (way, name) == (loop.way, loop.name))
+        told = next(
+            told for (way, name, *_), told in list(self._undisturbed.items()) if (way, name) == (loop.way, loop.name)
+        )
         having = {component for rank in range(len(told.ranks)) for component, _ in told.values(rank)}
         return [name for name in compare.COMPONENTS if name in having]
 
