@@ -61,7 +61,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="no cell begins after it (60)")
     parser.add_argument("--jobs", type=int, default=3, help="how many cells at once (3): most of their time they wait")
     parser.add_argument("--write", action="store_true", help="keep the results in results.json")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="a new directory in which everything stays")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="where all stays; what is undisturbed there is used")
     return parser.parse_args()
 
 

@@ -125,10 +125,14 @@ class Runner:
 
     def _run_undisturbed(self, loop: plan.Loop, every: int, alone: bool) -> Told:
         name = f"undisturbed-{loop.way}-{loop.name}-{every}{'-alone' if alone else ''}".replace(" ", "_")
+        done = self._folder / name / "done"
+        if done.exists():  # of a run before, in a directory that was kept
+            return Training(done.parent, loop, alone, loop.ranks).told()
         training = Training(self._made(name), loop, alone)
         options = {**plan.options_of(loop), "every": every, "fault": "kill", "faults": [], "victim": 0}
         start = training.start(options, loop.ranks, restarts=0)
         assert start.code == 0, f"undisturbed, left with {start.code}\n{start.screen}"
+        done.touch()
         return training.told()
 
     def components(self, loop: plan.Loop) -> list[str]:
