@@ -37,7 +37,7 @@ class Position:
         self._iteration = 0
         self._rng: Any = None
         self._is_resumed = self._is_over = False
-        self._is_ahead = False
+        self._is_ahead = self._draws = False
         self._rng_of_save: Any = None
         self._saved_ranks = ranks
 
@@ -131,7 +131,7 @@ class Position:
             if self._is_ahead:
                 self._rng["generators"].update(drawn_ahead(self._loader, self._generators()))
         per_batch, per_epoch = self._per_batch, self._per_epoch
-        for batch in batches:
+        for batch in self._heard(batches):
             read = per_batch
             if per_epoch is not None and 0 < per_epoch - self.samples < per_batch:
                 read = per_epoch - self.samples  # the last one is filled up with others, or is short
@@ -140,6 +140,26 @@ class Position:
             yield batch
         self.epoch, self.samples, self._rng = self.epoch + 1, 0, None
         self._iteration = int(getattr(self._loader, "iteration", self._iteration + 1))
+
+    def _heard(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield these; say it where reading one draws random numbers in this process, as the second one shows."""
+        workers = int(getattr(self._loader, "num_workers", 0) or 0)
+        for first in batches:  # with which the order is drawn
+            yield first
+            before = None if workers or self._draws else take_rng({})
+            second = next(batches, _END)
+            if before is not None and before != take_rng({}):
+                self._draws = True
+                note(
+                    "accelerate draws",
+                    "random numbers that the data set draws in this process",
+                    "Accelerate reads a batch before the one before it is trained on, so that those of the batch "
+                    "behind a save were drawn already",
+                    "read with num_workers=1, or draw from a generator that is seeded by epoch and index",
+                )
+            if second is not _END:
+                yield second
+                yield from batches
 
     def _done(self) -> int:
         """Return how many batches of this epoch, as they are now, have been read as a whole."""

@@ -36,6 +36,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "augmentation in workers": (DRAWN,),
     "workers' generators": (DRAWN,),
     "accelerate workers": (DRAWN,),
+    "accelerate draws": (DRAWN, *GENERATORS),
     "order of workers": (SAMPLES,),
     "attached loader": (SAMPLES, *GENERATORS),
     "steps iterator": (DRAWN, *GENERATORS),

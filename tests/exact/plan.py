@@ -121,9 +121,10 @@ def _lightning(name: str, loader: str, schedule: str = "epoch", **other: Any) ->
     return Loop("Lightning", name, {"loader": loader, "schedule": schedule, "arguments": other}, **parts)
 
 
-def _accelerate(name: str, loader: str, schedule: str = "epoch", **other: Any) -> Loop:
+def _accelerate(name: str, loader: str, schedule: str = "epoch", *, still: bool = True, **other: Any) -> Loop:
     parts = {key: other.pop(key) for key in ("ranks", "accumulate") if key in other}
-    return Loop("Accelerate", name, {"loader": loader, "schedule": schedule, "config": other}, **parts)
+    options = {"loader": loader, "schedule": schedule, "still": still, "config": other}
+    return Loop("Accelerate", name, options, **parts)
 
 
 def _attach(name: str, loader: str, schedule: str = "epoch", **other: Any) -> Loop:
@@ -162,8 +163,9 @@ LOOPS: tuple[Loop, ...] = (
     _lightning("often", "map", "metric", val_check_interval=1, limit_val_batches=2),
     _lightning("ranks", "map distributed", ranks=2),
     _accelerate("shuffled", "map"),
+    _accelerate("data that draw", "map", still=False),
     _accelerate("seedable", "map", "step", use_seedable_sampler=True),
-    _accelerate("workers", "map workers"),
+    _accelerate("workers", "map workers", still=False),
     _accelerate("stateful", "map", use_stateful_dataloader=True),
     _accelerate("window", "map", "step", accumulate=3),
     _accelerate("stream", "stream"),

@@ -169,7 +169,7 @@ class Training:
         script = _LOOPS / f"loop_{self.loop.way.lower()}.py"
         words = ("--nproc-per-node", str(ranks), "--max-restarts", str(restarts), str(script), document)
         env = {"RESILIENCE_DISABLE": "1"} if self.alone else {}
-        framework = _FRAMEWORKS.get(self.loop.way)
+        framework = _FRAMEWORKS.get(self.loop.way, "torch")
         with job(self.folder, *words, env=env, framework=framework, forked=True) as run:
             code = run.finish(_PATIENCE_S)
             limits = read_limits(run.events(Event.RESUME_LIMIT.value)) if (run.run_dir / "journal").is_dir() else ()

@@ -34,6 +34,7 @@ MARK = "FAULT_TEST_MARK"  # in the environment that /proc shows, by which a job'
 _NO_MARK = "0" * 32
 FRAMEWORKS = {
     "accelerate": ("accelerate",),
+    "torch": ("torchdata.stateful_dataloader", "torch._dynamo"),
     "lightning": ("lightning.pytorch", "torchdata.stateful_dataloader"),
     "transformers": ("transformers.trainer", "transformers.training_args"),
 }
