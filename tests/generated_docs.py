@@ -80,7 +80,6 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("telemetry.md", "metrics"): metrics_table,
     ("health.md", "gpu checks"): gpu_table,
     ("reliability.md", "exact resumes"): lambda: results.summary(results.read()["cells"]),
-    ("checkpoints.md", "exact start_run"): lambda: results.table("start_run"),
 }
 """By page and name; `<!-- NAME: generated -->` and `<!-- NAME: end -->` stand around each."""
 

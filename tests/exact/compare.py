@@ -103,8 +103,8 @@ def differences(undisturbed: Told, other: Told) -> dict[str, str]:
     for rank in range(len(undisturbed.ranks)):
         wanted, given = undisturbed.values(rank), other.values(rank)
         for component, key in [*wanted, *(name for name in given if name not in wanted)]:
-            one = [json.dumps(value) for value in wanted.get((component, key), [])]
-            two = [json.dumps(value) for value in given.get((component, key), [])]
+            one = [json.dumps(value, sort_keys=True) for value in wanted.get((component, key), [])]
+            two = [json.dumps(value, sort_keys=True) for value in given.get((component, key), [])]
             if not one or not two or {*one} != {*two}:
                 what = "is missing" if not two else "came additionally" if not one else "is other"
                 found.setdefault(component, f"rank {rank}, {key}: {what}")

@@ -17,6 +17,7 @@ o = t.options
 transformers.logging.set_verbosity_error()
 transformers.set_seed(0)
 TIMES = ("runtime", "per_second")
+under_way = [0]  # the epoch
 
 
 def sample(number: int) -> dict[str, torch.Tensor]:
@@ -62,11 +63,9 @@ class Net(t.Net):
 class Tells(transformers.TrainerCallback):
     """Tells of each step, evaluation and record; where faults strike."""
 
-    epoch = 0
-
     def on_epoch_begin(self, _: Any, state: Any, control: Any, **__: Any) -> None:
         """See which one it is."""
-        self.epoch = math.floor(state.epoch + 1e-6)
+        under_way[0] = math.floor(state.epoch + 1e-6)
 
     def on_step_begin(self, _: Any, state: Any, control: Any, **__: Any) -> None:
         """A step is under way."""
@@ -80,7 +79,7 @@ class Tells(transformers.TrainerCallback):
         """Tell of it."""
         step, given = state.global_step, list(net.given)
         net.given.clear()
-        t.tell("epoch", step, self.epoch)
+        t.tell("epoch", step, under_way[0])
         t.tell_batch(step, torch.cat(given))
         t.tell("learning rates", step, t.rate_of(kept["optimizer"]))
         t.tell_generators(step)
@@ -89,8 +88,8 @@ class Tells(transformers.TrainerCallback):
 
     def on_epoch_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
         """Tell of it."""
-        t.tell_generators(f"epoch {self.epoch}")
-        t.reach("behind", self.epoch)
+        t.tell_generators(f"epoch {under_way[0]}")
+        t.reach("behind", under_way[0])
 
     def on_evaluate(self, _: Any, state: Any, control: Any, metrics: Any, **__: Any) -> None:
         """Tell of it."""
