@@ -77,7 +77,9 @@ def summary(cells: Mapping[str, Mapping[str, Any]]) -> str:
             counts = [sum(cell["result"] == name for cell in of_way) for name in names]
             tried = [cell["alone"] for cell in of_way if "alone" in cell]
             alone = f"{tried.count(EXACT)} of {len(tried)}" if tried else "-"
-            lines.append(f"| {way} | {len(of_way)} | " + " | ".join(map(str, counts)) + f" | {alone} |")
+            planned = sum(cell.loop.way == way for cell in plan.cells())
+            number = f"{len(of_way)}" if len(of_way) == planned else f"{len(of_way)} of {planned}"
+            lines.append(f"| {way} | {number} | " + " | ".join(map(str, counts)) + f" | {alone} |")
     return "\n".join(lines)
 
 
