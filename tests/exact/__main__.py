@@ -6,6 +6,7 @@ python -m tests.exact [--only start_run,Trainer] [--cells "twice / kill"] [--mis
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
@@ -24,6 +25,9 @@ def main() -> int:
     if arguments.missing:
         cells = [cell for cell in cells if cell.key not in document["cells"]]
     cells = [cell for cell in cells if cell.loop.way in arguments.only and arguments.cells in cell.key]
+    by_way = [[cell for cell in cells if cell.loop.way == way] for way in arguments.only]
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*by_way))  # one that is cut short has seen all ways
+    cells = [cell for cell in in_turn if cell is not None]
     if arguments.list:
         print("\n".join(cell.key for cell in cells))
         return 0
