@@ -207,11 +207,13 @@ def cells() -> tuple[Cell, ...]:
 
 
 def daily() -> list[Cell]:
-    """Return the part that is run each day: each loop at one moment, others one after another."""
+    """Return the part that is run each day: every other loop of each way in, at moments one after another."""
     found: list[Cell] = []
-    for number, loop in enumerate(LOOPS):
-        of_loop = [cell for cell in cells() if cell.loop == loop and cell.change == SAME]
-        found.append(of_loop[(5 * number) % len(of_loop)])
+    for way in WAYS:
+        for loop in [loop for loop in LOOPS if loop.way == way][::2]:
+            moment = MOMENTS[len(found) % len(MOMENTS)]
+            own = [cell for cell in cells() if cell.loop == loop and cell.change == SAME]
+            found.append(next((cell for cell in own if cell.moment == moment), own[0]))
     return found
 
 

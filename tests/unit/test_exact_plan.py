@@ -42,7 +42,9 @@ def test_the_plan_has_every_way_moment_fault_and_change():
         assert {cell.change for cell in own} == {plan.SAME, *plan.CHANGES}
         for name in plan.CHANGED[way]:
             assert {cell.change for cell in own if cell.loop.name == name} == {plan.SAME, *plan.CHANGES}
-    assert [cell.loop for cell in plan.daily()] == [*plan.LOOPS]
+    assert {cell.loop.way for cell in plan.daily()} == {*plan.WAYS}
+    assert {cell.moment for cell in plan.daily()} == {*plan.MOMENTS}
+    assert {cell.fault for cell in plan.daily()} == {*plan.FAULTS}
 
 
 def told(*lines):
