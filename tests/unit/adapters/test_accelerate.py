@@ -15,6 +15,8 @@ from resilience_sdk import straggler
 from resilience_sdk.adapters import _saving
 from resilience_sdk.adapters.accelerate import attached, tracker
 from resilience_sdk.adapters.accelerate.attached import connect, find_prepared, plain
+from resilience_sdk.adapters.accelerate.position import Position
+from resilience_sdk.core import resume_limits
 from resilience_sdk.core.journal import Journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.settings import load_settings
@@ -295,3 +297,13 @@ def test_it_journals_once_a_second_at_most_and_while_it_is_connected(tracking):
     alone.store_init_configuration({"lr": 0.1})
     alone.log({"loss": 0.5})
     assert alone.tracker is None
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_what_reading_a_batch_draws_here_is_said(draws, monkeypatch):
+    """Those of the batch that was read ahead of a save were drawn then."""
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    position = Position(DataLoader(range(4)), 1)
+    read = (number + (torch.rand(()).item() if draws else 0) for number in range(4))
+    assert len(list(position.walk(read))) == position.total == 4
+    assert ("accelerate draws" in {limit.key for limit in resume_limits.limits()}) is draws
