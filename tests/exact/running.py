@@ -36,6 +36,8 @@ class Start:
     screen: str
     limits: tuple[str, ...]
     """Keys of what was said not to be repeated, over all starts in this run directory."""
+    findings: tuple[str, ...]
+    """What the resumes' own proof called not exact."""
 
 
 @attrs.frozen
@@ -106,7 +108,10 @@ class Runner:
         if is_changed:
             screen = starts[-1].screen
             return compare.judge_changed(told, cell.change, said, screen, changed["length"], since=1)
-        return compare.judge(undisturbed, told, said)
+        verdict = compare.judge(undisturbed, told, said)
+        findings = starts[-1].findings
+        assert verdict.result != compare.EXACT or not findings, f"all is equal, and called not exact: {findings}"
+        return verdict
 
     def _refused(self, start: Start) -> Verdict:
         line = next(
@@ -172,8 +177,11 @@ class Training:
         framework = _FRAMEWORKS.get(self.loop.way, "torch")
         with job(self.folder, *words, env=env, framework=framework, forked=True) as run:
             code = run.finish(_PATIENCE_S)
-            limits = read_limits(run.events(Event.RESUME_LIMIT.value)) if (run.run_dir / "journal").is_dir() else ()
-            return Start(code, run.screen, tuple(limit.key for limit in limits))
+            if not (run.run_dir / "journal").is_dir():
+                return Start(code, run.screen, (), ())
+            limits = read_limits(run.events(Event.RESUME_LIMIT.value))
+            findings = [str(event) for event in run.events(Event.RESUME_NOT_EXACT.value)]
+            return Start(code, run.screen, tuple(limit.key for limit in limits), tuple(findings))
 
     def told(self) -> Told:
         """Return what its ranks told so far."""
