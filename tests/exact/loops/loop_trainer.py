@@ -87,9 +87,10 @@ class Tells(transformers.TrainerCallback):
         t.tell("optimizer and scaler", step, t.digest(kept["optimizer"].state_dict()["state"]))
 
     def on_epoch_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
-        """Tell of it."""
-        t.tell_generators(f"epoch {under_way[0]}")
-        t.reach("behind", under_way[0])
+        """Tell of it, where it is over: a trainer that stops within an epoch ends that, too."""
+        if state.global_step * t.ACCUMULATE % 6 == 0:
+            t.tell_generators(f"epoch {under_way[0]}")
+            t.reach("behind", under_way[0])
 
     def on_evaluate(self, _: Any, state: Any, control: Any, metrics: Any, **__: Any) -> None:
         """Tell of it."""
