@@ -406,15 +406,20 @@ class SessionOptions:
         return begin_session(caller, self.run_dir, self.settings, overrides)
 
 
-def checkpointer(session: Session, writer: Callable[[Path], object], stager: Stager | None = None) -> Checkpointer:
+def checkpointer(
+    session: Session,
+    writer: Callable[[Path], object],
+    stager: Stager | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> Checkpointer:
     """Return what saves for a framework that writes by itself, with the options of the session.
 
-    `stager`: takes what `writer` writes for a save in the background. Raises `ConfigError` and `RunDirectoryError` as
-    `Checkpointer`.
+    `stager`: takes what `writer` writes for a save in the background. `state`: what is saved beside it. Raises
+    `ConfigError` and `RunDirectoryError` as `Checkpointer`.
     """
     settings = session.settings
     made = Checkpointer(
-        {},
+        {} if state is None else state,
         run_dir=session.run_dir,
         every=settings.checkpoint_every,
         keep=settings.checkpoint_keep,

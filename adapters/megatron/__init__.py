@@ -8,7 +8,8 @@
 Nothing of Megatron is imported here: what is used of it is looked for in what the program has imported.
 """
 
-from resilience_sdk.adapters.megatron.attached import Attached, attach, checkpointer
+from resilience_sdk.adapters.megatron.attached import Attached, attach
+from resilience_sdk.adapters.megatron.checkpoints import checkpointer
 from resilience_sdk.adapters.megatron.pretraining import around
 
 __all__ = ["Attached", "around", "attach", "checkpointer"]

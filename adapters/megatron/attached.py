@@ -1,4 +1,4 @@
-"""A loop of one's own on `megatron.core`: `attach()` for its steps and sections, `checkpointer()` for its checkpoints.
+"""A loop of one's own on `megatron.core`: `attach()` for its steps and sections.
 
 Steps and sections are told by Megatron's timers and its optimizer. An exit code of Megatron stays what it is, since
 schedulers know it; what is recorded beside it is what it means.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from resilience_sdk import preemption
-from resilience_sdk.adapters._base import AttachedLoop, StepLoss, framework
+from resilience_sdk.adapters._base import AttachedLoop, StepLoss
 from resilience_sdk.adapters.megatron.step import (
     IN_STEP,
+    INTERVAL,
+    LOAD,
     OPTIMIZER,
     SECTION_OF,
     STEP,
@@ -25,10 +26,6 @@ from resilience_sdk.adapters.megatron.step import (
     itself,
     spans,
 )
-from resilience_sdk.checkpoint import Checkpointer
-from resilience_sdk.checkpoint.manifest import SHARDED
-from resilience_sdk.checkpoint.memory_staging import MemoryStaging
-from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError
@@ -38,7 +35,6 @@ from resilience_sdk.preemption.listener import StepsDone
 from resilience_sdk.rank.lifecycle import current
 from resilience_sdk.rank.run import is_stepping
 from resilience_sdk.recorder import lookup
-from resilience_sdk.straggler import section
 from resilience_sdk.straggler.attachment import kernel_sampler
 from resilience_sdk.straggler.kernels import KernelSampler
 from resilience_sdk.straggler.model_hooks import Guard
@@ -170,6 +166,10 @@ class Attached(AttachedLoop):
         self._sampler: KernelSampler | None = None
         self._losses = StepLoss()
         self._hears_losses = False  # by `config.grad_scale_func`, so that a forward step need not tell them
+        self.before_first_step: Callable[[], None] | None = None
+        """What is called once, where the first step of this process begins, before it fetches a batch."""
+        self.on_loaded: Callable[[], None] | None = None
+        """What is called where the timer of a load has ended."""
         self.is_on = not environ.is_disabled(environ.environment())
         """Whether anything is recorded at all."""
         lookup.recorder()  # the start-up begins, which may get stuck; where nothing is recorded, this says so
@@ -243,6 +243,8 @@ class Attached(AttachedLoop):
             timer: (self.spans[section].begin, self.spans[section].end) for timer, section in SECTION_OF.items()
         }
         heard[STEP] = self._step_begins, None
+        heard[LOAD] = self.spans["resume"].begin, self._load_ends
+        heard[INTERVAL] = self._set_before_first, None
         heard[OPTIMIZER] = self._optimizer_begins, self._optimizer_ends
         self.replace(owner, name, ObservingTimers(getattr(owner, name), heard, self.guard))
 
@@ -312,6 +314,17 @@ class Attached(AttachedLoop):
         if not self._has_stepped:
             self._look_for_optimizer()
         self.step_under_way.begin()
+        self._set_before_first()
+
+    def _set_before_first(self) -> None:
+        if self.before_first_step is not None:
+            before, self.before_first_step = self.before_first_step, None
+            before()
+
+    def _load_ends(self) -> None:
+        self.spans["resume"].end()
+        if self.on_loaded is not None:
+            self.on_loaded()
 
     # `Guard.run`, written out: each call that is spared in a step is worth more than two lines.
 
@@ -418,82 +431,3 @@ def _check(config: Any, optimizer: Any) -> None:
             f"attach(config, {optimizer!r}): expected what get_megatron_optimizer() returned, or None where the loop "
             "times its step with the timer 'optimizer'"
         )
-
-
-# -- checkpoints, for a loop that has none of its own
-
-State = Callable[[bool], Mapping[str, Any]]
-
-
-def checkpointer(
-    sharded_state: State, load: Callable[[Mapping[str, Any]], None], **options: Any
-) -> MegatronCheckpointer:
-    """Return what saves and resumes a loop on `megatron.core`, for one that has no checkpoints of its own.
-
-    Args:
-        sharded_state: Returns the sharded state dict of this rank; `sharded_state(True)` that to load into.
-        load: Takes the loaded one, of the same shape.
-        **options: Those of `Checkpointer`: `run_dir`, `every`, `keep`, `in_background`.
-
-    Raises:
-        ConfigError: An option cannot be used.
-        RunDirectoryError: The run directory cannot be used, or none is named.
-
-    Example:
-        def sharded_state(is_loading):
-            state = model.sharded_state_dict()
-            return {"model": state, "optimizer": optimizer.sharded_state_dict(state, is_loading=is_loading)}
-
-        saver = megatron.checkpointer(sharded_state, load, every=500)
-        iteration = saver.resume()
-    """
-    return MegatronCheckpointer(sharded_state, load, **options)
-
-
-class MegatronCheckpointer(Checkpointer):
-    """A `Checkpointer` whose payload `dist_checkpointing` writes and reads."""
-
-    def __init__(self, sharded_state: State, load: Callable[[Mapping[str, Any]], None], **options: Any) -> None:
-        """Prepare the run directory; use `checkpointer`."""
-        super().__init__({}, writer=self._write, stager=MemoryStaging(self._write), **options)
-        self._sharded_state = sharded_state
-        self._load_into = load
-
-    def resume(self) -> int:
-        """Load the newest valid checkpoint; return the next step to run, 0 = fresh. Collective.
-
-        Raises:
-            CheckpointError: None may be trusted, see `Checkpointer.resume`; what `dist_checkpointing` raises passes.
-        """
-        step = super().resume()
-        good = self.last_good
-        if step and good is not None:
-            with section("resume", kind="io"):
-                self._load_into(_framework().load(self._sharded_state(True), str(good.path / SHARDED)))
-            self.restore_rng()
-        return step
-
-    def _write(self, directory: Path) -> None:
-        target = directory / SHARDED
-        # Megatron asks for it on every rank. Together, since one that could not make it would be missed in the save.
-        ranks = find_ranks()
-        raise_together(ranks, lambda: target.mkdir(exist_ok=True))
-        try:
-            _framework().save(self._sharded_state(False), str(target))
-        except Exception as error:
-            if ranks.size == 1:
-                raise
-            raise _SaveLeft(f"{type(error).__name__} in dist_checkpointing.save: {error}") from error
-
-
-class _SaveLeft(BaseException):
-    """This rank alone has left a save of Megatron's: the others wait for it there, and only its end lets them go.
-
-    What fails while shards are written Megatron tells to all ranks, which go on without that save; what is common to
-    all rank 0 writes without a word to the others. So this ends the rank, and the next attempt goes on from the save
-    before.
-    """
-
-
-def _framework() -> Any:
-    return framework("megatron.core.dist_checkpointing", "megatron-core")

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk import preemption
-from resilience_sdk.adapters.megatron import attached
+from resilience_sdk.adapters.megatron import attached, limits
 from resilience_sdk.adapters.megatron.attached import Attached
 from resilience_sdk.adapters.megatron.step import KINDS
 from resilience_sdk.adapters.nvrx.client import RankMonitorClient
+from resilience_sdk.core import resume_limits
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import Event
 from resilience_sdk.core.plain_file import plain
@@ -282,8 +283,23 @@ class Pretraining:
     def _take_globals(self, known: Any) -> None:
         self._args = known._GLOBAL_ARGS
         self._handle.step_under_way.number = self._iteration
+        self._handle.on_loaded = self._loaded
+        limits.note_arguments(known._GLOBAL_ARGS)
         self._handle.watch_timers(known, "_GLOBAL_TIMERS")
         self._take_signals(known)
+
+    def _loaded(self) -> None:
+        """Keep the generators as Megatron has loaded them, for the first step: its iterators draw in between."""
+        if not _loads_iterations(self._args):
+            return
+        resume_limits.resumed()
+        limits.note_batch(self._args)
+        if not getattr(self._args, "no_load_rng", False):
+            from resilience_sdk.checkpoint.state import capture_rng, restore_rng  # imports torch
+
+            # Iterators of loaders draw nothing on a device.
+            states = {name: one for name, one in capture_rng().items() if not name.startswith("cuda")}
+            self._handle.before_first_step = functools.partial(restore_rng, states)
 
     def _iteration(self) -> int | None:
         number = getattr(self._args, "curr_iteration", None)
@@ -328,6 +344,12 @@ class Pretraining:
 def _is_initialised(known: Any) -> bool:
     """Tell whether Megatron-LM's globals hold its arguments and its timers."""
     return all(getattr(known, name, None) is not None for name in ("_GLOBAL_ARGS", "_GLOBAL_TIMERS"))
+
+
+def _loads_iterations(args: Any) -> bool:
+    """Tell whether a checkpoint was loaded that this training goes on from."""
+    iteration = getattr(args, "iteration", None)
+    return isinstance(iteration, int) and iteration > 0 and not getattr(args, "finetune", False)
 
 
 def _planned_by(args: Any) -> str:

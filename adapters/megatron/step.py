@@ -19,6 +19,9 @@ from resilience_sdk.straggler.model_hooks import Guard
 STEP = "forward-backward"
 OPTIMIZER = "optimizer"
 DATA = "batch-generator"
+LOAD = "load-checkpoint"
+INTERVAL = "interval-time"
+"""Begun by Megatron-LM's `train()` before its first step, when its iterators are made."""
 
 KINDS = {"data": "io", "checkpoint": "io", "finalize": "io", "resume": "io", "comm_wait": "comm"}
 _NAMES = {
@@ -30,7 +33,7 @@ _NAMES = {
     "evaluate": "eval",
     "save-checkpoint": "checkpoint",
     "save-checkpoint-non-persistent": "checkpoint",
-    "load-checkpoint": "resume",
+    LOAD: "resume",
 }
 # Where a rank waits for others: between stages of a pipeline, and for the gradients of its replicas.
 _WAITS = (

@@ -13,6 +13,17 @@ def set_class(item: Any, kind: type) -> None:
     object.__dict__["__class__"].__set__(item, kind)
 
 
+_PLAIN = "_resilience_plain"
+
+
+def plain_class(item: Any) -> Any:
+    """Return the class that an object had before `iterated_by` made another one of it."""
+    kind = type(item)
+    while _PLAIN in vars(kind):
+        kind = vars(kind)[_PLAIN]
+    return kind
+
+
 def iterated_by(plain: Any, iterate: Callable[[Any], Iterator[Any]]) -> type:
     """Return a subclass of a loader's class that `iterate` makes the iterators of; its copies are of the class."""
 
@@ -24,7 +35,7 @@ def iterated_by(plain: Any, iterate: Callable[[Any], Iterator[Any]]) -> type:
         return reduced
 
     def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {"__slots__": (), "__iter__": iterate, "__reduce_ex__": reduce}
+        namespace |= {"__slots__": (), "__iter__": iterate, "__reduce_ex__": reduce, _PLAIN: plain}
         namespace |= {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
 
     return types.new_class(plain.__name__, (plain,), exec_body=fill)

@@ -16,6 +16,7 @@ from typing import Any
 from resilience_sdk.checkpoint.generators import find_generators, parts, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.passes import draw_order, use_up
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.iterated_class import plain_class
 from resilience_sdk.core.resume_limits import note
 from resilience_sdk.core.resume_proof import ResumeCheck
 from resilience_sdk.rank import fingerprints
@@ -350,7 +351,7 @@ def _quiet_length(loader: Any) -> int | None:
         SequentialSampler,
     )
 
-    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+    if plain_class(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
         return None
     is_known = type(loader.sampler) in (RandomSampler, SequentialSampler, DistributedSampler)
     if not is_known or type(loader.batch_sampler) not in (BatchSampler, type(None)):

@@ -117,6 +117,26 @@ def test_a_hang_is_named_and_the_job_goes_on_from_its_checkpoint(tmp_path):
     assert (run.run_dir / "finished").exists()
 
 
+def test_a_resume_repeats_every_iteration(tmp_path):
+    """Tokens, losses with dropout, generators of the CPU, as without the SDK; what is not repeated is said."""
+    words = ("--train-iters", 8, "--save-interval", 3, "--eval-interval", 2)
+
+    def trained(name, *others, env=None):
+        folder = tmp_path / name
+        place = ("--save", folder / "megatron", "--load", folder / "megatron", "--record", folder / "record")
+        with pretraining(folder, *words, *place, *others, env=env) as run:
+            assert run.finish() == 0, run.screen
+        lines = [(folder / f"record.{rank}").read_text().splitlines() for rank in range(2)]
+        return [dict(map(json.loads, each)) for each in lines], run
+
+    alone, _ = trained("alone", "--alone")
+    cut, run = trained("cut", env={"RESILIENCE_FAULT": "kill:rank=1,step=5"})
+    assert [start["step"] for start in told(run, "start-1-[01]")] == [3, 3]
+    assert [list(each) for each in alone] == [list(range(8))] * 2
+    assert cut == alone
+    assert {event["limit"] for event in run.events("resume_limit")} == {"megatron random numbers of ranks"}
+
+
 @pytest.mark.release
 def test_a_loss_that_is_no_number_is_named(tmp_path):
     """Megatron is told not to look: the incident has the rank and the iteration, and the training goes on."""

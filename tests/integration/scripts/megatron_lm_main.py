@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import random
 from typing import Any
 
 
@@ -25,10 +27,22 @@ def main() -> None:
 
     def extra_arguments(parser: Any) -> Any:
         parser.add_argument("--nan-at", type=int, default=-1, help="the loss of rank 1 is NaN in this iteration")
+        parser.add_argument("--record", help="a line for each iteration of a rank goes into this file with its number")
+        parser.add_argument("--alone", action="store_true", help="without the SDK")
         return parser
 
-    def loss_of(mask: torch.Tensor, is_bad: bool, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    def record(tokens: torch.Tensor, loss: torch.Tensor) -> None:
+        """Leave what an iteration was made of."""
+        args = get_args()
+        if args.record and torch.is_grad_enabled():
+            facts = [tokens.flatten().tolist(), float(loss), torch.get_rng_state().sum().item(), random.random()]
+            with open(f"{args.record}.{args.rank}", "a") as file:
+                print(json.dumps([args.curr_iteration, facts]), file=file)
+
+    def loss_of(batch: Any, is_bad: bool, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        mask = batch["loss_mask"]
         loss, tokens = (losses.float() * mask).sum(), mask.sum().int()
+        record(batch["tokens"], loss)
         loss = loss * float("nan") if is_bad else loss
         if get_args().check_for_nan_in_loss_and_grad:
             get_rerun_state_machine().validate_result(
@@ -44,7 +58,7 @@ def main() -> None:
         timers("batch-generator").stop()
         is_bad = torch.is_grad_enabled() and (args.curr_iteration, args.rank) == (args.nan_at, 1)
         output = model(batch["tokens"], batch["position_ids"], batch["attention_mask"], labels=batch["labels"])
-        return output, functools.partial(loss_of, batch["loss_mask"], is_bad)
+        return output, functools.partial(loss_of, batch, is_bad)
 
     def datasets_provider(samples: list[int]) -> Any:
         """Return the three data sets."""
@@ -73,7 +87,8 @@ def main() -> None:
         global_vars.initialize_runtime_services(args)  # which newer commits leave to the script
     config = pretrain_cfg_container_from_args(args, gpt_config_from_args(args))
     try:
-        megatron.around(pretrain)(config, datasets_provider, ModelType.encoder_or_decoder, forward_step)
+        watched = pretrain if args.alone else megatron.around(pretrain)
+        watched(config, datasets_provider, ModelType.encoder_or_decoder, forward_step)
     finally:
         contract.tell("end", step=getattr(args, "curr_iteration", -1) + 1, traces=traces(), **contract._page())
     torch.distributed.destroy_process_group()

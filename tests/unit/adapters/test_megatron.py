@@ -13,7 +13,7 @@ import torch
 
 from resilience_sdk.adapters import megatron
 from resilience_sdk.adapters._base import StepBeat
-from resilience_sdk.adapters.megatron import attached
+from resilience_sdk.adapters.megatron import attached, checkpoints
 from resilience_sdk.adapters.megatron.attached import meaning_of
 from resilience_sdk.adapters.megatron.step import SharedSection
 from resilience_sdk.errors import CheckpointError, ConfigError
@@ -339,8 +339,8 @@ def test_the_codes_of_the_rerun_machine_have_a_meaning(code, says):
 def test_no_rank_begins_a_save_that_another_one_cannot(tmp_path, monkeypatch):
     """It is collective, so the others would wait in it."""
     ranks = types.SimpleNamespace(rank=0, size=2, gather=lambda mine: [mine, ["no space", None]])
-    monkeypatch.setattr(attached, "find_ranks", lambda: ranks)
-    monkeypatch.setattr(attached, "_framework", lambda: pytest.fail("it saves"))
+    monkeypatch.setattr(checkpoints, "find_ranks", lambda: ranks)
+    monkeypatch.setattr(checkpoints, "_framework", lambda: pytest.fail("it saves"))
     saver = megatron.checkpointer(lambda _is_loading: {}, lambda _state: None, run_dir=tmp_path)
     with pytest.raises(CheckpointError, match="rank 1: no space"):
         saver._write(tmp_path)

@@ -1,24 +1,11 @@
-"""DeepSpeed: one line behind `deepspeed.initialize`, with any stage of ZeRO.
-
-    from resilience_sdk.adapters import deepspeed as resilience
-
-    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    with resilience.attach(engine, loader=loader, checkpoint_every="10min") as handle:  # resumes by itself
-        for epoch in range(handle.epoch, epochs):
-            for batch in loader:
-                engine.backward(engine(batch))
-                engine.step()
-
-Nothing of DeepSpeed is imported: what is attached is the engine that is there.
-"""
+"""`attach()`: everything that the SDK has, for the training of one engine."""
 
 from __future__ import annotations
 
 import functools
 import os
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -32,18 +19,30 @@ from resilience_sdk.adapters._base import (
     say_not_copied,
 )
 from resilience_sdk.adapters._saving import SavingLoop
+from resilience_sdk.adapters.deepspeed.engine_calls import COLLECTIVES, EngineSteps, Pending
+from resilience_sdk.adapters.deepspeed.loaders import (
+    TimedOwnLoader,
+    counts_by_itself,
+    is_own,
+    is_repeating,
+    note_curriculum,
+    note_taken_over,
+    source_of,
+)
+from resilience_sdk.adapters.deepspeed.place import EngineState, Place, is_window_open, note_open_window
 from resilience_sdk.adapters.pytorch import unscaled_kept
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import SHARDED
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.resume_limits import note
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import CheckpointError, ConfigError
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption import listener as listening
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import session_on_all_ranks
-from resilience_sdk.rank.data import Walk, has_state
+from resilience_sdk.rank.data import has_state
 from resilience_sdk.rank.lifecycle import has_failed_to_start
 from resilience_sdk.rank.run import begin_session
 from resilience_sdk.recorder import lookup
@@ -65,6 +64,7 @@ def attach(
     run_dir: str | os.PathLike[str] | None = None,
     *,
     loader: Any = None,
+    state: Mapping[str, Any] | None = None,
     save: bool = True,
     resume: bool = True,
     settings: Settings | None = None,
@@ -82,7 +82,10 @@ def attach(
     Args:
         engine: What `deepspeed.initialize` has returned first, or `accelerator.prepare` for a model with DeepSpeed.
         run_dir: Where everything is written; without it the launcher's, the setting, or a new directory.
-        loader: What each epoch iterates anew, such as a `DataLoader`. It stays the object that it is.
+        loader: What each epoch iterates anew, such as a `DataLoader`, or DeepSpeed's own of `training_data=`; also in a
+            `RepeatingLoader`. It stays the object that it is.
+        state: What else travels with the checkpoints, by name, as in `start_run`: an average of the weights, a
+            schedule of the script's own. Plain values: `handle.values`.
         save: Save checkpoints into the run directory, and resume from there. Without it the script does both.
         resume: Load the newest checkpoint of the run directory now.
         settings: All options; without it those of the launcher and the environment.
@@ -104,7 +107,7 @@ def attach(
     session = session_on_all_ranks(lambda: begin_session("attach", run_dir, settings, overrides, resumes=save))
     if session is not None:
         session.settle()
-    return Attached(engine, loader, session, saves=save, resumes=resume)
+    return Attached(engine, loader, session, saves=save, resumes=resume, state=state)
 
 
 def _check(engine: Any, *, saves: bool) -> None:
@@ -140,77 +143,43 @@ def _check(engine: Any, *, saves: bool) -> None:
         )
 
 
-class EngineSteps:
-    """The steps of an engine in the shape of a `torch.optim.Optimizer`: hooks before and behind each real one.
-
-    The optimizers inside step once per partition of the parameters, and not at all where a scaler finds an overflow.
-    """
-
-    def __init__(self, engine: Any) -> None:
-        """Have no hooks."""
-        self._engine, self._plain = engine, engine.step
-        self._before: OrderedDict[int, Callable[..., None]] = OrderedDict()
-        self._behind: OrderedDict[int, Callable[..., None]] = OrderedDict()
-
-    def register_step_pre_hook(self, hook: Callable[..., None]) -> Any:
-        """Call `hook(self, args, kwargs)` before each step; return the handle that removes it."""
-        return _registered(self._before, hook)
-
-    def register_step_post_hook(self, hook: Callable[..., None]) -> Any:
-        """The same behind it."""
-        return _registered(self._behind, hook)
-
-    def step(self, *args: Any, **options: Any) -> Any:
-        """As `engine.step`, which makes none but behind the last micro-batch."""
-        engine = self._engine
-        before = engine.global_steps
-        if _is_last_micro_batch(engine):
-            for hook in tuple(self._before.values()):
-                hook(self, (self,), {})
-        result = self._plain(*args, **options)
-        if engine.global_steps != before:
-            for hook in tuple(self._behind.values()):
-                hook(self, (self,), {})
-        return result
-
-
-def _registered(hooks: OrderedDict[int, Callable[..., None]], hook: Callable[..., None]) -> Any:
-    from torch.utils.hooks import RemovableHandle
-
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    return handle
-
-
-def _is_last_micro_batch(engine: Any) -> bool:
-    is_managed = getattr(engine, "managed_gradient_accumulation", None)
-    if is_managed is not None and not is_managed():
-        return True  # the script calls step() for each step, and not for each micro-batch
-    return bool(engine.is_gradient_accumulation_boundary())
-
-
 class Attached(SavingLoop):
     """What is hung on one engine, and how far its training is; a context manager that finishes or detaches.
 
     For the thread that trains. What may be read counts on when the SDK is switched off.
     """
 
-    def __init__(self, engine: Any, loader: Any, session: Session | None, *, saves: bool, resumes: bool) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        loader: Any,
+        session: Session | None,
+        *,
+        saves: bool,
+        resumes: bool,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
         """Put everything on, and resume; use `attach`."""
-        self._engine, self._session, self._data = engine, session, loader
+        self._repeating = loader if is_repeating(loader) else None
+        loader = loader.loader if self._repeating is not None else loader
+        is_counted = not counts_by_itself(loader)
+        self._engine, self._session, self._data = engine, session, loader if is_counted else None
         self._plain_save, self._plain_load = engine.save_checkpoint, engine.load_checkpoint
-        self._walk, self._is_in_pass = Walk(), False
+        self._source = source_of(self._data)
+        self._walk, self._is_in_pass = Place(engine, self._source), False
+        self._kept = EngineState(engine)
         self._stagings: dict[int, Staging] = {}
         self._checkpointer: Checkpointer | None = None
+        self._values: dict[str, Any] = {}
         self._is_communicating = False
         if session is not None and saves:
             is_staged = type(engine.checkpoint_engine).__name__ == _STAGED
-            self._checkpointer = checkpointer(session, self._write, self._stage if is_staged else None)
+            self._checkpointer = checkpointer(session, self._write, self._stage if is_staged else None, state)
             self._checkpointer.also_compare(self._compared)
-            if loader is not None:
-                self._checkpointer.position = self._walk
-                if has_state(loader):
-                    self._checkpointer.add_data("loader", loader)
+            self._values = self._checkpointer.values
+            self._checkpointer.position = self._walk
+            if loader is not None and has_state(loader):
+                self._checkpointer.add_data("loader", loader)
         elif saves and has_failed_to_start():
             say_once("nothing saved", "attach: NOTHING IS SAVED or resumed in this run, for the reason above")
         recorder = lookup.recorder() if session is not None else None
@@ -218,11 +187,15 @@ class Attached(SavingLoop):
             recorder.user_beats()
         if session is not None and resumes and session.may_resume:
             self._resume()
+        if session is not None:
+            self._note_limits(loader, saves=saves)
         self._began = int(engine.global_steps)
+        self._micro_steps_before = int(engine.micro_steps)
         if self._checkpointer is not None:
+            self._checkpointer.add_data(EngineState.ENTRY, self._kept)
             self._checkpointer.begins_at(self._began)
         self._steps = EngineSteps(engine)
-        super().__init__(engine.module, self._steps, loader, self._began)
+        super().__init__(engine.module, self._steps, self._data, self._began)
         try:
             self._put_on_the_rest()
         except BaseException:
@@ -235,12 +208,63 @@ class Attached(SavingLoop):
         self.replace(engine, "step", self._steps.step)
         if self._data is not None and self._loader is None:
             self._watch_loader(self._data)
+        self._take_repeating()
         if self._session is None:
             return
         self.replace(engine, "save_checkpoint", self._save_of_script)
         self.replace(engine, "load_checkpoint", self._load_of_script)
         self._watch_communication()
         listening.begin(self.expected_save_s)
+
+    def _watch_loader(self, loader: Any) -> None:
+        if is_own(loader):
+            self._loader = TimedOwnLoader(loader, self)
+            self.on_detach(self._loader.restore)
+        else:
+            super()._watch_loader(loader)
+
+    def _take_repeating(self) -> None:
+        """Have the pass counted that a `RepeatingLoader` has begun already; DeepSpeed's own loader does so itself."""
+        repeating, data = self._repeating, self._data
+        if repeating is None or data is None or self._loader is None or is_own(data):
+            return
+        if self.takes_over(data):
+            repeating.data_iter = self._loader.watch(repeating.data_iter)
+        else:
+            repeating.data_iter = iter(data)
+
+    def takes_over(self, loader: Any) -> bool:
+        """Count a pass that was begun before `attach`; False where a resume needs another one."""
+        if self._walk.is_resumed:
+            return False
+        self.pass_begins()
+        self._walk.is_ahead = True
+        note_taken_over(loader, self._source)
+        return True
+
+    def _note_limits(self, loader: Any, *, saves: bool) -> None:
+        """Say what a resume will not repeat."""
+        if not saves:
+            note(
+                "deepspeed own checkpoints",
+                "the place in the data, and random numbers",
+                "attach(engine, save=False) leaves checkpoints to the script, and DeepSpeed's have neither",
+                "leave save=False out",
+            )
+            return
+        self._kept.note_limits()
+        if loader is None:
+            note(
+                "deepspeed loader",
+                "the place in the data",
+                "attach() was given no loader, so that a loop which does not go on behind handle.step by itself reads "
+                "its data from the beginning",
+                "give it loader=, what each epoch iterates",
+            )
+        elif self._data is None:
+            note_curriculum()
+        elif self._checkpointer is not None:
+            self._checkpointer.note_walked(loader)
 
     # -- how far it is
 
@@ -249,9 +273,38 @@ class Attached(SavingLoop):
         """Completed passes over the loader, over all attempts; the number of the one that is under way."""
         return self._walk.epoch
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Plain values that travel with the checkpoints: numbers, texts, lists and dicts of them."""
+        return self._values
+
     def _step_ends(self, *arguments: Any) -> None:
+        self._walk.step_ends()
+        if self._micro_steps_before >= 0:
+            self._compare_reads()
         self.step = int(self._engine.global_steps) - 1  # the script may have loaded another state
         super()._step_ends(*arguments)
+
+    def _compare_reads(self) -> None:
+        """Say at the first step where it was not made of the batches that were counted."""
+        made, self._micro_steps_before = int(self._engine.micro_steps) - self._micro_steps_before, -1
+        own = self._checkpointer
+        if self._data is None or own is None or own.skipped_steps:
+            return
+        if not self._walk.read:
+            note(
+                "deepspeed unread",
+                "the place in the data",
+                "a step was made without a batch of the loader that attach() was given",
+                "give it the loader that the loop iterates, and make iterators of it behind attach()",
+            )
+        elif made == self._engine.gradient_accumulation_steps() and self._walk.read > made:
+            note(
+                "deepspeed reads ahead",
+                "batches that the loop has read ahead",
+                f"the first step was made with {self._walk.read} batches read of {made}, and those are left out",
+                "give attach() the loader that the loop itself iterates, such as the one that reads ahead",
+            )
 
     # -- losses, and waits for other ranks
 
@@ -301,7 +354,7 @@ class Attached(SavingLoop):
 
         self.replace(engine, "allreduce_gradients", allreduce_gradients)
         backend = getattr(sys.modules.get("deepspeed.comm.comm"), "cdb", None)
-        for name in _COLLECTIVES:
+        for name in COLLECTIVES:
             if callable(getattr(backend, name, None)):
                 self.replace(backend, name, self._bracketed(getattr(backend, name)))
 
@@ -334,13 +387,21 @@ class Attached(SavingLoop):
         if self._is_in_pass:  # the last pass was left by a break
             self._walk.finish_epoch()
         self._is_in_pass = True
-        self._walk.prepare_epoch(self._data)
+        self._walk.prepare_epoch(self._source)
+        self._walk.pass_begins(is_open=is_window_open(self._engine))
 
     def walk(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Count the batches, and leave out those that were trained on before a resume."""
         own, ranks = self._checkpointer, self._session
         is_speaker = ranks is None or ranks.identity.rank == 0
         restore_rng = _nothing if own is None else own.restore_rng
+        if self._walk.is_unread:
+            restore_rng()  # what follows is behind the loop
+            self._walk.finish_epoch()
+            self._is_in_pass = False
+            return iter(())
+        if self._walk.is_ahead and self._walk.is_resumed:
+            self._walk.draw_as_begun()
         counted = self._counted(self._walk.enter_epoch(batches, restore_rng, is_speaker=is_speaker))
         if own is None or not own.skipped_steps:
             return counted
@@ -350,6 +411,7 @@ class Attached(SavingLoop):
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             self._walk.batches += 1
+            self._walk.read += 1
             yield batch
         self._walk.finish_epoch()
         self._is_in_pass = False
@@ -399,6 +461,8 @@ class Attached(SavingLoop):
         return write
 
     def _save_by(self, save: Callable[..., Any], directory: Path) -> None:
+        if is_window_open(self._engine):
+            note_open_window(goes_back=self._walk.goes_back)
         patches = Patches()
         patches.replace(self._engine.checkpoint_engine, "save", save)
         try:
@@ -430,12 +494,24 @@ class Attached(SavingLoop):
                 raise CheckpointError(
                     f"{place} was not saved by this adapter: give attach(..., run_dir=...) a directory of its own"
                 )
+            self._walk.check_ranks(place)
 
         raise_together(find_ranks(), examine)  # before what may be collective
+        own.add_data(EngineState.ENTRY, self._kept)
         with section("resume", kind="io"):
             self._plain_load(str(place), tag=SHARDED)
+        self._walk.put_back_rates()
+        self._kept.put_back(is_same_job=self._walk.is_of_as_many_ranks)
         own.compare()
         own.restore_rng()
+        self._walk.fit()
+        if self._data is not None and self._walk.saved is None:
+            note(
+                "deepspeed no place",
+                "the place in the data",
+                "the checkpoint was saved by an earlier version and without loader=, so that it has none",
+                "nothing is to be done from the next checkpoint on",
+            )
 
     def _save_of_script(self, *args: Any, **options: Any) -> Any:
         with section("checkpoint", kind="io"):
@@ -455,31 +531,3 @@ def _names_in(directory: Path, paths: Iterable[str]) -> frozenset[str]:
 
 def _nothing() -> None:
     """Set no generators where nothing was resumed."""
-
-
-_COLLECTIVES = (
-    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_reduce", "all_reduce_coalesced"),
-    *("all_to_all", "all_to_all_single", "broadcast", "inference_all_reduce", "reduce", "reduce_scatter"),
-    *("reduce_scatter_tensor", "barrier"),
-)
-"""Of DeepSpeed's backend: where a rank waits for others."""
-
-
-class Pending:
-    """A collective that was begun, whose `wait` is one for other ranks; it lends the handle's other attributes."""
-
-    __slots__ = ("_begin", "_end", "_handle")
-
-    def __init__(self, handle: Any, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        self._handle, self._begin, self._end = handle, begin, end
-
-    def wait(self, *args: Any, **options: Any) -> Any:
-        """Wait for it."""
-        self._begin()
-        try:
-            return self._handle.wait(*args, **options)
-        finally:
-            self._end()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handle, name)
