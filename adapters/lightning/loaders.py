@@ -283,7 +283,11 @@ class TrainingData(Patches):
         self._saved: Mapping[str, Any] | None = None
         self._setup_data = trainer.fit_loop.setup_data
         self._process = trainer.strategy.process_dataloader
+        self._reloads: dict[str, float] = {}
+        """In which epochs the loaders were read that a checkpoint was saved with, until they are read here."""
+        self._set_up_evaluation = trainer.fit_loop.epoch_loop.val_loop.setup_data
         self.replace(trainer.fit_loop, "setup_data", self._set_up)
+        self.replace(trainer.fit_loop.epoch_loop.val_loop, "setup_data", self._evaluation_set_up)
         self.replace(trainer.strategy, "process_dataloader", self._processed)
         self.on_detach(self._restore)
 
@@ -300,6 +304,7 @@ class TrainingData(Patches):
             self._setup_data()
         finally:
             self._is_training = False
+        self._keep_reload("train")
         if type(self._fetcher()).__name__ == "_DataLoaderIterDataFetcher":
             note(
                 "dataloader_iter",
@@ -307,6 +312,29 @@ class TrainingData(Patches):
                 "they are not trained on (where it takes one batch in each step the resume is exact)",
                 "let training_step take the batch",
             )
+
+    def _evaluation_set_up(self) -> None:
+        self._set_up_evaluation()
+        self._keep_reload("val")
+
+    def _reload_places(self) -> dict[str, tuple[Any, str]]:
+        """Return where Lightning keeps in which epoch it has read loaders, which it may read again every few epochs."""
+        fit_loop = self._trainer.fit_loop
+        places = {
+            "train": (fit_loop, "_last_train_dl_reload_epoch"),
+            "val": (fit_loop.epoch_loop.val_loop, "_last_val_dl_reload_epoch"),
+        }
+        every = self._trainer.reload_dataloaders_every_n_epochs
+        return {name: place for name, place in places.items() if every and hasattr(*place)}
+
+    def _keep_reload(self, name: str) -> None:
+        """Let loaders be read again in the epoch in which they would have been without the resume."""
+        place, last = self._reload_places().get(name), self._reloads.pop(name, None)
+        trainer = self._trainer
+        if place is None or last is None:
+            return
+        if 0 <= trainer.current_epoch - last < trainer.reload_dataloaders_every_n_epochs:
+            setattr(*place, last)
 
     def _processed(self, loader: Any) -> Any:
         loader = self._process(loader)
@@ -358,11 +386,13 @@ class TrainingData(Patches):
             "loaders": [watch.capture(ahead) for watch in self._current()],
             "consumed": list(getattr(iterator, "_consumed", ())),
             "others": [{name: each.get_state() for name, each in own.items()} for own in self._others],
+            "reloads": {name: getattr(*place) for name, place in self._reload_places().items()},
         }
 
     def hold(self, saved: Mapping[str, Any]) -> None:
         """Keep a saved place until `go_on` or `begin_epoch`."""
         self._saved = saved
+        self._reloads = dict(saved.get("reloads", {}))
 
     def _release(self) -> Mapping[str, Any]:
         saved, self._saved = self._saved or {}, None

@@ -19,7 +19,7 @@ from harness import job
 pytestmark = pytest.mark.slow
 SCRIPT = "lightning_exact.py"
 DAILY = ("distributed", "plain", "stream", "often")
-OTHERS = ("unsized", "steps", "shuffled", "generator", "workers", "own", "two", "accumulated", "short")
+OTHERS = ("unsized", "steps", "shuffled", "generator", "workers", "own", "two", "accumulated", "reloaded", "short")
 
 
 def read(path):
@@ -102,6 +102,8 @@ def test_a_fit_that_is_asked_to_leave_owes_the_validation_for_which_no_time_is_l
     ("loop", "every", "kills"),
     [
         ("distributed", 12, (14,)),
+        ("reloaded", 4, (21,)),
+        ("reloaded", 6, (18,)),
         ("plain", 5, (8,)),
         ("plain", 4, (5, 6, 13)),
         ("stream", 12, (14,)),

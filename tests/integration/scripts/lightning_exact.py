@@ -201,6 +201,22 @@ def distributed() -> StatefulDataLoader:
     return StatefulDataLoader(Noisy(), batch_size=2, sampler=DistributedSampler(Noisy(), 1, 0))
 
 
+class Reloaded(pl.LightningDataModule):
+    """Other samples in every second epoch, for the training and for the validation."""
+
+    def train_dataloader(self) -> DataLoader:
+        """Return those of this epoch."""
+        return self._shifted(shuffle=True, batch_size=4)
+
+    def val_dataloader(self) -> DataLoader:
+        """Return those of this epoch."""
+        return self._shifted(batch_size=8)
+
+    def _shifted(self, **options: Any) -> DataLoader:
+        stage = self.trainer.current_epoch // 2
+        return DataLoader([torch.full((4,), index + 100.0 * stage) for index in range(SAMPLES)], **options)
+
+
 EPOCHS = {"max_epochs": 3}
 LOOPS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "distributed": (distributed, "train_epoch", EPOCHS),
@@ -219,6 +235,7 @@ LOOPS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     ),
     "accumulated": (plain, "train_epoch", {**EPOCHS, "accumulate_grad_batches": 5}),
     "often": (plain, "val", {**EPOCHS, "val_check_interval": 1, "limit_val_batches": 1}),
+    "reloaded": (Reloaded, "val", {"max_epochs": 6, "reload_dataloaders_every_n_epochs": 2}),
     "short": (plain, "val", {"max_epochs": 30, "limit_train_batches": 1, "limit_val_batches": 1}),
 }
 
@@ -246,7 +263,11 @@ def fit(name: str, *callbacks: Any, best: Path) -> None:
         **options,
     )
     module = Module(tell, monitor)
-    trainer.fit(module, make(), DataLoader(Noisy(), batch_size=8))
+    data = make()
+    if isinstance(data, Reloaded):
+        trainer.fit(module, datamodule=data)
+    else:
+        trainer.fit(module, data, DataLoader(Noisy(), batch_size=8))
     draws = [torch.rand(()).item(), random.random(), numpy.random.rand()]
     weights = [value.sum().item() for value in module.state_dict().values()]
     files = sorted(os.listdir(best))
