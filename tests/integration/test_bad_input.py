@@ -47,7 +47,7 @@ RENDEZVOUS = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "h:1")
 # name: (arguments of `run`, environment, what is said)
 USAGE = {
     "unknown option": (["--heartbeat-timout", "3", "light.py"], {}, ["--heartbeat-timout", "--heartbeat-timeout?"]),
-    "unknown option of torchrun": (["--nproc_per_nod", "2", "light.py"], {}, ["--nproc_per_nod", "--nproc_per_node?"]),
+    "unknown option of torchrun": (["--nproc_per_nodes", "2", "light.py"], {}, ["--nproc_per_node?"]),
     "option after =": (["--on-hnag=kill", "light.py"], {}, ["unknown option --on-hnag;", "--on-hang?"]),
     "no script": (["--nproc-per-node", "2"], {}, ["no script given", "usage: resilience run"]),
     "missing value": (["--heartbeat-timeout"], {}, ["--heartbeat-timeout", "expected one argument"]),

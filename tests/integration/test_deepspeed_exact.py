@@ -23,8 +23,12 @@ def run(folder: Path, *words: object, ranks: int = 2, fault: str = "", code: int
     """Run the loop, and return the job when it has ended, with that code; None: with an error."""
     folder.mkdir(exist_ok=True)
     env = {"RESILIENCE_FAULT": fault} if fault else {}
-    words = ("deepspeed_exact.py", folder / "out", *words)
-    with job(folder, "--nproc-per-node", str(ranks), *map(str, words), env=env) as started:
+    command = ("--nproc-per-node", str(ranks), "deepspeed_exact.py", str(folder / "out"), *map(str, words))
+    if fault and not (folder / "out.done").exists():  # it would strike what is trained without the SDK
+        (folder / "control").mkdir()
+        with job(folder / "control", *command, "--control") as control:
+            assert control.finish() == 0, control.screen
+    with job(folder, *command, env=env) as started:
         ended = started.finish()
         assert ended == code if code is not None else ended not in (0, 75), started.screen
         return started
@@ -66,8 +70,9 @@ def test_each_loader_goes_on_at_its_place(tmp_path: Path, loader: str) -> None:
     """Also that of `training_data=`, and in a `RepeatingLoader` that has begun its pass before `attach`."""
     run(tmp_path, "--loader", loader, "--every", 2, fault="kill:rank=1,step=5")
     check_exact(tmp_path)
-    run(tmp_path / "again", "--loader", loader, "--every", 2, "--stage", 3, fault="preempt:rank=0,step=7", code=75)
-    run(tmp_path / "again", "--loader", loader, "--every", 2, "--stage", 3)
+    again = ("--loader", loader, "--every", 2, "--stage", 3, "--slow-from", 5)
+    run(tmp_path / "again", *again, fault="preempt:rank=0,step=5", code=75)
+    run(tmp_path / "again", *again)
     check_exact(tmp_path / "again")
 
 
@@ -86,12 +91,12 @@ def test_a_save_between_two_micro_batches_is_said_and_begins_its_step_anew(tmp_p
 @pytest.mark.release
 def test_what_is_other_at_a_resume_is_said(tmp_path: Path) -> None:
     """Accumulation, and a loop whose loader nobody knows; another number of ranks ZeRO refuses before a step."""
-    run(tmp_path, "--every", 2, fault="preempt:rank=0,step=4", code=75)
+    run(tmp_path, "--every", 2, "--slow-from", 4, fault="preempt:rank=0,step=4", code=75)
     done = run(tmp_path, "--every", 2, "--accumulate", 1, "--batch", 4, "--untold")
     found = {event["limit"] for event in done.events("resume_limit", at_resume=True)}
     assert found == {"deepspeed accumulation", "deepspeed counted", "deepspeed loader"}
     folder = tmp_path / "other"
-    first = run(folder, "--every", 2, fault="preempt:rank=0,step=4", code=75)
+    first = run(folder, "--every", 2, "--slow-from", 4, fault="preempt:rank=0,step=4", code=75)
     assert first.events("resume_limit") == []
     before = (folder / "out.sdk.0").read_text()
     again = run(folder, "--every", 2, ranks=1, code=None)

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import signal
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +38,8 @@ parser.add_argument("--every", type=int, default=3)
 parser.add_argument("--stage", type=int, default=1)
 parser.add_argument("--accumulate", type=int, default=WINDOW)
 parser.add_argument("--batch", type=int, default=BATCH)
+parser.add_argument("--slow-from", type=int, default=1 << 30, help="at this step steps begin to take their time")
+parser.add_argument("--control", action="store_true", help="train without the SDK alone")
 parser.add_argument("--killed-behind", type=int, help="the batches of this epoch, before what follows them")
 parser.add_argument("--saves-in-window", type=int, help="save() in this step, behind its first micro-batch, and die")
 parser.add_argument("--untold", action="store_true", help="attach() is given no loader")
@@ -122,9 +125,10 @@ def train(out: str, attach: Any) -> None:
 
     def micro_step(batch: torch.Tensor) -> None:
         step, is_first = engine.global_steps, engine.micro_steps % args.accumulate == 0
+        time.sleep(0.2 * (step >= args.slow_from))  # a stop is agreed some steps ahead
         loss = engine(batch[:, None]).square().mean()
         engine.backward(loss)
-        if is_first and step == args.saves_in_window and handle.save():
+        if is_first and attempt == 0 and step == args.saves_in_window and handle.save():
             engine.step()
             os.kill(os.getpid(), signal.SIGKILL)
         engine.step()
@@ -176,5 +180,6 @@ if not Path(f"{args.out}.done").exists():
     train(args.out, alone)
     dist.barrier()
     Path(f"{args.out}.done").touch()
-train(f"{args.out}.sdk", attached)
+if not args.control:
+    train(f"{args.out}.sdk", attached)
 dist.destroy_process_group()
