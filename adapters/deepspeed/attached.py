@@ -329,6 +329,7 @@ class Attached(SavingLoop):
                 result = plain(loss, *args, **options)
             finally:
                 self._thread = thread
+            self._steps.is_behind_backward = True
             if is_ours:
                 guard.run(lambda: self._losses.add(loss))
             return result
@@ -461,7 +462,7 @@ class Attached(SavingLoop):
         return write
 
     def _save_by(self, save: Callable[..., Any], directory: Path) -> None:
-        if is_window_open(self._engine):
+        if self._steps.is_behind_backward or is_window_open(self._engine):
             note_open_window(goes_back=self._walk.goes_back)
         patches = Patches()
         patches.replace(self._engine.checkpoint_engine, "save", save)

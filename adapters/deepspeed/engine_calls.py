@@ -18,6 +18,8 @@ class EngineSteps:
         self._engine, self._plain = engine, engine.step
         self._before: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._behind: OrderedDict[int, Callable[..., None]] = OrderedDict()
+        self.is_behind_backward = False
+        """Whether a backward was made since the engine's last `step`; set by whoever hears it."""
 
     def register_step_pre_hook(self, hook: Callable[..., None]) -> Any:
         """Call `hook(self, args, kwargs)` before each step; return the handle that removes it."""
@@ -35,6 +37,7 @@ class EngineSteps:
             for hook in tuple(self._before.values()):
                 hook(self, (self,), {})
         result = self._plain(*args, **options)
+        self.is_behind_backward = False
         if engine.global_steps != before:
             for hook in tuple(self._behind.values()):
                 hook(self, (self,), {})

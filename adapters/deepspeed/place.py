@@ -300,7 +300,7 @@ def note_open_window(*, goes_back: bool) -> None:
     note(
         "deepspeed window",
         "gradients that were added up since the last step",
-        "the checkpoint was saved between two micro-batches of a step, so that a resume begins that step anew, with "
+        "the checkpoint was saved within a step, behind a backward, so that a resume begins that step anew, with "
         + ("other random numbers" if goes_back else "other micro-batches"),
         "call handle.save() where engine.is_gradient_accumulation_boundary() was true before engine.step()",
     )
