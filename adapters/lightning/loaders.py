@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.adapters._base import Patches
-from resilience_sdk.checkpoint.generators import find_generators
+from resilience_sdk.checkpoint.generators import capture_one, find_generators, restore_one
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.core.resume_limits import note
@@ -50,7 +50,7 @@ class Draws:
         self.torch = torch.get_rng_state()
         numpy = sys.modules.get("numpy")
         self.numpy = None if numpy is None else numpy.random.get_state(legacy=True)
-        self.own = {name: generator.get_state() for name, generator in generators.items()}
+        self.own = own_states(generators)
 
     def saved(self) -> dict[str, Any]:
         """Return them as a checkpoint holds them."""
@@ -86,11 +86,27 @@ def set_draws(generators: Generators, saved: Mapping[str, Any] | None) -> None:
     set_own(generators, saved["own"])
 
 
+def own_states(generators: Generators) -> dict[str, Any]:
+    """Return the states of generators of a loader: of torch, of Python or of numpy."""
+    import torch
+
+    return {
+        name: one.get_state() if isinstance(one, torch.Generator) else capture_one(one)
+        for name, one in generators.items()
+    }
+
+
 def set_own(generators: Generators, states: Mapping[str, Any]) -> None:
-    """Set generators of a loader as they were then, as far as they are the same ones."""
+    """Set generators of a loader as they were then, as far as they are the same ones, and of the same kind."""
+    import torch
+
     for name, generator in generators.items():
-        if name in states:
-            generator.set_state(states[name])
+        state = states.get(name)
+        if isinstance(generator, torch.Generator):
+            if isinstance(state, torch.Tensor):
+                generator.set_state(state)
+        elif isinstance(state, Mapping):
+            restore_one(generator, state)
 
 
 def say_limits(loader: Any) -> None:
@@ -162,7 +178,7 @@ class LoaderWatch:
     def capture(self, ahead: int) -> dict[str, Any]:
         """Return the place in this pass, without the batches that are fetched `ahead` of the training."""
         now = self._pass
-        place: dict[str, Any] = {"own": {name: each.get_state() for name, each in self.generators.items()}}
+        place: dict[str, Any] = {"own": own_states(self.generators)}
         if now is not None:
             place |= now.capture(ahead)
         elif self.has_state:
@@ -385,7 +401,7 @@ class TrainingData(Patches):
         return {
             "loaders": [watch.capture(ahead) for watch in self._current()],
             "consumed": list(getattr(iterator, "_consumed", ())),
-            "others": [{name: each.get_state() for name, each in own.items()} for own in self._others],
+            "others": [own_states(own) for own in self._others],
             "reloads": {name: getattr(*place) for name, place in self._reload_places().items()},
         }
 

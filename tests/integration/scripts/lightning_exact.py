@@ -36,13 +36,18 @@ SAMPLES = 24
 
 
 class Noisy(Dataset):
-    """Samples with an augmentation of each kind of generator."""
+    """Samples with an augmentation of each kind of generator, those of the data set's own among them."""
+
+    def __init__(self) -> None:
+        self._numpy, self._python = numpy.random.default_rng(4), random.Random(2)
+        self._torch, self._legacy = torch.Generator().manual_seed(3), numpy.random.RandomState(5)
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return noisy(index)
+        own = self._numpy.random() + self._python.random() + self._legacy.random_sample()
+        return noisy(index) + torch.tensor([0, own, torch.rand((), generator=self._torch).item(), 0])
 
 
 def noisy(index: int) -> torch.Tensor:
