@@ -19,13 +19,16 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.checkpoint.generators import generators_below
+
 States = Mapping[str, Any]
 """The states of generators by their names, as a JSON value."""
 
 _MAX_DEPTH = 5
-_WAYS = {"base_dataloader", "batch_sampler", "sampler", "dataset", "data_source", "transform"}
+_WAYS = {"base_dataloader", "batch_sampler", "sampler", "data_source"}
+_OF_BATCHES = {"dataset", "transform", "collate_fn"}
 _SAMPLED = 8  # elements of each tensor
-_DATA = {"dataset", "data_source", "transform"}
+_DATA = {"dataset", "data_source", "transform", "collate_fn"}
 # Python's and NumPy's generators cost 40 us to read: at each of the first batches, then, as long as none draws, at few.
 _ALL_OF_FIRST = 32
 _ONE_OF = 16
@@ -123,6 +126,8 @@ def _find(owner: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any
         where = f"{path}.{name}" if path else name
         if _is_generator(value):
             yield where, value
+        elif name in _OF_BATCHES:
+            yield from generators_below(value, where)
         elif name in _WAYS:
             yield from _find(value, where, depth + 1)
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import functools
 import random
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -161,3 +163,41 @@ def test_generators_that_a_sampler_holds_are_restored():
     first = [Loader.sampler.draw() for _ in range(2)]
     set_rng(found, saved)
     assert [Loader.sampler.draw() for _ in range(2)] == first
+
+
+def mixing(rows, rng=None):
+    """A collate function of a module."""
+    return OF_MODULE if rng is None else rng.random()
+
+
+OF_MODULE = random.Random(6)
+
+
+def test_generators_of_transforms_and_of_collate_functions_are_found():
+    """A step of a pipeline below the data set; an attribute, a partial's argument, a closure, a method, a name."""
+    own, other = random.Random(1), torch.Generator()
+    step, data = SimpleNamespace(rng=own), SimpleNamespace(transform=SimpleNamespace(steps=[lambda x: x]))
+    data.transform.steps.append(step)
+
+    def found(collate):
+        loader = SimpleNamespace(dataset=data, collate_fn=collate)
+        return {name: generator for name, generator in find_generators(loader).items() if generator is not own}
+
+    assert find_generators(SimpleNamespace(dataset=data)) == {"dataset.transform.steps.1.rng": own}
+    holder = Holder()
+    for collate in (
+        SimpleNamespace(deep=SimpleNamespace(generator=other)),
+        functools.partial(mixing, rng=other),
+        lambda rows: other.initial_seed() + len(rows),
+    ):
+        assert other in found(collate).values()
+    assert found(mixing) == {"collate_fn.OF_MODULE": OF_MODULE}
+    assert set(found(holder.draw).values()) == {*holder.generators, holder.random, holder.legacy, holder.torch}
+    assert found(None) == {}
+
+
+def test_what_is_large_or_goes_round_is_looked_at_for_a_moment():
+    """Samples are not looked through, and an object may hold itself."""
+    data = SimpleNamespace(samples=[random.Random(number) for number in range(1000)], tensor=torch.ones(9))
+    data.data = data
+    assert len(find_generators(SimpleNamespace(dataset=data))) == 16
