@@ -31,6 +31,7 @@ _WRONG_USE = "resilience_sdk.errors.ConfigError"  # its message has the cure
 _NOT_SAVED = "resilience_sdk.errors.NotSavedError"
 _NO_CHECKPOINT = "resilience_sdk.errors.CheckpointError"
 _REPAIR = "do what the error says of the checkpoints, or start over in another run directory (--fresh)"
+_MISMATCH = "user_collective_mismatch"
 _WAIT_FIRST_S = 5.0
 _WAIT_CAP_S = 60.0
 # Causes outside the program: the same message twice does not make them the program's fault.
@@ -282,21 +283,18 @@ def _broken(last: AttemptEnd) -> tuple[JobVerdict, str] | None:
 
 
 def _proven_bug(history: Sequence[AttemptEnd]) -> tuple[JobVerdict, str] | None:
-    """End a job whose program has shown the same fault of its own at the same step before, however it ended then.
+    """End a job whose ranks call other collectives than one another at the step at which they did before.
 
-    The collectives of its ranks that do not match, say: a hang, an abort by the library, an exception.
+    However the two attempts ended: a hang, an abort by the library, an exception. Errors have a rule of their own.
     """
     last = history[-1]
-    is_users = last.category == "user" and lookup(last.cause).action == "stop" and last.confidence >= SURE
-    if not is_users or last.reached is None:
+    if last.cause != _MISMATCH or last.confidence < SURE or last.reached is None:
         return None
-    for end in history[:-1]:
-        is_same = (end.cause, end.reached) == (last.cause, last.reached) and end.confidence >= SURE
-        if is_same and (None in (end.error, last.error) or end.error == last.error):
-            return JobVerdict.STOP, (
-                f"{last.cause} came twice behind {last.reached} completed steps, which is a fault of the program: "
-                "another attempt would end alike"
-            )
+    if any((end.cause, end.reached) == (_MISMATCH, last.reached) and end.confidence >= SURE for end in history[:-1]):
+        return JobVerdict.STOP, (
+            f"{_MISMATCH} came twice behind {last.reached} completed steps, which is a fault of the program: "
+            "another attempt would end alike"
+        )
     return None
 
 

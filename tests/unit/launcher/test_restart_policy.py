@@ -152,7 +152,8 @@ def test_a_proven_bug_that_comes_again_at_its_step_stops_the_job():
         {"cause": "rank_abort", "category": "process"},
     ):
         assert decide([hang, attrs.evolve(abort, **other)], 9).restarts
-    assert decide([raised, attrs.evolve(raised, error=attrs.evolve(ERROR, message="worse"))], 9).restarts
+    code = attrs.evolve(raised, cause="user_code_error")
+    assert decide([code, attrs.evolve(code, error=attrs.evolve(ERROR, message="worse"))], 9).restarts
 
 
 @pytest.mark.parametrize("category", ["network", "storage", "hardware", "host"])
