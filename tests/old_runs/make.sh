@@ -10,7 +10,7 @@ mkdir -p "$place"
 for way in start_run checkpointer lightning transformers accelerate deepspeed megatron; do
     run=$place/$way
     # It dies behind its fifth step, on purpose; the newest save is that of the fourth.
-    (cd "$place" && PYTHONPATH= "$python" "$here/loops.py" "$way" "$run" 5 >"$place/$way.out" 2>"$place/$way.err") || true
+    (cd "$place" && PYTHONPATH='' "$python" "$here/loops.py" "$way" "$run" 5 >"$place/$way.out" 2>"$place/$way.err") || true
     grep '^{' "$place/$way.out" | tail -n 1 >"$place/$way.json"
     rm -rf "${here:?}/$way"
     mkdir "$here/$way"
@@ -20,6 +20,9 @@ for way in start_run checkpointer lightning transformers accelerate deepspeed me
         mkdir "$here/$way/checkpoints"
         cp -r "$run/checkpoints/step-00000004" "$here/$way/checkpoints/"
         if [ -d "$run/journal" ]; then cp -r "$run/journal" "$here/$way/"; fi
+    fi
+    if [ "$way" = deepspeed ]; then
+        PYTHONPATH='' "$python" "$here/without_scripts.py" "$here/$way/checkpoints/step-00000004"
     fi
     cp "$place/$way.json" "$here/$way/expected.json"
     find "$here/$way" -type f -path '*/journal/*' -exec sed -i -E "s/$(hostname)/host/g; s/(\"boot_id\":\")[^\"]*/\10/" {} +
