@@ -22,6 +22,7 @@ CALLS = (
 )  # fmt: skip
 _CALL = re.compile(r"(\w+)\((.*)\)\s+= (-?\w+|\?)(.*)")
 _TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_DIRECTORY = re.compile(r"\w+<([^>]*)>, ")
 _WRITES = re.compile(r"O_WRONLY|O_RDWR|O_CREAT")
 _NAMES = {"symlink": -1, "symlinkat": -1, "link": -1, "linkat": -1, "rename": -1, "renameat": -1, "renameat2": -1}
 
@@ -61,10 +62,17 @@ class Call:
         if self.name in ("open", "openat", "creat"):
             if self.name != "creat" and not _WRITES.search(self.arguments):
                 return None
-            return self.result.partition("<")[2].rstrip(">")  # as the kernel resolved it
+            resolved = self.result.partition("<")[2].rstrip(">")  # as the kernel resolved it
+            return resolved or self._asked_for()  # another thread may close it before strace asks
         if self.name in ("mkdir", "mkdirat", "mknod", "mknodat") or self.name in _NAMES:
             return self.texts[_NAMES.get(self.name, 0)]
         return None
+
+    def _asked_for(self) -> str:
+        """Return the path as the caller has written it, below the directory that it is relative to."""
+        asked = self.texts[0] if self.texts else "unavailable"
+        below = _DIRECTORY.match(self.arguments)
+        return asked if below is None or asked == "unavailable" else str(Path(below[1]) / asked)
 
 
 @attrs.frozen
