@@ -9,7 +9,6 @@ they are set as they were at the save, since augmentation in this process and th
 from __future__ import annotations
 
 import contextlib
-from binascii import crc32
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +17,7 @@ from resilience_sdk.checkpoint.passes import draw_order, use_up
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.iterated_class import plain_class
 from resilience_sdk.core.resume_limits import note
-from resilience_sdk.core.resume_proof import ResumeCheck
-from resilience_sdk.rank import fingerprints
-from resilience_sdk.rank.fingerprints import EpochPrint, Tap
+from resilience_sdk.rank.pass_print import PassPrint
 from resilience_sdk.straggler import section
 
 END = object()  # what `next_batch` returns after the last one
@@ -36,15 +33,8 @@ class Walk:
         """Whether something of the training's own stands behind the batches of each epoch (`Run.epochs`)."""
         self.owes_tail = False
         """Whether the steps of this epoch are done, at its end or where the training ends, and its tail is not."""
-        self.is_checked = False
-        """Whether the batches of an epoch have a fingerprint, which is compared where they are read again."""
-        self.told: Callable[[ResumeCheck], None] = _tell_nobody
-        """Takes what comes out of that."""
-        self.newest_order: int | None = None
-        """A number for the samples of the newest batch; None where nobody knows them."""
-        self._print: EpochPrint | None = None
-        self._saved_print: EpochPrint | None = None
-        self._tap: Tap | None = None
+        self.prints = PassPrint()
+        """The fingerprint of this epoch's batches."""
         self._is_read = False  # all batches of this epoch are
         self._epoch_rng: dict[str, Any] | None = None
         self._generators: dict[str, Any] = {}
@@ -81,9 +71,7 @@ class Walk:
             place["generators"] = now
         if sizes:
             place["sizes"] = sizes
-        # Restored, and not gone on with yet: it is as it was.
-        known = self._print if self._saved_print is None else self._saved_print
-        found = None if known is None else known.to_json(self.batches)
+        found = self.prints.to_json(self.batches)
         return place if found is None else {**place, "print": found}
 
     def restore(self, saved: Mapping[str, Any], saved_ranks: int, ranks: int) -> None:
@@ -94,7 +82,7 @@ class Walk:
         self.owes_tail, self._is_read = bool(saved.get("owes_tail")), bool(saved.get("is_read"))
         self._is_resumed = True
         self._saved_generators = saved.get("generators", {})
-        self._saved_print = EpochPrint.resumed(saved.get("print"), self.batches) if saved_ranks == ranks else None
+        self.prints.resume(saved.get("print") if saved_ranks == ranks else None, self.batches)
         self._saved_sizes = saved.get("sizes") or {}
         if saved_ranks != ranks:
             self.batches = self.batches * saved_ranks // ranks
@@ -136,7 +124,7 @@ class Walk:
     def _to_epoch(self, epoch: int) -> None:
         self.epoch, self.batches, self._epoch_rng, self._is_resumed = epoch, 0, None, False
         self.owes_tail = self._is_read = False
-        self._print = self._saved_print = None
+        self.prints.leave()
 
     def leave_tails(self) -> None:
         """Let epochs have no tail: one whose batches are all read is complete, which is where we are then."""
@@ -173,50 +161,12 @@ class Walk:
         """
         _set_epoch(loader, self.epoch)
         self.prepare_epoch(loader)
-        self._begin_print(loader)
-        with fingerprints.tapped(loader, self._tap):
+        self.prints.begin(loader, has_state=self._has_state)
+        with self.prints.tapped(loader):
             batches = iter(loader)
-        if self._print is not None:
-            batches = _Noted(batches, self._note)
+        if self.prints.is_known:
+            batches = _Noted(batches, self.prints.note)
         return self.enter_epoch(batches, restore_rng, is_speaker=is_speaker)
-
-    def _begin_print(self, loader: Iterable[Any]) -> None:
-        self._print = self.newest_order = None
-        if self.is_checked and not self._has_state:
-            if self._tap is None or not self._tap.is_of(loader):  # workers that persist go on to draw from the first
-                self._tap = fingerprints.tap_of(loader)
-            if fingerprints.repeats(loader, self._tap):
-                self._print = fingerprints.new_print(loader, self._tap)
-
-    def _note(self, batch: Any) -> None:
-        self.newest_order = None
-        if self._print is None:
-            return
-        if self._tap is None:
-            shapes, content = fingerprints.print_of_content(batch)
-            self._print.add(shapes << 32 | content)
-        elif self._tap.drawn:
-            self.newest_order = self._tap.drawn.popleft()
-            self._print.add(self.newest_order)
-        else:
-            self._print = None  # it does not draw from the tap after all
-
-    @property
-    def facts(self) -> int:
-        """A number for what has to be alike for two passes over the data to be compared."""
-        known = self._print
-        return 0 if known is None else crc32(repr((known.kind, sorted(known.facts.items()))).encode())
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether each pass gives out the same batches."""
-        return self._print is not None and self._print.kind == fingerprints.CONTENT
-
-    def _compare_print(self) -> None:
-        saved, self._saved_print = self._saved_print, None
-        check = fingerprints.order_check(saved, self._print, self.epoch, self._loader)
-        if check is not None and self.is_checked:
-            self.told(check)
 
     def prepare_epoch(self, loader: Iterable[Any]) -> None:
         """Set the generators as they were when this epoch began, before an iterator of it is made."""
@@ -264,13 +214,13 @@ class Walk:
         if is_resumed and self.batches:
             if not self._has_state:
                 self._fast_forward(batches, is_speaker=is_speaker)
-                self._compare_print()
+                self.prints.compare(self.epoch, self._loader)
             else:
                 draw_order(batches)
             # Not at the start of an epoch: there the save was before what iter() has just drawn.
             restore_rng()
             restore_of_data(self._generators, self._saved_generators)
-        self._saved_print = None
+        self.prints.forget_saved()
         return batches
 
     def _fast_forward(self, batches: Iterator[Any], *, is_speaker: bool) -> None:
@@ -302,10 +252,6 @@ class _Noted:
         batch = self._next()
         self._note(batch)
         return batch
-
-
-def _tell_nobody(_: ResumeCheck) -> None:
-    """Take the result of a check that nobody wants."""
 
 
 def _sizes(loader: Any) -> dict[str, int]:

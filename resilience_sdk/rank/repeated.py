@@ -1,26 +1,16 @@
-"""Steps that are done twice: each is witnessed as it begins, and compared with what the attempt before has left of it.
+"""Steps that are done twice: the witness of each is compared with what the attempt before has left of it.
 
 Where nothing else is said, the first difference is what counts: all that follows may follow from it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
-import random
-import struct
-import sys
-from array import array
-from binascii import crc32
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
 
 import attrs
 
-from resilience_sdk.core.journal import CURVES, Event, read_journal
 from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, STEPS, ResumeCheck
-from resilience_sdk.numerics import watch as numerics
-from resilience_sdk.rank.fingerprints import print_of_content
 from resilience_sdk.recorder.witness_ring import (
     CONTENT,
     FIXED,
@@ -30,14 +20,9 @@ from resilience_sdk.recorder.witness_ring import (
     RATES,
     WitnessedStep,
     Witnesses,
-    WitnessRing,
 )
 
-if TYPE_CHECKING:
-    from resilience_sdk.rank.data import Walk
-    from resilience_sdk.rank.session import Session
-
-_CURES = {
+CURES: Mapping[str, str] = {
     "samples": "the data have to come in the same order again: let samplers draw from torch's generators or from "
     "set_epoch(epoch), or give a loader with state_dict()",
     "learning rate": "give the scheduler to state, and step it at one place of the loop",
@@ -46,23 +31,8 @@ _CURES = {
 }
 # By how many steps a loss is heard late: one on a CPU.
 _LOSS_LATE = 2
-# Sums over more ranks may come in another order.
-_MAX_RANKS_OF_LOSS = 2
-_LOSSES = "their losses, too"
-
-
-def rates_of(optimizers: Iterable[Any]) -> tuple[int, float] | None:
-    """Return a number for the learning rates of all groups, and the first; None where one lies on a device."""
-    rates = []
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            rate = group.get("lr", 0.0)
-            if not isinstance(rate, float):
-                if getattr(rate, "is_cpu", True) is False:
-                    return None
-                rate = float(rate)
-            rates.append(rate)
-    return (crc32(struct.pack(f"<{len(rates)}d", *rates)), rates[0]) if rates else None
+LOSSES = "their losses, too"
+"""What an exact resume says where they were compared."""
 
 
 def differing_part(before: WitnessedStep, now: WitnessedStep, *, compares_rates: bool = True) -> tuple[str, str] | None:
@@ -103,6 +73,8 @@ class Comparison:
     """The last step that the attempt before has left."""
     is_trusted: Callable[[], bool] = bool
     """Whether a loss that differs counts: an earlier resume of this run had equal ones."""
+    cures: Mapping[str, str] = CURES
+    """What to do about each part, where the loop is that of a framework."""
     equal: int = 0
     random: int = 0
     equal_losses: int = 0
@@ -128,7 +100,9 @@ class Comparison:
         found = differing_part(before, now, compares_rates=self._compares_rates)
         if found is not None:
             part, words = found
-            self._finish(ResumeCheck(STEPS, NOT_EXACT, f"step {now.step}: {words}", part, now.step, cure=_CURES[part]))
+            self._finish(
+                ResumeCheck(STEPS, NOT_EXACT, f"step {now.step}: {words}", part, now.step, cure=self.cures[part])
+            )
             return False
         self.random += is_random(before, now)
         self.equal += 1
@@ -160,12 +134,12 @@ class Comparison:
         if self.other_loss is not None and not self.random and self._compares_rates and self.is_trusted():
             step, was, now = self.other_loss
             text = f"step {step}: loss {now:.9g} instead of {was:.9g}, of the same samples and learning rate"
-            self._finish(ResumeCheck(STEPS, NOT_EXACT, text, "loss", step, cure=_CURES["loss"]))
+            self._finish(ResumeCheck(STEPS, NOT_EXACT, text, "loss", step, cure=self.cures["loss"]))
             return
         steps = "step" if self.equal == 1 else "steps"
         text = f"{self.equal} of {self.equal} repeated {steps} equal"
         if self.equal_losses and self.other_loss is None:
-            text += f", {_LOSSES}"
+            text += f", {LOSSES}"
         if self.random:
             text += (
                 f"; {self.random} with other values of the same samples, as of an augmentation with numbers of its own"
@@ -185,6 +159,7 @@ def begin(
     skipped: Collection[int],
     told: Callable[[ResumeCheck], None],
     is_trusted: Callable[[], bool] = bool,
+    cures: Mapping[str, str] = CURES,
 ) -> Comparison | None:
     """Return the comparison from `step` on; None where nothing is repeated, or `told` hears why it is not compared."""
     repeated = {} if found is None else {number: one for number, one in found.steps.items() if number >= step}
@@ -200,113 +175,4 @@ def begin(
     if why is not None:
         told(ResumeCheck(STEPS, NOT_COMPARED, why))
         return None
-    return Comparison(repeated, told, max(repeated), is_trusted)
-
-
-class StepWitness:
-    """What a loop leaves of each step, and what it compares it with; of the thread that trains. Never raises."""
-
-    def __init__(
-        self, session: Session, walk: Walk, optimizers: Iterable[Any], skipped: Callable[[], Collection[int]]
-    ) -> None:
-        """Witness the steps of one loop. `skipped()`: steps whose batches are left out since a rollback."""
-        self._session = session
-        self._walk = walk
-        self._optimizers = tuple(optimizers)
-        self._skipped = skipped
-        self._ring: WitnessRing | None = None
-        self._comparison: Comparison | None = None
-        self._is_begun = False
-        self._looks_at_generators = 2
-
-    def saved(self) -> None:
-        """Look at the generators in the next two steps: those behind a save."""
-        self._looks_at_generators = 2
-
-    def note(self, step: int, batch: Any) -> None:
-        """Leave a step as it begins, with its batch."""
-        if self._ring is None and (self._is_begun or not self._begin(step)):
-            return
-        try:
-            one = self._look(step, batch)
-        except Exception as error:  # noqa: BLE001 - a batch or an optimizer of somebody else's kind
-            self._give_up(error)
-            return
-        if self._ring is not None:
-            self._ring.put(*one, 0.0)
-        if self._comparison is not None and not self._comparison.look(WitnessedStep(*one)):
-            self._comparison = None
-
-    def close(self) -> None:
-        """Say what came out of the comparison, where not all steps that were to be repeated are."""
-        if self._comparison is not None:
-            self._comparison.close()
-            self._comparison = None
-
-    def _begin(self, step: int) -> bool:
-        self._is_begun = True
-        facts = self._walk.facts
-        self._ring = self._session.make_witness_ring(facts)
-        if self._ring is None:
-            return False
-        if step:
-            before, size = self._session.find_witnesses(), self._session.identity.world_size
-            told = self._walk.told
-            self._comparison = begin(before, step, size, facts, self._skipped(), told, self._losses_count)
-        watch = numerics.watch_of_adapters()
-        if watch is not None:
-            watch.heard = self._hear
-        return True
-
-    def _hear(self, step: int, loss: float) -> None:
-        if self._ring is not None:
-            self._ring.add_loss(step, loss)
-        if self._comparison is not None:
-            self._comparison.hear(step, loss)
-
-    def _losses_count(self) -> bool:
-        """Tell whether this run has repeated its losses at a resume before: not every kernel gives the same twice."""
-        if self._session.identity.world_size > _MAX_RANKS_OF_LOSS:
-            return False
-        checks = [event for event in read_journal(self._session.run_dir.journal, without=CURVES).events
-                  if event.get("event") == Event.RESUME_CHECK.value]  # fmt: skip
-        return any(_LOSSES in str(check.get("text")) for check in checks)
-
-    def _look(self, step: int, batch: Any) -> tuple[int, int, int, int, int, int, int, int, float, int]:
-        walk, seen, generators = self._walk, CONTENT, 0
-        shapes, content = print_of_content(batch)
-        if walk.newest_order is not None:
-            seen |= ORDER
-        elif walk.is_fixed:
-            seen |= FIXED
-        rates = rates_of(self._optimizers)
-        if rates is not None:
-            seen |= RATES
-        if self._looks_at_generators:
-            self._looks_at_generators -= 1
-            generators, seen = _print_of_generators(), seen | GENERATORS
-        rate_print, rate = rates or (0, 0.0)
-        order = walk.newest_order or 0
-        return step, walk.epoch, walk.batches, seen, shapes, order, content, rate_print, rate, generators
-
-    def _give_up(self, error: Exception) -> None:
-        """Witness no more steps: what cannot be looked at once cannot be in the next step."""
-        self._ring = self._comparison = None
-        self._session.journal.emit(Event.DEGRADED, what="witness", why=f"{type(error).__name__}: {error}")
-
-
-def _print_of_generators() -> int:
-    """Return a number for the generators of this process, as quick as it can be: it may be that of every step."""
-    _, words, gauss = random.getstate()
-    found = crc32(array("Q", words), crc32(repr(gauss).encode()))
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        _, keys, *others = numpy.random.get_state(legacy=True)
-        found = crc32(keys.tobytes(), crc32(repr(tuple(map(float, others))).encode(), found))
-    if torch is not None:
-        states = [torch.get_rng_state()]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            states.append(torch.cuda.get_rng_state())  # kept on the host
-        for state in states:
-            found = crc32(ctypes.string_at(state.data_ptr(), state.numel()), found)
-    return found
+    return Comparison(repeated, told, max(repeated), is_trusted, cures)

@@ -21,7 +21,6 @@ from resilience_sdk import numerics, preemption
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.core.console import say, say_once
-from resilience_sdk.core.resume_proof import EXACT, NOT_EXACT, STEPS, ResumeCheck
 from resilience_sdk.core.settings import Settings, load_settings, override_settings
 from resilience_sdk.errors import ConfigError, Preempted, ResilienceError
 from resilience_sdk.heartbeats import heartbeat
@@ -33,7 +32,7 @@ from resilience_sdk.rank.data import END, Walk, has_state, next_batch
 from resilience_sdk.rank.degraded import NoCheckpointer, pageless_session
 from resilience_sdk.rank.identity import refuse_fresh_start
 from resilience_sdk.rank.lifecycle import ensure_started, has_failed_to_start
-from resilience_sdk.rank.repeated import StepWitness
+from resilience_sdk.rank.loop_proof import LoopProof
 from resilience_sdk.rank.session import Session
 from resilience_sdk.system.installation import refusal
 
@@ -77,10 +76,7 @@ class Run:
         self._is_entered = self._is_resumed = self._is_done = False
         self._is_to_save = state is not None
         self.checkpointer = self._make_checkpointer(state)
-        if session is not None and not isinstance(self.checkpointer, NoCheckpointer):
-            self._walk.is_checked = session.settings.resume_check != "off"
-            self._walk.told = self._tell_check
-        self._witness = self._make_witness(state)
+        self._proof = self._make_proof(state)
 
     def _make_checkpointer(self, state: Mapping[str, Any] | None) -> Checkpointer | NoCheckpointer:
         if self.session is None:
@@ -108,11 +104,13 @@ class Run:
         checkpointer.time_left = preemption.time_left
         return checkpointer
 
-    def _make_witness(self, state: Mapping[str, Any] | None) -> StepWitness | None:
-        if self.session is None or state is None or not self._walk.is_checked:
+    def _make_proof(self, state: Mapping[str, Any] | None) -> LoopProof | None:
+        is_saving = self.session is not None and not isinstance(self.checkpointer, NoCheckpointer)
+        if self.session is None or state is None or not is_saving or self.session.settings.resume_check == "off":
             return None
+        self._walk.prints.is_checked = True
         optimizers = [item for item in state.values() if isinstance(getattr(item, "param_groups", None), list)]
-        return StepWitness(self.session, self._walk, optimizers, lambda: self.checkpointer.skipped_steps)
+        return LoopProof(self.session, self._walk.prints, optimizers, lambda: self.checkpointer.skipped_steps)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -153,8 +151,8 @@ class Run:
         try:
             # A loop that was left by an exception is still inside its heartbeat: the traceback holds it.
             self._leave_steps()
-            if self._witness is not None:
-                self._witness.close()
+            if self._proof is not None:
+                self._proof.close()
             is_clean = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             if is_clean and not self.preempted:
                 if self._has_open_body and self._leave_body():
@@ -360,8 +358,8 @@ class Run:
                 if self.step in self.checkpointer.skipped_steps:
                     self._say_skipped()
                 else:
-                    if self._witness is not None:
-                        self._witness.note(self.step, batch)
+                    if self._proof is not None:
+                        self._proof.note(self.step, walk.epoch, walk.batches, batch)
                     with heartbeat("step", step=self.step):
                         yield self.step, batch
                     is_worked = True
@@ -400,22 +398,8 @@ class Run:
             say(f"the batch of step {self.step} is left out: its numbers were bad, and the run was rolled back")
 
     def _saved(self) -> None:
-        if self._witness is not None:
-            self._witness.saved()
-
-    def _tell_check(self, check: ResumeCheck) -> None:
-        """Journal what comes out of a comparison on this rank, and say it: a difference by one rank of each node.
-
-        That nothing differs is recorded by rank 0, that something does by whoever finds it.
-        """
-        if self.session is None:
-            return
-        me = self.session.identity
-        if me.rank == 0 or check.result == NOT_EXACT:
-            check = attrs.evolve(check, rank=me.rank)
-            self.session.journal.emit(check.event, step=check.step, **check.facts())
-            if (check.result == NOT_EXACT and me.local_rank == 0) or (check.what == STEPS and check.result == EXACT):
-                say(check.line)
+        if self._proof is not None:
+            self._proof.saved()
 
     def _save_s(self) -> float:
         return float(getattr(self.checkpointer, "expected_save_s", 0.0) or 0.0)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from resilience_sdk.checkpoint.digests import of_rank
 from resilience_sdk.checkpoint.state import capture_rng
 from resilience_sdk.rank.data import Walk
-from resilience_sdk.rank.repeated import StepWitness
+from resilience_sdk.rank.loop_proof import LoopProof
 from resilience_sdk.recorder.witness_ring import WitnessRing
 
 STEPS = 400
@@ -58,7 +58,7 @@ def added(folder: Path, size: int, batch: Any) -> float:
             Given(batch, size * STEPS), size, sampler=range(size * STEPS), collate_fn=lambda found: found
         )
         walk = Walk()
-        walk.is_checked = is_on
+        walk.prints.is_checked = is_on
         path = folder / "a0-r0-1.witness"
         path.unlink(missing_ok=True)
         ring = WitnessRing(path, rank=0, world_size=1, attempt=0, facts=0)
@@ -68,15 +68,15 @@ def added(folder: Path, size: int, batch: Any) -> float:
             identity=SimpleNamespace(world_size=1),
             journal=None,
         )
-        witness = StepWitness(session, walk, [optimizer], tuple)
+        proof = LoopProof(session, walk.prints, [optimizer], tuple)
         batches = walk.start_epoch(loader, lambda: None, is_speaker=False)
         for step in range(10):  # with those behind a save
-            witness.note(step, next(batches))
+            proof.note(step, 0, step, next(batches))
         began_ns = time.thread_time_ns()
         for step in range(10, STEPS):
             found = next(batches)
             if is_on:
-                witness.note(step, found)
+                proof.note(step, 0, step, found)
         took.append((time.thread_time_ns() - began_ns) / (STEPS - 10))
     return took[1] - took[0]
 

@@ -49,7 +49,7 @@ class Stream(IterableDataset):
 def read(loader, batches, saved=None, epoch=0):
     """Read so many batches of an epoch, from a saved place or the start; return the place, and what was told."""
     walk, told = Walk(), []
-    walk.is_checked, walk.told = True, told.append
+    walk.prints.is_checked, walk.prints.told = True, told.append
     if saved is not None:
         walk.restore(saved, 1, 1)
     else:
@@ -124,12 +124,12 @@ def test_workers_that_persist_are_followed_through_epochs():
     """Their loader draws from the same sampler in each epoch, ahead of what it gives out."""
     loader = DataLoader(DATA, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
     walk, orders = Walk(), []
-    walk.is_checked = True
+    walk.prints.is_checked = True
     for _ in range(2):
         batches = walk.start_epoch(loader, lambda: None, is_speaker=False)
         while (batch := next_batch(batches)) is not END:
             walk.batches += 1
-            orders.append((walk.newest_order, print_of_indices([int(value) for value in batch[0]])))
+            orders.append((walk.prints.newest_order, print_of_indices([int(value) for value in batch[0]])))
         walk.finish_epoch()
     assert len(orders) == 12
     assert all(one == other for one, other in orders)
@@ -147,7 +147,7 @@ def test_the_loader_is_as_it_was_and_draws_when_it_did():
     loader = DataLoader(DATA, batch_size=4, sampler=Eager(1))
     plain = loader.batch_sampler
     walk = Walk()
-    walk.is_checked = True
+    walk.prints.is_checked = True
     batches = walk.start_epoch(loader, lambda: None, is_speaker=False)
     assert loader.batch_sampler is plain
     next_batch(batches)

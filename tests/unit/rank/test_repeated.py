@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT
-from resilience_sdk.rank.repeated import Comparison, begin, differing_part, rates_of
+from resilience_sdk.rank.repeated import Comparison, begin, differing_part
+from resilience_sdk.rank.witness import rates_of
 from resilience_sdk.recorder import witness_ring
 from resilience_sdk.recorder.witness_ring import (
     CONTENT,

@@ -1,0 +1,147 @@
+"""The proof of one loop's resumes, whoever's it is: `Run.steps`, or that of a framework below an adapter.
+
+It is given the batches and the steps, leaves a witness of each step, and compares those that are done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from resilience_sdk.core.console import say
+from resilience_sdk.core.journal import CURVES, Event, read_journal
+from resilience_sdk.core.resume_proof import EXACT, NOT_EXACT, STEPS, ResumeCheck
+from resilience_sdk.numerics import watch as numerics
+from resilience_sdk.rank.pass_print import PassPrint
+from resilience_sdk.rank.repeated import CURES, LOSSES, Comparison, begin
+from resilience_sdk.rank.session import Session
+from resilience_sdk.rank.witness import LOOKED_AT, StepInMaking
+from resilience_sdk.recorder.witness_ring import WitnessedStep, WitnessRing
+
+# Sums over more ranks may come in another order.
+_MAX_RANKS_OF_LOSS = 2
+
+
+class LoopProof:
+    """What a loop leaves of each step, and what it compares it with; of the thread that trains. Never raises."""
+
+    def __init__(
+        self,
+        session: Session,
+        prints: PassPrint,
+        optimizers: Iterable[Any],
+        skipped: Callable[[], Collection[int]],
+        cures: Mapping[str, str] | None = None,
+    ) -> None:
+        """Witness the steps of one loop, and have what comes out of its passes (`prints`) said and journalled.
+
+        `skipped()`: steps whose batches are left out since a rollback; `cures`: what to do, by the part that differs.
+        """
+        self._session = session
+        self._prints = prints
+        self._step = StepInMaking(prints, optimizers)
+        self._skipped = skipped
+        self._cures = {**CURES, **(cures or {})}
+        self._ring: WitnessRing | None = None
+        self._comparison: Comparison | None = None
+        self._is_begun = self._has_given_up = False
+        prints.told = self.tell
+
+    # -- what the loop tells
+
+    def note(self, step: int, epoch: int, number: int, batch: Any) -> None:
+        """Leave a step of one batch as it begins."""
+        self.batch(epoch, number, batch)
+        self.step(step)
+
+    def batch(self, epoch: int, number: int, batch: Any) -> None:
+        """Take a batch of the step that is under way: that of this number in its epoch, the newest of the pass."""
+        if self._has_given_up:
+            return
+        try:
+            self._step.add(epoch, number, batch)
+        except Exception as error:  # noqa: BLE001 - a batch or an optimizer of somebody else's kind
+            self._give_up(error)
+
+    def step(self, step: int) -> None:
+        """Leave the step of these batches: it is complete, or will have no more of them."""
+        parts = self._step.take(step)
+        if parts is None or self._has_given_up:
+            return
+        if self._ring is None and (self._is_begun or not self._begin(step)):
+            self._has_given_up = True
+            return
+        if self._ring is not None:
+            self._ring.put(*parts, 0.0)
+        if self._comparison is not None and not self._comparison.look(WitnessedStep(*parts)):
+            self._comparison = None
+
+    def undo(self) -> None:
+        """Leave the newest batch out: the loop has made nothing of it."""
+        self._step.undo()
+
+    def drop(self) -> None:
+        """Forget batches that make no step."""
+        self._step.drop()
+
+    def saved(self) -> None:
+        """Look at the generators in the next two steps: those behind a save."""
+        self._step.looks_at_generators = LOOKED_AT
+
+    def close(self) -> None:
+        """Say what came out of the comparison, where not all steps that were to be repeated are."""
+        if self._comparison is not None:
+            self._comparison.close()
+            self._comparison = None
+
+    def tell(self, check: ResumeCheck) -> None:
+        """Journal what comes out of a comparison on this rank, and say it: a difference by one rank of each node.
+
+        That nothing differs is recorded by rank 0, that something does by whoever finds it.
+        """
+        me = self._session.identity
+        if me.rank == 0 or check.result == NOT_EXACT:
+            check = attrs.evolve(check, rank=me.rank)
+            self._session.journal.emit(check.event, step=check.step, **check.facts())
+            if (check.result == NOT_EXACT and me.local_rank == 0) or (check.what == STEPS and check.result == EXACT):
+                say(check.line)
+
+    # -- within
+
+    def _begin(self, step: int) -> bool:
+        self._is_begun = True
+        facts = self._prints.facts
+        self._ring = self._session.make_witness_ring(facts)
+        if self._ring is None:
+            return False
+        if step:
+            before, size = self._session.find_witnesses(), self._session.identity.world_size
+            self._comparison = begin(
+                before, step, size, facts, self._skipped(), self.tell, self._losses_count, self._cures
+            )
+        watch = numerics.watch_of_adapters()
+        if watch is not None:
+            watch.heard = self._hear
+        return True
+
+    def _hear(self, step: int, loss: float) -> None:
+        if self._ring is not None:
+            self._ring.add_loss(step, loss)
+        if self._comparison is not None:
+            self._comparison.hear(step, loss)
+
+    def _losses_count(self) -> bool:
+        """Tell whether this run has repeated its losses at a resume before: not every kernel gives the same twice."""
+        if self._session.identity.world_size > _MAX_RANKS_OF_LOSS:
+            return False
+        checks = [event for event in read_journal(self._session.run_dir.journal, without=CURVES).events
+                  if event.get("event") == Event.RESUME_CHECK.value]  # fmt: skip
+        return any(LOSSES in str(check.get("text")) for check in checks)
+
+    def _give_up(self, error: Exception) -> None:
+        """Witness no more steps: what cannot be looked at once cannot be in the next step."""
+        self._ring = self._comparison = None
+        self._has_given_up = True
+        self._session.journal.emit(Event.DEGRADED, what="witness", why=f"{type(error).__name__}: {error}")

@@ -1,0 +1,119 @@
+"""The witness of one step: its place, its samples, its batches, the learning rates, the generators.
+
+It costs some microseconds, changes nothing that it looks at, and never waits for a device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+import sys
+from array import array
+from binascii import crc32
+from collections.abc import Iterable
+from typing import Any
+
+from resilience_sdk.rank.fingerprints import print_of_content
+from resilience_sdk.rank.pass_print import PassPrint
+from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORDER, RATES
+
+LOOKED_AT = 2
+"""Steps behind a save whose generators are looked at."""
+
+Parts = tuple[int, int, int, int, int, int, int, int, float, int]
+"""The fields of a `WitnessedStep` but its loss, in their order."""
+
+
+class StepInMaking:
+    """What is known of the step that is under way, from its first batch on; of the thread that trains."""
+
+    __slots__ = ("_before", "_content", "_generators", "_optimizers", "_order", "_place", "_prints", "_rates", "_seen",
+                 "_shapes", "looks_at_generators")  # fmt: skip
+
+    def __init__(self, prints: PassPrint, optimizers: Iterable[Any]) -> None:
+        """Know of no step. `prints` knows the samples of the newest batch."""
+        self._prints = prints
+        self._optimizers = tuple(optimizers)
+        self.looks_at_generators = LOOKED_AT
+        """In how many of the next steps."""
+        self._place: tuple[int, int] | None = None
+        self._seen = self._shapes = self._order = self._content = self._generators = 0
+        self._rates = 0, 0.0
+        self._before: Any = None
+        """What was known before the newest batch."""
+
+    def add(self, epoch: int, number: int, batch: Any) -> None:
+        """Take a batch of the step: that of this number in its epoch. Raises what somebody else's batch raises."""
+        prints, seen = self._prints, CONTENT
+        self._before = (self._place, self._seen, self._shapes, self._order, self._content, self.looks_at_generators)
+        shapes, content = print_of_content(batch)
+        order = prints.newest_order
+        if order is not None:
+            seen |= ORDER
+        elif prints.is_fixed:
+            seen |= FIXED
+        if self._place is not None:  # one more of a step that adds up gradients
+            self._seen = seen & self._seen | self._seen & ~(CONTENT | ORDER | FIXED)
+            self._shapes = crc32(struct.pack("<Q", shapes), self._shapes)
+            self._content = crc32(struct.pack("<Q", content), self._content)
+            self._order = crc32(struct.pack("<Q", order or 0), self._order)
+            return
+        self._shapes, self._content, self._order = shapes, content, order or 0
+        rates = rates_of(self._optimizers)
+        if rates is not None:
+            seen |= RATES
+        self._rates = rates or (0, 0.0)
+        self._generators = 0
+        if self.looks_at_generators:
+            self.looks_at_generators -= 1
+            self._generators, seen = print_of_generators(), seen | GENERATORS
+        self._seen, self._place = seen, (epoch, number)
+
+    def take(self, step: int) -> Parts | None:
+        """Return the witness of that step, whose batches were added, and begin the next one; None: there were none."""
+        place, self._place, self._before = self._place, None, None
+        if place is None:
+            return None
+        return step, *place, self._seen, self._shapes, self._order, self._content, *self._rates, self._generators
+
+    def undo(self) -> None:
+        """Leave out the newest batch: nothing was made of it."""
+        before, self._before = self._before, None
+        if before is not None:
+            self._place, self._seen, self._shapes, self._order, self._content, self.looks_at_generators = before
+
+    def drop(self) -> None:
+        """Forget batches that make no step."""
+        self._place = self._before = None
+
+
+def rates_of(optimizers: Iterable[Any]) -> tuple[int, float] | None:
+    """Return a number for the learning rates of all groups, and the first; None where one lies on a device."""
+    rates = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            rate = group.get("lr", 0.0)
+            if not isinstance(rate, float):
+                if getattr(rate, "is_cpu", True) is False:
+                    return None
+                rate = float(rate)
+            rates.append(rate)
+    return (crc32(struct.pack(f"<{len(rates)}d", *rates)), rates[0]) if rates else None
+
+
+def print_of_generators() -> int:
+    """Return a number for the generators of this process, as quick as it can be: it may be that of every step."""
+    _, words, gauss = random.getstate()
+    found = crc32(array("Q", words), crc32(repr(gauss).encode()))
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        _, keys, *others = numpy.random.get_state(legacy=True)
+        found = crc32(keys.tobytes(), crc32(repr(tuple(map(float, others))).encode(), found))
+    if torch is not None:
+        states = [torch.get_rng_state()]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states.append(torch.cuda.get_rng_state())  # kept on the host
+        for state in states:
+            found = crc32(ctypes.string_at(state.data_ptr(), state.numel()), found)
+    return found

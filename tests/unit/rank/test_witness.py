@@ -1,0 +1,97 @@
+"""The witness of one step: of one batch, or of several whose gradients are added up."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from resilience_sdk.rank.pass_print import PassPrint
+from resilience_sdk.rank.witness import StepInMaking
+from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORDER, RATES, WitnessedStep
+
+ROWS = torch.arange(16.0)
+
+
+def witness(loader, batches, *, per_step, optimizers=(), make=None):
+    """Return the witnesses of the steps over so many batches."""
+    prints, found = PassPrint(), []
+    prints.is_checked = True
+    prints.begin(loader)
+    with prints.tapped(loader):
+        iterator = iter(loader)
+    one = make or StepInMaking(prints, optimizers)
+    for number in range(batches):
+        batch = next(iterator)
+        prints.note(batch)
+        one.add(3, number, batch)
+        if number % per_step == per_step - 1:
+            found.append(WitnessedStep(*one.take(number // per_step)))
+    return found
+
+
+def test_each_batch_of_a_step_counts():
+    """Another second batch is another step, and the place is that of the first."""
+    torch.manual_seed(1)
+    batches = [torch.rand(2) for _ in range(4)]
+    first, second = witness(batches, 4, per_step=2)
+    assert (first.epoch, first.batch, second.batch, first.seen) == (3, 0, 2, CONTENT | FIXED | GENERATORS)
+    other, same = witness([batches[0], batches[2], *batches[2:]], 4, per_step=2)
+    assert other.content != first.content
+    assert same == second
+
+
+def test_each_order_of_a_step_counts():
+    """By its samples, though they have the same values."""
+    ones = TensorDataset(torch.ones(16))
+    [one] = witness(DataLoader(ones, 4, sampler=range(16)), 2, per_step=2)
+    [other] = witness(DataLoader(ones, 4, sampler=[0, 1, 2, 3, 7, 6, 5, 4]), 2, per_step=2)
+    assert one.seen & ORDER
+    assert (one.content, one.shapes) == (other.content, other.shapes)
+    assert one.order != other.order
+
+
+def test_rates_and_generators_are_those_at_the_first_batch():
+    """Generators in the first two steps alone; a scheduler that goes on within a step is that of the next one."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    found = witness([ROWS] * 8, 8, per_step=2, optimizers=[optimizer])
+    assert [bool(one.seen & GENERATORS) for one in found] == [True, True, False, False]
+    assert [(one.rate, bool(one.seen & RATES)) for one in found] == [(0.5, True)] * 4
+
+
+def test_batches_that_make_no_step_are_dropped():
+    """As those at the end of an epoch."""
+    one = StepInMaking(PassPrint(), ())
+    assert one.take(0) is None
+    one.add(0, 0, ROWS)
+    one.drop()
+    assert one.take(0) is None
+    with pytest.raises(ZeroDivisionError):
+        one.add(0, 0, Odd())
+
+
+def test_a_batch_that_nothing_is_made_of_is_left_out():
+    """As those that a loop skips on its way back: the step is the one that it would have been."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    takes = []
+    for skipped in (0, 2):
+        one = StepInMaking(PassPrint(), [optimizer])
+        for number in range(skipped):
+            optimizer.param_groups[0]["lr"] = number
+            one.add(0, number, ROWS[:3])
+            one.undo()
+        optimizer.param_groups[0]["lr"] = 0.5
+        one.add(0, 5, ROWS)
+        one.add(0, 6, ROWS + 1)
+        one.add(0, 7, ROWS)
+        one.undo()
+        takes.append((one.take(0), one.looks_at_generators))
+        one.undo()
+        assert one.take(1) is None
+    assert takes[0] == takes[1]
+
+
+class Odd:
+    """A batch that cannot be looked at."""
+
+    @property
+    def shape(self):
+        return 1 / 0
