@@ -38,6 +38,7 @@ MODULES = (
     "gpu",
     "restart",
     "preemptions",
+    "proven",
     "removed_pages",
     "clean_ends",
     "lightning_signals",
@@ -61,7 +62,7 @@ def main() -> int:
             start = time.monotonic()
             directory = base / name
             directory.mkdir(parents=True)
-            context = Context(directory, arguments.quick, arguments.nvrx_python)
+            context = Context(directory, arguments.quick, arguments.nvrx_python, arguments.before)
             try:
                 figures += importlib.import_module(f"tests.bench.{name}").measure(context)
             except Exception as error:
@@ -84,6 +85,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few repetitions: does it work, roughly how fast")
     parser.add_argument("--only", type=_modules, default=MODULES, metavar="NAME,...", help=f"of: {', '.join(MODULES)}")
     parser.add_argument("--nvrx-python", metavar="PATH", help="interpreter of an environment with NVRx")
+    parser.add_argument(
+        "--before", type=Path, metavar="DIR", help="a checkout of another commit, to be measured beside"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave logs and run directories in DIR")
     return parser.parse_args()
 

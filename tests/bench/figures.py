@@ -18,6 +18,8 @@ class Context:
     scratch: Path
     quick: bool
     nvrx_python: str | None
+    before: Path | None = None
+    """A checkout of another commit, to be measured beside this one."""
 
     def repeats(self, full: int, quick: int) -> int:
         """Return how often to measure."""
