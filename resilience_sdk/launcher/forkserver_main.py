@@ -31,8 +31,8 @@ from resilience_sdk.system.gloo_teardown import let_threads_finish, settle_at_ex
 from resilience_sdk.system.linux import aside, die_with_parent, opened, thread_count
 
 # torch._dynamo, torch.optim and torch.nn.parallel: DDP and optimizers import them on first use, 1.5 s in
-# every attempt. The session and structlog are for what
-# we do and say in a rank: their import must not cost each rank anew.
+# every attempt. Session, structlog and what resumes a
+# checkpoint are for what we do and say in a rank: their import must not cost each rank anew.
 PRELOAD = (
     "torch",
     "torch._dynamo",
@@ -43,6 +43,10 @@ PRELOAD = (
     "numpy",
     "structlog",
     "resilience_sdk.rank",
+    "resilience_sdk.rank.run",
+    "resilience_sdk.checkpoint.capture",
+    "resilience_sdk.checkpoint.proof",
+    "torch.utils.serialization",
 )
 # Python ignores these from its start on and exec would keep that; subprocess resets them for the same reason.
 _RESET_BY_SUBPROCESS = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
