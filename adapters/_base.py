@@ -11,7 +11,7 @@ import gc
 import importlib
 import os
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
@@ -431,6 +431,17 @@ def checkpointer(
     )
     made.time_left = preemption.time_left
     return made
+
+
+def numbered(**kinds: Iterable[Any]) -> dict[str, Any]:
+    """Return objects of some kinds by the name of their class and their number among those of that class."""
+    found: dict[str, Any] = {}
+    for kind, items in kinds.items():
+        for item in items:
+            name = f"{kind} {type(item).__name__}"
+            number = sum(other.startswith(name) for other in found)
+            found[f"{name} {number}" if number else name] = item
+    return found
 
 
 def say_not_copied(error: Exception) -> None:

@@ -176,6 +176,7 @@ class Attached(SavingLoop):
             is_staged = type(engine.checkpoint_engine).__name__ == _STAGED
             self._checkpointer = checkpointer(session, self._write, self._stage if is_staged else None, state)
             self._checkpointer.also_compare(self._compared)
+            self._checkpointer.also_held(self._compared)
             self._values = self._checkpointer.values
             self._checkpointer.position = self._walk
             if loader is not None and has_state(loader):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk import straggler
-from resilience_sdk.adapters._base import Patches, checkpointer, errors_kept, say_not_copied
+from resilience_sdk.adapters._base import Patches, checkpointer, errors_kept, numbered, say_not_copied
 from resilience_sdk.adapters.lightning.loops import Loops
 from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED
 from resilience_sdk.checkpoint.ranks import describe
@@ -170,6 +170,14 @@ class FitCheckpoints:
         self._own: dict[str, Any] = {}
         self.checkpointer = checkpointer(session, self._write, CheckpointStaging(trainer) if name == FILE else None)
         self.checkpointer.add_data("lightning.loader", self)
+        self.checkpointer.also_held(self._holders)
+
+    def _holders(self) -> dict[str, Any]:
+        """Return what may hold generators of its own, by names that are the same in each attempt."""
+        trainer = self._trainer
+        found = {"module": getattr(trainer, "lightning_module", None), "data": getattr(trainer, "datamodule", None)}
+        schedulers = [each.scheduler for each in trainer.lr_scheduler_configs]
+        return found | numbered(optimizer=trainer.optimizers, scheduler=schedulers, callback=trainer.callbacks)
 
     def _write(self, directory: Path) -> None:
         save(self._trainer, directory / self._name)

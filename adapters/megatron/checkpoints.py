@@ -65,6 +65,7 @@ class MegatronCheckpointer(Checkpointer):
         self._sharded_state = sharded_state
         self._load_into = load
         self._kept = TrackedState()
+        self.also_held(lambda: {"sharded_state": sharded_state})  # the model is what it closes over
 
     def resume(self) -> int:
         """Load the newest valid checkpoint; return the next step to run, 0 = fresh. Collective.

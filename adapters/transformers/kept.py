@@ -7,13 +7,18 @@ whose. All of that is small, and JSON.
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
 import json
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from resilience_sdk.adapters._base import numbered
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.plain_file import read_bytes
 
@@ -82,6 +87,51 @@ def batches_after(batches: int, before: Shape, now: Shape) -> tuple[int, int]:
     samples = batches * before.ranks * before.batch
     steps = samples // now.step_samples
     return steps * now.accumulation, samples - steps * now.step_samples
+
+
+# -- what is the user's
+
+
+def own_attributes(trainer: Any) -> dict[str, Any]:
+    """Return the attributes of a trainer that no class of a library has: those of a subclass of the user's own."""
+    kind: Any = type(trainer)
+    if _is_of_library(kind):
+        return {}
+    known = _attributes_of_libraries(kind)
+    return {name: value for name, value in vars(trainer).items() if name not in known}
+
+
+def _is_of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _KNOWN
+
+
+@functools.lru_cache(maxsize=16)
+def _attributes_of_libraries(kind: Any) -> frozenset[str]:
+    """Return the names that methods of libraries' classes set on something, or read from `self`."""
+    known = [one for one in kind.__mro__ if _is_of_library(one)]
+    functions = [item for one in known for item in vars(one).values() if isinstance(item, types.FunctionType)]
+    left, found = [inspect.unwrap(function).__code__ for function in functions], set[str]()
+    while left:
+        code = left.pop()
+        left += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+        before: Any = None
+        for one in dis.get_instructions(code):
+            is_of_self = before == "self" or (isinstance(before, tuple) and before[-1:] == ("self",))
+            if one.opname == "STORE_ATTR" or (one.opname in ("LOAD_ATTR", "LOAD_METHOD") and is_of_self):
+                found.add(str(one.argval))
+            before = one.argval
+    return frozenset(found)
+
+
+def holders(trainer: Any) -> dict[str, Any]:
+    """Return what may hold generators of its own, by names that are the same in each attempt."""
+    own = {f"trainer.{name}": value for name, value in own_attributes(trainer).items()}
+    found = {"model": trainer.model, "evaluation data": trainer.eval_dataset, **own}
+    optimizer, scheduler = trainer.optimizer, trainer.lr_scheduler
+    found |= {"optimizer": getattr(optimizer, "optimizer", optimizer)}
+    found |= {"scheduler": getattr(scheduler, "scheduler", scheduler)}
+    handler = getattr(trainer, "callback_handler", None)
+    return found | numbered(callback=getattr(handler, "callbacks", ()))
 
 
 # -- callbacks
@@ -184,7 +234,7 @@ def changed_plain(callbacks: Sequence[Any], before: Mapping[int, Mapping[str, An
 
 def _attributes(callback: Any) -> dict[str, Any]:
     """Return the attributes of a callback of the user's own that is no `ExportableState`."""
-    is_theirs = type(callback).__module__.partition(".")[0] not in _KNOWN
+    is_theirs = not _is_of_library(type(callback))
     return dict(vars(callback)) if is_theirs and not _exports(callback) else {}
 
 

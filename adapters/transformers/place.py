@@ -9,163 +9,29 @@ was not trained yet is read with the very generators that it was read with befor
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import random
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
 
-from resilience_sdk.checkpoint.generators import generators_below
+from resilience_sdk.adapters._draws import (
+    ALL_OF_FIRST,
+    ONE_OF,
+    Announced,
+    DrawsInWorkers,
+    Generators,
+    decoded,
+    differ,
+    encoded,
+    has_workers,
+    looks_ahead,
+)
 
-States = Mapping[str, Any]
-"""The states of generators by their names, as a JSON value."""
+__all__ = ["LoaderPlace", "decoded", "encoded", "fingerprint_of", "has_workers", "is_stream", "looks_ahead", "read_on"]
 
-_MAX_DEPTH = 5
-_WAYS = {"base_dataloader", "batch_sampler", "sampler", "data_source"}
-_OF_BATCHES = {"dataset", "transform", "collate_fn"}
 _SAMPLED = 8  # elements of each tensor
 _DATA = {"dataset", "data_source", "transform", "collate_fn"}
-# Python's and NumPy's generators cost 40 us to read: at each of the first batches, then, as long as none draws, at few.
-_ALL_OF_FIRST = 32
-_ONE_OF = 16
-
-
-class Generators:
-    """The generators that reading a batch may draw from: those of the process, and what the data hold themselves."""
-
-    def __init__(self, loader: Any = None) -> None:
-        """Find those of a loader; `None`: those of the process alone."""
-        self.own: dict[str, Any] = {} if loader is None else dict(_find(loader))
-
-    def capture(self) -> dict[str, Any]:
-        """Return their states, as they are in memory: quick, and for `restore` alone."""
-        import numpy as np
-        import torch
-
-        own = {name: _get(one) for name, one in self.own.items()}
-        # One by one, not for CUDA: a device draws nothing for data, and to ask it would wait for it.
-        return {
-            "python": random.getstate(),
-            "numpy": np.random.get_state(legacy=False),
-            "torch": torch.get_rng_state(),
-            "own": own,
-        }
-
-    def restore(self, states: Mapping[str, Any]) -> None:
-        """Set them to states from `capture` or `decoded`; those that are not here any more are left out."""
-        import numpy as np
-        import torch
-
-        random.setstate(states["python"])
-        np.random.set_state(states["numpy"])
-        torch.set_rng_state(states["torch"])
-        for name, state in states["own"].items():
-            if name in self.own:
-                _set(self.own[name], state)
-
-
-def encoded(states: Mapping[str, Any]) -> dict[str, Any]:
-    """Return states of `Generators` as a JSON value."""
-    return {name: _encode(value) for name, value in states.items()}
-
-
-def decoded(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `encoded` was given; raises `ValueError`, `KeyError` or `TypeError` for something else."""
-    return {name: _decode(one) for name, one in value.items()}
-
-
-def _encode(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {"map": {name: _encode(one) for name, one in value.items()}}
-    if isinstance(value, (tuple, list)):
-        if all(type(one) is int for one in value):
-            return {"ints": list(value)}
-        return {"tuple": [_encode(one) for one in value]}
-    if hasattr(value, "numpy"):
-        return {"tensor": base64.b64encode(value.cpu().numpy().tobytes()).decode("ascii")}
-    if hasattr(value, "dtype") and getattr(value, "shape", None):
-        return {"array": [str(value.dtype), base64.b64encode(value.tobytes()).decode("ascii")]}
-    if hasattr(value, "item"):
-        return value.item()
-    return value
-
-
-def _decode(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    [(kind, inner)] = value.items()
-    if kind == "map":
-        return {name: _decode(one) for name, one in inner.items()}
-    if kind == "ints":
-        return tuple(inner)
-    if kind == "tuple":
-        return tuple(_decode(one) for one in inner)
-    if kind == "array":
-        import numpy as np
-
-        return np.frombuffer(base64.b64decode(inner[1]), dtype=inner[0]).copy()
-    if kind == "tensor":
-        import torch
-
-        return torch.frombuffer(bytearray(base64.b64decode(inner)), dtype=torch.uint8).clone()
-    raise ValueError(f"{kind!r} is no kind of state")
-
-
-def _find(owner: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the generators that an object holds, by the way to them."""
-    if depth > _MAX_DEPTH or owner is None:
-        return
-    held = getattr(owner, "__dict__", None)
-    if not isinstance(held, dict):
-        return
-    for name, value in list(held.items()):
-        where = f"{path}.{name}" if path else name
-        if _is_generator(value):
-            yield where, value
-        elif name in _OF_BATCHES:
-            yield from generators_below(value, where)
-        elif name in _WAYS:
-            yield from _find(value, where, depth + 1)
-
-
-def _is_generator(value: Any) -> bool:
-    if isinstance(value, random.Random):
-        return not isinstance(value, random.SystemRandom)
-    torch, np = sys.modules["torch"], sys.modules.get("numpy")
-    if isinstance(value, torch.Generator):
-        return True
-    return np is not None and isinstance(value, (np.random.Generator, np.random.RandomState))
-
-
-def _get(one: Any) -> Any:
-    if isinstance(one, random.Random):
-        return one.getstate()
-    if hasattr(one, "bit_generator"):
-        return one.bit_generator.state
-    return one.get_state(legacy=False) if hasattr(one, "randint") else one.get_state()
-
-
-def _set(one: Any, state: Any) -> None:
-    if isinstance(one, random.Random):
-        one.setstate(state)
-    elif hasattr(one, "bit_generator"):
-        one.bit_generator.state = state
-    else:
-        one.set_state(state)
-
-
-def looks_ahead(loader: Any) -> bool:
-    """Tell whether a loader reads one batch ahead of the one that it gives, as those of Accelerate do."""
-    return any(kind.__name__ in ("DataLoaderShard", "DataLoaderDispatcher") for kind in type(loader).__mro__)
-
-
-def has_workers(loader: Any) -> bool:
-    """Tell whether other processes read for a loader."""
-    return bool(getattr(loader, "num_workers", 0))
 
 
 def is_stream(loader: Any) -> bool:
@@ -209,7 +75,7 @@ class LoaderPlace:
         self.generators, self._is_stream = Generators(self.loader), is_stream(self.loader)
         if has_workers(self.loader):
             self._in_workers = DrawsInWorkers.put_in(self.loader)
-        elif any(_DATA & {*name.split(".")[:-1]} for name in self.generators.own):
+        if any(_DATA & {*name.split(".")[:-1]} for name in self.generators.own):
             self._draws = True
 
     @property
@@ -255,7 +121,7 @@ class LoaderPlace:
             self.at_begin = self.at_last = self.generators.capture()
         elif self._in_workers is not None:
             self.at_last = None
-        elif self._draws or self._seen <= _ALL_OF_FIRST or not self._seen % _ONE_OF:
+        elif self._draws or self._seen <= ALL_OF_FIRST or not self._seen % ONE_OF:
             self.at_last = self.generators.capture()
         else:
             self.at_last = None
@@ -267,7 +133,7 @@ class LoaderPlace:
             self.fingerprint = fingerprint_of(batch, self.fingerprint)
         # The first one draws the order, which is drawn once.
         if not self._draws and self.at_last is not None and self.batches > 1 and self._in_workers is None:
-            self._draws = _differ(self.at_last, self.generators.capture())
+            self._draws = differ(self.at_last, self.generators.capture())
 
 
 def fingerprint_of(batch: Any, before: int) -> int:
@@ -284,62 +150,6 @@ def fingerprint_of(batch: Any, before: int) -> int:
         if getattr(value, "is_cpu", False) and not value.dtype.is_complex and value.numel():
             before = zlib.crc32(repr(value.detach().flatten()[:_SAMPLED].tolist()).encode(), before)
     return before
-
-
-def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    import torch
-
-    if one["python"] != other["python"] or not torch.equal(one["torch"], other["torch"]):
-        return True
-    first, second = one["numpy"]["state"], other["numpy"]["state"]
-    return bool(first["pos"] != second["pos"] or (first["key"] != second["key"]).any())
-
-
-class DrawsInWorkers:
-    """What makes batches of samples in the workers of a loader, and sees whether that draws random numbers there."""
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        """Go around the loader's own."""
-        import torch
-
-        self._collate = collate
-        self._flag = torch.zeros(1, dtype=torch.uint8).share_memory_()
-        self._calls = 0
-        self._before: dict[str, Any] | None = None
-
-    @classmethod
-    def put_in(cls, loader: Any) -> DrawsInWorkers | None:
-        """Put it into a loader that has workers; None where that is no loader of torch."""
-        from torch.utils.data import DataLoader
-
-        base = getattr(loader, "base_dataloader", loader)
-        if not isinstance(base, DataLoader):
-            return None
-        if not isinstance(base.collate_fn, cls):
-            with contextlib.suppress(OSError, RuntimeError):  # no shared memory is left
-                base.collate_fn = cls(base.collate_fn)
-        return base.collate_fn if isinstance(base.collate_fn, cls) else None
-
-    @property
-    def seen(self) -> bool:
-        """Whether a worker of any pass has drawn."""
-        return bool(self._flag[0])
-
-    def __call__(self, samples: Any) -> Any:
-        """Return the batch of these samples. In a worker."""
-        batch = self._collate(samples)
-        self._calls += 1
-        if not self._flag[0] and (self._calls <= _ALL_OF_FIRST or not self._calls % _ONE_OF):
-            after = Generators().capture()
-            if self._before is not None and _differ(self._before, after):
-                self._flag[0] = 1
-            self._before = after
-        return batch
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._collate, name)
 
 
 class _Counted:
@@ -406,7 +216,7 @@ def read_on(
         steps[batches] = lambda: generators.restore(at_last)
     announced = None
     if not has_workers(loader):
-        announced = _Announced.put_in(rest, steps)
+        announced = Announced.put_in(rest, steps)
     return _first_then(iter(rest), lambda: None if announced is not None and announced.is_past else set_saved())
 
 
@@ -428,44 +238,3 @@ def _first_then(batches: Iterator[Any], then: Callable[[], object]) -> Iterator[
     then()
     yield first
     yield from batches
-
-
-class _Announced:
-    """A batch sampler that calls something before it gives a batch of some number."""
-
-    def __init__(self, inner: Any, steps: Mapping[int, Callable[[], object]]) -> None:
-        self._inner, self._steps = inner, steps
-        self.is_past = False
-        """Whether the last one was called."""
-
-    @classmethod
-    def put_in(cls, rest: Any, steps: Mapping[int, Callable[[], object]]) -> _Announced | None:
-        """Put it around the sampler of what `skip_first_batches` returned; None where that has none of its kind."""
-        for name in ("batch_sampler", "sampler"):
-            skipping: Any = getattr(rest, name, None)
-            if type(skipping).__name__ == "SkipBatchSampler" and hasattr(skipping, "batch_sampler"):
-                skipping.batch_sampler = announced = cls(skipping.batch_sampler, steps)
-                return announced
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __iter__(self) -> Iterator[Any]:
-        last, number, batches = max(self._steps), 0, iter(self._inner)
-        while True:
-            # Before the sampler is asked: it may draw, too.
-            if number in self._steps:
-                self._steps[number]()
-                self.is_past = self.is_past or number == last
-            try:
-                indices = next(batches)
-            except StopIteration:
-                return
-            yield indices
-            number += 1

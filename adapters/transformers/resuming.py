@@ -30,6 +30,7 @@ from resilience_sdk.adapters.transformers.place import (
     read_on,
 )
 from resilience_sdk.adapters.transformers.seams import callbacks_of
+from resilience_sdk.checkpoint.held import HeldGenerators
 from resilience_sdk.checkpoint.ranks import Alone, find_ranks, group_is_ready
 from resilience_sdk.core.console import say
 from resilience_sdk.core.resume_limits import note, resumed
@@ -60,6 +61,8 @@ class Resumption:
         self._after_owed: dict[str, Any] | None = None
         self._is_managed = False
         self._plain_before: dict[int, dict[str, Any]] = {}
+        self._held = HeldGenerators(lambda: files.holders(trainer))
+        self._held_after_owed: Mapping[str, Any] | None = None
         self._made_with = {id(one): files.args_of(one) for one in files.exportable(callbacks_of(trainer))}
         self._is_same_shape = self._is_logging = False
         self._step_logs: dict[str, float | None] = {}
@@ -342,10 +345,16 @@ class Resumption:
         own, place = (self._kept or {}).get("own"), self.place
         if own and place is not None and self._is_own:
             place.generators.restore({**place.generators.capture(), "own": decoded(own)})
+        self._set_held()
         if self._after_owed is not None:
             restore_rng(self._after_owed)
         elif callable(self._load_rng):
             self._load_rng(self._path)
+
+    def _set_held(self) -> None:
+        """Set the generators that the model, callbacks and the like hold."""
+        saved = (self._kept or {}).get("held", {}) if self._is_own else {}
+        self._held.restore(saved if self._held_after_owed is None else self._held_after_owed)
 
     def _set_for_next(self, place: LoaderPlace) -> None:
         """Set them, and note that what comes next is read with these."""
@@ -361,6 +370,8 @@ class Resumption:
             return control
         if self._batches:
             self._set_saved()
+        else:
+            self._set_held()
         if not owed:
             return control
         trainer = self._trainer
@@ -389,7 +400,7 @@ class Resumption:
         evaluate(**{name: values[name] for name in names})
         from resilience_sdk.checkpoint.state import capture_rng
 
-        self._after_owed = capture_rng()
+        self._after_owed, self._held_after_owed = capture_rng(), self._held.capture()
         control = trainer.control
         self.stops = self.stops or bool(control.should_training_stop)
         return control
@@ -445,6 +456,7 @@ class Resumption:
             "more_steps": self._more_steps,
             "at_epoch_end": is_at_epoch_end,
             "evaluation_s": evaluation_s,
+            "held": self._held.capture(),
             "callbacks": files.take_states(files.exportable(callbacks_of(trainer)), self._made_with),
             "step_logs": {name: _number(value) for name, value in self._step_logs.items()},
         }

@@ -190,6 +190,8 @@ def capture_part(
     passes = {name: one for name, watch in state.passes.items() if (one := watch.capture()) is not None}
     if passes:
         document["passes"] = passes
+    if held := state.held.capture():
+        document["held"] = held
     spread = sharded.capture(state.sharded, state.modules)
     shared = state.capture_shared() if rank == 0 else {}
     taken = digests.digests_of(digests.entries_of_state(spread)) if is_checked else None
@@ -355,6 +357,8 @@ class Restored:
     pending: dict[str, Any]
     passes: Mapping[str, Any] = attrs.field(factory=dict)
     """How the passes over loaders were, which are known or not."""
+    held: Mapping[str, Any] = attrs.field(factory=dict)
+    """The generators of objects, as they were at the save."""
     loaded: frozenset[str] = frozenset()
     """The entries of this rank's own that were restored."""
 
@@ -392,7 +396,8 @@ class CheckpointReading:
 
     def digests(self, position: Any, values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         """Return those of the live objects, shared (on rank 0) and of this rank, now that they are restored."""
-        state, document = self._state, {"rng": capture_rng(), "position": position}
+        state = self._state
+        document = {"rng": capture_rng(), "position": position, "held": state.held.capture()}
         # Not asked: what has a state_dict() and is per rank, a loader, which may start to read for an answer.
         own = {name: capture(name, item) for name, item in state.per_rank.items() if not has_state(item)}
         shared = state.capture_shared() if self._ranks.rank == 0 else {}
@@ -448,4 +453,12 @@ class CheckpointReading:
             note_open_window()
         restore_rng(document["rng"])
         restore_trackers(document.get("trackers"))
-        return Restored(values, document.get("position"), document["rng"], pending, document.get("passes", {}), loaded)
+        return Restored(
+            values,
+            document.get("position"),
+            document["rng"],
+            pending,
+            document.get("passes", {}),
+            document.get("held", {}),
+            loaded,
+        )

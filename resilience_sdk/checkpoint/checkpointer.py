@@ -241,7 +241,9 @@ class Checkpointer:
         self._is_joined = read_only
         self._is_started = False
         self._resumed_rng: Mapping[str, Any] | None = None
+        self._resumed_held: Mapping[str, Any] = {}
         self._loaders = TravellingLoaders(self._state, self._set_rng, lambda: self.position is not None)
+        self._is_framework = writer is not None
         self._takes_offered = writer is None and not read_only
         self._reading: CheckpointReading | None = None
         self._proof = ResumeProof(self._record.emit, lambda: not read_only and _is_checked())
@@ -290,6 +292,7 @@ class Checkpointer:
         if self._resumed_rng is None:
             return
         restore_rng(self._resumed_rng)
+        self._state.held.restore(self._resumed_held)
         self._proof.generators(self._resumed_rng)
 
     # -- resume
@@ -380,7 +383,9 @@ class Checkpointer:
             # The dict itself stays: the program may hold a reference to it.
             self.values.clear()
             self.values.update(restored.values)
-            self._resumed_rng = restored.rng
+            self._resumed_rng, self._resumed_held = restored.rng, restored.held
+            # A framework may make its objects later, and calls `restore_rng` when they are there.
+            self._state.held.restore(restored.held, says=not self._is_framework)
             self._loaders.resumed(restored)
             if self.position is not None and restored.position is not None:
                 self.position.restore(restored.position, found["world_size"], ranks.size)
@@ -398,6 +403,13 @@ class Checkpointer:
         has restored them.
         """
         self._saver.also = objects
+
+    def also_held(self, objects: Callable[[], Mapping[str, Any]]) -> None:
+        """Save and restore the generators that these objects hold, too, on each rank: `objects()` returns them by name.
+
+        Those of `state` are looked through anyway.
+        """
+        self._state.held.also(objects)
 
     def compare(self) -> None:
         """Compare what the framework has restored with the digests of the save, if one was resumed. Collective."""

@@ -172,7 +172,7 @@ _GENERATORS = {"python": "Python", "numpy": "NumPy", "torch": "torch", "cuda_cur
 
 def entries_of_rng(states: Mapping[str, Any], generators: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return what `capture_rng` and `capture_generators` gave as what is compared apart."""
-    own = {f"the generator of the {name}": state for name, state in (generators or {}).items()}
+    own = {f"the generator {name}": state for name, state in (generators or {}).items()}
     known = {words: states[name] for name, words in _GENERATORS.items() if name in states}
     return {**{f"the generator of {words}": state for words, state in known.items()}, **own}
 
@@ -191,7 +191,10 @@ def of_rank(
     `document` has its generators (`rng`) and its place in the data (`position`); `values` is JSON text.
     """
     for_all = {**entries_of_state(shared), "the values of the run": json.loads(values or "{}")}
-    mine = {**{f"the state of {name}": value for name, value in own.items()}, **entries_of_rng(document["rng"])}
+    mine = {
+        **{f"the state of {name}": value for name, value in own.items()},
+        **entries_of_rng(document["rng"], document.get("held")),
+    }
     position = document.get("position")
     if isinstance(position, Mapping):
         mine["the place in the data"] = [position.get(name) for name in ("epoch", "batches")]

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import random
-import sys
-import types
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-_MAX_DEPTH = 4
-_MAX_LOOKED_AT = 256
-_MAX_MEMBERS = 16
-"""Of a list or a dict: a pipeline has few, and samples are not looked through."""
+from resilience_sdk.checkpoint.generators_below import generators_below, is_generator
+
 _OF_BATCHES = ("dataset", "collate_fn")
 """What is drawn from with each batch, so that a resume sets its generators as they were at the save."""
 
@@ -44,15 +37,13 @@ def find_generators(loader: Any) -> dict[str, Any]:
     Those of torch, Python and numpy that it and its samplers hold as attributes, and those that its data set and its
     collate function hold somewhere below, such as in a step of a transform.
     """
-    import torch
-
     found: dict[str, Any] = {}
     for name, part in [*parts(loader), ("collate_fn", getattr(loader, "collate_fn", None))]:
         held = {name: getattr(part, "generator", None)}
         held |= {f"{name}.{attribute}": value for attribute, value in getattr(part, "__dict__", {}).items()}
         for place, generator in held.items():
             is_new = all(generator is not other for other in found.values())
-            if isinstance(generator, (torch.Generator, *_kinds())) and is_new and not _is_of_process(generator):
+            if is_new and is_generator(generator):
                 found[place] = generator
     for name in _OF_BATCHES:
         for place, generator in generators_below(getattr(loader, name, None), name):
@@ -61,67 +52,12 @@ def find_generators(loader: Any) -> dict[str, Any]:
     return found
 
 
-def generators_below(owner: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the generators that an object holds at most four levels down, by the way to them from `name`.
-
-    In attributes, short lists and dicts, arguments of a partial, and what a function closes over or names.
-    """
-    import torch
-
-    kinds, seen, left = (torch.Generator, *_kinds()), set[int](), deque([(name, owner, 0)])
-    while left and len(seen) < _MAX_LOOKED_AT:
-        place, value, depth = left.popleft()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, kinds):
-            if not _is_of_process(value):
-                yield place, value
-        elif depth < _MAX_DEPTH:
-            left.extend((f"{place}.{part}", item, depth + 1) for part, item in _members(value, kinds))
-
-
-def _members(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
-    import torch
-
-    if isinstance(value, functools.partial):
-        yield from [("func", value.func), *_members(value.args, kinds), *_members(value.keywords, kinds)]
-    elif isinstance(value, types.MethodType):
-        yield "self", value.__self__
-    elif isinstance(value, types.FunctionType):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            with contextlib.suppress(ValueError):  # nothing is bound to the name yet
-                yield name, cell.cell_contents
-        named = ((name, value.__globals__.get(name)) for name in value.__code__.co_names)
-        yield from ((name, item) for name, item in named if isinstance(item, kinds))
-    elif type(value) in (list, tuple):
-        yield from ((str(number), item) for number, item in enumerate(value[:_MAX_MEMBERS]))
-    elif not isinstance(value, (type, types.ModuleType, torch.Tensor, torch.nn.Module)):
-        held = value if type(value) is dict else getattr(value, "__dict__", None)
-        if isinstance(held, dict) and (held is not value or len(held) <= _MAX_MEMBERS):
-            yield from ((str(name), item) for name, item in list(held.items()))
-
-
 def restore_of_data(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Set those that each batch is drawn with; orders are drawn again from the beginning."""
     from resilience_sdk.checkpoint.state import restore_generators  # imports torch
 
     names = [name for name in generators if name.partition(".")[0] in _OF_BATCHES]
     restore_generators({name: generators[name] for name in names}, saved)
-
-
-def _kinds() -> tuple[type, ...]:
-    numpy = sys.modules.get("numpy.random")
-    return (random.Random,) if numpy is None else (random.Random, numpy.Generator, numpy.RandomState)
-
-
-def _is_of_process(generator: Any) -> bool:
-    """Tell whether a generator is among those of the process, or has no state."""
-    import torch
-
-    legacy = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
-    owned = (torch.default_generator, getattr(random, "_inst", None), legacy)
-    return isinstance(generator, random.SystemRandom) or any(generator is one for one in owned)
 
 
 def capture_one(generator: Any) -> Any:

@@ -31,6 +31,7 @@ from torch import nn
 
 from resilience_sdk.checkpoint import containers, sharded
 from resilience_sdk.checkpoint.generators import capture_one, restore_one
+from resilience_sdk.checkpoint.held import HeldGenerators
 from resilience_sdk.checkpoint.passes import PassWatch, unused_state
 from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import CheckpointError, ConfigError
@@ -125,6 +126,8 @@ class StateMap:
         """Loaders of which nothing is saved."""
         self.passes: dict[str, PassWatch] = {}
         """Those over loaders of `per_rank`, by the same names."""
+        self.held = HeldGenerators(lambda: self.shared)
+        """Generators in attributes of the shared entries."""
         for name, item in state.items():
             kind = classify(name, item)
             if kind == "shared":

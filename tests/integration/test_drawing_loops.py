@@ -1,0 +1,55 @@
+"""Generators that only an object of the training holds: a killed loop draws what an undisturbed one does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from adapter_frameworks import require
+from harness import job
+
+pytestmark = pytest.mark.slow
+
+_FRAMEWORKS = {"lightning": "lightning", "trainer": "transformers", "accelerate": "accelerate"}
+
+
+def steps_of(folder: Path, *args: str, ranks: int = 1, kill_at: int | None = None) -> tuple[list[str], str]:
+    """Return what the steps of each rank have told, the newest of each, and the screen."""
+    folder.mkdir()
+    env = {} if kill_at is None else {"KILL_AT": str(kill_at)}
+    launcher = ("--nproc-per-node", str(ranks), "--max-restarts", "1")
+    with job(folder, *launcher, "drawing_loops.py", *args, env=env) as run:
+        assert run.finish() == 0, run.screen
+        screen = run.screen
+    assert (folder / "told" / "killed").exists() == (kill_at is not None)
+    found = []
+    for rank in range(ranks):
+        lines = map(json.loads, (folder / "told" / f"steps-{rank}").read_text().splitlines())
+        found += [f"{rank}: {line}" for line in {line["step"]: line for line in lines}.values()]
+    return sorted(found), screen
+
+
+def check(folder: Path, way: str, *things: str, ranks: int = 1, kill_at: int = 6) -> str:
+    """Compare a killed loop with an undisturbed one; return what the killed one has said."""
+    if way in _FRAMEWORKS:
+        require(_FRAMEWORKS[way])
+    straight, _ = steps_of(folder / "straight", way, *things, ranks=ranks)
+    killed, screen = steps_of(folder / "killed", way, *things, ranks=ranks, kill_at=kill_at)
+    assert "resumed from" in screen, screen
+    different = [one for one in killed if one not in straight]
+    assert not different, screen
+    assert len(killed) == len(straight)
+    return screen
+
+
+@pytest.mark.parametrize("way", ["run", "attach", "lightning", "trainer"])
+def test_generators_that_a_model_holds(tmp_path: Path, way: str) -> None:
+    """Of torch, Python and NumPy, of a callback and a trainer, too."""
+    check(tmp_path, way, *(["stateful"] if way == "attach" else []))
+
+
+def test_generators_of_the_data_in_a_trainers_workers(tmp_path: Path) -> None:
+    """The batches of the epoch are read again there."""
+    screen = check(tmp_path, "trainer", "workers", "augmented", "collate")
+    assert "its workers draw random numbers" in screen, screen
