@@ -92,7 +92,7 @@ class Position:
             before = "" if per_batch is None else f", {per_batch} before"
             note(
                 "accelerate batch",
-                f"the steps of {_ranks_words(self._saved_ranks)} with {_ranks_words(self._ranks)}",
+                f"the steps of {_words(self._saved_ranks, self._ranks, per_batch, self._per_batch)}",
                 f"a batch of all ranks has {self._per_batch} samples now{before}, so that the training has other "
                 "steps, random numbers and, where a schedule counts steps, other learning rates for each sample",
                 "resume with as many ranks and samples in a batch for the same steps, or scale max_steps and the "
@@ -253,8 +253,10 @@ def samples_per_batch(loader: Any, ranks: int) -> int:
         return int(getattr(loader, "batch_size", None) or 1) * ranks
 
 
-def _ranks_words(ranks: int) -> str:
-    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+def _words(saved_ranks: int, ranks: int, saved_batch: Any, batch: int) -> str:
+    if saved_ranks == ranks:
+        return f"a batch of {saved_batch} samples with one of {batch}"
+    return " with ".join("1 rank" if number == 1 else f"{number} ranks" for number in (saved_ranks, ranks))
 
 
 class _DrawnAsOf:

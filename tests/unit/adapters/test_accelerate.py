@@ -299,11 +299,46 @@ def test_it_journals_once_a_second_at_most_and_while_it_is_connected(tracking):
     assert alone.tracker is None
 
 
-@pytest.mark.parametrize("draws", [True, False])
-def test_what_reading_a_batch_draws_here_is_said(draws, monkeypatch):
-    """Those of the batch that was read ahead of a save were drawn then."""
+@pytest.fixture
+def noted(monkeypatch):
+    """Return the keys of the limits of a resume that this test has noted."""
     monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    return lambda: [limit.key for limit in resume_limits.limits()]
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_what_reading_a_batch_draws_here_is_said(draws, noted):
+    """Those of the batch that was read ahead of a save were drawn then."""
     position = Position(DataLoader(range(4)), 1)
     read = (number + (torch.rand(()).item() if draws else 0) for number in range(4))
     assert len(list(position.walk(read))) == position.total == 4
-    assert ("accelerate draws" in {limit.key for limit in resume_limits.limits()}) is draws
+    assert noted() == (["accelerate draws"] if draws else [])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "samples", "batch", "limits"),
+    [
+        (2, 24, 4, []),
+        (1, 24, 4, ["accelerate batch"]),
+        (2, 24, 2, ["accelerate batch"]),
+        (2, 32, 4, ["accelerate length"]),
+    ],
+)
+def test_what_is_other_than_at_the_save_is_said(ranks, samples, batch, limits, noted):
+    """A schedule by the step is another one then, and the rest of the epoch has other samples."""
+    saved = Position(DataLoader(range(24), batch_size=4), 2)
+    saved.samples = 8
+    Position(DataLoader(range(samples), batch_size=batch), ranks).resume(saved.state())
+    assert noted() == limits
+    words = "".join(limit.words() for limit in resume_limits.limits())
+    assert ("2 ranks with 1 rank" in words) is (ranks != 2)
+    assert ("a batch of 8 samples with one of 4:" in words) is (batch != 4)
+
+
+def test_another_accumulation_is_said(handle, noted):
+    """A step has other samples then. What an older version has saved does not say."""
+    for saved in ({}, {"accumulation": 1}):
+        handle._go_on_in_data(saved)
+    assert noted() == []
+    handle._go_on_in_data({"accumulation": 4})
+    assert noted() == ["accelerate accumulation"]

@@ -10,8 +10,10 @@ from adapter_frameworks import require
 from torch.utils.data import DataLoader, IterableDataset
 
 from resilience_sdk.adapters.lightning import loops
-from resilience_sdk.adapters.lightning.loaders import Draws, LoaderWatch, set_draws
+from resilience_sdk.adapters.lightning.fit import Fit
+from resilience_sdk.adapters.lightning.loaders import Draws, LoaderWatch, say_limits, set_draws
 from resilience_sdk.adapters.lightning.saves import LostFiles, written_since
+from resilience_sdk.core import resume_limits
 
 
 def counts(processed, completed):
@@ -174,3 +176,46 @@ def test_a_held_loader_gives_nothing_and_draws_nothing():
     assert torch.equal(torch.get_rng_state(), before)
     watch.is_held = False
     assert len(list(loader)) == 6
+
+
+# -- what is said
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """Return the keys of the limits of a resume that this test has noted."""
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    return lambda: [limit.key for limit in resume_limits.limits()]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital'")
+@pytest.mark.parametrize(
+    ("torchdatas", "options", "limits"),
+    [
+        (False, {}, []),  # read again, by workers that are seeded as they were
+        (False, {"persistent_workers": True}, ["augmentation in workers"]),
+        (False, {"in_order": False}, ["order of workers"]),
+        (True, {}, ["augmentation in workers"]),
+        (True, {"num_workers": 0}, []),
+    ],
+)
+def test_workers_that_would_draw_other_numbers_are_said(torchdatas, options, limits, noted):
+    """Their samples are the same."""
+    kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader if torchdatas else DataLoader
+    say_limits(kind(list(range(4)), **{"num_workers": 1, **options}))
+    assert noted() == limits
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("saves", [True, False])
+def test_an_averaging_that_begins_its_schedule_anew_is_said(saves, noted):
+    """Of Lightning's own callback and what is made from it; where nothing is saved nothing is resumed."""
+    require("lightning.pytorch", "lightning")
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    class Own(StochasticWeightAveraging):
+        """A user's."""
+
+    trainer = SimpleNamespace(callbacks=[Own(swa_lrs=0.1)])
+    Fit._say_limits(SimpleNamespace(trainer=trainer, _checkpointer=object() if saves else None))
+    assert noted() == (["swa"] if saves else [])

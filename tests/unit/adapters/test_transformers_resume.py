@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.adapters.transformers import kept
+from resilience_sdk.adapters.transformers.changes import say_changes
 from resilience_sdk.adapters.transformers.evaluations import has_time
 from resilience_sdk.adapters.transformers.kept import CallbackState, Shape, batches_after, put_back, states_of
 from resilience_sdk.adapters.transformers.place import Generators, LoaderPlace, decoded, encoded
+from resilience_sdk.core import resume_limits
 
 # -- generators
 
@@ -98,6 +100,31 @@ def test_another_shape_goes_on_at_a_whole_step(batches, before, now):
     assert at % other.accumulation == 0
     assert at * other.ranks * other.batch + twice == batches * one.ranks * one.batch
     assert 0 <= twice < other.step_samples
+
+
+def arguments(**other):
+    return types.SimpleNamespace(**{"seed": 1, "data_seed": None, **other})
+
+
+@pytest.mark.parametrize(
+    ("now", "args", "key", "words"),
+    [
+        (Shape(2, 4, 1, 24), arguments(), None, ""),
+        (Shape(2, 4, 1, 32), arguments(), "length", "have 32 samples, and had 24"),
+        (Shape(2, 4, 1, 24), arguments(seed=2), "seed", "and were [1, None]"),
+        (Shape(1, 4, 1, 24), arguments(), "ranks", "a step has 4 samples in place of 8"),
+        (Shape(1, 4, 1, 24), arguments(), "ranks", "gradient_accumulation_steps=2"),
+        (Shape(2, 4, 2, 24), arguments(), "ranks", "8 samples of epoch 3 are trained twice"),
+        (Shape(2, 2, 2, 24), arguments(), "batch", "with other dropout"),
+        (Shape(1, 8, 1, 24), arguments(group_by_length=True), "ranks", "the order of group_by_length depends on that"),
+    ],
+)
+def test_what_is_other_than_at_the_save_is_said(now, args, key, words, monkeypatch):
+    """With what it means for the samples and the schedule, and the cure; what is as it was is not."""
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    say_changes(Shape(2, 4, 1, 24), now, {"epoch": 3, "batches": 3, "seeds": [1, None]}, args)
+    assert [limit.key for limit in resume_limits.limits()] == ([key] if key else [])
+    assert all(words in limit.words(at_resume=True) for limit in resume_limits.limits())
 
 
 def test_what_was_kept_is_read_again_and_what_is_damaged_is_not(tmp_path):

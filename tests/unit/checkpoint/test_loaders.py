@@ -1,16 +1,27 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.loaders import note_workers, offer, withdraw
+from resilience_sdk.core import resume_limits
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
 
 # torchdata 0.11 calls what torch 2.13 calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    """Return the keys of the limits that this test has noted."""
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    return lambda: [limit.key for limit in resume_limits.limits()]
 
 
 def loader(workers):
@@ -31,3 +42,55 @@ def test_a_stateful_loader_goes_on_behind_its_last_batch(tmp_path, workers):
     assert Checkpointer({"data": data}, run_dir=tmp_path).resume() == 5
     assert [batch.tolist() for batch in data] == rest
     assert sorted(itertools.chain(*seen, *rest)) == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "limits"),
+    [
+        (DataLoader, {}, []),  # read again, by workers that are seeded as they were
+        (DataLoader, {"persistent_workers": True}, ["augmentation in workers"]),
+        (DataLoader, {"in_order": False}, ["order of workers"]),
+        (stateful.StatefulDataLoader, {}, ["augmentation in workers"]),
+        (stateful.StatefulDataLoader, {"num_workers": 0}, []),
+    ],
+)
+def test_workers_that_would_draw_other_numbers_are_said(kind, options, limits, noted):
+    """Those of a resume are new ones, with generators of their own."""
+    note_workers(kind(list(range(4)), **{"num_workers": 1, **options}))
+    assert noted() == limits
+
+
+def plain():
+    return DataLoader(list(range(4)))
+
+
+def walked(tmp_path, state, loader):
+    """Have somebody else count the batches of `loader`, as `run.steps` does."""
+    saver = Checkpointer(state, run_dir=tmp_path)
+    saver.position = SimpleNamespace(capture=dict)
+    saver.resume()
+    saver.note_walked(loader)
+
+
+def test_several_loaders_that_are_counted_as_one_are_said(tmp_path, noted):
+    """What `zip` and `cycle` keep is not saved; and `cycle` gives out what it has read before."""
+    walked(tmp_path, {}, zip(plain(), itertools.cycle(plain()), strict=False))
+    assert noted() == ["steps iterator"]
+
+
+def test_a_second_loader_whose_place_nobody_counts_is_said(tmp_path, noted):
+    """The first one's is counted, and one with a state is saved."""
+    first, second = plain(), plain()
+    walked(tmp_path, {"first": first, "second": second, "third": loader(0)}, first)
+    assert noted() == ["state:second"]
+
+
+def test_a_loader_whose_place_a_checkpointer_cannot_keep_is_said(tmp_path, noted):
+    """Whether it is in `state` or was given to `attach`: nobody counts the batches of a loop of one's own."""
+    offered, kept = plain(), loader(0)
+    for one in (offered, kept):
+        offer(one)
+    Checkpointer({"data": plain()}, run_dir=tmp_path).resume()
+    for one in (offered, kept):
+        withdraw(one)
+    assert sorted(noted()) == ["attached loader", "state:data"]
