@@ -18,6 +18,7 @@ from typing import Any
 
 from resilience_sdk.adapters._base import Patches
 from resilience_sdk.checkpoint.generators import capture_one, find_generators, restore_one
+from resilience_sdk.checkpoint.orders import same_order
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.core.resume_limits import note
@@ -229,7 +230,8 @@ class _Pass:
         set_draws(watch.generators, self._at_iter)
         if watch.has_state and "state" in place:
             watch.loader.load_state_dict(place["state"])
-            batches = watch.make()
+            with same_order(watch.loader):
+                batches = watch.make()
         else:
             batches = watch.make()
             set_draws(watch.generators, self._at_first)

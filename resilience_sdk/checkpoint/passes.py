@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from resilience_sdk.checkpoint.generators import find_generators, restore_of_data, set_rng, take_rng
+from resilience_sdk.checkpoint.orders import same_order
 from resilience_sdk.core.iterated_class import iterated_by, set_class
 
 _END = object()
@@ -112,7 +113,8 @@ class PassWatch:
         if saved["began"] is not None:
             set_rng(generators, saved["began"])
         self._began = saved["began"] or take_rng(generators)
-        batches = make()
+        with same_order(loader):
+            batches = make()
         draw_order(batches)
         set_rng({}, now)  # what the iterator has drawn was drawn before the save
         restore_of_data(generators, saved["generators"])

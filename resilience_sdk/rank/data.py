@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.checkpoint.generators import find_generators, parts, restore_of_data, set_rng, take_rng
+from resilience_sdk.checkpoint.orders import same_order
 from resilience_sdk.checkpoint.passes import draw_order, use_up
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.iterated_class import plain_class
@@ -162,7 +163,7 @@ class Walk:
         _set_epoch(loader, self.epoch)
         self.prepare_epoch(loader)
         self.prints.begin(loader, has_state=self._has_state)
-        with self.prints.tapped(loader):
+        with self.prints.tapped(loader), same_order(loader):
             batches = iter(loader)
         if self.prints.is_known:
             batches = _Noted(batches, self.prints.note)

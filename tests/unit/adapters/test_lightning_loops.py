@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from adapter_frameworks import require
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from resilience_sdk.adapters.lightning import loops
 from resilience_sdk.adapters.lightning.fit import Fit
@@ -138,7 +138,29 @@ class Unsized(IterableDataset):
         return iter(Shuffled())
 
 
-@pytest.mark.parametrize("make", [Shuffled, lambda: DataLoader(Unsized(), batch_size=None)])
+class AtOnce(Sampler):
+    """Draws an order when it is asked for an iterator, from a generator of its own and that of the process."""
+
+    def __init__(self):
+        self.own = random.Random(2)
+
+    def __iter__(self):
+        order = torch.randperm(6).tolist()
+        self.own.shuffle(order)
+        return iter(order)
+
+    def __len__(self):
+        return 6
+
+
+def torchdatas():
+    """A loader that goes back by itself."""
+    kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    return kind(range(6), batch_size=None, sampler=AtOnce())
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital'")
+@pytest.mark.parametrize("make", [Shuffled, lambda: DataLoader(Unsized(), batch_size=None), torchdatas])
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("batches", [1, 3, 5])
 def test_a_pass_goes_on_behind_the_batches_that_were_trained_on(make, ahead, batches):

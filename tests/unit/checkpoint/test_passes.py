@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 from loaders import SAMPLES, Augmented, Stateful
-from torch.utils.data import RandomSampler
+from torch.utils.data import RandomSampler, Sampler
 
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.generators import find_generators, set_rng, take_rng
@@ -38,7 +38,33 @@ def seeded_order():
     )
 
 
-MAKERS = {"plain": plain_order, "own": own_order, "seeded": seeded_order, "a class": Stateful}
+class AtOnce(Sampler):
+    """Draws an order from a generator of its own and from that of the process, when it is asked for an iterator."""
+
+    def __init__(self):
+        self.own = random.Random(2)
+
+    def __iter__(self):
+        order = torch.randperm(SAMPLES).tolist()
+        self.own.shuffle(order)
+        return iter(order)
+
+    def __len__(self):
+        return SAMPLES
+
+
+def order_at_once(workers=0):
+    """Return a loader whose sampler has drawn the order before the first batch is asked for."""
+    return stateful.StatefulDataLoader(Augmented(), batch_size=2, sampler=AtOnce(), num_workers=workers)
+
+
+MAKERS = {
+    "plain": plain_order,
+    "own": own_order,
+    "seeded": seeded_order,
+    "at once": order_at_once,
+    "a class": Stateful,
+}
 
 
 def begun(make):
@@ -84,6 +110,22 @@ def test_a_resume_draws_what_it_would_have_drawn(tmp_path, name, save_at):
     step = saver.resume()
     assert step == len(before)
     assert before + train(loader, saver, step, save_at=0) == whole
+
+
+def test_workers_go_on_in_an_order_that_was_drawn_at_once(tmp_path):
+    """A loader with workers asks its sampler twice, and twice again when it goes back; what they read is the same."""
+
+    def samples(seen):
+        return [batch.partition(".")[0] for batch, *_ in seen]
+
+    whole = train(begun(lambda: order_at_once(1)))
+    loader = begun(lambda: order_at_once(1))
+    saver = Checkpointer({"loader": loader}, run_dir=tmp_path, every=1000)
+    saver.resume()
+    before = train(loader, saver, save_at=4)
+    loader = begun(lambda: order_at_once(1))
+    saver = Checkpointer({"loader": loader}, run_dir=tmp_path, every=1000)
+    assert samples(before + train(loader, saver, saver.resume(), save_at=0)) == samples(whole)
 
 
 @pytest.mark.parametrize("save_at", [2, 4])

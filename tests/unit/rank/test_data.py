@@ -61,6 +61,23 @@ class Shuffled(Sampler):
         return SAMPLES
 
 
+class Permuted(Shuffled):
+    """One that draws each order from the generator of the process, when it is asked for an iterator."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def __iter__(self):
+        return iter(torch.randperm(SAMPLES).tolist())
+
+
+class InBatches(Shuffled):
+    """A batch sampler, with batches of one."""
+
+    def __iter__(self):
+        return iter([[index] for index in super().__iter__()])
+
+
 class Noisy(Augmented):
     """Items to which a generator of the data set's own adds something."""
 
@@ -82,6 +99,9 @@ LOADERS = {
     "Python's generator": lambda: DataLoader(Augmented(), sampler=Shuffled(random.Random(1))),
     "numpy's generator": lambda: DataLoader(Augmented(), sampler=Shuffled(numpy.random.default_rng(1))),
     "torchdata": lambda: torchdatas(Augmented(), shuffle=True),
+    "torchdata, sampler that draws at once": lambda: torchdatas(Augmented(), sampler=Shuffled(random.Random(1))),
+    "torchdata, drawing from the process": lambda: torchdatas(Augmented(), sampler=Permuted()),
+    "torchdata, batch sampler": lambda: torchdatas(Augmented(), batch_sampler=InBatches(random.Random(1))),
     "torchdata, sampler of torch": lambda: torchdatas(Noisy(), sampler=RandomSampler(range(SAMPLES))),
     "shuffled": lambda: DataLoader(Augmented(), shuffle=True),
     "own generator": own_generator,
