@@ -80,6 +80,13 @@ TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("telemetry.md", "metrics"): metrics_table,
     ("health.md", "gpu checks"): gpu_table,
     ("reliability.md", "exact resumes"): lambda: results.summary(results.read()["cells"]),
+    ("checkpoints.md", "exact in each way"): results.matrix,
+    ("adapters/pytorch.md", "exact attach"): lambda: results.table("attach"),
+    ("adapters/transformers.md", "exact Trainer"): lambda: results.table("Trainer"),
+    ("adapters/lightning.md", "exact Lightning"): lambda: results.table("Lightning"),
+    ("adapters/accelerate.md", "exact Accelerate"): lambda: results.table("Accelerate"),
+    ("adapters/deepspeed.md", "exact DeepSpeed"): lambda: results.table("DeepSpeed"),
+    ("adapters/megatron.md", "exact Megatron"): lambda: results.table("Megatron"),
 }
 """By page and name; `<!-- NAME: generated -->` and `<!-- NAME: end -->` stand around each."""
 

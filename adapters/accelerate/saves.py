@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience_sdk.adapters._base import Patches, framework, say_not_copied
+from resilience_sdk.checkpoint.manifest import InvalidCheckpointError
 from resilience_sdk.checkpoint.ranks import Alone, find_ranks, raise_together
 from resilience_sdk.checkpoint.whole_directory import UNFINISHED, merge
 from resilience_sdk.core.atomic_write import write_whole
@@ -103,6 +105,7 @@ class StateSaves:
         """Write into a directory that is there; on all ranks, collective where the model is sharded."""
         with self._own_names():
             self._save(output_dir=str(directory), **options)
+        write_registered(self._accelerator, directory)
         if self.is_keeper:
             write_whole(directory / FILE, json.dumps({"v": _VERSION, **self._handle.describe()}))
 
@@ -144,6 +147,7 @@ class StateSaves:
         """Load from a directory whose file of ours was read: what cannot be must not be half loaded. As `write`."""
         with self._own_names():
             self._load(str(directory), *args, **options)
+        load_registered(self._accelerator, directory)
 
     @contextmanager
     def _own_names(self) -> Iterator[None]:
@@ -283,3 +287,59 @@ def newest(directory: Path) -> str | None:
             return name
         say(f"{directory / name} is half written, and is passed over")
     return None
+
+
+_REGISTERED_BYTES = 1 << 20
+"""Of the tensors of one object: a larger one (an average of the weights) is the same on all ranks as a rule.
+
+One that is not is named by the comparison behind the resume.
+"""
+
+
+def write_registered(accelerator: Any, directory: Path) -> None:
+    """Write the small registered objects of this rank: Accelerate writes those of the first alone."""
+    import torch
+
+    objects = getattr(accelerator, "_custom_objects", ())
+    if not accelerator.process_index or not objects:
+        return
+    states = {str(number): item.state_dict() for number, item in enumerate(objects)}
+    kept = {number: state for number, state in states.items() if sum(map(_bytes, _tensors(state))) <= _REGISTERED_BYTES}
+    torch.save({"ranks": int(accelerator.num_processes), "objects": kept}, directory / _registered_file(accelerator))
+
+
+def load_registered(accelerator: Any, directory: Path) -> None:
+    """Put them back behind what Accelerate has loaded, with as many ranks as saved them."""
+    from resilience_sdk.checkpoint.payload import read_tensors
+
+    file = directory / _registered_file(accelerator)
+    if not accelerator.process_index or not file.exists():
+        return
+    try:
+        saved = read_tensors(file)
+    except (InvalidCheckpointError, OSError, pickle.UnpicklingError) as error:  # that of the first rank counts
+        say(f"what rank {accelerator.process_index} has registered is that of rank 0 now: {file} is not read: {error}")
+        return
+    if saved.get("ranks") != int(accelerator.num_processes):
+        return
+    for number, item in enumerate(getattr(accelerator, "_custom_objects", ())):
+        if str(number) in saved["objects"]:
+            item.load_state_dict(saved["objects"][str(number)])
+
+
+def _registered_file(accelerator: Any) -> str:
+    return f"resilience-registered-{int(accelerator.process_index)}.pt"
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors(one)
+    elif hasattr(value, "element_size"):
+        yield value
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())

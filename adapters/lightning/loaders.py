@@ -19,6 +19,7 @@ from typing import Any
 from resilience_sdk.adapters._base import Patches
 from resilience_sdk.checkpoint.generators import capture_one, find_generators, restore_one
 from resilience_sdk.checkpoint.orders import same_order
+from resilience_sdk.checkpoint.passes import note_other_sizes, sizes_of
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.core.resume_limits import note
@@ -228,6 +229,8 @@ class _Pass:
         """Return the iterator behind the batches that were trained on, with the generators that it needs next."""
         watch, count = self._watch, int(place.get("yielded", 0))
         set_draws(watch.generators, self._at_iter)
+        if count:
+            note_other_sizes(sizes_of(watch.loader), place.get("sizes") or {})
         if watch.has_state and "state" in place:
             watch.loader.load_state_dict(place["state"])
             with same_order(watch.loader):
@@ -275,7 +278,7 @@ class _Pass:
 
     def capture(self, ahead: int) -> dict[str, Any]:
         """Return the place, see `LoaderWatch.capture`."""
-        place: dict[str, Any] = {"yielded": self._yielded - ahead}
+        place: dict[str, Any] = {"yielded": self._yielded - ahead, "sizes": sizes_of(self._watch.loader)}
         for name, draws in (("at_iter", self._at_iter), ("at_first", self._at_first)):
             if draws is not None:
                 place[name] = draws.saved() if isinstance(draws, Draws) else draws

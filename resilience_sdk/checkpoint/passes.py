@@ -7,6 +7,7 @@ when the pass began, and they are set as they were at the save just before the f
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import weakref
@@ -16,6 +17,7 @@ from typing import Any
 from resilience_sdk.checkpoint.generators import find_generators, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.orders import same_order
 from resilience_sdk.core.iterated_class import iterated_by, set_class
+from resilience_sdk.core.resume_limits import note
 
 _END = object()
 
@@ -71,7 +73,8 @@ class PassWatch:
         from resilience_sdk.checkpoint.state import capture_generators  # imports torch
 
         workers = getattr(loader, "num_workers", None)
-        return {"began": self._began, "generators": capture_generators(find_generators(loader)), "workers": workers}
+        generators = capture_generators(find_generators(loader))
+        return {"began": self._began, "generators": generators, "workers": workers, "sizes": sizes_of(loader)}
 
     def drop_other_workers(self, saved: Mapping[str, Any] | None) -> bool:
         """Let the next pass begin anew if another number of workers saved it, which torchdata refuses; tell whether."""
@@ -112,6 +115,7 @@ class PassWatch:
         generators = find_generators(loader)
         if saved["began"] is not None:
             set_rng(generators, saved["began"])
+            note_other_sizes(sizes_of(loader), saved.get("sizes") or {})
         self._began = saved["began"] or take_rng(generators)
         with same_order(loader):
             batches = make()
@@ -159,6 +163,40 @@ def is_loader(item: Any) -> bool:
 
     is_iterated = hasattr(type(item), "__iter__") and not hasattr(type(item), "__next__")
     return is_iterated and not isinstance(item, (Dataset, Sampler))
+
+
+def sizes_of(loader: Any) -> dict[str, int]:
+    """Return how many samples a batch and the data have, of a loader that tells."""
+    found = {"batch": getattr(loader, "batch_size", None)}
+    with contextlib.suppress(Exception):  # no such loader, a stream, or what cannot tell
+        found["samples"] = len(loader.dataset)
+    return {name: size for name, size in found.items() if isinstance(size, int) and not isinstance(size, bool)}
+
+
+def note_other_sizes(
+    now: Mapping[str, int], saved: Mapping[str, Any], epoch: str = "this epoch", *, skips: bool = True
+) -> None:
+    """Say what a resume within an epoch makes of batches and data that are others now, as `sizes_of` tells both.
+
+    `skips`: the place is a number of batches, whatever they hold.
+    """
+    batch, before = now.get("batch"), saved.get("batch")
+    if batch and before and batch != before:
+        note(
+            "other batch",
+            f"the steps of a batch of {before} samples with one of {batch}",
+            f"steps, random numbers and schedules by the step are others, and some samples of {epoch} may come twice"
+            + " or never" * skips,
+            f"resume with batch_size={before} for the same steps",
+        )
+    length, before = now.get("samples"), saved.get("samples")
+    if length and before and length != before:
+        note(
+            "other length",
+            f"the order of {epoch}",
+            f"the data set has {length} samples now, {before} before, so that some samples of it come twice or never",
+            "resume with the data that it had",
+        )
 
 
 def unused_state(loader: Any) -> Any:

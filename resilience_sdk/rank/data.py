@@ -8,16 +8,14 @@ they are set as they were at the save, since augmentation in this process and th
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.checkpoint.generators import find_generators, parts, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.orders import same_order
-from resilience_sdk.checkpoint.passes import draw_order, use_up
+from resilience_sdk.checkpoint.passes import draw_order, note_other_sizes, sizes_of, use_up
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.iterated_class import plain_class
-from resilience_sdk.core.resume_limits import note
 from resilience_sdk.rank.pass_print import PassPrint
 from resilience_sdk.straggler import section
 
@@ -66,7 +64,7 @@ class Walk:
         from resilience_sdk.checkpoint.state import capture_generators  # imports torch
 
         now = capture_generators(self._generators)
-        sizes = self._saved_sizes if self._loader is None else _sizes(self._loader)
+        sizes = self._saved_sizes if self._loader is None else sizes_of(self._loader)
         place: dict[str, Any] = {"epoch": self.epoch, "batches": self.batches}
         if now:
             place["generators"] = now
@@ -175,7 +173,7 @@ class Walk:
         self._has_state = has_state(loader)
         self._generators = find_generators(loader)
         if self._is_resumed and self.batches and self._saved_sizes:
-            self._fit_to(_sizes(loader), self._saved_sizes)
+            self._fit_to(sizes_of(loader), self._saved_sizes)
         if self._is_resumed and self._epoch_rng is not None:
             # What the program has drawn in this epoch before is drawn by now (see `enter_body`).
             is_drawn = self.has_tail and not self.batches
@@ -188,26 +186,10 @@ class Walk:
 
     def _fit_to(self, now: Mapping[str, int], saved: Mapping[str, Any]) -> None:
         """Go to the nearest batch that skips no sample where batches are others now; say what a resume makes of it."""
+        note_other_sizes(now, saved, f"epoch {self.epoch}", skips=self._has_state)
         batch, before = now.get("batch"), saved.get("batch")
-        if batch and before and batch != before:
-            note(
-                "other batch",
-                f"the steps of a batch of {before} samples with one of {batch}",
-                "steps, random numbers and schedules by the step are others, and some samples of epoch "
-                f"{self.epoch} may come twice",
-                f"resume with batch_size={before} for the same steps",
-            )
-            if not self._has_state:
-                self.batches = self.batches * int(before) // batch
-        length, before = now.get("samples"), saved.get("samples")
-        if length and before and length != before:
-            note(
-                "other length",
-                f"the order of epoch {self.epoch}",
-                f"the data set has {length} samples now, {before} before, so that some samples of this epoch come "
-                "twice or never",
-                "resume with the data that it had",
-            )
+        if batch and before and batch != before and not self._has_state:
+            self.batches = self.batches * int(before) // batch
 
     def enter_epoch(self, batches: Iterator[Any], restore_rng: Any, *, is_speaker: bool) -> Iterator[Any]:
         """Return that iterator, behind what was read of it before a resume; otherwise as `start_epoch`."""
@@ -253,14 +235,6 @@ class _Noted:
         batch = self._next()
         self._note(batch)
         return batch
-
-
-def _sizes(loader: Any) -> dict[str, int]:
-    """Return how many samples a batch and the data have, of a loader that tells."""
-    found = {"batch": getattr(loader, "batch_size", None)}
-    with contextlib.suppress(Exception):  # no such loader, a stream, or what cannot tell
-        found["samples"] = len(loader.dataset)
-    return {name: size for name, size in found.items() if isinstance(size, int) and not isinstance(size, bool)}
 
 
 def has_state(loader: object) -> bool:

@@ -6,7 +6,6 @@ python -m tests.exact [--only start_run,Trainer] [--cells "twice / kill"] [--mis
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 import tempfile
 import time
@@ -25,9 +24,8 @@ def main() -> int:
     if arguments.missing:
         cells = [cell for cell in cells if cell.key not in document["cells"]]
     cells = [cell for cell in cells if cell.loop.way in arguments.only and arguments.cells in cell.key]
-    by_way = [[cell for cell in cells if cell.loop.way == way] for way in arguments.only]
-    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*by_way))  # one that is cut short has seen all ways
-    cells = [cell for cell in in_turn if cell is not None]
+    seen = [cell for cell in plan.cells() if cell.key in document["cells"]]
+    cells = plan.spread(cells, seen)  # one that is cut short has seen the most
     if arguments.list:
         print("\n".join(cell.key for cell in cells))
         return 0
@@ -48,9 +46,8 @@ def main() -> int:
             _tell(result)
             found[cell.key] = results.entry(result.verdict, result.alone)
             if arguments.write and result.verdict.result != compare.BROKEN:
-                document["loops"][f"{cell.loop.way} / {cell.loop.name}"] = runner.components(cell.loop)
-                document["cells"][cell.key] = found[cell.key]
-                results.write(document)
+                loop = f"{cell.loop.way} / {cell.loop.name}"
+                results.keep(cell.key, found[cell.key], loop, runner.components(cell.loop))
     return _report(found, len(cells))
 
 

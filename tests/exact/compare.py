@@ -47,10 +47,19 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
 }
 """What each limit that is said makes other; a key that is missing here excuses nothing."""
 CHANGED_LIMITS: Mapping[str, tuple[str, ...]] = {
-    "ranks": ("saved by 2 ranks", "saved by 1 ranks", "limit:ranks", "limit:accelerate batch", "limit:other ranks"),
-    "batch": ("limit:other batch", "limit:ranks", "limit:batch", "limit:accelerate batch"),
-    "length": ("limit:other length", "limit:length", "limit:accelerate length"),
-    "accumulation": ("limit:ranks", "limit:batch", "limit:accelerate accumulation"),
+    "ranks": (
+        *("saved by 2 ranks", "saved by 1 ranks", "limit:ranks", "limit:other ranks"),
+        *("limit:accelerate batch", "limit:deepspeed batch", "limit:megatron ranks"),
+    ),
+    "batch": (
+        *("limit:other batch", "limit:ranks", "limit:batch"),
+        *("limit:accelerate batch", "limit:deepspeed batch", "limit:megatron batch"),
+    ),
+    "length": ("limit:other length", "limit:length", "limit:accelerate length", "limit:deepspeed length"),
+    "accumulation": (
+        *("limit:ranks", "limit:batch", "limit:accelerate accumulation"),
+        *("limit:deepspeed accumulation", "limit:deepspeed batch", "limit:megatron batch"),
+    ),
 }
 """Lines, or keys of limits, of which one has to be said where something was changed for a resume."""
 
@@ -134,13 +143,20 @@ def judge(undisturbed: Told, other: Told, said: Sequence[str]) -> Verdict:
 def judge_changed(other: Told, change: str, said: Sequence[str], lines: str, length: int, since: int) -> Verdict:
     """Judge one that was resumed with something changed: each sample of each epoch once, or it is said.
 
-    `since` is the number of epochs of which nothing was trained with the change.
+    `since` is the number of epochs of which nothing was trained with the change, see `resumed_in`.
     """
     due = CHANGED_LIMITS[change]
     if any(f"limit:{key}" in due for key in said) or any(line in lines for line in due):
         return Verdict(SAID, said=tuple(said))
     wrong = coverage(other, length, since)
     return Verdict(SILENT if wrong else EXACT, {SAMPLES: wrong} if wrong else {}, tuple(said))
+
+
+def resumed_in(told: Told) -> int:
+    """Return the first epoch of which the last start has trained something."""
+    steps = [(start, epoch) for lines in told.ranks for start, _, epoch, _ in _steps(lines)]
+    last = max(start for start, _ in steps)
+    return min(epoch for start, epoch in steps if start == last)
 
 
 def coverage(told: Told, length: int, since: int) -> str:

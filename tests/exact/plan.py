@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -88,7 +88,9 @@ class Cell:
         if self.change == "ranks":
             ranks = 3 - ranks
         elif self.change == "batch":
-            options["batch"] //= 2
+            options["batch"] = (
+                options["batch"] * 2 if options.get("norm") else options["batch"] // 2
+            )  # which takes no one
         elif self.change == "length":
             options["length"] += 8
         elif self.change == "accumulation":
@@ -130,6 +132,16 @@ def _accelerate(name: str, loader: str, schedule: str = "epoch", *, still: bool 
 def _attach(name: str, loader: str, schedule: str = "epoch", **other: Any) -> Loop:
     parts = {key: other.pop(key) for key in ("ranks", "accumulate") if key in other}
     return Loop("attach", name, {"loader": loader, "schedule": schedule, **other}, **parts)
+
+
+def _deepspeed(name: str, loader: str, stage: int = 1, **other: Any) -> Loop:
+    parts = {key: other.pop(key) for key in ("ranks", "accumulate") if key in other}
+    return Loop("DeepSpeed", name, {"loader": loader, "stage": stage, **other}, **parts)
+
+
+def _megatron(name: str, loader: str, **other: Any) -> Loop:
+    parts = {key: other.pop(key) for key in ("ranks", "accumulate") if key in other}
+    return Loop("Megatron", name, {"loader": loader, **other}, **parts)
 
 
 _BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "save_total_limit": 1}
@@ -177,8 +189,17 @@ LOOPS: tuple[Loop, ...] = (
     _attach("window", "stateful", "step", accumulate=3),
     _attach("stateful stream", "stateful stream"),
     _attach("ranks", "stateful", ranks=2, norm=True, optimizer="sgd"),
+    _deepspeed("shuffled", "map", 0),
+    _deepspeed("window", "map", accumulate=3),
+    _deepspeed("stateful workers", "stateful distributed workers", 2),
+    _deepspeed("repeated", "repeated distributed", accumulate=2),
+    _deepspeed("ranks", "map distributed workers", ranks=2, norm=True),
+    _megatron("stateful", "stateful"),
+    _megatron("window", "stateful", accumulate=3),
+    _megatron("by steps", "by steps"),
+    _megatron("ranks", "stateful", ranks=2, accumulate=2),
 )
-HAVE_A_RESUME = ("Trainer", "Lightning", "Accelerate")
+HAVE_A_RESUME = ("Trainer", "Lightning", "Accelerate", "DeepSpeed")
 """Ways in with a resume of the framework's own, which a script for it can use."""
 WAYS = tuple(dict.fromkeys(loop.way for loop in LOOPS))
 CHANGED: Mapping[str, tuple[str, ...]] = {
@@ -187,8 +208,26 @@ CHANGED: Mapping[str, tuple[str, ...]] = {
     "Lightning": ("shuffled", "stateful", "window", "ranks"),
     "Accelerate": ("shuffled", "stateful", "window", "ranks"),
     "attach": ("stateful", "window", "ranks"),
+    "DeepSpeed": ("shuffled", "window", "ranks"),
+    "Megatron": ("stateful", "window", "ranks"),
 }
 """Loops of each way in that are resumed with something changed."""
+DAILY = (
+    "start_run / window / mid-window / kill / same",
+    "start_run / workers / behind an epoch / preempt / same",
+    "attach / stateful / in a save / preempt / same",
+    "attach / ranks / mid-epoch / kill / length",
+    "Trainer / best / twice / preempt / same",
+    "Lightning / shuffled / epoch's last step / kill / same",
+    "Lightning / ranks / mid-epoch / kill / batch",
+    "Accelerate / seedable / in an evaluation / kill / same",
+    "Accelerate / ranks / in a save / preempt / same",
+    "DeepSpeed / window / mid-window / preempt / same",
+    "Megatron / window / mid-window / preempt / same",
+)
+"""What is run each day."""
+RELEASED = 40
+"""How many more before a release: 15 minutes on two cores."""
 
 
 @cache
@@ -206,15 +245,34 @@ def cells() -> tuple[Cell, ...]:
     return tuple(found)
 
 
-def daily() -> list[Cell]:
-    """Return the part that is run each day: every other loop of each way in, at moments one after another."""
-    found: list[Cell] = []
-    for way in WAYS:
-        for loop in [loop for loop in LOOPS if loop.way == way][::2]:
-            moment = MOMENTS[len(found) % len(MOMENTS)]
-            own = [cell for cell in cells() if cell.loop == loop and cell.change == SAME]
-            found.append(next((cell for cell in own if cell.moment == moment), own[0]))
+def spread(of: Sequence[Cell], seen: Collection[Cell] = ()) -> list[Cell]:
+    """Return these cells in an order in which whatever comes first has seen the most, behind those that were seen."""
+    counts: Counter[tuple[str, ...]] = Counter(part for cell in seen for part in _parts(cell))
+    left, found = [*of], []
+    while left:
+        best = min(left, key=lambda cell: sum(counts[part] for part in _parts(cell)))
+        left.remove(best)
+        found.append(best)
+        counts.update(_parts(best))
     return found
+
+
+def _parts(cell: Cell) -> list[tuple[str, ...]]:
+    way, fault = cell.loop.way, cell.fault
+    what = cell.moment if cell.change == SAME else cell.change
+    return [(way,), (way, cell.loop.name), (way, what), (way, what, fault), (way, cell.loop.name, fault)]
+
+
+def daily() -> list[Cell]:
+    """Return the part that is run each day."""
+    by_key = {cell.key: cell for cell in cells()}
+    return [by_key[key] for key in DAILY]
+
+
+def of_release(known: Collection[str]) -> list[Cell]:
+    """Return those that are run before a release: of the known ones those that have seen the most together."""
+    day = daily()
+    return spread([cell for cell in cells() if cell.key in known and cell not in day], day)[:RELEASED]
 
 
 def pairwise(factors: Sequence[Sequence[Any]], is_allowed: Callable[[Sequence[Any]], bool]) -> list[tuple[Any, ...]]:

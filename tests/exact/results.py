@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -61,10 +62,13 @@ def write(document: Document) -> None:
     FILE.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def missing(document: Document, ways: Iterable[str]) -> list[plan.Cell]:
-    """Return the cells of these ways that have no result yet."""
-    ways = [*ways]
-    return [cell for cell in plan.cells() if cell.loop.way in ways and cell.key not in document["cells"]]
+def keep(key: str, found: Mapping[str, Any], loop: str, components: Iterable[str]) -> None:
+    """Keep one more; several processes may do so at once."""
+    with FILE.with_name("plan.py").open() as lock:  # which is never replaced
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        document = read()
+        document["cells"][key], document["loops"][loop] = dict(found), [*components]
+        write(document)
 
 
 def summary(cells: Mapping[str, Mapping[str, Any]]) -> str:
@@ -80,6 +84,11 @@ def summary(cells: Mapping[str, Mapping[str, Any]]) -> str:
             planned = sum(cell.loop.way == way for cell in plan.cells())
             number = f"{len(of_way)}" if len(of_way) == planned else f"{len(of_way)} of {planned}"
             lines.append(f"| {way} | {number} | " + " | ".join(map(str, counts)) + f" | {alone} |")
+    counts = [sum(cell["result"] == name for cell in cells.values()) for name in names]
+    tried = [cell["alone"] for cell in cells.values() if "alone" in cell]
+    lines.append(
+        f"| all | {len(cells)} | " + " | ".join(map(str, counts)) + f" | {tried.count(EXACT)} of {len(tried)} |"
+    )
     return "\n".join(lines)
 
 
@@ -90,24 +99,45 @@ def lost_by_us(cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def table(way: str, document: Document | None = None) -> str:
     """Return the rows of a page of the documentation: what was seen of each part of a training state."""
+    lines = ["| part of the training state | at a resume | cells |", "|---|---|---|"]
+    lines += [f"| {name} | {words} | {cells} |" for name, words, cells in _rows(way, document)]
+    return "\n".join(lines)
+
+
+def matrix(document: Document | None = None) -> str:
+    """Return what was seen of each part of a training state in each way in; "both": exact in some loops."""
+    found = {way: {name: words for name, words, _ in _rows(way, document)} for way in plan.WAYS}
+    names = [*_ROWS, *map(_CHANGED.format, plan.CHANGES)]
+    lines = ["| part of the training state | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
+    for name in names:
+        words = [rows.get(name, "-") for rows in found.values()]
+        short = ["both" if word.startswith("exact;") else word.partition(":")[0] for word in words]
+        if any(word != "-" for word in words):
+            lines.append(f"| {name} | " + " | ".join(short) + " |")
+    return "\n".join(lines)
+
+
+_CHANGED = "resumed with other {}"
+
+
+def _rows(way: str, document: Document | None) -> list[tuple[str, str, int]]:
+    """Return the parts that were seen, what came of each, and in how many cells."""
     document = read() if document is None else document
-    same, changed = [], []
+    same, changed, rows = [], [], []
     for key, cell in document["cells"].items():
         of_way, loop, _, _, change = key.split(" / ")
         if of_way == way:
             (same if change == plan.SAME else changed).append((loop, change, cell))
-    lines = ["| part of the training state | at a resume | cells |", "|---|---|---|"]
     for name, components in _ROWS.items():
-        having = [row for row in same if {*components} & {*document["loops"][f"{way} / {row[0]}"]}]
+        having = [row for row in same if {*components} & {*document["loops"].get(f"{way} / {row[0]}", ())}]
         if having:
             said = [loop for loop, _, cell in having if {*components} & {*cell.get("differs", {})}]
-            lines.append(f"| {name} | {_words(said, len(having))} | {len(having)} |")
+            rows.append((name, _words(said, len(having)), len(having)))
     for change in plan.CHANGES:
-        rows = [(loop, cell["result"]) for loop, one, cell in changed if one == change]
-        if rows:
-            found = sorted({result for _, result in rows})
-            lines.append(f"| resumed with other {change} | {', '.join(found)} | {len(rows)} |")
-    return "\n".join(lines)
+        results = [(loop, cell["result"]) for loop, one, cell in changed if one == change]
+        if results:
+            rows.append((_CHANGED.format(change), _words_of_change(results), len(results)))
+    return rows
 
 
 def _words(said: list[str], cells: int) -> str:
@@ -115,3 +145,17 @@ def _words(said: list[str], cells: int) -> str:
     if not said:
         return EXACT
     return f"said: {names}" if len(said) == cells else f"exact; said: {names}"
+
+
+def _words_of_change(found: list[tuple[str, str]]) -> str:
+    """Return what came of loops that were resumed with something changed; one word where all came to the same."""
+    by_result: dict[str, list[str]] = {}
+    for loop, result in found:
+        by_result.setdefault(result, []).append(loop)
+    if len(by_result) == 1:
+        return next(iter(by_result))
+    order = [result for result in (EXACT, SAID, REFUSED) if result in by_result]
+    named = [
+        result if result == EXACT else f"{result}: {', '.join(dict.fromkeys(by_result[result]))}" for result in order
+    ]
+    return "; ".join(named)

@@ -23,7 +23,7 @@ from harness import job
 
 _LOOPS = Path(__file__).parent / "loops"
 _FRAMEWORKS = {"Trainer": "transformers", "Lightning": "lightning", "Accelerate": "accelerate"}
-_PATIENCE_S = 100.0
+_PATIENCE_S = 300.0  # an end is waited for, so it is the failure alone that takes as long
 _MAX_STARTS = 6
 _NEVER = 1000  # more steps than there are
 
@@ -107,7 +107,8 @@ class Runner:
         told, said = training.told(), starts[-1].limits
         if is_changed:
             screen = starts[-1].screen
-            return compare.judge_changed(told, cell.change, said, screen, changed["length"], since=1)
+            since = compare.resumed_in(told)
+            return compare.judge_changed(told, cell.change, said, screen, changed["length"], since)
         verdict = compare.judge(undisturbed, told, said)
         findings = starts[-1].findings
         assert verdict.result != compare.EXACT or not findings, f"all is equal, and called not exact: {findings}"

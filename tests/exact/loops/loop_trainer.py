@@ -65,7 +65,8 @@ class Tells(transformers.TrainerCallback):
 
     def on_epoch_begin(self, _: Any, state: Any, control: Any, **__: Any) -> None:
         """See which one it is."""
-        under_way[0] = math.floor(state.epoch + 1e-6)
+        passed = state.global_step * t.ACCUMULATE * t.BATCH * t.ranks // t.LENGTH
+        under_way[0] = passed if o["loader"] == "stream" else math.floor(state.epoch + 1e-6)  # it knows no length
 
     def on_step_begin(self, _: Any, state: Any, control: Any, **__: Any) -> None:
         """A step is under way."""
@@ -88,9 +89,10 @@ class Tells(transformers.TrainerCallback):
 
     def on_epoch_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
         """Tell of it, where it is over: a trainer that stops within an epoch ends that, too."""
-        if state.global_step * t.ACCUMULATE % 6 == 0:
-            t.tell_generators(f"epoch {under_way[0]}")
-            t.reach("behind", under_way[0])
+        epoch, rest = divmod(state.global_step * t.ACCUMULATE, 6)
+        if rest == 0:
+            t.tell_generators(f"epoch {epoch - 1}")
+            t.reach("behind", epoch - 1)
 
     def on_evaluate(self, _: Any, state: Any, control: Any, metrics: Any, **__: Any) -> None:
         """Tell of it."""

@@ -13,6 +13,7 @@ from torch.utils.data import RandomSampler, Sampler
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.generators import find_generators, set_rng, take_rng
 from resilience_sdk.checkpoint.loaders import offer, withdraw
+from resilience_sdk.core import resume_limits
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 EPOCHS = 3
@@ -126,6 +127,25 @@ def test_workers_go_on_in_an_order_that_was_drawn_at_once(tmp_path):
     loader = begun(lambda: order_at_once(1))
     saver = Checkpointer({"loader": loader}, run_dir=tmp_path, every=1000)
     assert samples(before + train(loader, saver, saver.resume(), save_at=0)) == samples(whole)
+
+
+@pytest.mark.parametrize(("size", "more", "said"), [(2, 0, set()), (3, 0, {"other batch"}), (2, 2, {"other length"})])
+def test_another_batch_or_length_within_a_pass_is_said(tmp_path, monkeypatch, size, more, said):
+    """The place is a number of batches in an order that is another one for it."""
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+
+    def made(size, length):
+        return stateful.StatefulDataLoader(range(length), batch_size=size, sampler=RandomSampler(range(length)))
+
+    loader = made(2, SAMPLES)
+    saver = Checkpointer({"loader": loader}, run_dir=tmp_path, every=1000)
+    saver.resume()
+    next(iter(loader))
+    saver.save(1)
+    loader = made(size, SAMPLES + more)
+    assert Checkpointer({"loader": loader}, run_dir=tmp_path, every=1000).resume() == 1
+    next(iter(loader))
+    assert {one.key for one in resume_limits.limits()} == said
 
 
 @pytest.mark.parametrize("save_at", [2, 4])
