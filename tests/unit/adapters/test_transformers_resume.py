@@ -15,6 +15,7 @@ from resilience_sdk.adapters.transformers.changes import say_changes
 from resilience_sdk.adapters.transformers.evaluations import has_time
 from resilience_sdk.adapters.transformers.kept import CallbackState, Shape, batches_after, put_back, states_of
 from resilience_sdk.adapters.transformers.place import Generators, LoaderPlace, decoded, encoded
+from resilience_sdk.adapters.transformers.resuming import Resumption
 from resilience_sdk.core import resume_limits
 
 # -- generators
@@ -184,6 +185,34 @@ def test_what_cannot_be_put_back_is_said():
     assert after[0].sums == []
     [said] = put_back([Counts("a")], [CallbackState("Counts", {"other": 3}, {"sums": [1]}, ("other",))])
     assert "no attribute 'other'" in said
+
+
+@pytest.mark.parametrize(
+    ("chosen", "restores", "asked", "sums", "limits"),
+    [
+        (True, True, False, [1], []),
+        (True, False, False, [], []),  # the user has said so
+        (False, True, False, [], ["callbacks"]),
+        (False, True, True, ["trainer"], []),
+    ],
+)
+def test_who_gives_callbacks_their_states_back(chosen, restores, asked, sums, limits, monkeypatch):
+    """The SDK for a checkpoint of its choice, unless the user opts out; the trainer, if it is asked, for another."""
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+
+    class Own(Counts, type("ExportableState", (), {})):
+        """One whose state a trainer saves."""
+
+    own = Own("a")
+    trainer = types.SimpleNamespace(
+        callback_handler=types.SimpleNamespace(callbacks=[own]),
+        args=types.SimpleNamespace(restore_callback_states_from_checkpoint=asked),
+        state=types.SimpleNamespace(stateful_callbacks={"Own": {"args": {"name": "a"}, "attributes": {"sums": [1]}}}),
+    )
+    resumption = Resumption(trainer, None, is_chosen=chosen, restores_callbacks=restores, ignored_keys=None)
+    resumption._load_callbacks(lambda: own.sums.append("trainer") if asked else None)
+    assert own.sums == sums
+    assert [limit.key for limit in resume_limits.limits()] == limits
 
 
 # -- time
