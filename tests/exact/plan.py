@@ -223,7 +223,7 @@ DAILY = (
     "Accelerate / seedable / in an evaluation / kill / same",
     "Accelerate / ranks / in a save / preempt / same",
     "DeepSpeed / window / mid-window / preempt / same",
-    "Megatron / window / mid-window / preempt / same",
+    "Megatron / stateful / epoch's last step / kill / same",
 )
 """What is run each day."""
 RELEASED = 40
