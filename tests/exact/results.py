@@ -111,10 +111,15 @@ def matrix(document: Document | None = None) -> str:
     lines = ["| part of the training state | " + " | ".join(found) + " |", "|---" * (len(found) + 1) + "|"]
     for name in names:
         words = [rows.get(name, "-") for rows in found.values()]
-        short = ["both" if word.startswith("exact;") else word.partition(":")[0] for word in words]
+        short = ["both" if word.startswith("exact;") else _short(word) for word in words]
         if any(word != "-" for word in words):
             lines.append(f"| {name} | " + " | ".join(short) + " |")
     return "\n".join(lines)
+
+
+def _short(words: str) -> str:
+    """Return what came of it, without the names of loops."""
+    return " or ".join(part.partition(":")[0] for part in words.split("; "))
 
 
 _CHANGED = "resumed with other {}"

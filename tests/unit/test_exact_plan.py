@@ -125,6 +125,8 @@ def test_a_matrix_has_a_word_for_each_way():
         "start_run / one / twice / kill / same": {"result": "exact"},
         "start_run / two / twice / kill / same": {"result": "said", "differs": {"drawn for samples": "there"}},
         "start_run / one / mid-epoch / kill / batch": {"result": "refused"},
+        "start_run / one / mid-epoch / kill / ranks": {"result": "refused"},
+        "start_run / two / mid-epoch / kill / ranks": {"result": "said"},
         "attach / one / twice / kill / same": {"result": "exact"},
     }
     loops = {name: ["drawn for samples"] for name in ("start_run / one", "start_run / two", "attach / one")}
@@ -133,6 +135,7 @@ def test_a_matrix_has_a_word_for_each_way():
     found = [[word.strip() for word in row.split("|")] for row in rows]
     assert [(row[1], row[2], row[at]) for row in found] == [
         ("what reading a sample draws at random", "both", "exact"),
+        ("resumed with other ranks", "said or refused", "-"),
         ("resumed with other batch", "refused", "-"),
     ]
 

@@ -17,7 +17,7 @@ o = t.options
 transformers.logging.set_verbosity_error()
 transformers.set_seed(0)
 TIMES = ("runtime", "per_second")
-under_way = [0]  # the epoch
+under_way: list[Any] = [None]  # the epoch
 
 
 def sample(number: int) -> dict[str, torch.Tensor]:
@@ -65,8 +65,12 @@ class Tells(transformers.TrainerCallback):
 
     def on_epoch_begin(self, _: Any, state: Any, control: Any, **__: Any) -> None:
         """See which one it is."""
-        passed = state.global_step * t.ACCUMULATE * t.BATCH * t.ranks // t.LENGTH
-        under_way[0] = passed if o["loader"] == "stream" else math.floor(state.epoch + 1e-6)  # it knows no length
+        if o["loader"] != "stream":
+            under_way[0] = math.floor(state.epoch + 1e-6)
+        elif under_way[0] is None:  # it knows no length: by what was trained before, in epochs of 24
+            under_way[0] = state.global_step * t.ACCUMULATE * t.BATCH * t.ranks // 24
+        else:
+            under_way[0] += 1
 
     def on_step_begin(self, _: Any, state: Any, control: Any, **__: Any) -> None:
         """A step is under way."""
