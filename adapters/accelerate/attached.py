@@ -12,11 +12,12 @@ from typing import Any
 import attrs
 
 from resilience_sdk import straggler
-from resilience_sdk.adapters._base import Late, checkpointer, framework, refuse_second
+from resilience_sdk.adapters._base import Late, checkpointer, framework, numbered, refuse_second
 from resilience_sdk.adapters._saving import SavingLoop
-from resilience_sdk.adapters.accelerate.position import Position
+from resilience_sdk.adapters.accelerate.position import Position, other_state, set_other
 from resilience_sdk.adapters.accelerate.saves import StateSaves, kind_of, read_file
 from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint.held import HeldGenerators
 from resilience_sdk.checkpoint.ranks import agreement, find_ranks, raise_together
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
@@ -271,8 +272,18 @@ class Attached(SavingLoop):
         self._accelerator = accelerator
         self._session = session
         loader = prepared.loader
-        self._position = None if loader is None else Position(loader, int(accelerator.num_processes))
+        self._position = None
+        if loader is not None:
+            self._position = Position(
+                loader,
+                int(accelerator.num_processes),
+                self._set_held,
+                is_speaker=bool(accelerator.is_main_process),
+                is_watched=session is not None,
+            )
         self._state = StateSaves(accelerator, self)
+        self._held = HeldGenerators(self._holders)
+        self._held_of_save: Mapping[str, Any] = {}
         self._checkpointer: Checkpointer | None = None
         if session is not None and saves:
             self._checkpointer = checkpointer(session, self._state.write, self._state.stage)
@@ -315,7 +326,10 @@ class Attached(SavingLoop):
     @property
     def epoch(self) -> int:
         """Completed passes over the loader, over all attempts; the number of the one that is under way."""
-        return 0 if self._position is None else self._position.epoch
+        if self._position is None:
+            return 0
+        self._position.is_asked = True
+        return self._position.epoch
 
     @property
     def samples(self) -> int:
@@ -372,6 +386,39 @@ class Attached(SavingLoop):
     def _accumulation(self) -> int:
         return int(self._accelerator.gradient_accumulation_steps)
 
+    def describe_own(self) -> dict[str, Any]:
+        """Return what the file of this rank holds."""
+        position = None if self._position is None else self._position.own_state()
+        others = [other_state(loader) for loader in self._others()]
+        ranks = int(self._accelerator.num_processes)
+        return {"ranks": ranks, "position": position, "held": self._held.capture(), "others": others}
+
+    def _note_missing(self, own: Mapping[str, Any], place: Path | None) -> None:
+        """Say it where a script has saved on one rank alone what each rank has of its own."""
+        has_any = own["held"] or ((own["position"] or {}).get("reads") or {}).get("draws")
+        each_node = self._accelerator.project_configuration.save_on_each_node
+        if has_any and place is not None and not each_node and not self._state.has_all_of(place):
+            note(
+                "accelerate rank's own",
+                "the generators that objects of ranks behind the first one hold",
+                "accelerator.save_state() was called on the main process alone",
+                "call it on all ranks",
+            )
+
+    def _holders(self) -> dict[str, Any]:
+        own = self._accelerator
+        kinds = {kind: getattr(own, f"_{kind}s", ()) for kind in ("model", "optimizer", "scheduler", "custom_object")}
+        # Of Accelerate's wrappers what is inside.
+        return numbered(**{kind: [getattr(item, kind, item) for item in items] for kind, items in kinds.items()})
+
+    def _set_held(self) -> None:
+        self._held.restore(self._held_of_save)
+
+    def _others(self) -> list[Any]:
+        """Return the prepared loaders beside that of the training, such as those of evaluations."""
+        own = None if self._position is None else self._position.loader
+        return [loader for loader in self._accelerator._dataloaders if loader is not own]
+
     def _compared(self) -> dict[str, Any]:
         own = self._accelerator
         kinds = {"model": own._models, "optimizer": own._optimizers}
@@ -399,7 +446,7 @@ class Attached(SavingLoop):
         with section("resume", kind="io"):
             self._state.load(place)
         own.compare()
-        self._go_on_in_data(saved)
+        self._go_on_in_data(saved, self._state.read_own(place), place)
         return int(saved["step"])
 
     def load(self, directory: Path, saved: Mapping[str, Any] | None, *args: Any, **options: Any) -> None:
@@ -408,7 +455,7 @@ class Attached(SavingLoop):
             self._state.load(directory, *args, **options)
         if saved is not None:
             self.go_to(int(saved["step"]))
-            self._go_on_in_data(saved)
+            self._go_on_in_data(saved, self._state.read_own(directory), directory)
         elif self._accelerator.is_main_process:
             say_once(
                 "old state",
@@ -416,7 +463,17 @@ class Attached(SavingLoop):
                 "is not known",
             )
 
-    def _go_on_in_data(self, saved: Mapping[str, Any]) -> None:
+    def _go_on_in_data(
+        self, saved: Mapping[str, Any], own: Mapping[str, Any] | None = None, place: Path | None = None
+    ) -> None:
+        if own is not None and int(own["ranks"]) == int(self._accelerator.num_processes):
+            self._held_of_save = own["held"]
+            self._set_held()
+            for loader, state in zip(self._others(), own["others"], strict=False):
+                set_other(loader, state)
+            self._note_missing(own, place)
+        else:
+            own = None
         before = saved.get("accumulation", self._accumulation)  # older ones do not say
         if before != self._accumulation:
             note(
@@ -426,7 +483,7 @@ class Attached(SavingLoop):
                 f"resume with gradient_accumulation_steps={before} for the same steps",
             )
         if self._position is not None and saved.get("position") is not None:
-            self._position.resume(saved["position"])
+            self._position.resume(saved["position"], None if own is None else own["position"])
 
     def save_before_leaving(self) -> None:
         """Save if there is time, into the run directory or where Accelerate numbers the directories. Collective."""

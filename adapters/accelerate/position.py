@@ -7,7 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from resilience_sdk.adapters._base import framework
+from resilience_sdk.adapters._draws import Announced
+from resilience_sdk.adapters.accelerate.reads import Reads
 from resilience_sdk.checkpoint.generators import find_generators, set_rng, take_rng
+from resilience_sdk.checkpoint.passes import note_empty_pass
+from resilience_sdk.core.console import say
 from resilience_sdk.core.resume_limits import note
 
 _END = object()
@@ -24,7 +28,23 @@ class Position:
     What is streamed has no indices: there such a loader goes back by itself.
     """
 
-    def __init__(self, loader: Any, ranks: int) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        ranks: int,
+        restored: Callable[[], object] = object,
+        *,
+        is_speaker: bool = True,
+        is_watched: bool = True,
+    ) -> None:
+        """`restored()` is called where all generators of this process were set as they were at the save.
+
+        `is_watched`: what reading draws is looked at.
+        """
+        self.restored = restored
+        self._is_speaker = is_speaker
+        self.is_asked = False
+        """Whether the program has asked for the epoch, and so knows which one is under way."""
         self.epoch = 0
         self.samples = 0
         """Of this epoch, of all ranks together."""
@@ -37,9 +57,15 @@ class Position:
         self._iteration = 0
         self._rng: Any = None
         self._is_resumed = self._is_over = False
-        self._is_ahead = self._draws = False
+        self._is_ahead = False
+        self._reads = Reads(loader if is_watched else None)
         self._rng_of_save: Any = None
         self._saved_ranks = ranks
+
+    @property
+    def loader(self) -> Any:
+        """The loader of the training."""
+        return self._loader
 
     # -- what a checkpoint holds of it
 
@@ -58,8 +84,12 @@ class Position:
             "per_epoch": self._per_epoch,
         }
 
-    def resume(self, saved: Mapping[str, Any]) -> None:
-        """Take a saved one, now that the generators are as they were at the save."""
+    def own_state(self) -> dict[str, Any]:
+        """Return what is this rank's alone as a JSON value: the generators that it reads its data with."""
+        return {"ranks": self._ranks, "rng": self._rng, "reads": self._reads.state()}
+
+    def resume(self, saved: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
+        """Take a saved one, and what `own_state` gave, now that the generators are as they were at the save."""
         from resilience_sdk.checkpoint.state import capture_rng  # imports torch
 
         self.epoch, self.samples, self.total = (int(saved[name]) for name in ("epoch", "samples", "total"))
@@ -73,6 +103,9 @@ class Position:
         self._is_ahead = bool(saved.get("is_ahead", not self._iteration))
         if self._counts_by_itself:
             _forget_place(self._loader)  # which Accelerate has loaded: ours counts
+        if own is not None and int(own["ranks"]) == self._ranks:
+            self._rng = own["rng"]
+            self._reads.resume(own["reads"])
         self._note_limits(saved)
 
     @property
@@ -128,10 +161,11 @@ class Position:
             self._iteration = int(getattr(self._loader, "iteration", 0))
             self._rng = take_rng(self._generators())
             self._is_ahead = self._is_made_ahead(self._loader)
+            self._reads.begins()
             if self._is_ahead:
                 self._rng["generators"].update(drawn_ahead(self._loader, self._generators()))
         per_batch, per_epoch = self._per_batch, self._per_epoch
-        for batch in self._heard(batches):
+        for batch in self._reads.followed(batches):
             read = per_batch
             if per_epoch is not None and 0 < per_epoch - self.samples < per_batch:
                 read = per_epoch - self.samples  # the last one is filled up with others, or is short
@@ -141,34 +175,12 @@ class Position:
         self.epoch, self.samples, self._rng = self.epoch + 1, 0, None
         self._iteration = int(getattr(self._loader, "iteration", self._iteration + 1))
 
-    def _heard(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield these; say it where reading one draws random numbers in this process, as the second one shows."""
-        workers = int(getattr(self._loader, "num_workers", 0) or 0)
-        for first in batches:  # with which the order is drawn
-            yield first
-            before = None if workers or self._draws else take_rng({})
-            second = next(batches, _END)
-            if before is not None and before != take_rng({}):
-                self._draws = True
-                note(
-                    "accelerate draws",
-                    "random numbers that the data set draws in this process",
-                    "Accelerate reads a batch before the one before it is trained on, so that those of the batch "
-                    "behind a save were drawn already",
-                    "read with num_workers=1, or draw from a generator that is seeded by epoch and index",
-                )
-            if second is not _END:
-                yield second
-                yield from batches
-
     def _done(self) -> int:
         """Return how many batches of this epoch, as they are now, have been read as a whole."""
         is_last = self._per_epoch is not None and self.samples >= self._per_epoch
         return -(-self.samples // self._per_batch) if is_last else self.samples // self._per_batch
 
     def _rest(self, batches: Iterator[Any]) -> Iterator[Any]:
-        from resilience_sdk.checkpoint.state import restore_rng
-
         loader = self._loader
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self._iteration)  # which Accelerate does not save
@@ -178,9 +190,17 @@ class Position:
                 return
             yield from batches
             return
-        done, rest = self._done(), batches
+        done, rest, reads = self._done(), batches, self._reads
+        reads.goes_on(done)
+        if done and not self._is_ahead and reads.are_made_again(done):
+            yield from self._read_again(batches, done)
+            loader.iteration = self._iteration + 1
+            return
+        announced = None
         if done:
             ahead = framework("accelerate", "accelerate").skip_first_batches(loader, done)
+            if reads.has_last(done):
+                announced = Announced.put_in(ahead, {done: reads.set_last, done + 1: self._set_saved})
             rest = iter(ahead)
         # The order of an epoch is drawn when its first batch is asked for, as of then; what comes later is drawn as of
         # the save.
@@ -196,13 +216,35 @@ class Position:
             else:
                 set_rng(generators, self._rng)
             first = next(rest, _END)
-        if done:
-            restore_rng(self._rng_of_save)
+        if done and not (announced is not None and announced.is_past):
+            self._set_saved()
         if first is not _END:
             yield first
             yield from rest
+        elif done and not self.is_asked:
+            note_empty_pass()
         if done:
             loader.iteration = self._iteration + 1
+
+    def _set_saved(self) -> None:
+        """Set the generators of the process, of the data and of what else holds some as they were at the save."""
+        from resilience_sdk.checkpoint.state import restore_rng
+
+        restore_rng(self._rng_of_save)
+        self._reads.set_saved()
+        self.restored()
+
+    def _read_again(self, batches: Iterator[Any], done: int) -> Iterator[Any]:
+        """Read all of the epoch again: other processes have drawn, or nobody knows when."""
+        if self._is_speaker:
+            say(f"reading the first {done} batches of epoch {self.epoch} again: reading them draws random numbers")
+        set_rng(self._generators(), self._rng)
+        self._reads.set_begin()
+        for _ in range(done):
+            if next(batches, _END) is _END:
+                break
+        self._set_saved()
+        yield from batches
 
     @staticmethod
     def _is_made_ahead(loader: Any) -> bool:
@@ -237,12 +279,34 @@ class Position:
             sampler.generator = own  # the iterator has its own reference
 
     def _generators(self) -> dict[str, Any]:
-        found = find_generators(self._loader)
-        found.pop("loader.synchronized_generator", None)  # under its own name, as older versions have it
-        shared = getattr(self._loader, "synchronized_generator", None)
-        if shared is not None and all(shared is not other for other in found.values()):
-            found["synchronized"] = shared
-        return found
+        return generators_of(self._loader)
+
+
+def generators_of(loader: Any) -> dict[str, Any]:
+    """Return the generators that a prepared loader draws from."""
+    found = find_generators(loader)
+    found.pop("loader.synchronized_generator", None)  # under its own name, as older versions have it
+    shared = getattr(loader, "synchronized_generator", None)
+    if shared is not None and all(shared is not other for other in found.values()):
+        found["synchronized"] = shared
+    return found
+
+
+def other_state(loader: Any) -> dict[str, Any]:
+    """Return where a prepared loader is whose passes nobody counts, such as that of evaluations, as a JSON value."""
+    from resilience_sdk.checkpoint.state import capture_generators
+
+    found = capture_generators(generators_of(loader))
+    return {"iteration": int(getattr(loader, "iteration", 0)), "generators": found}
+
+
+def set_other(loader: Any, saved: Mapping[str, Any]) -> None:
+    """Let its next pass have the order that it would have had: Accelerate saves neither number nor generators."""
+    from resilience_sdk.checkpoint.state import restore_generators
+
+    if hasattr(loader, "iteration"):
+        loader.iteration = int(saved["iteration"])
+    restore_generators(generators_of(loader), saved["generators"])
 
 
 def samples_per_batch(loader: Any, ranks: int) -> int:

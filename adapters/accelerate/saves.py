@@ -108,6 +108,24 @@ class StateSaves:
         write_registered(self._accelerator, directory)
         if self.is_keeper:
             write_whole(directory / FILE, json.dumps({"v": _VERSION, **self._handle.describe()}))
+        if own := self._handle.describe_own():
+            write_whole(directory / self._own_file, json.dumps({"v": _VERSION, **own}))
+
+    @property
+    def _own_file(self) -> str:
+        return _file_of(int(self._accelerator.process_index))
+
+    def has_all_of(self, directory: Path) -> bool:
+        """Tell whether each rank has kept something there."""
+        return all((directory / _file_of(rank)).exists() for rank in range(int(self._accelerator.num_processes)))
+
+    def read_own(self, directory: Path) -> Mapping[str, Any] | None:
+        """Return what this rank alone has kept there; None where it has nothing, or nothing of this version."""
+        try:
+            saved = json.loads(read_text(directory / self._own_file))
+        except (OSError, ValueError):
+            return None
+        return saved if isinstance(saved, dict) and saved.get("v") == _VERSION else None
 
     def stage(self, directory: Path) -> Callable[[], object]:
         """Take what `write` would write, and return what writes it, for a thread; raises what taking raises.
@@ -254,6 +272,10 @@ class StateSaves:
             return False
         say_once("last save", f"saved after step {step}: {place}; accelerator.load_state() resumes it")
         return True
+
+
+def _file_of(rank: int) -> str:
+    return f"resilience-rank-{rank}.json"
 
 
 def kind_of(accelerator: Any) -> str:

@@ -12,6 +12,7 @@ import functools
 import inspect
 import json
 import types
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,9 @@ def own_attributes(trainer: Any) -> dict[str, Any]:
     if _is_of_library(kind):
         return {}
     known = _attributes_of_libraries(kind)
-    return {name: value for name, value in vars(trainer).items() if name not in known}
+    own = {name: value for name, value in vars(trainer).items() if name not in known}
+    # A method that is replaced is none.
+    return {name: value for name, value in own.items() if not callable(getattr(kind, name, None))}
 
 
 def _is_of_library(kind: type) -> bool:
@@ -216,38 +219,58 @@ def put_back(callbacks: Sequence[Any], states: Sequence[CallbackState]) -> list[
     return said
 
 
-def fingerprints(callbacks: Sequence[Any]) -> dict[int, dict[str, Any]]:
-    """Return what tells whether the attributes of callbacks change that a trainer does not save, by identity."""
-    return {id(one): {name: _seen(value) for name, value in _attributes(one).items()} for one in callbacks}
+def fingerprints(objects: Sequence[Any]) -> dict[int, dict[str, Any]]:
+    """Return what tells whether attributes change that a trainer does not save, by the identity of their objects.
+
+    `objects` are callbacks, and the trainer itself, of which those of its user's class count.
+    """
+    return {id(one): {name: _seen(value) for name, value in _attributes(one).items()} for one in objects}
 
 
-def changed_plain(callbacks: Sequence[Any], before: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return `Class.attribute` of the first attribute of each such callback that has changed."""
+def changed_plain(objects: Sequence[Any], before: dict[int, dict[str, Any]]) -> list[str]:
+    """Return `Class.attribute` of the first attribute of each such object that has changed; new ones join `before`."""
     found = []
-    for one in callbacks:
-        was = before.get(id(one), {})
-        changed = [name for name, value in _attributes(one).items() if name in was and was[name] != _seen(value)]
+    for one in objects:
+        now, was = {name: _seen(value) for name, value in _attributes(one).items()}, before.setdefault(id(one), {})
+        changed = [name for name, seen in now.items() if was.setdefault(name, seen) != seen]
         if changed:
             found.append(f"{type(one).__name__}.{changed[0]}")
     return found
 
 
 def _attributes(callback: Any) -> dict[str, Any]:
-    """Return the attributes of a callback of the user's own that is no `ExportableState`."""
+    """Return the attributes of a callback of the user's own that is no `ExportableState`, or of a trainer's class."""
+    if _is_trainer(callback):
+        return own_attributes(callback)
     is_theirs = not _is_of_library(type(callback))
     return dict(vars(callback)) if is_theirs and not _exports(callback) else {}
+
+
+def _is_trainer(one: Any) -> bool:
+    """Tell whether an object is the trainer, not one of its callbacks."""
+    return "callback_handler" in vars(one)
+
+
+def held_iterators(objects: Sequence[Any]) -> list[str]:
+    """Return `Class.attribute` of each that is an iterator of a loader, or a generator function's: it has a place."""
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    kinds = (types.GeneratorType, _BaseDataLoaderIter)
+    found = [(one, name) for one in objects for name, value in _attributes(one).items() if isinstance(value, kinds)]
+    return [f"{type(one).__name__}.{name}" for one, name in found]
 
 
 def _seen(value: Any) -> Any:
     """Return what differs where a value of the usual kinds has changed; the same for all others."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if hasattr(value, "_version"):  # a tensor
-        return (id(value), value._version)
-    if isinstance(value, Mapping):
-        return (len(value), *map(_seen, list(value.values())[:_FIRST]))
-    if isinstance(value, (list, tuple, set)) or type(value).__name__ == "deque":
-        return (len(value), *map(_seen, list(value)[:_FIRST]))
+    if hasattr(value, "is_inference"):  # a tensor
+        return (id(value), None if value.is_inference() else value._version)
+    if isinstance(value, (list, tuple, set, dict)) or type(value).__name__ == "deque":
+        items = list(value.values() if isinstance(value, dict) else value)
+        return (len(items), *map(_seen, items[:_FIRST]), *map(_seen, items[_FIRST:][-_FIRST:]))
+    if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+        return zlib.crc32(value.flat[: _FIRST * 256].tobytes()) if value.dtype.kind != "O" else value.shape
     return None
 
 

@@ -200,6 +200,7 @@ class Resumption:
         if kept is None:
             return place
         self._say_plain(kept.get("plain") or ())
+        self._say_iterators(kept.get("iterators") or ())
         self._began = int(kept.get("began", self._began))
         self._put_back_loss(kept)
         self._step_logs = dict(kept.get("step_logs") or {})
@@ -364,7 +365,7 @@ class Resumption:
 
     def epoch_begun(self, control: Any) -> Any:
         """Make up for the evaluation that was due at the save, after the hooks of the first epoch's begin."""
-        self._plain_before = files.fingerprints(callbacks_of(self._trainer))
+        self._plain_before = files.fingerprints(self._plain_objects())
         owed = (self._kept or {}).get("owed")
         if self._path is None:
             return control
@@ -476,12 +477,37 @@ class Resumption:
             is_read_here = looks_ahead(place.loader) and not has_workers(place.loader)
             if place.at_last is not None and place.draws and is_read_here:
                 found["at_last"] = encoded(place.at_last)
-        found["plain"] = files.changed_plain(callbacks_of(trainer), self._plain_before)
+        found["plain"] = files.changed_plain(self._plain_objects(), self._plain_before)
+        found["iterators"] = files.held_iterators(self._plain_objects())
         self._say_plain(found["plain"])
+        self._say_iterators(found["iterators"])
         files.write(directory, int(trainer.args.process_index), found)
+
+    @staticmethod
+    def _say_iterators(names: Iterable[str]) -> None:
+        for name in names:
+            note(
+                f"iterator {name}",
+                f"the place in the iterator {name}",
+                "nobody but the program has it, so that a resume begins with what it gives first",
+                "let the Trainer's own loader give its samples, such as by a ConcatDataset, or find its place by the "
+                "step",
+            )
+
+    def _plain_objects(self) -> list[Any]:
+        return [*callbacks_of(self._trainer), self._trainer]
 
     def _say_plain(self, names: Iterable[str]) -> None:
         for name in names:
+            if name.partition(".")[0] == type(self._trainer).__name__:
+                note(
+                    f"trainer {name}",
+                    f"the attribute {name.partition('.')[2]} of {name.partition('.')[0]}",
+                    "it changes in the training, and no checkpoint has it: a Trainer saves none of its attributes",
+                    "keep it in a TrainerCallback that is a transformers.trainer_callback.ExportableState, or make it "
+                    "anew from the step",
+                )
+                continue
             note(
                 f"callback {name}",
                 f"the state of callback {name.partition('.')[0]}",

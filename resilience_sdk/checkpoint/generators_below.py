@@ -48,9 +48,12 @@ def held_generators(objects: Mapping[str, Any]) -> dict[str, Any]:
     Not those of its loaders and samplers, which have a way of their own back to their place.
     """
     from torch.utils.data import DataLoader, Sampler
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     found: dict[str, Any] = {}
-    search = _Search(_MAX_OF_MODULES, _MAX_DEPTH + 2, (DataLoader, Sampler), (*_CLOSED, *_FRAMEWORKS))
+    search = _Search(
+        _MAX_OF_MODULES, _MAX_DEPTH + 2, (DataLoader, Sampler, _BaseDataLoaderIter), (*_CLOSED, *_FRAMEWORKS)
+    )
     for name, item in objects.items():
         found.update(search.below(item, name))
     return found

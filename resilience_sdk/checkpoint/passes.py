@@ -122,20 +122,28 @@ class PassWatch:
         draw_order(batches)
         set_rng({}, now)  # what the iterator has drawn was drawn before the save
         restore_of_data(generators, saved["generators"])
-        return _Batches(batches, self.ended, None if self._generators is None else self._generators.set)
+        before_first = None if self._generators is None else self._generators.set
+        return _Batches(batches, self.ended, before_first, is_rest=saved["began"] is not None)
 
 
 class _Batches:
     """An iterator around the loader's own, which lends it all other attributes."""
 
-    __slots__ = ("_batches", "_before", "_ended")
+    __slots__ = ("_batches", "_before", "_ended", "_is_rest")
 
     def __init__(
-        self, batches: Iterator[Any], ended: Callable[[], None], before_first: Callable[[], None] | None
+        self,
+        batches: Iterator[Any],
+        ended: Callable[[], None],
+        before_first: Callable[[], None] | None,
+        *,
+        is_rest: bool = False,
     ) -> None:
         self._batches = batches
         self._before = before_first
         self._ended = ended
+        self._is_rest = is_rest
+        """Whether this is what was left of a pass at a save, and nothing was given of it."""
 
     def __iter__(self) -> _Batches:
         return self
@@ -145,16 +153,31 @@ class _Batches:
             before, self._before = self._before, None
             before()
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         except StopIteration:
             self._ended()
+            if self._is_rest:
+                note_empty_pass()
             raise
+        self._is_rest = False
+        return batch
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
+
+
+def note_empty_pass() -> None:
+    """Say that the first pass behind a resume gave nothing, which those must know who count epochs by their steps."""
+    note(
+        "empty pass",
+        "an epoch number that is taken from step // len(loader)",
+        "the checkpoint was made behind the last batch of a pass, so the first pass over the loader is the end of that "
+        "one and gives no batch, and such a loop trains one epoch too few",
+        "take the epoch from a value that is saved (Checkpointer.values), or count no pass that gives no batch",
+    )
 
 
 def is_loader(item: Any) -> bool:

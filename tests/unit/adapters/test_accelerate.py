@@ -9,7 +9,7 @@ import pytest
 import torch
 from adapter_frameworks import require
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from resilience_sdk import straggler
 from resilience_sdk.adapters import _saving
@@ -306,13 +306,22 @@ def noted(monkeypatch):
     return lambda: [limit.key for limit in resume_limits.limits()]
 
 
-@pytest.mark.parametrize("draws", [True, False])
-def test_what_reading_a_batch_draws_here_is_said(draws, noted):
-    """Those of the batch that was read ahead of a save were drawn then."""
-    position = Position(DataLoader(range(4)), 1)
+class Rows(IterableDataset):
+    """A stream."""
+
+    def __iter__(self):
+        return iter(range(4))
+
+
+@pytest.mark.parametrize(
+    ("draws", "data", "is_said"), [(True, Rows(), True), (False, Rows(), False), (True, range(4), False)]
+)
+def test_what_reading_a_batch_of_a_stream_draws_here_is_said(draws, data, is_said, noted):
+    """Those of the batch that was read ahead of a save were drawn then. By indices it is read with those again."""
+    position = Position(DataLoader(data), 1)
     read = (number + (torch.rand(()).item() if draws else 0) for number in range(4))
     assert len(list(position.walk(read))) == position.total == 4
-    assert noted() == (["accelerate draws"] if draws else [])
+    assert noted() == (["accelerate draws"] if is_said else [])
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,9 @@ class Handle:
     def describe(self):
         return {"step": 3}
 
+    def describe_own(self):
+        return {}
+
     def load(self, place, _saved):
         self.states.load(place)
 

@@ -263,3 +263,17 @@ def test_what_is_large_or_goes_round_is_looked_at_for_a_moment():
     data = SimpleNamespace(samples=[random.Random(number) for number in range(1000)], tensor=torch.ones(9))
     data.data = data
     assert len(find_generators(SimpleNamespace(dataset=data))) == 16
+
+
+@pytest.mark.parametrize(("save_at", "counts"), [(2, 0), (3, 1), (4, 0), (-1, 0)])
+def test_a_first_pass_without_a_batch_is_said(tmp_path, monkeypatch, save_at, counts):
+    """Of a save behind the last batch: who takes the epoch from the number of steps trains one too few."""
+    said = []
+    monkeypatch.setattr("resilience_sdk.checkpoint.passes.note", lambda *words: said.append(words[0]))
+    loader = begun(plain_order)
+    saver = Checkpointer({"loader": loader}, run_dir=tmp_path, every=1000)
+    saver.resume()
+    train(loader, saver, save_at=save_at)
+    saver = Checkpointer({"loader": (loader := begun(plain_order))}, run_dir=tmp_path, every=1000)
+    train(loader, saver, saver.resume(), save_at=0)
+    assert len(said) == counts
