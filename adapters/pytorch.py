@@ -1,7 +1,4 @@
-"""Plain PyTorch: one line beside a loop of one's own, and a loader whose iteration is timed.
-
-`for batch in loader` asks the loader's class, not the object. So the object gets a subclass of its own class for as
-long as it is watched: it stays what it was for `isinstance`, its attributes and its methods.
+"""Plain PyTorch: one line beside a loop of one's own.
 
 from resilience_sdk.adapters import pytorch
 
@@ -18,132 +15,36 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from time import monotonic_ns
 from typing import Any
 
 from resilience_sdk import preemption, straggler
 from resilience_sdk.adapters._base import AttachedLoop, EvaluationBeat, StepBeat, StepLoss, say_left_out
+from resilience_sdk.adapters._proof import proof_of
+from resilience_sdk.adapters._timed_loader import TimedLoader
 from resilience_sdk.checkpoint.loaders import offer, withdraw
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
-from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption.listener import StepsDone
+from resilience_sdk.rank.lifecycle import current
+from resilience_sdk.rank.loop_proof import LoopProof
+from resilience_sdk.rank.pass_print import PassPrint
 from resilience_sdk.rank.run import is_stepping, resilient
 from resilience_sdk.recorder import lookup
-from resilience_sdk.recorder.lookup import BLOCKS
 from resilience_sdk.straggler.model_hooks import Guard
 
 __all__ = ["Attached", "attach", "resilient"]
 
-_END = object()
 _NEVER = math.inf
-
-
-class TimedLoader:
-    """Puts the subclass on a loader; `restore()` takes it off. Iterators that exist then go on, untimed."""
-
-    def __init__(self, loader: Any, loop: Attached | None = None) -> None:
-        """Time the iterators of `loader` from now on, and tell the `loop` of its passes.
-
-        Raises:
-            ConfigError: The loader's class cannot be exchanged, or it is no iterable.
-        """
-        self._loader = loader
-        self.due: Callable[[], None] | None = None
-        """What is called before the next batch is fetched, and each one after that until it is None again."""
-        self.loop = loop
-        self._plain = type(loader)
-        self.is_on = True
-        """Whether the waits are timed."""
-        if not hasattr(self._plain, "__iter__") or hasattr(self._plain, "__next__"):
-            raise ConfigError(
-                f"attach(loader={loader!r}): expected what each epoch iterates anew, such as a DataLoader; "
-                "of an iterator write `for batch in straggler.iterate(batches)` instead"
-            )
-        try:
-            set_class(loader, _timed_class(self._plain, self))
-        except TypeError:
-            raise ConfigError(
-                f"attach(loader=<{self._plain.__qualname__}>): objects of this class cannot be watched; leave it out, "
-                "and write `for batch in straggler.iterate(loader)` in the loop"
-            ) from None
-
-    def restore(self) -> None:
-        """Give the loader its own class back. May be repeated."""
-        if self.is_on:
-            self.is_on = False
-            set_class(self._loader, self._plain)
-
-    def pass_begins(self) -> None:
-        """Tell the loop that a new iterator is about to be made."""
-        if self.loop is not None and self.is_on:
-            self.loop.pass_begins()
-
-    def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Return what is iterated in the place of a new iterator."""
-        if self.loop is not None and self.is_on:
-            batches = self.loop.walk(batches)
-        return _TimedBatches(batches, self)
-
-
-class _TimedBatches:
-    """An iterator around the loader's own, which lends it all other attributes."""
-
-    __slots__ = ("_batches", "_watch")
-
-    def __init__(self, batches: Iterator[Any], watch: TimedLoader) -> None:
-        self._batches = batches
-        self._watch = watch
-
-    def __iter__(self) -> _TimedBatches:
-        return self
-
-    def __next__(self) -> Any:
-        batches, watch = self._batches, self._watch
-        if not watch.is_on:
-            return next(batches)
-        if watch.due is not None:
-            watch.due()
-        try:  # `find_own_block`, written out: in every step a call that can be spared is
-            block: Any = BLOCKS["data"]
-            is_own = block.lane.ident == get_ident()
-        except (KeyError, AttributeError):
-            is_own = False
-        if not is_own:
-            block = lookup.find_own_block("data", "io")
-        if block is None or not block.begin(monotonic_ns()):  # the script times it itself
-            batch = next(batches, _END)
-        else:
-            try:
-                batch = next(batches, _END)
-            except BaseException:
-                block.drop(monotonic_ns())
-                raise
-            block.end(monotonic_ns())
-        if batch is _END:
-            if watch.loop is not None:
-                watch.loop.pass_ends()
-            raise StopIteration
-        return batch
-
-    def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)
-
-
-def _timed_class(plain: Any, watch: TimedLoader) -> type:
-    """Return a subclass of the loader's class whose iterators are watched."""
-
-    def timed_iter(self: Any) -> Iterator[Any]:
-        watch.pass_begins()
-        return watch.watch(plain.__iter__(self))
-
-    return iterated_by(plain, timed_iter)
+_CURES = {
+    "samples": "let samplers draw from torch's generators or from set_epoch(epoch), and the loader go on where it was: "
+    "torchdata's StatefulDataLoader, given to attach() or the state, or run.steps()",
+    "learning rate": "give the scheduler to the state of the Checkpointer, and step it at one place of the loop",
+    "generators": "let nothing seed or draw from a generator between the resume and the first batch",
+    "loss": "look for what the step uses and the state of the Checkpointer does not hold",
+}
 
 
 def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | None = None) -> Attached:
@@ -181,7 +82,10 @@ def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | 
             raise
     """
     _check(model, optimizer)
-    return Attached(model, optimizer, loader, first_step)
+    handle = Attached(model, optimizer, loader, first_step)
+    if loader is not None and first_step is not None:
+        handle.prove(loader, optimizer)
+    return handle
 
 
 class Attached(AttachedLoop):
@@ -191,6 +95,10 @@ class Attached(AttachedLoop):
     """
 
     caller, what_fails = "attach", "heartbeats and preemption"
+    proof: LoopProof | None = None
+    """What proves the resumes of this loop."""
+    _proven: weakref.ref[Any] | None = None
+    """The loader whose batches it is given."""
     cure_of_second = 'or for a second model of the same loop use straggler.attach(model, optimizer, prefix="critic.")'
 
     def __init__(self, model: Any, optimizer: Any, loader: Any, first_step: int | None) -> None:
@@ -210,6 +118,7 @@ class Attached(AttachedLoop):
         self._evaluation = EvaluationBeat()
         self._thread = 0  # that of the last forward with gradients
         self._loader: TimedLoader | None = None
+        self._is_unused = False  # nothing was made of the newest batch yet
         try:
             self._model, self._optimizer = weakref.ref(model), weakref.ref(optimizer)
             self._put_on(model, optimizer, loader)
@@ -301,6 +210,13 @@ class Attached(AttachedLoop):
     def pass_begins(self) -> None:
         """Set what a new iterator of the loader draws its order from."""
 
+    def make_pass(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Return a new iterator of the loader."""
+        loader = None if self._proven is None else self._proven()
+        if loader is None or not self.guard.is_on:
+            return make()
+        return self._prints.make(loader, make)
+
     def walk(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return what is iterated in the place of a new iterator of the loader: it may count, and leave out."""
         return batches
@@ -329,8 +245,34 @@ class Attached(AttachedLoop):
         if left:  # a pass ends with fewer
             self.leave_out_step()
 
+    def prove(self, loader: Any, optimizer: Any) -> None:
+        """Leave a witness of each step from now on, and compare those that are repeated: their numbers are global."""
+        self._prints = PassPrint()
+        self.proof = proof_of(current(), self._prints, [optimizer], tuple, _CURES)
+        if self.proof is None or self._loader is None:
+            return
+        self._proven = weakref.ref(loader)
+        self._loader.took = self._took
+        self.on_detach(self.proof.close)
+
+    def _took(self, batch: Any) -> None:
+        if self.guard.is_on:
+            self._prints.note(batch)
+            self.batch_read(None, 0, batch)
+
+    def batch_read(self, epoch: int | None, number: int, batch: Any) -> None:
+        """Take a batch that the loop is about to get: that of this number in its pass."""
+        proof = self.proof
+        if proof is not None:
+            if self._is_unused:
+                proof.undo()  # as one that a loop skips on its way back
+            self._is_unused = True
+            proof.batch(epoch, number, batch)
+
     def leave_out_step(self) -> None:
         """Count a step that was not made."""
+        if self.proof is not None:
+            self.proof.drop()
         self.go_to(self.step + 1)
 
     def pass_ends(self) -> None:
@@ -394,6 +336,7 @@ class Attached(AttachedLoop):
             self._leave_if_asked()
         if self.guard.is_on:
             model = self._model()
+            self._is_unused = False
             self._mode = mode = model is None or bool(model.training)
             self._thread = get_ident()
             if mode is self._mode_of_steps:
@@ -427,6 +370,8 @@ class Attached(AttachedLoop):
         self._mode_of_steps = self._mode
         if self.guard.is_on:  # `Guard.run`, written out
             try:
+                if self.proof is not None:
+                    self.proof.step(self.step - 1)
                 self._losses.end(self.step - 1 if self._is_global else None)
                 self._beat.end()
                 if not (self._is_apart or is_stepping()) and preemption.check(StepsDone(self.step)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import attrs
 
 from resilience_sdk import straggler
 from resilience_sdk.adapters._base import Late, checkpointer, framework, numbered, refuse_second
+from resilience_sdk.adapters._proof import proof_of
 from resilience_sdk.adapters._saving import SavingLoop
 from resilience_sdk.adapters.accelerate.position import Position, other_state, set_other
 from resilience_sdk.adapters.accelerate.saves import StateSaves, kind_of, read_file
@@ -255,6 +256,13 @@ def attach(
     return Attached(accelerator, prepared, session, saves=save, resumes=resume)
 
 
+_CURES = {
+    "samples": "let samplers draw from torch's generators or from set_epoch(epoch), and the loader be prepared by the "
+    "accelerator",
+    "learning rate": "give the scheduler to accelerator.prepare(), and step it at one place of the loop",
+    "generators": "let nothing seed a generator behind attach()",
+    "loss": "look for what the step uses and save_state() does not save: accelerator.register_for_checkpointing()",
+}
 _MAX_JOIN_S = 7200.0
 """For the ranks that have more batches. In a pause, which has no end, it would not be found if one of them hangs."""
 
@@ -300,6 +308,7 @@ class Attached(SavingLoop):
         super().__init__(prepared.model, prepared.optimizer, loader, self._began)
         try:
             self._put_on_the_rest(loader)
+            self._prove()
         except BaseException:
             self.detach()  # so that nothing is left, and a second attach is a first one
             raise
@@ -320,6 +329,21 @@ class Attached(SavingLoop):
         self.replace(self._accelerator, "load_state", self._state.load_state)
         listening.begin(self.expected_save_s)
         connect(self._accelerator, self._session)
+
+    def _prove(self) -> None:
+        """Leave a witness of each step, and compare those that are repeated."""
+        if self._position is None:
+            return
+        optimizers = [getattr(one, "optimizer", one) for one in self._accelerator._optimizers]
+        self.proof = proof_of(
+            self._session, self._position.prints, optimizers, self._skipped, _CURES, self._accumulation
+        )
+        if self.proof is not None:
+            self._position.told = self.batch_read
+            self.on_detach(self.proof.close)
+
+    def _skipped(self) -> Collection[int]:
+        return () if self._checkpointer is None else self._checkpointer.skipped_steps
 
     # -- how far it is
 
@@ -349,7 +373,7 @@ class Attached(SavingLoop):
                 "even_batches=False",
             )
         walked = self._position.walk(batches)
-        bad_steps = () if self._checkpointer is None else self._checkpointer.skipped_steps
+        bad_steps = self._skipped()
         if not bad_steps:
             return walked
         per_step = int(self._accelerator.gradient_accumulation_steps)

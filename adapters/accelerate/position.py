@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from resilience_sdk.adapters._base import framework
 from resilience_sdk.adapters._draws import Announced
+from resilience_sdk.adapters._proof import inner_loader, printing
 from resilience_sdk.adapters.accelerate.reads import Reads
 from resilience_sdk.checkpoint.generators import find_generators, set_rng, take_rng
 from resilience_sdk.checkpoint.passes import note_empty_pass
 from resilience_sdk.core.console import say
 from resilience_sdk.core.resume_limits import note
+from resilience_sdk.rank.pass_print import PassPrint
 
 _END = object()
 
@@ -61,6 +63,10 @@ class Position:
         self._reads = Reads(loader if is_watched else None)
         self._rng_of_save: Any = None
         self._saved_ranks = ranks
+        self.prints = PassPrint()
+        """The fingerprint of this pass."""
+        self.told: Callable[[int, int, Any], None] | None = None
+        """Takes each batch, with the pass and its number in that."""
 
     @property
     def loader(self) -> Any:
@@ -82,6 +88,7 @@ class Position:
             "is_ahead": self._is_ahead,
             "per_batch": self._per_batch,
             "per_epoch": self._per_epoch,
+            "print": self.prints.to_json(self._done()),
         }
 
     def own_state(self) -> dict[str, Any]:
@@ -106,6 +113,8 @@ class Position:
         if own is not None and int(own["ranks"]) == self._ranks:
             self._rng = own["rng"]
             self._reads.resume(own["reads"])
+        is_alike = self._saved_ranks == self._ranks and saved.get("per_batch") == self._per_batch
+        self.prints.resume(saved.get("print") if is_alike else None, self._done())
         self._note_limits(saved)
 
     @property
@@ -164,16 +173,28 @@ class Position:
             self._reads.begins()
             if self._is_ahead:
                 self._rng["generators"].update(drawn_ahead(self._loader, self._generators()))
+            if self.prints.is_checked:
+                batches = self._printed(batches)
         per_batch, per_epoch = self._per_batch, self._per_epoch
         for batch in self._reads.followed(batches):
             read = per_batch
             if per_epoch is not None and 0 < per_epoch - self.samples < per_batch:
                 read = per_epoch - self.samples  # the last one is filled up with others, or is short
+            if self.told is not None:
+                self.prints.note(batch)
+                self.told(self.epoch, self.samples // per_batch, batch)
             self.samples += read
             self.total += read
             yield batch
         self.epoch, self.samples, self._rng = self.epoch + 1, 0, None
         self._iteration = int(getattr(self._loader, "iteration", self._iteration + 1))
+
+    def _printed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        with printing(self.prints, self._loader):
+            first = next(batches, _END)
+        if first is not _END:
+            yield first
+            yield from batches
 
     def _done(self) -> int:
         """Return how many batches of this epoch, as they are now, have been read as a whole."""
@@ -190,7 +211,7 @@ class Position:
                 return
             yield from batches
             return
-        done, rest, reads = self._done(), batches, self._reads
+        done, rest, ahead, reads = self._done(), batches, None, self._reads
         reads.goes_on(done)
         if done and not self._is_ahead and reads.are_made_again(done):
             yield from self._read_again(batches, done)
@@ -204,18 +225,20 @@ class Position:
             rest = iter(ahead)
         # The order of an epoch is drawn when its first batch is asked for, as of then; what comes later is drawn as of
         # the save.
-        with self._drawing_as_saved():
+        with self._drawing_as_saved(), printing(self.prints, loader, ahead):
             generators = self._generators()
             if self._rng is None:
                 self._rng = take_rng(generators)
             elif done and self._is_ahead:
                 # Which drew the seed of its workers when it was made, before the pass began.
-                ahead.batch_sampler.batch_sampler = _DrawnAsOf(
-                    ahead.batch_sampler.batch_sampler, lambda: set_rng(generators, self._rng)
-                )
+                skipping: Any = getattr(ahead, "batch_sampler", None)
+                skipping.batch_sampler = _DrawnAsOf(skipping.batch_sampler, lambda: set_rng(generators, self._rng))
             else:
                 set_rng(generators, self._rng)
             first = next(rest, _END)
+        if done and self.prints.is_known:
+            self.prints.leave_out(done)
+            self.prints.compare(self.epoch, inner_loader(loader))
         if done and not (announced is not None and announced.is_past):
             self._set_saved()
         if first is not _END:
@@ -240,9 +263,13 @@ class Position:
             say(f"reading the first {done} batches of epoch {self.epoch} again: reading them draws random numbers")
         set_rng(self._generators(), self._rng)
         self._reads.set_begin()
-        for _ in range(done):
-            if next(batches, _END) is _END:
+        for number in range(done):
+            with nullcontext() if number else printing(self.prints, self._loader):
+                batch = next(batches, _END)
+            if batch is _END:
                 break
+        if self.prints.is_known:
+            self.prints.leave_out(done)
         self._set_saved()
         yield from batches
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from resilience_sdk.adapters._timed_loader import TimedLoader
 from resilience_sdk.adapters.deepspeed.place import is_ordered_by_number
-from resilience_sdk.adapters.pytorch import TimedLoader
 from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.core.resume_limits import note
 
@@ -86,6 +86,7 @@ class TimedOwnLoader(TimedLoader):
         self._loader, self._plain, self.loop = loader, type(loader), loop
         self._attached = loop
         self.due: Callable[[], None] | None = None
+        self.took = None
         self.is_on = True
         self._pass: Iterator[Any] | None = None
         set_class(loader, _passing(self._plain, self))

@@ -213,7 +213,7 @@ class SdkCallback(Late):
         """Begin a step."""
         if self._fit is not None:
             self.batch_begins(self._fit)
-            self._fit.batch_starts()
+            self._fit.batch_starts(batch, batch_idx)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End a step, and agree on whether it is the last one."""

@@ -19,6 +19,7 @@ from typing import Any
 from resilience_sdk import preemption, straggler
 from resilience_sdk.adapters._base import EvaluationBeat, HookedSection, Patches, StepBeat, StepLoss, say_left_out
 from resilience_sdk.adapters.lightning.loops import Loops, missing_seams, say_missing
+from resilience_sdk.adapters.lightning.proof import FitProof
 from resilience_sdk.adapters.lightning.saves import MARK, FitCheckpoints, part_name, save_last
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.ranks import agreement, find_ranks, group_is_ready
@@ -33,6 +34,7 @@ from resilience_sdk.preemption.signals import Handlers
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.all_ranks import finish, reopen
 from resilience_sdk.rank.checkpoints import fits, save_at_stop, say_how_to_resume
+from resilience_sdk.rank.pass_print import PassPrint
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler.kernels import sampling_interval
 
@@ -257,6 +259,7 @@ class Fit:
         """Whether a step was made since it was last looked whether to save, and whether all ranks leave behind it."""
         self.checkpoints: FitCheckpoints | None = None
         self._checkpointer: Checkpointer | None = None
+        self._proof: FitProof | None = None
         if CHECKPOINT in role and not self._is_trial:
             try:
                 self._prepare_saves(resumes=resumes and session.may_resume and session not in _TRAINED)
@@ -286,6 +289,9 @@ class Fit:
         self._checkpointer = self.checkpoints.checkpointer
         if group_is_ready():  # rank 0 may have taken the flag away before another one has looked
             self.was_finished = bool(find_ranks().broadcast(self.was_finished))
+        data = None if self.loops is None else self.loops.data
+        prints = PassPrint() if data is None else data.prints
+        self._proof = FitProof(self.trainer, self.session, self.checkpoints, prints)
         if resumes:
             self.checkpoints.choose()
 
@@ -306,6 +312,8 @@ class Fit:
                 f"process, of {earlier} steps; give each training a process and a run directory of its own",
             )
         self._say_limits()
+        if self._proof is not None:
+            self._proof.train_starts()
         if self.checkpoints is not None:
             self._lost_files = self.checkpoints.find_lost_files()
         if PREEMPTION in self._role:
@@ -338,8 +346,10 @@ class Fit:
         say_left_out(self._step, self.session.identity.rank)
         return True
 
-    def batch_starts(self) -> None:
-        """Begin the heartbeat of an optimizer step, with its first batch."""
+    def batch_starts(self, batch: Any = None, number: int = 0) -> None:
+        """Begin the heartbeat of an optimizer step, with its first batch: that of this number in its epoch."""
+        if self._proof is not None:
+            self._proof.batch(batch, number)
         if BEAT in self._role:
             self._beat.begin(self._step)
 
@@ -353,6 +363,8 @@ class Fit:
         step = int(self.trainer.global_step)
         if step == self._step:
             return  # gradients are accumulated
+        if self._proof is not None:
+            self._proof.step(self._step)
         if self._losses is not None:
             numerics.judge_steps()
             if self._checkpointer is not None and self._is_left_out():
@@ -494,7 +506,7 @@ class Fit:
         self._evaluation.drop()
         if self.sections is not None:
             self.sections.detach()
-        for patches in (self.loops, self._lost_files):
+        for patches in (self.loops, self._lost_files, self._proof):
             if patches is not None:
                 patches.detach()
         if PREEMPTION in self._role and not is_leaving:  # who leaves may be signalled again

@@ -24,6 +24,7 @@ from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.core.resume_limits import note
 from resilience_sdk.rank.data import END, has_state, next_batch
+from resilience_sdk.rank.pass_print import PassPrint
 
 Generators = Mapping[str, Any]
 
@@ -143,11 +144,19 @@ def say_limits(loader: Any) -> None:
 class LoaderWatch:
     """One loader of the training, and the pass over it. Of the thread that trains."""
 
-    def __init__(self, loader: Any, looks_ahead: Callable[[], bool], *, is_speaker: bool = True) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        looks_ahead: Callable[[], bool],
+        *,
+        epoch: Callable[[], int] = int,
+        is_speaker: bool = True,
+    ) -> None:
         """Put the subclass on `loader`; raises TypeError where its class cannot be exchanged.
 
         `looks_ahead()`: whether a batch is fetched before the one before it is trained on.
         """
+        self.epoch = epoch
         self._plain: Any = type(loader)
         self.loader = loader
         set_class(loader, iterated_by(self._plain, self._iterated()))
@@ -161,6 +170,8 @@ class LoaderWatch:
         self.looks_ahead = looks_ahead
         self.is_speaker = is_speaker
         self._pass: _Pass | None = None
+        self.prints = PassPrint()
+        """The fingerprint of the pass, if it is that of the training."""
 
     def restore(self) -> None:
         """Give the loader its own class back; iterators that exist go on."""
@@ -204,8 +215,7 @@ class LoaderWatch:
 
     def make(self) -> Iterator[Any]:
         """Return a new iterator of the loader's own."""
-        made: Iterator[Any] = self._plain.__iter__(self.loader)
-        return made
+        return self.prints.make(self.loader, lambda: self._plain.__iter__(self.loader))
 
 
 class _Pass:
@@ -231,6 +241,7 @@ class _Pass:
         set_draws(watch.generators, self._at_iter)
         if count:
             note_other_sizes(sizes_of(watch.loader), place.get("sizes") or {})
+        watch.prints.resume(place.get("print"), count)
         if watch.has_state and "state" in place:
             watch.loader.load_state_dict(place["state"])
             with same_order(watch.loader):
@@ -246,9 +257,14 @@ class _Pass:
                     "its place",
                 )
             for done in range(count):
-                if next_batch(batches) is END:
+                batch = next_batch(batches)
+                if batch is END:
                     say(f"this epoch has only {done} batches now, {count} were done: it is over")
                     break
+                watch.prints.note(batch)
+            if count:
+                watch.prints.compare(watch.epoch(), watch.loader)
+        watch.prints.forget_saved()
         self._yielded = count
         set_draws(watch.generators, place.get("before"))
         return batches
@@ -279,6 +295,8 @@ class _Pass:
     def capture(self, ahead: int) -> dict[str, Any]:
         """Return the place, see `LoaderWatch.capture`."""
         place: dict[str, Any] = {"yielded": self._yielded - ahead, "sizes": sizes_of(self._watch.loader)}
+        if found := self._watch.prints.to_json(self._yielded - ahead):
+            place["print"] = found
         for name, draws in (("at_iter", self._at_iter), ("at_first", self._at_first)):
             if draws is not None:
                 place[name] = draws.saved() if isinstance(draws, Draws) else draws
@@ -301,6 +319,9 @@ class TrainingData(Patches):
         self._others: list[Generators] = []
         """Of loaders of evaluations."""
         self._is_training = False
+        self._processed_now = 0
+        self.prints = PassPrint()
+        """The fingerprint of the pass over the one loader of the training."""
         self._saved: Mapping[str, Any] | None = None
         self._setup_data = trainer.fit_loop.setup_data
         self._process = trainer.strategy.process_dataloader
@@ -320,7 +341,7 @@ class TrainingData(Patches):
     # -- taking
 
     def _set_up(self) -> None:
-        self._is_training = True
+        self._is_training, self._processed_now = True, 0
         try:
             self._setup_data()
         finally:
@@ -375,14 +396,20 @@ class TrainingData(Patches):
             return loader
         is_first = bool(self._trainer.is_global_zero)
         try:
-            watch = LoaderWatch(loader, self._looks_ahead, is_speaker=is_first)
+            watch = LoaderWatch(loader, self._looks_ahead, epoch=self._epoch, is_speaker=is_first)
         except TypeError:
             loader = _Iterable(loader)
-            watch = LoaderWatch(loader, self._looks_ahead, is_speaker=is_first)
+            watch = LoaderWatch(loader, self._looks_ahead, epoch=self._epoch, is_speaker=is_first)
         watch.is_held = self._saved is not None
         self._watches.append(watch)
+        for one in self._watches:  # of several nobody knows which batch is whose
+            one.prints = self.prints if one is watch and not self._processed_now else PassPrint()
+        self._processed_now += 1
         say_limits(loader)
         return loader
+
+    def _epoch(self) -> int:
+        return int(self._trainer.current_epoch)
 
     def _current(self) -> list[LoaderWatch]:
         """Return the watches of the loaders that Lightning uses now, in its order."""

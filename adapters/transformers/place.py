@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -27,6 +28,8 @@ from resilience_sdk.adapters._draws import (
     has_workers,
     looks_ahead,
 )
+from resilience_sdk.adapters._proof import inner_loader, printing
+from resilience_sdk.rank.pass_print import PassPrint
 
 __all__ = ["LoaderPlace", "decoded", "encoded", "fingerprint_of", "has_workers", "is_stream", "looks_ahead", "read_on"]
 
@@ -61,6 +64,14 @@ class LoaderPlace:
     fingerprint: int = 0
     """Of the batches of a stream so far; 0 for other data, which are found by their indices."""
     generators: Generators = attrs.field(init=False)
+    prints: PassPrint = attrs.field(factory=PassPrint)
+    """The fingerprint of this pass."""
+    told: Callable[[int | None, int, Any], None] | None = None
+    """Takes each batch, with the pass and its number in that."""
+    left_out: int = 0
+    """How many batches of this pass were read, or left out, on the way back to the place."""
+    is_begun: bool = False
+    """Whether a batch of this pass was read."""
     _is_stream: bool = attrs.field(init=False)
     _foreign: Any = None
     _own: Any = None
@@ -108,6 +119,7 @@ class LoaderPlace:
             if epoch_iterator is not self._foreign:
                 placed, self._resumed = self._resumed, None
                 found = None if placed is None else placed()
+                self.is_begun = found is not None
                 self._foreign = epoch_iterator  # held, so that no other one has its identity
                 self._own = _Counted(self, epoch_iterator if found is None else found)
             return method(self._own, *args, **options)
@@ -129,6 +141,12 @@ class LoaderPlace:
     def after_batch(self, batch: Any) -> None:
         """Count it, and see whether it drew random numbers."""
         self.batches += 1
+        if self.told is not None:
+            if self.left_out and self.prints.is_known:
+                self.prints.leave_out(self.left_out)
+                self.prints.compare(self.epoch or 0, inner_loader(self.loader))
+            self.left_out = 0
+            self.told(self.epoch, self.batches - 1, batch)
         if self._is_stream:
             self.fingerprint = fingerprint_of(batch, self.fingerprint)
         # The first one draws the order, which is drawn once.
@@ -167,7 +185,12 @@ class _Counted:
             return next(self._batches)
         place.before_batch()
         try:
-            batch = next(self._batches)
+            if place.is_begun:
+                batch = next(self._batches)
+            else:
+                place.is_begun = True
+                with printing(place.prints, place.loader):
+                    batch = next(self._batches)
         except StopIteration:
             place.is_at_end = True
             raise
@@ -189,13 +212,15 @@ def read_on(
     set_saved: Callable[[], None],
     rereads: bool,
     seen: Callable[[Any], object] = id,
+    prints: PassPrint | None = None,
 ) -> Iterator[Any]:
     """Return an iterator that gives what a pass over `loader` gives after its first `batches`.
 
     `at_begin` and `at_last` are what `LoaderPlace` has seen, `set_saved` sets the generators to those of the save.
     `rereads`: read again what comes before, as for a stream, and show it to `seen`; else it is left out by its indices.
-    Raises `StopIteration` where the data end before.
+    Raises `StopIteration` where the data end before. `prints`: the fingerprint of the pass.
     """
+    prints = PassPrint() if prints is None else prints
     set_epoch(loader, epoch)
     generators.restore(at_begin)
     if rereads:
@@ -203,7 +228,9 @@ def read_on(
         for number in range(batches):
             if number == batches - 1 and at_last is not None:
                 generators.restore(at_last)
-            seen(next(whole))
+            with nullcontext() if number else printing(prints, loader):
+                batch = next(whole)
+            seen(batch)
         set_saved()
         return whole
     from accelerate import skip_first_batches
@@ -217,6 +244,8 @@ def read_on(
     announced = None
     if not has_workers(loader):
         announced = Announced.put_in(rest, steps)
+    with printing(prints, loader, rest):
+        pass  # the order is drawn with the first batch
     return _first_then(iter(rest), lambda: None if announced is not None and announced.is_past else set_saved())
 
 

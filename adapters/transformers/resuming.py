@@ -211,6 +211,8 @@ class Resumption:
             last = kept.get("at_last") if self._is_same_shape and self._is_own else None
             place.at_last = None if last is None else decoded(last)
             place.resume_with(functools.partial(self._read_on, place, begin, place.at_last), begin)
+            place.prints.resume(kept.get("print") if self._is_same_shape and self._is_own else None, self._batches)
+            place.left_out = self._batches
             if kept.get("draws"):
                 place.expect_draws()
         elif not self._batches and kept.get("next_own"):
@@ -255,6 +257,12 @@ class Resumption:
             return plain(logs, *args, **options)
 
         return log
+
+    @property
+    def digests(self) -> tuple[Mapping[str, Any], int]:
+        """What the trainer saves as it was at the save, by digests of this rank's, and how many ranks saved it."""
+        found, shape = (self._kept or {}).get("digests"), files.shape_of((self._kept or {}).get("shape"))
+        return (found, shape.ranks) if self._is_own and shape is not None and isinstance(found, dict) else ({}, 0)
 
     @property
     def evaluation_s(self) -> float | None:
@@ -313,6 +321,7 @@ class Resumption:
                 set_saved=functools.partial(self._set_for_next, place),
                 rereads=rereads,
                 seen=see,
+                prints=place.prints,
             )
             before = (self._kept or {}).get("fingerprint")
             if is_stream(loader) and not draws and self._is_same_shape and before not in (None, again):
@@ -440,6 +449,7 @@ class Resumption:
         is_ended: bool,
         is_at_epoch_end: bool,
         evaluation_s: float | None,
+        digests: Mapping[str, str],
     ) -> None:
         """Write what this rank keeps beside a checkpoint. Raises `OSError`."""
         trainer, place = self._trainer, self.place
@@ -448,6 +458,7 @@ class Resumption:
         epoch, batches = place.epoch, place.batches
         found: dict[str, Any] = {
             "shape": attrs.asdict(self._shape_now()),
+            "digests": digests,
             "draws": place.draws,
             "seeds": seeds_of(trainer.args),
             "owed": owed,
@@ -472,6 +483,8 @@ class Resumption:
             found |= {"epoch": epoch + 1, "batches": 0, "next_own": now}
         elif epoch is not None:
             found |= {"epoch": epoch, "batches": batches, "fingerprint": place.fingerprint, "own": now}
+            if known := place.prints.to_json(batches):
+                found["print"] = known
             if place.at_begin is not None:
                 found["at_begin"] = encoded(place.at_begin)
             is_read_here = looks_ahead(place.loader) and not has_workers(place.loader)

@@ -20,6 +20,7 @@ from resilience_sdk.adapters._base import (
 )
 from resilience_sdk.adapters.transformers.evaluations import Evaluations
 from resilience_sdk.adapters.transformers.place import LoaderPlace
+from resilience_sdk.adapters.transformers.proof import TrainerProof
 from resilience_sdk.adapters.transformers.resuming import Resumption
 from resilience_sdk.adapters.transformers.saving import (
     TrainerSaves,
@@ -156,6 +157,7 @@ class Training:
         self._patches: TrainerPatches | None = None
         self._resumption: Resumption | None = None
         self._evaluations = Evaluations(trainer)
+        self._proof = TrainerProof(trainer, session, lambda: self._bad_steps)
         self._owed: dict[str, bool] | None = None
         self._epoch_ends = False
         recorder = lookup.recorder()
@@ -187,6 +189,7 @@ class Training:
             ignored_keys=ignored_keys,
         )
         self._resumption.attach()
+        self._proof.compare_with(*self._resumption.digests)
 
     def begins(self) -> None:
         """Take the signals over, time the model, which is wrapped by now, and see to what is saved."""
@@ -195,6 +198,8 @@ class Training:
         self._resumed_step = int(trainer.state.global_step) or None
         warn(trainer)
         place = None if resumption is None else resumption.begins(trainer.callback_handler.train_dataloader)
+        if place is not None:
+            self._proof.begins(place)
         patches = self._patches = TrainerPatches(trainer, self._losses, place)
         if self._bad_steps:
             self._leave_out(patches)
@@ -254,6 +259,7 @@ class Training:
         """Write what this rank keeps beside a checkpoint."""
         if self._resumption is None:
             return
+        self._proof.saved()
         extra = set() if self._saves is None else self._saves.extra_steps
         self._resumption.keep(
             directory,
@@ -262,6 +268,7 @@ class Training:
             is_ended=self._evaluations.has_ended,
             is_at_epoch_end=self._epoch_ends,
             evaluation_s=self._evaluations.last_s,
+            digests=self._proof.digests(),
         )
 
     def _leave_out(self, patches: TrainerPatches) -> None:
@@ -323,6 +330,7 @@ class Training:
                 if self._is_stopping:
                     self.leave()  # another callback has told the trainer to go on
                 self._evaluations.has_ended = False
+                self._proof.step_begins()
                 self._beat.begin(int(state.global_step))
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
                 self._guard.fail(error)
@@ -335,6 +343,7 @@ class Training:
                 numerics.judge_steps()
             try:
                 step = int(state.global_step)
+                self._proof.step_ends(step - 1)
                 losses.end(step - 1)
                 self._beat.end()
                 if preemption.check(StepsDone(step)):
@@ -400,6 +409,7 @@ class Training:
         say_how_to_resume(self._session, saved or self._resumed_step, how)
 
     def _end_resumption(self) -> None:
+        self._proof.detach()
         if self._resumption is not None:
             self._resumption.detach()
             self._resumption = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -110,6 +111,22 @@ def start_recording(run_dir: RunDirectory) -> None:
 def nowhere(_: RunDirectory) -> JournalPlace | None:
     """Return where a reader journals: nowhere, it is no part of the job."""
     return None
+
+
+class SaveFollower(Protocol):
+    """Whoever wants to know of the saves of this process."""
+
+    def saved(self) -> None:
+        """Hear that a save was made, or begun; on each rank."""
+        ...
+
+
+_followers: weakref.WeakSet[SaveFollower] = weakref.WeakSet()
+
+
+def follow_saves(follower: SaveFollower) -> None:
+    """Let somebody hear of each save from now on, for as long as it is there."""
+    _followers.add(follower)
 
 
 class DataPosition(Protocol):
@@ -586,7 +603,10 @@ class Checkpointer:
         ranks = find_ranks()
         self._is_first = ranks.rank == 0
         with section("checkpoint", kind="io"):
-            return self._saver.save(step, ranks, in_background=in_background, left_s=left_s, anew=anew, last=last)
+            is_saved = self._saver.save(step, ranks, in_background=in_background, left_s=left_s, anew=anew, last=last)
+        for follower in list(_followers) if is_saved else ():
+            follower.saved()
+        return is_saved
 
     # -- common
 

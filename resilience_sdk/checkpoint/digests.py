@@ -149,11 +149,15 @@ def entries_of_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, item in objects.items():
         if isinstance(item, torch.nn.Module):
-            buffers = {
-                f"{place}.{key}": module._buffers[key]
-                for place, module in item.named_modules()
-                for key in module._buffers.keys() - module._non_persistent_buffers_set
-            }
+            buffers = (
+                {}
+                if _is_led(item)
+                else {
+                    f"{place}.{key}": module._buffers[key]
+                    for place, module in item.named_modules()
+                    for key in module._buffers.keys() - module._non_persistent_buffers_set
+                }
+            )
             found[f"the state of {name}"] = {**dict(item.named_parameters()), **buffers}
         elif isinstance(groups := getattr(item, "param_groups", None), list):
             options = [{key: value for key, value in group.items() if key != "params"} for group in groups]
@@ -164,6 +168,14 @@ def entries_of_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
         elif callable(getattr(item, "state_dict", None)):
             found[f"the state of {name}"] = item.state_dict()
     return found
+
+
+def _is_led(module: torch.nn.Module) -> bool:
+    """Tell whether this rank's buffers are those of another one in each step, so that nobody has to restore them."""
+    if not getattr(module, "broadcast_buffers", False):
+        return False
+    distributed = torch.distributed
+    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0)
 
 
 _OPTIONS = "the options of {} (learning rate and others)"

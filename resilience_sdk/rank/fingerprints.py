@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.core.iterated_class import plain_class
 from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, ORDER, ResumeCheck
 
 INDICES, CONTENT = "indices", "content"
@@ -40,7 +41,9 @@ class Tap:
     def is_of(self, loader: Any) -> bool:
         """Tell whether it stands for what this loader draws from."""
         own = vars(loader) if hasattr(loader, "__dict__") else {}
-        return self._sampler is own.get("batch_sampler") or self._sampler is own.get("sampler")
+        return any(
+            self._sampler is not None and self._sampler is own.get(name) for name in ("batch_sampler", "sampler")
+        )
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: what `iter()` draws is to be drawn where it was.
@@ -90,13 +93,35 @@ def tap_of(loader: Any) -> Tap | None:
     """Return a tap for what the loader draws indices from; None where none can stand for it."""
     from torch.utils.data import DataLoader, IterableDataset
 
-    is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    is_plain = isinstance(loader, DataLoader) and plain_class(loader).__iter__ is DataLoader.__iter__
     # One that saves its place asks its sampler for it.
     if not is_plain or callable(getattr(loader, "state_dict", None)) or isinstance(loader.dataset, IterableDataset):
         return None
     own = vars(loader)
     sampler = own.get("batch_sampler") if own.get("batch_sampler") is not None else own.get("sampler")
     return None if sampler is None else Tap(sampler)
+
+
+def tap_of_iterator(batches: Any) -> Tap | None:
+    """Return a tap for an iterator of torchdata's, from its next batch on; None for any other, and one with workers."""
+    while (inner := getattr(batches, "_batches", None)) is not None:  # who times them, or counts
+        batches = inner
+    plain = getattr(batches, "_next_index", None)
+    if type(batches).__name__ != "_StatefulSingleProcessDataLoaderIter" or not callable(plain):
+        return None
+    from torch.utils.data import IterableDataset
+
+    if isinstance(getattr(batches, "_dataset", None), IterableDataset):
+        return None
+    tap = Tap(None)
+
+    def next_index() -> Any:
+        found = plain()
+        tap.drawn.append(print_of_indices(found))
+        return found
+
+    batches._next_index = next_index
+    return tap
 
 
 def print_of_indices(drawn: Any) -> int:
@@ -256,6 +281,8 @@ def order_check(saved: EpochPrint | None, again: EpochPrint | None, epoch: int, 
 
 def _cure(loader: Any) -> str:
     sampler = getattr(loader, "batch_sampler", None)
+    while (inner := getattr(sampler, "batch_sampler", None)) is not None:  # a rank's share of all batches
+        sampler = inner
     sampler = getattr(sampler, "sampler", None) or getattr(loader, "sampler", None)
     if sampler is None:
         return "give out the same batches in each pass, or a loader with state_dict()"

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from resilience_sdk.checkpoint.checkpointer import follow_saves
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import CURVES, Event, read_journal
 from resilience_sdk.core.resume_proof import EXACT, NOT_EXACT, STEPS, ResumeCheck
@@ -34,20 +35,28 @@ class LoopProof:
         optimizers: Iterable[Any],
         skipped: Callable[[], Collection[int]],
         cures: Mapping[str, str] | None = None,
+        per_step: int = 1,
     ) -> None:
         """Witness the steps of one loop, and have what comes out of its passes (`prints`) said and journalled.
 
-        `skipped()`: steps whose batches are left out since a rollback; `cures`: what to do, by the part that differs.
+        `skipped()`: steps whose batches are left out since a rollback; `cures`: what to do, by the part that differs;
+        `per_step`: how many batches a step has, which has to be as before.
         """
         self._session = session
         self._prints = prints
         self._step = StepInMaking(prints, optimizers)
         self._skipped = skipped
+        self._per_step = per_step
         self._cures = {**CURES, **(cures or {})}
         self._ring: WitnessRing | None = None
         self._comparison: Comparison | None = None
         self._is_begun = self._has_given_up = False
         prints.told = self.tell
+        follow_saves(self)
+
+    def watch_optimizers(self, optimizers: Iterable[Any]) -> None:
+        """Know the optimizers of the loop, where they were made later."""
+        self._step.optimizers = tuple(optimizers)
 
     # -- what the loop tells
 
@@ -56,8 +65,11 @@ class LoopProof:
         self.batch(epoch, number, batch)
         self.step(step)
 
-    def batch(self, epoch: int, number: int, batch: Any) -> None:
-        """Take a batch of the step that is under way: that of this number in its epoch, the newest of the pass."""
+    def batch(self, epoch: int | None, number: int, batch: Any) -> None:
+        """Take a batch of the step that is under way: that of this number in its epoch, the newest of the pass.
+
+        None: nobody knows the epoch, and the place is not compared.
+        """
         if self._has_given_up:
             return
         try:
@@ -112,7 +124,7 @@ class LoopProof:
 
     def _begin(self, step: int) -> bool:
         self._is_begun = True
-        facts = self._prints.facts
+        facts = self._prints.facts ^ (self._per_step - 1)
         self._ring = self._session.make_witness_ring(facts)
         if self._ring is None:
             return False

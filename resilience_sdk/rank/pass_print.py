@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from binascii import crc32
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -49,18 +49,34 @@ class PassPrint:
 
     # -- a pass
 
-    def begin(self, loader: Any, *, has_state: bool = False) -> None:
-        """Begin the fingerprint of a pass over `loader`; one that `has_state` goes back by itself, and has none."""
+    def begin(self, loader: Any, *, has_state: bool = False, tap: Tap | None = None) -> None:
+        """Begin the fingerprint of a pass over `loader`; one that `has_state` goes back by itself, and has none.
+
+        `tap`: what the samples of this pass are drawn from.
+        """
         self._print = self.newest_order = None
         if self.is_checked and not has_state:
-            if self._tap is None or not self._tap.is_of(loader):  # workers that persist go on to draw from the first
+            if tap is not None:
+                self._tap = tap
+            elif self._tap is None or not self._tap.is_of(loader):  # workers that persist go on to draw from the first
                 self._tap = fingerprints.tap_of(loader)
             if fingerprints.repeats(loader, self._tap):
                 self._print = fingerprints.new_print(loader, self._tap)
 
     def tapped(self, loader: Any) -> AbstractContextManager[None]:
         """Return the block in which the iterator of this pass is made."""
-        return fingerprints.tapped(loader, self._tap)
+        is_its = self._tap is not None and self._tap.is_of(loader)
+        return fingerprints.tapped(loader, self._tap if is_its else None)
+
+    def make(self, loader: Any, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Begin a pass over a loader, also over one with a state, and return its new iterator."""
+        self.begin(loader)
+        with self.tapped(loader):
+            batches = make()
+        tap = None if self.is_known or not self.is_checked else fingerprints.tap_of_iterator(batches)
+        if tap is not None:
+            self.begin(loader, tap=tap)
+        return batches
 
     def note(self, batch: Any) -> None:
         """Take the next batch of the pass."""
@@ -75,6 +91,14 @@ class PassPrint:
             self._print.add(self.newest_order)
         else:
             self._print = None  # it does not draw from the tap after all
+
+    def leave_out(self, batches: int) -> None:
+        """Take so many batches of the pass whose samples were drawn again, and which were not read."""
+        if self._print is None or self._tap is None or len(self._tap.drawn) < batches:
+            self._print = None
+            return
+        for _ in range(batches):
+            self._print.add(self._tap.drawn.popleft())
 
     @property
     def is_known(self) -> bool:

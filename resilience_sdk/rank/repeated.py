@@ -18,6 +18,7 @@ from resilience_sdk.recorder.witness_ring import (
     LOSS,
     ORDER,
     RATES,
+    UNPLACED,
     WitnessedStep,
     Witnesses,
 )
@@ -41,13 +42,15 @@ def differing_part(before: WitnessedStep, now: WitnessedStep, *, compares_rates:
     Content alone is none of it, unless it is the same in each pass: data may be random on purpose.
     """
     seen = before.seen & now.seen
+    where = "" if seen & UNPLACED else f", the order of epoch {now.epoch}"
     if (before.epoch, before.batch) != (now.epoch, now.batch):
         return "samples", f"batch {now.batch} of epoch {now.epoch} instead of batch {before.batch} of {before.epoch}"
     if seen & ORDER and before.order != now.order:
-        return "samples", f"other samples, the order of epoch {now.epoch}"
+        return "samples", f"other samples{where}"
     is_other = bool(seen & CONTENT) and (before.content, before.shapes) != (now.content, now.shapes)
     if is_other and seen & FIXED:
-        return "samples", f"other values in batch {now.batch} of epoch {now.epoch}"
+        place = "the batch" if seen & UNPLACED else f"batch {now.batch} of epoch {now.epoch}"
+        return "samples", f"other values in {place}"
     if seen & RATES and compares_rates and before.rates != now.rates:
         if before.rate != now.rate:
             return "learning rate", f"learning rate {now.rate:.6g} instead of {before.rate:.6g}"
@@ -93,6 +96,12 @@ class Comparison:
             if self.last < now.step < self.last + late:
                 return True
             self.close()
+            return False
+        is_other_loop = bool((before.seen ^ now.seen) & UNPLACED)
+        if is_other_loop or (now.seen & UNPLACED and before.batch != now.batch):
+            why = f"step {now.step} has {now.batch} batches of the loader now, {before.batch} before"
+            why = "the loop is another one than before" if is_other_loop else why
+            self._finish(ResumeCheck(STEPS, NOT_COMPARED, why))
             return False
         first = not self.equal
         if first and before.seen & now.seen & RATES and before.rates != now.rates:
@@ -171,7 +180,7 @@ def begin(
     elif skipped:
         why = "the run was rolled back, and batches are left out"
     elif found.facts != facts:
-        why = "the loader has other batches, or other data, than before"
+        why = "a step has other batches, or the loader other data, than before"
     if why is not None:
         told(ResumeCheck(STEPS, NOT_COMPARED, why))
         return None

@@ -312,7 +312,6 @@ class Run:
         if has_next():
             if not self.checkpointer.holds(self.step):
                 self.checkpointer.save(self.step, anew=True)
-                self._saved()
         else:
             is_stopped = self._save_end(anew=True)
         heartbeat.done()
@@ -374,8 +373,7 @@ class Run:
                         continue  # and stop behind the next optimizer step: what it needs is saved nowhere
                     self._stop(on_preempt)
                     return
-                if self.checkpointer.maybe_save(self.step):
-                    self._saved()
+                self.checkpointer.maybe_save(self.step)
             if is_enough and walk.is_at_length() and next_batch(batches) is END:
                 walk.finish_batches()
         self._find_loader(loader)
@@ -385,7 +383,6 @@ class Run:
             if self._body is not None or first > 0:  # a later save is to come, as that of the epoch's body
                 if self._body is None or not self.checkpointer.holds(self.step):
                     self.checkpointer.save(self.step)
-                    self._saved()
             elif self._save_end():
                 self._stop(on_preempt, is_saved=True)
                 return
@@ -396,10 +393,6 @@ class Run:
     def _say_skipped(self) -> None:
         if self.session is None or self.session.identity.rank == 0:
             say(f"the batch of step {self.step} is left out: its numbers were bad, and the run was rolled back")
-
-    def _saved(self) -> None:
-        if self._proof is not None:
-            self._proof.saved()
 
     def _save_s(self) -> float:
         return float(getattr(self.checkpointer, "expected_save_s", 0.0) or 0.0)

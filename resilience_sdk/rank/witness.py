@@ -16,7 +16,7 @@ from typing import Any
 
 from resilience_sdk.rank.fingerprints import print_of_content
 from resilience_sdk.rank.pass_print import PassPrint
-from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORDER, RATES
+from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORDER, RATES, UNPLACED
 
 LOOKED_AT = 2
 """Steps behind a save whose generators are looked at."""
@@ -28,13 +28,14 @@ Parts = tuple[int, int, int, int, int, int, int, int, float, int]
 class StepInMaking:
     """What is known of the step that is under way, from its first batch on; of the thread that trains."""
 
-    __slots__ = ("_before", "_content", "_generators", "_optimizers", "_order", "_place", "_prints", "_rates", "_seen",
-                 "_shapes", "looks_at_generators")  # fmt: skip
+    __slots__ = ("_before", "_content", "_generators", "_order", "_place", "_prints", "_rates", "_seen",
+                 "_shapes", "looks_at_generators", "optimizers")  # fmt: skip
 
     def __init__(self, prints: PassPrint, optimizers: Iterable[Any]) -> None:
         """Know of no step. `prints` knows the samples of the newest batch."""
         self._prints = prints
-        self._optimizers = tuple(optimizers)
+        self.optimizers = tuple(optimizers)
+        """Those whose learning rates count."""
         self.looks_at_generators = LOOKED_AT
         """In how many of the next steps."""
         self._place: tuple[int, int] | None = None
@@ -43,8 +44,11 @@ class StepInMaking:
         self._before: Any = None
         """What was known before the newest batch."""
 
-    def add(self, epoch: int, number: int, batch: Any) -> None:
-        """Take a batch of the step: that of this number in its epoch. Raises what somebody else's batch raises."""
+    def add(self, epoch: int | None, number: int, batch: Any) -> None:
+        """Take a batch of the step: that of this number in its epoch. Raises what somebody else's batch raises.
+
+        Where nobody knows the epoch, how many batches the step has takes the place of the number.
+        """
         prints, seen = self._prints, CONTENT
         self._before = (self._place, self._seen, self._shapes, self._order, self._content, self.looks_at_generators)
         shapes, content = print_of_content(batch)
@@ -58,9 +62,11 @@ class StepInMaking:
             self._shapes = crc32(struct.pack("<Q", shapes), self._shapes)
             self._content = crc32(struct.pack("<Q", content), self._content)
             self._order = crc32(struct.pack("<Q", order or 0), self._order)
+            if self._seen & UNPLACED:
+                self._place = 0, self._place[1] + 1
             return
         self._shapes, self._content, self._order = shapes, content, order or 0
-        rates = rates_of(self._optimizers)
+        rates = rates_of(self.optimizers)
         if rates is not None:
             seen |= RATES
         self._rates = rates or (0, 0.0)
@@ -68,7 +74,7 @@ class StepInMaking:
         if self.looks_at_generators:
             self.looks_at_generators -= 1
             self._generators, seen = print_of_generators(), seen | GENERATORS
-        self._seen, self._place = seen, (epoch, number)
+        self._seen, self._place = (seen | UNPLACED, (0, 1)) if epoch is None else (seen, (epoch, number))
 
     def take(self, step: int) -> Parts | None:
         """Return the witness of that step, whose batches were added, and begin the next one; None: there were none."""

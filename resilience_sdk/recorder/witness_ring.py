@@ -26,8 +26,9 @@ SUFFIX = ".witness"
 DIRECTORY = "witness"
 STEPS = 512
 # Parts of a step that were looked at.
-ORDER, CONTENT, RATES, GENERATORS, FIXED, LOSS = 1, 2, 4, 8, 16, 32
-"""`FIXED`: the content is the same in each pass, as that of a list, so that it decides like an order."""
+ORDER, CONTENT, RATES, GENERATORS, FIXED, LOSS, UNPLACED = 1, 2, 4, 8, 16, 32, 64
+"""`FIXED`: the content is the same in each pass, as that of a list, so that it decides like an order. `UNPLACED`: the
+epoch is not known, and `batch` is how many the step has."""
 
 _MAGIC = b"rslwit02"
 _HEAD = struct.Struct("<8sIIII")  # magic, rank, world size, attempt, CRC of the facts

@@ -50,7 +50,7 @@ def attach(accelerator, session=None, **options):
 def test_an_attach_that_fails_half_way_leaves_nothing(accelerator, recording, monkeypatch, step):
     """Accelerator, optimizer, model and loader are as they were, and it may be repeated."""
     found = find_prepared(accelerator, env={})
-    session = types.SimpleNamespace(may_resume=False, journal=None)
+    session = types.SimpleNamespace(may_resume=False, journal=None, settings=SETTINGS)
     own, kind = dict(vars(accelerator)), type(found.loader)
     with monkeypatch.context() as patch:
         patch.setattr(attached, step, types.SimpleNamespace(begin=lambda _: 1 / 0) if step == "listening" else zero)
@@ -64,6 +64,9 @@ def test_an_attach_that_fails_half_way_leaves_nothing(accelerator, recording, mo
     hooks += (found.optimizer._optimizer_step_pre_hooks, found.optimizer._optimizer_step_post_hooks)
     assert [dict(each) for each in hooks] == [{}] * 4
     attach(accelerator, session).detach()
+
+
+SETTINGS = load_settings(arguments={"checkpoint_every": 50, "resume_check": "off"}, env={}, strict_env=False)
 
 
 def zero(*_):
@@ -80,7 +83,7 @@ def handle(accelerator, tmp_path, recording):
     session = types.SimpleNamespace(
         may_resume=False,
         run_dir=run_dir,
-        settings=load_settings(arguments={"checkpoint_every": 50}, env={}, strict_env=False),
+        settings=SETTINGS,
         journal=Journal(run_dir.journal, writer="rank0", host="h", boot_id="b", job="j", attempt=0),
     )
     handle = attach(accelerator, session, saves=True, resumes=True)

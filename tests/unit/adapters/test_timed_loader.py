@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from resilience_sdk import straggler
-from resilience_sdk.adapters.pytorch import TimedLoader
+from resilience_sdk.adapters._timed_loader import TimedLoader
 from resilience_sdk.errors import ConfigError
 
 

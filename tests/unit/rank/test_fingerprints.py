@@ -11,10 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT
 from resilience_sdk.rank.data import END, Walk, next_batch
 from resilience_sdk.rank.fingerprints import EpochPrint, Tap, difference, print_of_content, print_of_indices, tap_of
+from resilience_sdk.rank.pass_print import PassPrint
 
 DATA = TensorDataset(torch.arange(24, dtype=torch.float32))
 
@@ -155,6 +157,54 @@ def test_the_loader_is_as_it_was_and_draws_when_it_did():
     assert (len(tap), tap.shuffle is not None, len(moments)) == (24, True, 1)
     iter(tap)
     assert len(moments) == 2  # as that of a sampler which draws in its __iter__
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, to torchdata
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_of_a_loader_with_a_state_are_known_where_no_other_process_draws_them(workers):
+    """Its iterator draws as ever, and goes on behind its place; what workers draw ahead nobody sees."""
+    orders, drawn = [], []
+    for is_on in (False, True):
+        torch.manual_seed(3)
+        loader = StatefulDataLoader(DATA, batch_size=4, shuffle=True, num_workers=workers)
+        prints = PassPrint()
+        prints.is_checked = is_on
+        batches = prints.make(loader, lambda loader=loader: iter(loader))
+        for number, batch in enumerate(batches):
+            prints.note(batch)
+            drawn.append([int(value) for value in batch[0]])
+            if is_on:
+                orders.append(prints.newest_order)
+            if number == 2:
+                state = loader.state_dict()
+    assert drawn[:6] == drawn[6:]
+    assert orders == ([None] * 6 if workers else [print_of_indices(one) for one in drawn[:6]])
+    again = StatefulDataLoader(DATA, batch_size=4, shuffle=True, num_workers=workers)
+    again.load_state_dict(state)
+    batches = prints.make(again, lambda: iter(again))
+    rest = next(batches)
+    prints.note(rest)
+    assert [int(value) for value in rest[0]] == drawn[3]
+    assert prints.newest_order == orders[3]
+
+
+def test_what_is_left_out_counts_by_what_was_drawn():
+    """An iterator that skips the first batches draws their samples all the same."""
+    prints, whole = PassPrint(), PassPrint()
+    loader = DataLoader(DATA, batch_size=4)
+    for one, left_out in ((whole, 0), (prints, 3)):
+        one.is_checked = True
+        one.begin(loader)
+        with one.tapped(loader):
+            batches = iter(loader)
+        for number, batch in enumerate(batches):
+            if number == left_out:
+                one.leave_out(left_out)
+            if number >= left_out:
+                one.note(batch)
+    assert prints.to_json(6) == whole.to_json(6)
+    prints.leave_out(1)  # of what was not drawn
+    assert not prints.is_known
 
 
 @pytest.mark.parametrize("loader", [[1, 2], DataLoader(Stream()), "text"])

@@ -22,6 +22,7 @@ from resilience_sdk.recorder.witness_ring import (
     ORDER,
     RATES,
     STEPS,
+    UNPLACED,
     WitnessedStep,
     Witnesses,
     WitnessRing,
@@ -34,6 +35,27 @@ WITNESSES = st.builds(
     WitnessedStep, st.integers(0, 2000), COUNTS, COUNTS, st.integers(0, 63), COUNTS, COUNTS, COUNTS, COUNTS,
     st.floats(allow_nan=False), st.integers(0, 2**64 - 1), st.floats(allow_nan=False),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "result", "words"),
+    [
+        ({}, EXACT, "1 of 1 repeated step equal"),
+        ({"order": 1}, NOT_EXACT, "step 9: other samples"),
+        ({"content": 1, "seen": ALL & ~ORDER | FIXED | UNPLACED}, NOT_EXACT, "step 9: other values in the batch"),
+        ({"batch": 1}, NOT_COMPARED, "step 9 has 1 batches of the loader now, 4 before"),
+        ({"seen": ALL}, NOT_COMPARED, "the loop is another one than before"),
+    ],
+)
+def test_a_loop_that_does_not_know_its_epoch_is_compared_without_it(changes, result, words):
+    """How many batches a step has stands for the place; another number of them is the user's choice."""
+    told = []
+    before = attrs.evolve(ONE, seen=ALL | UNPLACED)
+    if FIXED & changes.get("seen", 0):
+        before = attrs.evolve(before, seen=changes["seen"])
+    comparison = Comparison({9: before}, told.append, last=9)
+    comparison.look(attrs.evolve(before, **changes))
+    assert [(check.result, check.text) for check in told] == [(result, words)]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +140,7 @@ def test_what_is_random_on_purpose_is_a_note_or_not_compared():
 
 @pytest.mark.parametrize(
     ("size", "facts", "skipped", "why"),
-    [(2, 7, (), "1 ranks were"), (1, 8, (), "the loader has other"), (1, 7, (3,), "the run was rolled back")],
+    [(2, 7, (), "1 ranks were"), (1, 8, (), "a step has other"), (1, 7, (3,), "the run was rolled back")],
 )
 def test_what_has_changed_is_not_compared(size, facts, skipped, why):
     """Other ranks, another size of a batch, a rollback: by choice, and said why."""

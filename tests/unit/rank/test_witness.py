@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from resilience_sdk.rank.pass_print import PassPrint
 from resilience_sdk.rank.witness import StepInMaking
-from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORDER, RATES, WitnessedStep
+from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORDER, RATES, UNPLACED, WitnessedStep
 
 ROWS = torch.arange(16.0)
 
@@ -47,6 +47,15 @@ def test_each_order_of_a_step_counts():
     assert one.seen & ORDER
     assert (one.content, one.shapes) == (other.content, other.shapes)
     assert one.order != other.order
+
+
+def test_a_step_of_a_loop_without_epochs_counts_its_batches():
+    """In the place of a number of the batch, so that another accumulation is seen."""
+    one = StepInMaking(PassPrint(), ())
+    for _ in range(3):
+        one.add(None, 0, ROWS)
+    found = WitnessedStep(*one.take(7))
+    assert (found.step, found.epoch, found.batch, bool(found.seen & UNPLACED)) == (7, 0, 3, True)
 
 
 def test_rates_and_generators_are_those_at_the_first_batch():
