@@ -56,7 +56,8 @@ _OWN = {
 _SHORT = {"hang-gil": ("hang", "gil"), "exit": ("kill", "exit"), "exception": ("kill", "exception")}
 _NEEDS_SECONDS = {"slow": "the time it adds to each step", "pause": "how long the rank is stopped"}
 _SIGNALLED = ("rank", "job")
-_PLACES = ("inside", "outside", "start")
+_PLACES = ("inside", "outside", "start", "save")
+_WHERE = {"save": "inside"}  # from then on it waits for a save
 _COMMON = ("rank", "step", "attempt", "section", "where")
 _DEFAULT_BEAT = "step"
 _LONG_S = 1e6
@@ -102,7 +103,9 @@ class Plan:
 
     def due(self, where: str, name: str, step: int, is_beat: bool) -> bool:
         """Tell whether this is the moment: a place, the name of a block, and the step it belongs to."""
-        if where != self.where or not (is_beat if self.section is None else name == self.section):
+        if where != _WHERE.get(self.where, self.where) or not (
+            is_beat if self.section is None else name == self.section
+        ):
             return False
         if self.step is None or step == self.step:
             return True
@@ -126,14 +129,15 @@ class Injector:
         self._attempt = 0
         self._pid = 0  # 0 = identity unknown; another one = forked since
         self._observer: Callable[[int], None] | None = None
+        self._entered: Callable[[str, int], None] | None = None
 
     def armed(self) -> bool:
         """Tell whether a fault may strike in this process, or somebody wants to hear of its steps."""
         return bool(self._mine) or self._observer is not None
 
-    def observe(self, observer: Callable[[int], None]) -> None:
+    def observe(self, observer: Callable[[int], None], entered: Callable[[str, int], None] | None) -> None:
         """See `observe`."""
-        self._observer = observer
+        self._observer, self._entered = observer, entered
         on_change()
 
     def add(self, plan: Plan) -> None:
@@ -158,6 +162,8 @@ class Injector:
             return  # before the start, or in a child (a DataLoader's worker) that is no rank
         if self._observer is not None and is_beat and where == "inside":
             self._observer(step)
+        if self._entered is not None and not is_beat and where == "inside":
+            self._entered(name, step)
         for plan in list(self._mine):
             if plan.due(where, name, step, is_beat):
                 self._strike(plan, where, name, step)
@@ -179,7 +185,7 @@ class Injector:
         if is_new:
             self._struck.append(plan)
         tell = functools.partial(self._tell, plan, where, name, step)
-        if (later := _LATER.get(plan.kind)) is not None:
+        if (later := _die_in_save if plan.where == "save" else _LATER.get(plan.kind)) is not None:
             later(plan, tell)
             return
         if is_new:
@@ -233,7 +239,8 @@ def inject(
         step: the step as the heartbeat counts it; None means the first that comes.
         attempt: strike only in this attempt; None or "any" strikes in each.
         **options: `section=` strike on entering this section instead of the heartbeat; `where=` "inside",
-            "outside" (right after leaving the heartbeat) or "start" (before the first beat).
+            "outside" (right after leaving the heartbeat), "start" (before the first beat), or "save" (`kill` alone: in
+            the next `torch.save`, half of which is written then).
 
     Raises:
         ConfigError: a kind, option or value is not known; the message names it and the nearest match.
@@ -276,9 +283,12 @@ def missing_ranks(text: str, world_size: int) -> list[Plan]:
     return [plan for plan in parse(text) if plan.rank is not None and plan.rank >= world_size]
 
 
-def observe(observer: Callable[[int], None]) -> None:
-    """Have `observer` hear of each step of this rank, by its number: as it begins, or at its end where no block is."""
-    _injector.observe(observer)
+def observe(observer: Callable[[int], None], entered: Callable[[str, int], None] | None = None) -> None:
+    """Have `observer` hear of each step of this rank, by its number: as it begins, or at its end where no block is.
+
+    `entered` hears of each section that is entered, with the step it belongs to.
+    """
+    _injector.observe(observer, entered)
 
 
 def slow_until(told: Callable[[], bool]) -> None:
@@ -322,6 +332,8 @@ def _plan(kind: str, options: Mapping[str, Any], text: str) -> Plan:
         raise ConfigError(f"fault {text!r}: {kind} needs seconds=, {_NEEDS_SECONDS[kind]}")
     if "code" in values and values.get("how") != "exit":
         raise ConfigError(f"fault {text!r}: code={values['code']} needs how=exit")
+    if values.get("where") == "save" and (kind != "kill" or values.get("how", ways[0]) != "sigkill"):
+        raise ConfigError(f"fault {text!r}: where=save needs kill with how=sigkill")
     if values.get("where") == "start" and ("step" in values or "section" in values):
         values = {key: value for key, value in values.items() if key not in ("step", "section")}
     return Plan(kind, values.pop("how", ways[0] if ways else None), **values)
@@ -441,6 +453,11 @@ def _corrupt(plan: Plan, tell: Callable[[], None]) -> None:
         tell()
         torch_saves.tear(newest)
         os.kill(os.getpid(), signal.SIGKILL)
+    _die_in_save(plan, tell)
+
+
+def _die_in_save(plan: Plan, tell: Callable[[], None]) -> None:
+    """Let this rank die in the middle of its next save."""
 
     def die(target: Any) -> None:
         torch_saves.ignore(die)

@@ -155,7 +155,6 @@ SMALL = {
     "monitor.stall_teller": "what is said of a stall, apart from the round that finds it",
     "health.probe_main": "the process of a probe, which must be cheap to start",
     "rank.held": "seen and written at the end alone, by the helper thread of a session that has enough to do",
-    "rank.witness": "how one step is seen, which is tested without a loop",
     "telemetry.sinks.console": "a sink is one file",
     "telemetry.sinks.history": "a sink is one file",
     "telemetry.sinks.mlflow": "a sink is one file",

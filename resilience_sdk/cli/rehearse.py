@@ -22,7 +22,7 @@ from resilience_sdk.cli.common import CommandParser
 from resilience_sdk.core.console import printable
 from resilience_sdk.core.settings.fields import nearest
 from resilience_sdk.errors import ConfigError, RunDirectoryError
-from resilience_sdk.rehearse import judge, plan
+from resilience_sdk.rehearse import ends, judge, plan
 from resilience_sdk.rehearse.jobs import SCRATCH, RehearsedJob, last_lines, rehearse
 from resilience_sdk.rehearse.judge import FAIL, SKIPPED, PromiseResult
 from resilience_sdk.rehearse.plan import Baseline, Deadlines, JobFacts
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         told = {"ok": not has_failed, "script": script, "ranks": options.nproc_per_node}
         told |= {"seconds": round(theatre.seconds, 3), "estimated_seconds": theatre.estimated_s}
-        told |= {"kept": str(scratch) if is_kept else None}
+        told |= {"kept": str(scratch) if is_kept else None, "varying": theatre.varying}
         sys.stdout.write(json.dumps({**told, "faults": [one.to_json() for one in rehearsals]}, indent=2) + "\n")
     else:
         sys.stdout.write(_conclusion(rehearsals, theatre.seconds, scratch if is_kept else None))
@@ -199,6 +199,8 @@ class _Rehearsals:
         """The fault that is being rehearsed."""
         self.rehearsed: list[Rehearsal] = []
         """What was rehearsed so far."""
+        self.varying: dict[str, int] | None = None
+        """What two undisturbed runs do not repeat, each from which step on; None: there was only one."""
         self.estimated_s: float | None = None
         """How long all was said to take, once the undisturbed run had ended; None where there was nothing to say."""
 
@@ -258,11 +260,14 @@ class _Rehearsals:
         return rehearsal
 
     def _end(self, kind: str, baseline: Baseline, facts: JobFacts, deadlines: Deadlines) -> PromiseResult:
-        result = judge.judge_end(kind, baseline, facts, self._again)
+        result = ends.judge_end(kind, baseline, facts, self._again)
         if result is None:
-            self._say("  it ended with other weights: once more undisturbed, to see whether that is its own")
+            self._say("  it differs: once more undisturbed, to see what differs by itself")
             self._again = rehearse(self._job, self._scratch / "undisturbed-again", (), deadlines)
-            result = judge.judge_end(kind, baseline, facts, self._again)
+            self.varying = ends.own_variation(baseline, self._again)
+            if self.varying:
+                self._say(f"  {ends.variation_words(self.varying)}")
+            result = ends.judge_end(kind, baseline, facts, self._again)
         assert result is not None
         return result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,13 +11,12 @@ from resilience_sdk.core.journal import Event
 from resilience_sdk.errors import EXIT_PREEMPTED
 from resilience_sdk.faults import Plan
 from resilience_sdk.incidents import Incident
-from resilience_sdk.incidents.record import count_words, one_line, ranks_words
-from resilience_sdk.rank.rehearsal import RehearsedRank, Weight
+from resilience_sdk.incidents.record import count_words, one_line
+from resilience_sdk.rehearse import moments
+from resilience_sdk.rehearse.cures import PLACE_IN_THE_DATA
 from resilience_sdk.rehearse.plan import Baseline, JobFacts
 
 PASS, FAIL, SKIPPED = "PASS", "FAIL", "SKIPPED"
-_SAME_WEIGHTS = 1e-5
-"""Relative difference of two ends that are told to be equal: a reduction in another order rounds otherwise."""
 _SLACK_STEPS = 2  # ranks are not at one place when one of them is struck, and loading a state may step an optimizer
 
 
@@ -31,6 +29,10 @@ class PromiseResult:
     """`PASS`, `FAIL` or `SKIPPED`."""
     why: str
     cure: str | None = None
+    component: str | None = None
+    """What differs first from the undisturbed run, where that is known: at `step`, on `ranks`."""
+    step: int | None = None
+    ranks: tuple[int, ...] | None = None
 
 
 class _Ledger:
@@ -138,7 +140,7 @@ def _steps_words(steps: Sequence[int]) -> str:
 # -- what follows from a fault that costs an attempt
 
 
-def _judge_restart(kind: str) -> Callable[[_Ledger, Plan, Baseline, JobFacts], None]:
+def _judge_restart(kind: str, restarts: int = 1) -> Callable[[_Ledger, Plan, Baseline, JobFacts], None]:
     def judge_it(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts) -> None:
         found = next((one for one in facts.incidents if one.kind == kind), None)
         latency = "" if found is None or found.detection_latency_s is None else f" in {found.detection_latency_s:.1f} s"
@@ -148,7 +150,7 @@ def _judge_restart(kind: str) -> Callable[[_Ledger, Plan, Baseline, JobFacts], N
         if found is not None:
             _hold_named(ledger, plan, found)
         _hold_others(ledger, facts, found)
-        if _hold_recovered(ledger, baseline, facts):
+        if _hold_recovered(ledger, baseline, facts, restarts):
             _hold_lost(ledger, plan, baseline, facts)
 
     return judge_it
@@ -175,16 +177,16 @@ def _hold_others(ledger: _Ledger, facts: JobFacts, found: Incident | None = None
     ledger.hold("nobody else blamed", not blamed, "no other incident", f"{len(blamed)} more: {'; '.join(blamed[:2])}")
 
 
-def _hold_recovered(ledger: _Ledger, baseline: Baseline, facts: JobFacts) -> bool:
-    """Hold that the ranks were started again once, and that what was saved could be loaded."""
+def _hold_recovered(ledger: _Ledger, baseline: Baseline, facts: JobFacts, restarts: int = 1) -> bool:
+    """Hold that the ranks were started again so often, and that what was saved could be loaded."""
     code = facts.exit_codes[-1]
     attempts = 1 + max((trace.attempt for trace in facts.traces[-1]), default=0)
-    later = [one_line(one) for one in facts.incidents if (one.attempt or 0) > 0 and one.kind != "slow"]
-    has_recovered = code == 0 and attempts == 2
+    later = [one_line(one) for one in facts.incidents if (one.attempt or 0) >= restarts and one.kind != "slow"]
+    has_recovered = code == 0 and attempts == 1 + restarts
     ledger.hold(
         "recovered",
         has_recovered,
-        "the ranks were started again, and trained on to the end",
+        f"the ranks were started again{'' if restarts == 1 else ' each time'}, and trained on to the end",
         f"the attempt that followed failed: {later[0]}" if later else f"{attempts} attempts, {_code_words(code)}",
     )
     ledger.hold("exit code", code == 0, "0", _code_words(code))
@@ -198,6 +200,8 @@ def _hold_recovered(ledger: _Ledger, baseline: Baseline, facts: JobFacts) -> boo
             "what was saved before the fault could not be gone on from",
             "write each checkpoint under another name, rename it when it is whole, and keep the one before it",
         )
+    elif has_recovered and not _resumed_at(baseline, facts):
+        ledger.skip("save complete", "the ranks began anew: see the steps that are lost")
     elif has_recovered:
         ledger.hold("save complete", True, f"gone on after {count_words(_resumed_at(baseline, facts))}", "")
     return has_recovered
@@ -217,9 +221,11 @@ def _hold_lost(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFacts)
         ledger.skip("steps lost", f"the script saves nothing: all {count_words(lost)} were run again")
         return
     saved = sorted({after for trace in struck for after in trace.saves}, reverse=True)
-    # Where a save was struck, it is the newest one.
-    good = saved[1:] if plan.kind in ("disk-full", "corrupt-checkpoint") else saved
-    most = reached - (good[0] if good else 0)
+    # Where a save was struck, it is the newest one. Else one behind the newest step may lack the rank that died before.
+    is_in_save = plan.kind in ("disk-full", "corrupt-checkpoint") or plan.where == "save"
+    good = saved[1:] if is_in_save else [after for after in saved if after < reached]
+    later = [len(trace.steps) for trace in facts.traces[0] if trace.rank == plan.rank]
+    most = reached - (good[0] if good else 0) + sum(later[1:-1])
     ledger.hold(
         "steps lost",
         lost <= most + _SLACK_STEPS,
@@ -365,20 +371,35 @@ def _judge_preempt(ledger: _Ledger, plan: Plan, baseline: Baseline, facts: JobFa
         ledger.hold("save complete", False, "", "nothing was saved for the signal: it was not heeded", _STOP_CURE)
     elif last == 0:
         lost = _lost(baseline, facts)
+        goes_on_at, lost_words = _went_on_at(facts), count_words(lost)
+        where = f"after {count_words(_resumed_at(baseline, facts))}" if lost <= 1 else f"at step {goes_on_at}"
         ledger.hold(
             "save complete",
-            lost <= 1,
-            f"saved at the stop, and gone on after {count_words(_resumed_at(baseline, facts))}",
-            f"the save at the signal does not work: {count_words(lost)} were run again",
+            lost <= 1 or goes_on_at is not None,
+            f"saved at the stop, and gone on {where}",
+            f"the save at the signal does not work: {lost_words} were run again",
             _STOP_CURE,
         )
-        ledger.hold("steps lost", lost <= 1, "0", count_words(lost))
+        more = f"gone on {where}, {lost_words} more were run than without the stop: the place in the epoch is lost"
+        is_place = goes_on_at is not None
+        ledger.hold(
+            "steps lost", lost <= 1, "0", more if is_place else lost_words, PLACE_IN_THE_DATA if is_place else None
+        )
+
+
+def _went_on_at(facts: JobFacts) -> int | None:
+    """Return the step at which the next start went on where the stop was, by the loop's numbers; None: it did not."""
+    first, second = facts.traces[0], facts.last_attempt
+    reached = max((trace.steps[-1][0] for trace in first if trace.steps), default=-1)
+    begun = min((trace.steps[0][0] for trace in second if trace.steps), default=-1)
+    return begun if 0 < reached <= begun <= reached + 1 else None
 
 
 _JUDGES: Mapping[str, Callable[[_Ledger, Plan, Baseline, JobFacts], None]] = {
     "kill": _judge_restart("crash"),
     "exit": _judge_restart("crash"),
     "exception": _judge_restart("crash"),
+    **{kind: _judge_restart("crash", 2 if kind == moments.TWICE else 1) for kind in moments.KINDS},
     "corrupt-checkpoint": _judge_restart("crash"),
     "hang": _judge_restart("hang"),
     "hang-gil": _judge_restart("hang"),
@@ -389,92 +410,6 @@ _JUDGES: Mapping[str, Callable[[_Ledger, Plan, Baseline, JobFacts], None]] = {
     "nan": _judge_nan,
     "preempt": _judge_preempt,
 }
-
-
-# -- the end
-
-
-@attrs.frozen
-class Distance:
-    """How far the weights of two ends are apart at most, in parts of their norm, and where that is."""
-
-    most: float
-    weight: int = 0
-    """The number of that weight among those of its rank's optimizers, from 0."""
-    shape: tuple[int, ...] = ()
-    ranks: tuple[int, ...] = ()
-    """Those whose weights are not the same."""
-
-    @property
-    def is_none(self) -> bool:
-        """Whether the ends are told to be equal."""
-        return self.most <= _SAME_WEIGHTS
-
-
-def difference(one: Sequence[RehearsedRank], other: Sequence[RehearsedRank]) -> Distance | str:
-    """Return how far the weights of two ends are apart, or why they cannot be compared."""
-    theirs = {trace.rank: trace.weights for trace in other}
-    found = Distance(0.0)
-    for trace in one:
-        weights, others = trace.weights, theirs.get(trace.rank)
-        if weights is None:
-            return "there is no optimizer of torch, whose weights could be compared"
-        if others is None or len(weights) != len(others):
-            return "the last start had no step left to run"
-        apart = [_apart(x, y) for x, y in zip(weights, others, strict=True)]
-        most = max(apart, default=0.0)
-        ranks = (*found.ranks, trace.rank) if most > _SAME_WEIGHTS else found.ranks
-        worst = apart.index(most) if apart else 0
-        if most > found.most:
-            found = Distance(most, worst, weights[worst].shape)
-        found = attrs.evolve(found, ranks=ranks)
-    return found if one else "there is no optimizer of torch, whose weights could be compared"
-
-
-def _apart(one: Weight, other: Weight) -> float:
-    """Return how far norm or sum of two weights are apart, whichever is further, in parts of the norm."""
-    if not all(map(math.isfinite, (one.norm, one.sum, other.norm, other.sum))):
-        return math.inf
-    scale = max(one.norm, other.norm, 1e-12)
-    return max(abs(one.norm - other.norm), abs(one.sum - other.sum)) / scale
-
-
-def judge_end(kind: str, baseline: Baseline, facts: JobFacts, again: JobFacts | None) -> PromiseResult | None:
-    """Return whether the weights at the end are those of the undisturbed run; None where another one has to tell.
-
-    `again`: a second undisturbed run, which says whether the script ends twice alike at all.
-    """
-    promise = "end equal"
-    if kind == "nan":
-        return PromiseResult(promise, SKIPPED, "a step with a bad gradient cannot end as one without")
-    if facts.exit_codes[-1] != 0 or not facts.traces[-1]:
-        return PromiseResult(promise, SKIPPED, "the job did not come to its end")
-    apart = difference(baseline.end, facts.last_attempt)
-    if isinstance(apart, str):
-        return PromiseResult(promise, SKIPPED, apart)
-    if apart.is_none:
-        told = "the same weights" if apart.most == 0 else f"the same weights to {apart.most:.0e}"
-        return PromiseResult(promise, PASS, told)
-    if again is None:
-        return None
-    own = difference(baseline.end, again.last_attempt)
-    if isinstance(own, str) or not own.is_none:
-        return PromiseResult(promise, SKIPPED, "two undisturbed runs end with other weights, too: seed the script")
-    only = f" of {ranks_words(apart.ranks)} alone" if len(apart.ranks) < len(baseline.end) else ""
-    return PromiseResult(
-        promise,
-        FAIL,
-        f"the weights{only} end otherwise, where two undisturbed runs end alike: norm or sum of number {apart.weight}, "
-        f"shape {list(apart.shape)}, by {apart.most:.1e} of its norm",
-        _STATE_OF_EACH if only else _ALL_OF_THE_STATE,
-    )
-
-
-_ALL_OF_THE_STATE = "save and load all of the state: model, optimizer, scheduler, random numbers, the place in the data"
-_STATE_OF_EACH = (
-    "save and load on every rank what is that rank's own: its part of a sharded state, its random numbers, its place "
-    "in the data"
-)
 
 
 def to_json(result: PromiseResult) -> dict[str, Any]:

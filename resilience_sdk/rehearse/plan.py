@@ -13,6 +13,8 @@ from resilience_sdk.core.settings.fields import Settings
 from resilience_sdk.faults import Plan
 from resilience_sdk.incidents import Incident
 from resilience_sdk.rank.rehearsal import RehearsedRank
+from resilience_sdk.rehearse import moments
+from resilience_sdk.rehearse.moments import KillMoments
 
 FAULTS = (
     "kill",
@@ -27,9 +29,11 @@ FAULTS = (
     "corrupt-checkpoint",
     "nan",
     "monitor-kill",
+    *moments.KINDS,
 )
 STILL = ("hang", "hang-gil", "pause")
 """Those in which a rank stands still: only there is nobody to wait for as long as in a real job."""
+_OF_SAVES = ("disk-full", "corrupt-checkpoint", moments.IN_SAVE)
 _MIN_STUCK_AFTER_S = 4.0
 _REAL = Settings()
 _MIN_STEPS = 4
@@ -91,6 +95,7 @@ class Baseline:
     """In which all ranks are compared, the first of several."""
     shows_loss: bool
     end: tuple[RehearsedRank, ...]
+    moments: KillMoments = attrs.field(factory=KillMoments)
 
     @property
     def training_s(self) -> float:
@@ -119,6 +124,7 @@ def learn(facts: JobFacts, ranks: int) -> Baseline:
         section=next((name for name in shortest.sections if all(name in one.sections for one in traces)), None),
         shows_loss=bool(facts.named(Event.LOSS)),
         end=traces,
+        moments=moments.find(traces),
     )
 
 
@@ -159,7 +165,7 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
     if (why := _impossible(kind, baseline)) is not None:
         return why
     at, last = moment(baseline), baseline.ranks - 1
-    saves = kind in ("disk-full", "corrupt-checkpoint")
+    saves = kind in _OF_SAVES
     rank = baseline.saver if saves else last
     plan = Plan(kind, rank=rank, step=baseline.numbers[at])
     longer = _longer(baseline, at, stuck_after_s, (baseline.steps - at) // 2)
@@ -184,8 +190,20 @@ def faults_for(kind: str, baseline: Baseline, stuck_after_s: float) -> list[Plan
         "preempt": lambda: [attrs.evolve(plan, to="job"), *longer],
         "monitor-kill": lambda: [plan, *longer],
         "nan": lambda: [plan, *longer],
-    }
+        moments.IN_SAVE: lambda: [attrs.evolve(plan, kind="kill", how="sigkill", where="save")],
+        # In the next attempt, whose steps may count anew, at the first that comes.
+        moments.TWICE: lambda: [Plan("kill", "sigkill", rank=rank, step=plan.step, attempt=attempt)
+                                for plan, attempt in ((plan, 0), (attrs.evolve(plan, step=None), 1))],
+    }  # fmt: skip
+    if kind in moments.OF_THE_RUN:
+        return _kill_at(moments.choose(kind, baseline.moments, baseline.numbers, baseline.numbers[at]))
     return own.get(kind, lambda: [plan])()
+
+
+def _kill_at(found: moments.KillMoment | str) -> list[Plan] | str:
+    if isinstance(found, str):
+        return found
+    return [Plan("kill", "sigkill", rank=found.rank, step=found.step, section=found.section)]
 
 
 def _longer(baseline: Baseline, at: int, stuck_after_s: float, late: int) -> list[Plan]:
@@ -208,7 +226,7 @@ def _impossible(kind: str, baseline: Baseline) -> str | None:
         return "no step is seen, so there is no moment at which it could strike"
     if baseline.steps < _MIN_STEPS:
         return f"the job takes {baseline.steps} steps, too few to strike between them; let it take more"
-    if kind in ("disk-full", "corrupt-checkpoint") and not baseline.saves:
+    if kind in _OF_SAVES and not baseline.saves:
         return "the script saves nothing with torch.save"
     if kind == "slow" and baseline.ranks < 2:
         return "one rank alone is compared with nobody; use --nproc-per-node 2"
@@ -219,6 +237,9 @@ def _impossible(kind: str, baseline: Baseline) -> str | None:
         )
     if kind == "slow" and baseline.steps - baseline.steps // 4 < _SLOW_STEPS:
         return f"ranks are compared over windows of 8 steps, and {baseline.steps} steps are too few"
+    if kind in moments.OF_THE_RUN:
+        found = moments.choose(kind, baseline.moments, baseline.numbers, baseline.numbers[moment(baseline)])
+        return found if isinstance(found, str) else None
     if kind == "nan" and not baseline.shows_loss:
         return "the loss is not shown to the SDK; call numerics.check(loss=loss) once per step, or use an adapter"
     return None
@@ -244,6 +265,7 @@ def _seconds(kind: str, baseline: Baseline, stuck_s: float) -> float:
         "preempt": baseline.seconds - baseline.training_s / 2 + _ANSWER_S,
         "monitor-kill": _ANSWER_S,
         "nan": _ANSWER_S,
+        moments.TWICE: 2 * _RESTART_S + baseline.start_s + baseline.training_s / 2,
     }
     return baseline.seconds + more.get(kind, _RESTART_S + baseline.training_s / 2)
 

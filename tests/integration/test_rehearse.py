@@ -54,9 +54,64 @@ def test_a_fault_of_integration_is_found(tmp_path: Path, script: str, fault: str
     done = rehearsed(tmp_path, *words, script=script)
     assert (done.code, done.results(fault)[broken]) == (1, "FAIL"), done.screen
     assert "cure: " in done.screen
+    if broken == "end equal":
+        [end] = [promise for _, promise in done.promises() if promise["promise"] == broken]
+        assert (end["component"], end["step"], end["ranks"]) == ("loss", 20, [0, 1]), "the first one behind the save"
+        assert done.document["varying"] == {}
     [kept] = done.left
     assert done.document["kept"] == str(kept)
     assert (kept / ("undisturbed" if fault == "none" else fault) / "output.log").read_text()
+
+
+MOMENTS = ("kill-in-window", "kill-in-eval", "kill-at-epoch-end", "kill-in-save", "kill-twice")
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_a_good_job_passes_at_every_moment(tmp_path: Path) -> None:
+    """A training with epochs, an accumulation and evaluations comes to all of them, and each is what it is called."""
+    done = rehearse(tmp_path, *MOMENTS, "preempt", script=SCRIPTS / "rehearsed_moments.py")
+    assert done.code == 0, done.screen
+    for fault in (*MOMENTS, "preempt"):
+        assert set(done.results(fault).values()) == {"PASS"}, done.screen
+    plans = {one["fault"]: one["plan"] for one in done.document["faults"]}
+    assert plans["kill-in-window"].endswith("step=29"), "the step before it has added its gradients up"
+    assert plans["kill-at-epoch-end"].endswith("step=31")
+    assert "section=eval" in plans["kill-in-eval"]
+
+
+@pytest.mark.release
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("forgotten", "component", "step", "ranks"),
+    [
+        ("order", "samples", 25, [0, 1]),
+        ("rate", "learning rate", 25, [0, 1]),
+        ("momentum", "weights", 27, [0, 1]),
+        ("dropout", "generators", 25, [1]),
+    ],
+)
+def test_what_is_forgotten_is_named(
+    tmp_path: Path, forgotten: str, component: str, step: int, ranks: list[int]
+) -> None:
+    """By what differs first: at the first step of the optimizer behind the save, or at the one that follows from it."""
+    done = rehearse(tmp_path, "kill", script=SCRIPTS / "rehearsed_moments.py", arguments=(forgotten,))
+    assert done.code == 1, done.screen
+    [end] = [promise for fault, promise in done.promises() if (fault, promise["promise"]) == ("kill", "end equal")]
+    assert (end["result"], end["component"], end["step"], end["ranks"]) == ("FAIL", component, step, ranks), done.screen
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_what_two_undisturbed_runs_do_not_repeat_is_said_once(tmp_path: Path) -> None:
+    """And is no failure: a script without a seed ends otherwise each time."""
+    done = rehearse(
+        tmp_path, "kill", "kill-in-window", script=SCRIPTS / "rehearsed_moments.py", arguments=("unseeded",)
+    )
+    assert done.code == 0, done.screen
+    assert done.results("kill")["end equal"] == done.results("kill-in-window")["end equal"] == "SKIPPED"
+    assert done.screen.count("two undisturbed runs differ by themselves") == 1
+    assert done.document["varying"]["weights"] == 1
 
 
 @pytest.mark.slow

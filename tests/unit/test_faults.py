@@ -53,7 +53,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Injector:
         ("hang:rank=one", "rank=one is not right: it takes a whole number"),
         ("hang:rank=-1", "rank=-1"),
         ("hang:how=slep", "how=slep is not known; did you mean 'sleep'"),
-        ("hang:where=beginning", "where=beginning is not known; known: inside, outside, start"),
+        ("hang:where=beginning", "where=beginning is not known; known: inside, outside, start, save"),
         ("hang:rank", "'rank' is not key=value"),
         ("hang:seconds=3", "unknown key 'seconds'"),
         ("slow:rank=1", "slow needs seconds="),
@@ -64,6 +64,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Injector:
         ("preempt:to=all", "to=all is not known; known: rank, job"),
         ("pause:rank=1", "pause needs seconds="),
         ("hang-gil:how=c", "hang-gil is hang with how=gil already"),
+        ("hang:where=save", "where=save needs kill with how=sigkill"),
+        ("exit:where=save", "where=save needs kill with how=sigkill"),
         ("corrupt:rank=1", "unknown kind 'corrupt'; did you mean 'corrupt-checkpoint'"),
     ],
 )
@@ -423,6 +425,7 @@ for name in sys.argv[1:]:  # each in a process of its own, and torch is imported
 _STRUCK = {
     "disk-full": (0, "errno 28", True),
     "corrupt-checkpoint": (-signal.SIGKILL, "", True),
+    "kill:where=save": (-signal.SIGKILL, "", True),
     "nan": (0, "weight nan", False),
     "nan closure": (0, "weight nan", False),
     "kill:rank=1": (0, "weight -2.0", False),

@@ -13,7 +13,9 @@ from resilience_sdk.incidents import Culprit, Evidence, Incident
 from resilience_sdk.rank.rehearsal import RehearsedRank, Weight
 from resilience_sdk.rehearse import judge as judging
 from resilience_sdk.rehearse import plan as planning
-from resilience_sdk.rehearse.judge import FAIL, PASS, SKIPPED, judge, judge_baseline, judge_end
+from resilience_sdk.rehearse.cures import ALL_OF_THE_STATE, STATE_OF_EACH
+from resilience_sdk.rehearse.ends import judge_end
+from resilience_sdk.rehearse.judge import FAIL, PASS, SKIPPED, judge, judge_baseline
 from resilience_sdk.rehearse.plan import Baseline, JobFacts, faults_for, learn
 
 STEPS, STUCK_S = 40, 4.0
@@ -263,6 +265,35 @@ def test_a_fault_that_struck_nothing_is_no_pass() -> None:
     assert [one.result for one in told] == [SKIPPED]
 
 
+def test_a_job_that_is_struck_twice_starts_three_times() -> None:
+    """The second death is no failure of the recovery, its steps are no loss of the first; a third one is."""
+    plan = plan_of("kill-twice")
+    crashes = incident("crash", 1), incident("crash", 1, attempt=1)
+    first = both(range(26), 0, (10, 20), weights=None, progress=None)
+    second = both(range(20, 22), 1, weights=None, progress=None)
+    facts = job(first + second + both(range(20, STEPS), 2, (30, 40)), incidents=crashes, events=struck(plan))
+    assert set(results("kill-twice", facts).values()) == {PASS}
+    once = restarted("kill-twice", incidents=crashes[:1], events=struck(plan))
+    assert results("kill-twice", once)["recovered"] == FAIL
+    third = attrs.evolve(facts, incidents=(*crashes, incident("crash", 0, attempt=2)), exit_codes=(1,))
+    assert results("kill-twice", third)["recovered"] == FAIL
+
+
+def test_a_save_that_the_struck_rank_did_not_reach_does_not_count() -> None:
+    """One that dies in an evaluation before the save: the others are in it already, and it is not whole."""
+    first = rank(0, range(30), 0, (10, 20, 30), weights=None), rank(1, range(30), 0, (10, 20), weights=None)
+    facts = job(first + both(range(20, STEPS), 1, (30, 40)), incidents=(incident("crash", 1),))
+    plan = Plan("kill", "sigkill", rank=1, step=29, section="eval")
+    told = judge("kill-in-eval", plan, BASELINE, attrs.evolve(facts, events=struck(plan)))
+    assert {one.promise: one.result for one in told}["steps lost"] == PASS
+
+
+def test_a_job_that_began_anew_has_no_save_that_was_gone_on_from() -> None:
+    """Beside the FAIL of the steps that are lost there is no PASS of the save."""
+    told = results("kill", restarted("kill", first=0))
+    assert (told["steps lost"], told["save complete"]) == (FAIL, SKIPPED)
+
+
 # -- faults that cost nothing
 
 
@@ -325,6 +356,17 @@ def test_a_save_at_the_signal_that_does_not_work_fails() -> None:
     assert (told["exit code"], told["save complete"], told["steps lost"]) == (PASS, FAIL, FAIL)
 
 
+def test_a_place_in_the_epoch_that_is_lost_is_told_as_such() -> None:
+    """The save works: the job goes on at the step of the stop, and trains the epoch from its start again."""
+    starts = both(range(28), 0, (10, 20)), both(range(28, STEPS + 8), 0, (30, 40))
+    events = struck(plan_of("preempt"), {"event": "stop_agreed"})
+    facts = job(*starts, codes=(75, 0), incidents=(incident("preemption"),), events=events)
+    told = {one.promise: one for one in judge("preempt", plan_of("preempt"), BASELINE, facts)}
+    assert (told["save complete"].result, told["steps lost"].result) == (PASS, FAIL)
+    assert told["steps lost"].why.startswith("gone on at step 28, 8 steps more were run")
+    assert "StatefulDataLoader" in (told["steps lost"].cure or "")
+
+
 def test_a_rank_that_is_left_behind_fails() -> None:
     """One rank has saved and left, and the others were killed for it."""
     facts = preempted(agreed=False)
@@ -370,7 +412,7 @@ def test_where_the_ends_differ_is_told_and_what_follows_from_the_ranks() -> None
     assert all_ranks.why.startswith("the weights end otherwise")
     assert one.why.startswith("the weights of rank 1 alone end otherwise")
     assert all(told.why.endswith("number 1, shape [4, 2], by 5.0e-01 of its norm") for told in (all_ranks, one))
-    assert (all_ranks.cure, one.cure) == (judging._ALL_OF_THE_STATE, judging._STATE_OF_EACH)
+    assert (all_ranks.cure, one.cure) == (ALL_OF_THE_STATE, STATE_OF_EACH)
 
 
 def test_what_fails_by_itself_is_told_as_such() -> None:

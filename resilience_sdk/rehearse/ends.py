@@ -1,0 +1,136 @@
+"""The judgement of what a rehearsed job has come to: the steps and the weights of the undisturbed run, or others.
+
+Pure. What two undisturbed runs do not repeat is not compared: a script without a seed is no failure of its resume.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from resilience_sdk.incidents.record import count_words, ranks_words
+from resilience_sdk.rank.rehearsal import RehearsedRank, Weight
+from resilience_sdk.rehearse import components
+from resilience_sdk.rehearse.components import SAME_WEIGHTS, Compared, Difference
+from resilience_sdk.rehearse.cures import cure_of
+from resilience_sdk.rehearse.judge import FAIL, PASS, SKIPPED, PromiseResult
+from resilience_sdk.rehearse.plan import Baseline, JobFacts
+
+_PROMISE = "end equal"
+
+
+@attrs.frozen
+class Distance:
+    """How far the weights of two ends are apart at most, in parts of their norm, and where that is."""
+
+    most: float
+    weight: int = 0
+    """The number of that weight among those of its rank's optimizers, from 0."""
+    shape: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """Those whose weights are not the same."""
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the ends are equal: a reduction in another order rounds otherwise."""
+        return self.most <= SAME_WEIGHTS
+
+
+def judge_end(kind: str, baseline: Baseline, facts: JobFacts, again: JobFacts | None) -> PromiseResult | None:
+    """Return whether steps and weights are those of the undisturbed run; None where another one has to tell.
+
+    `again`: a second undisturbed run, which says what the script repeats at all.
+    """
+    if kind == "nan":
+        return PromiseResult(_PROMISE, SKIPPED, "a step with a bad gradient cannot end as one without")
+    if facts.exit_codes[-1] != 0 or not facts.traces[-1]:
+        return PromiseResult(_PROMISE, SKIPPED, "the job did not come to its end")
+    without = {} if again is None else components.with_consequences(own_variation(baseline, again))
+    steps = components.compare(baseline.end, facts.last_attempt, without)
+    first = steps.first if steps.first is not None and steps.first.has_proof else None
+    apart = difference(baseline.end, facts.last_attempt)
+    ends_apart = isinstance(apart, Distance) and not apart.is_none
+    if first is None and not ends_apart:
+        if isinstance(apart, str):
+            return PromiseResult(_PROMISE, SKIPPED, apart)
+        told = "the same weights" if apart.most == 0 else f"the same weights to {apart.most:.0e}"
+        return PromiseResult(_PROMISE, PASS, f"{told}{_steps_words(steps)}")
+    if again is None:
+        return None
+    own = difference(baseline.end, again.last_attempt)
+    if first is None and (isinstance(own, str) or not own.is_none):
+        return PromiseResult(_PROMISE, SKIPPED, "two undisturbed runs end with other weights, too: seed the script")
+    return _broken(baseline, first, apart, facts)
+
+
+def own_variation(baseline: Baseline, again: JobFacts) -> dict[str, int]:
+    """Return what two undisturbed runs do not repeat, each from which step on."""
+    return components.varying(baseline.end, again.last_attempt)
+
+
+def variation_words(variation: Mapping[str, int]) -> str:
+    """Return the line that says what is not compared; empty where all is."""
+    if not variation:
+        return ""
+    told = ", ".join(f"{name} from step {step} on" for name, step in variation.items())
+    return f"two undisturbed runs differ by themselves, which is not compared: {told}"
+
+
+def _broken(baseline: Baseline, first: Difference | None, apart: Distance | str, facts: JobFacts) -> PromiseResult:
+    every = len(baseline.end)
+    if first is not None:
+        where = f", {ranks_words(first.ranks)}" if len(first.ranks) < every else ""
+        why = f"step {first.step}{where}: {first.words}, where two undisturbed runs are alike"
+        if isinstance(apart, Distance) and not apart.is_none:
+            why += f"; the weights end apart by {apart.most:.1e} of their norm"
+        cure = cure_of(first, facts.last_attempt, is_of_all=len(first.ranks) == every)
+        return PromiseResult(_PROMISE, FAIL, why, cure, first.component, first.step, first.ranks)
+    assert isinstance(apart, Distance)
+    is_of_all = len(apart.ranks) == every
+    only = "" if is_of_all else f" of {ranks_words(apart.ranks)} alone"
+    why = (
+        f"the weights{only} end otherwise, where two undisturbed runs end alike: norm or sum of number {apart.weight}, "
+        f"shape {list(apart.shape)}, by {apart.most:.1e} of its norm"
+    )
+    cure = cure_of(None, facts.last_attempt, is_of_all=is_of_all)
+    return PromiseResult(_PROMISE, FAIL, why, cure, components.WEIGHTS, None, apart.ranks)
+
+
+def _steps_words(steps: Compared) -> str:
+    if not steps.steps:
+        return ""
+    other = steps.first
+    told = f"; {count_words(steps.steps)} compared: {', '.join(components.components_of(steps.names))}"
+    return told if other is None else f"{told}; {other.name} differ from step {other.step} on, and nothing follows"
+
+
+def difference(one: Sequence[RehearsedRank], other: Sequence[RehearsedRank]) -> Distance | str:
+    """Return how far the weights of two ends are apart, or why they cannot be compared."""
+    theirs = {trace.rank: trace.weights for trace in other}
+    found = Distance(0.0)
+    for trace in one:
+        weights, others = trace.weights, theirs.get(trace.rank)
+        if weights is None:
+            return "there is no optimizer of torch, whose weights could be compared"
+        if others is None or len(weights) != len(others):
+            return "the last start had no step left to run"
+        if not all(math.isfinite(one.norm) for one in weights):
+            return "the undisturbed run ends with weights that are no numbers"
+        apart = [_apart(x, y) for x, y in zip(weights, others, strict=True)]
+        most = max(apart, default=0.0)
+        ranks = (*found.ranks, trace.rank) if most > SAME_WEIGHTS else found.ranks
+        worst = apart.index(most) if apart else 0
+        if most > found.most:
+            found = Distance(most, worst, weights[worst].shape)
+        found = attrs.evolve(found, ranks=ranks)
+    return found if one else "there is no optimizer of torch, whose weights could be compared"
+
+
+def _apart(one: Weight, other: Weight) -> float:
+    """Return how far norm or sum of two weights are apart, whichever is further, in parts of the norm."""
+    if not all(map(math.isfinite, (one.norm, one.sum, other.norm, other.sum))):
+        return math.inf
+    scale = max(one.norm, other.norm, 1e-12)
+    return max(abs(one.norm - other.norm), abs(one.sum - other.sum)) / scale
