@@ -45,6 +45,9 @@ _LOSS = _Kind("loss", LOSSES, True, _SAME_GRADIENTS)
 _GRADIENTS = _Kind("gradients", LOSSES, True, _SAME_GRADIENTS)
 KINDS = (_ORDER, _BATCH, _RATES, _WEIGHTS, *_GENERATORS.values(), _VALUES, _LOSS, _GRADIENTS)
 
+UNTIL_TWINS = {_GENERATORS[name].name: -1 for name in ("NumPy", "Python")}
+"""What is not compared before a second undisturbed run has shown that it is repeated: most scripts seed these never."""
+
 Place = tuple[int, int]
 """A step of the undisturbed run's loop, and which optimizer step in it."""
 

@@ -47,7 +47,8 @@ def judge_end(kind: str, baseline: Baseline, facts: JobFacts, again: JobFacts | 
         return PromiseResult(_PROMISE, SKIPPED, "a step with a bad gradient cannot end as one without")
     if facts.exit_codes[-1] != 0 or not facts.traces[-1]:
         return PromiseResult(_PROMISE, SKIPPED, "the job did not come to its end")
-    without = {} if again is None else components.with_consequences(own_variation(baseline, again))
+    twins = {} if again is None else own_variation(baseline, again)
+    without = components.UNTIL_TWINS if again is None else components.with_consequences(twins)
     steps = components.compare(baseline.end, facts.last_attempt, without)
     first = steps.first if steps.first is not None and steps.first.has_proof else None
     apart = difference(baseline.end, facts.last_attempt)

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 import pytest
-from planted_runs import PLANTED, run
+from planted_runs import PLANTED, of_look, run
 
 from resilience_sdk.rank.rehearsal import RehearsedRank, Weight
 from resilience_sdk.rehearse import cures
@@ -67,6 +67,16 @@ def test_what_nothing_follows_from_is_a_note(name: str) -> None:
     told = judged(job(moved, OTHER))
     assert (told.result, told.step) == (FAIL, 12)
     assert told.component == {"values of the samples": "samples", "generators of torch": "generators"}[name]
+
+
+def test_generators_that_most_scripts_never_seed_are_compared_beside_a_twin_alone() -> None:
+    """No note in every script of torch; where something follows, and twins have it alike, they explain it."""
+    other = of_look(generators=lambda value: {**value, "Python": value["Python"] + 7})
+    traces = tuple(other(one, 10) for one in run(first=10))
+    told = judged(job(traces), None)
+    assert (told.result, "differ" in told.why) == (PASS, False)
+    told = judged(job(tuple(PLANTED["gradients"](one, 12) for one in traces), OTHER))
+    assert (told.result, told.component, told.step) == (FAIL, "generators", 10)
 
 
 def test_what_two_undisturbed_runs_do_not_repeat_is_no_failure() -> None:
