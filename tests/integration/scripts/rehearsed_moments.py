@@ -4,7 +4,7 @@ The first argument is what it forgets at a resume, by what is compared:
 
 order      the order of the samples is drawn from a generator that nobody saves
 rate       the scheduler begins anew
-momentum   the optimizer does
+momentum   that of the optimizer does
 dropout    rank 1 draws other numbers
 unseeded   nothing: two undisturbed runs have other numbers, too
 """
@@ -46,7 +46,7 @@ def main() -> None:
     torch.manual_seed(random.SystemRandom().randrange(1 << 30) if FORGETS == "unseeded" else 0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.97**step)
     inputs = torch.randn(BATCHES * 8, 8, generator=torch.Generator().manual_seed(1))
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
     order = Order(data)
@@ -55,8 +55,9 @@ def main() -> None:
     if os.path.exists(file):
         state = torch.load(file, weights_only=False)
         model.load_state_dict(state["model"])
-        if FORGETS != "momentum":
-            optimizer.load_state_dict(state["optimizer"])
+        optimizer.load_state_dict(state["optimizer"])
+        if FORGETS == "momentum":
+            optimizer.state.clear()
         if FORGETS != "rate":
             scheduler.load_state_dict(state["scheduler"])
         done, rng = state["done"], state["rng"]
