@@ -19,7 +19,7 @@ from typing import Any
 from resilience_sdk.adapters._base import Patches
 from resilience_sdk.checkpoint.generators import capture_one, find_generators, restore_one
 from resilience_sdk.checkpoint.orders import same_order
-from resilience_sdk.checkpoint.passes import note_other_sizes, sizes_of
+from resilience_sdk.checkpoint.passes import draw_order, note_other_sizes, sizes_of
 from resilience_sdk.core.console import say, say_once
 from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.core.resume_limits import note
@@ -246,6 +246,7 @@ class _Pass:
             watch.loader.load_state_dict(place["state"])
             with same_order(watch.loader):
                 batches = watch.make()
+            draw_order(batches, lambda: set_draws(watch.generators, self._at_first))
         else:
             batches = watch.make()
             set_draws(watch.generators, self._at_first)

@@ -248,11 +248,13 @@ def use_up(loader: Any) -> None:
     set_rng({}, now)
 
 
-def draw_order(batches: Any) -> None:
-    """Have the order of a pass drawn that its iterator would draw with the first batch."""
+def draw_order(batches: Any, prepare: Callable[[], None] | None = None) -> None:
+    """Have the order of a pass drawn that its iterator would draw with the first batch, after `prepare()`."""
     while (inner := getattr(batches, "_batches", None)) is not None:  # who times them, or counts
         batches = inner
     lazy = getattr(batches, "_sampler_iter", None)
     if type(lazy) is itertools.islice:  # torchdata's way back for a sampler without a state
+        if prepare is not None:
+            prepare()
         first = next(lazy, _END)
         batches._sampler_iter = lazy if first is _END else itertools.chain([first], lazy)

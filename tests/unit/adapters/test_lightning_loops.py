@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from adapter_frameworks import require
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
 from resilience_sdk.adapters.lightning import loops
 from resilience_sdk.adapters.lightning.fit import Fit
@@ -159,8 +159,19 @@ def torchdatas():
     return kind(range(6), batch_size=None, sampler=AtOnce())
 
 
+def torchdatas_of_torchs_samplers():
+    """One that goes back by itself, with samplers of torch's that draw their order with the first batch."""
+    kind = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    return kind(
+        range(6), batch_sampler=BatchSampler(RandomSampler(range(6)), 1, False), collate_fn=lambda found: found[0]
+    )
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital'")
-@pytest.mark.parametrize("make", [Shuffled, lambda: DataLoader(Unsized(), batch_size=None), torchdatas])
+@pytest.mark.parametrize(
+    "make",
+    [Shuffled, lambda: DataLoader(Unsized(), batch_size=None), torchdatas, torchdatas_of_torchs_samplers],
+)
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("batches", [1, 3, 5])
 def test_a_pass_goes_on_behind_the_batches_that_were_trained_on(make, ahead, batches):
