@@ -24,6 +24,7 @@ from resilience_sdk.adapters._timed_loader import TimedLoader
 from resilience_sdk.checkpoint.loaders import offer, withdraw
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
+from resilience_sdk.core.resume_limits import note
 from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.heartbeats import heartbeat
 from resilience_sdk.numerics import watch as numerics
@@ -85,6 +86,14 @@ def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | 
     handle = Attached(model, optimizer, loader, first_step)
     if loader is not None and first_step is not None:
         handle.prove(loader, optimizer)
+    elif first_step is not None:
+        note(
+            "no loader",
+            "the place in the data",
+            "attach() was given no loader, so which samples come next is the script's to find, and what it had read "
+            "ahead of the save is lost (where a step draws its samples itself, from a generator, the resume is exact)",
+            "give attach() a loader with a state, such as torchdata's StatefulDataLoader",
+        )
     return handle
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from resilience_sdk import preemption, straggler
 from resilience_sdk.adapters._base import EvaluationBeat, HookedSection, Patches, StepBeat, StepLoss, say_left_out
+from resilience_sdk.adapters.lightning import epoch_starts
 from resilience_sdk.adapters.lightning.loops import Loops, missing_seams, say_missing
 from resilience_sdk.adapters.lightning.proof import FitProof
 from resilience_sdk.adapters.lightning.saves import MARK, FitCheckpoints, part_name, save_last
@@ -330,6 +331,8 @@ class Fit:
                     self.sections.leave_out(self._is_left_out, module)
 
     def _say_limits(self) -> None:
+        if self._checkpointer is not None:
+            epoch_starts.say_limits(self.trainer)
         averages = [each for each in self.trainer.callbacks if "StochasticWeightAveraging" in _names_of(each)]
         if averages and self._checkpointer is not None:
             note(

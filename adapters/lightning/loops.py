@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from resilience_sdk.adapters._base import Patches
-from resilience_sdk.adapters.lightning import metrics
+from resilience_sdk.adapters.lightning import epoch_starts, metrics
 from resilience_sdk.adapters.lightning.loaders import TrainingData
 from resilience_sdk.core.resume_limits import note
 
@@ -239,6 +239,8 @@ class Loops(Patches):
             if self.data is not None:
                 self.data.before_epoch()
         self._plain["epoch_start"]()
+        if self._resumed not in (None, EPOCH):
+            epoch_starts.go_on(self._trainer)
 
     def _batches_start(self, fetcher: Any) -> None:
         self._plain["run_start"](fetcher)

@@ -219,19 +219,22 @@ def put_back(callbacks: Sequence[Any], states: Sequence[CallbackState]) -> list[
     return said
 
 
-def fingerprints(objects: Sequence[Any]) -> dict[int, dict[str, Any]]:
+def fingerprints(objects: Sequence[Any], trained: Any = None) -> dict[int, dict[str, Any]]:
     """Return what tells whether attributes change that a trainer does not save, by the identity of their objects.
 
-    `objects` are callbacks, and the trainer itself, of which those of its user's class count.
+    `objects` are callbacks, and the trainer itself, of which those of its user's class count; `trained` is the model
+    that the trainer saves, of which nothing counts.
     """
-    return {id(one): {name: _seen(value) for name, value in _attributes(one).items()} for one in objects}
+    saved = _parts(trained)
+    return {id(one): {name: _seen(value, saved) for name, value in _attributes(one).items()} for one in objects}
 
 
-def changed_plain(objects: Sequence[Any], before: dict[int, dict[str, Any]]) -> list[str]:
+def changed_plain(objects: Sequence[Any], before: dict[int, dict[str, Any]], trained: Any = None) -> list[str]:
     """Return `Class.attribute` of the first attribute of each such object that has changed; new ones join `before`."""
-    found = []
+    found, saved = [], _parts(trained)
     for one in objects:
-        now, was = {name: _seen(value) for name, value in _attributes(one).items()}, before.setdefault(id(one), {})
+        now = {name: _seen(value, saved) for name, value in _attributes(one).items()}
+        was = before.setdefault(id(one), {})
         changed = [name for name, seen in now.items() if was.setdefault(name, seen) != seen]
         if changed:
             found.append(f"{type(one).__name__}.{changed[0]}")
@@ -260,15 +263,25 @@ def held_iterators(objects: Sequence[Any]) -> list[str]:
     return [f"{type(one).__name__}.{name}" for one, name in found]
 
 
-def _seen(value: Any) -> Any:
-    """Return what differs where a value of the usual kinds has changed; the same for all others."""
+def _parts(model: Any) -> frozenset[int]:
+    """Return the identities of a model's parameters."""
+    return frozenset() if model is None else frozenset(map(id, model.parameters()))
+
+
+def _seen(value: Any, saved: frozenset[int] = frozenset()) -> Any:
+    """Return what differs where a value of the usual kinds has changed; the same for others, and what is `saved`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if hasattr(value, "is_inference"):  # a tensor
-        return (id(value), None if value.is_inference() else value._version)
+        return (id(value), None if value.is_inference() or id(value) in saved else value._version)
+    if hasattr(value, "named_parameters"):  # a module, such as an average of the weights
+        own = [*value.parameters(), *value.buffers()]
+        is_saved = any(id(one) in saved for one in own)
+        return None if is_saved else (len(own), *(_seen(one) for one in (*own[:_FIRST], *own[_FIRST:][-_FIRST:])))
     if isinstance(value, (list, tuple, set, dict)) or type(value).__name__ == "deque":
         items = list(value.values() if isinstance(value, dict) else value)
-        return (len(items), *map(_seen, items[:_FIRST]), *map(_seen, items[_FIRST:][-_FIRST:]))
+        ends = (*items[:_FIRST], *items[_FIRST:][-_FIRST:])
+        return (len(items), *(_seen(one, saved) for one in ends))
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
         return zlib.crc32(value.flat[: _FIRST * 256].tobytes()) if value.dtype.kind != "O" else value.shape
     return None

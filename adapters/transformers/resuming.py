@@ -374,7 +374,7 @@ class Resumption:
 
     def epoch_begun(self, control: Any) -> Any:
         """Make up for the evaluation that was due at the save, after the hooks of the first epoch's begin."""
-        self._plain_before = files.fingerprints(self._plain_objects())
+        self._plain_before = files.fingerprints(self._plain_objects(), self._trainer.model)
         owed = (self._kept or {}).get("owed")
         if self._path is None:
             return control
@@ -490,7 +490,7 @@ class Resumption:
             is_read_here = looks_ahead(place.loader) and not has_workers(place.loader)
             if place.at_last is not None and place.draws and is_read_here:
                 found["at_last"] = encoded(place.at_last)
-        found["plain"] = files.changed_plain(self._plain_objects(), self._plain_before)
+        found["plain"] = files.changed_plain(self._plain_objects(), self._plain_before, trainer.model)
         found["iterators"] = files.held_iterators(self._plain_objects())
         self._say_plain(found["plain"])
         self._say_iterators(found["iterators"])

@@ -9,7 +9,7 @@ import torch
 from adapter_frameworks import require
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
-from resilience_sdk.adapters.lightning import loops
+from resilience_sdk.adapters.lightning import epoch_starts, loops
 from resilience_sdk.adapters.lightning.fit import Fit
 from resilience_sdk.adapters.lightning.loaders import Draws, LoaderWatch, say_limits, set_draws
 from resilience_sdk.adapters.lightning.saves import LostFiles, written_since
@@ -249,6 +249,35 @@ def test_an_averaging_that_begins_its_schedule_anew_is_said(saves, noted):
     class Own(StochasticWeightAveraging):
         """A user's."""
 
-    trainer = SimpleNamespace(callbacks=[Own(swa_lrs=0.1)])
+    trainer = SimpleNamespace(callbacks=[Own(swa_lrs=0.1)], lightning_module=object())
     Fit._say_limits(SimpleNamespace(trainer=trainer, _checkpointer=object() if saves else None))
     assert noted() == (["swa"] if saves else [])
+
+
+def test_an_accumulation_that_goes_by_the_epoch_is_that_of_the_resumed_epoch():
+    """Lightning's scheduler sets it where an epoch begins, and is not called for the rest of one."""
+    require("lightning.pytorch", "lightning")
+    from lightning.pytorch import callbacks
+
+    scheduler = callbacks.GradientAccumulationScheduler({0: 1, 1: 2, 2: 3})
+    trainer = SimpleNamespace(callbacks=[callbacks.Timer(), scheduler], current_epoch=1, accumulate_grad_batches=1)
+    epoch_starts.go_on(trainer)
+    assert trainer.accumulate_grad_batches == 2
+
+
+def test_hooks_of_the_users_that_lightning_leaves_out_in_mid_epoch_are_known():
+    """Whether a class has one, or a callback was given one; those of Lightning are not the user's."""
+    require("lightning.pytorch", "lightning")
+    from lightning import pytorch as pl
+
+    class Weighted(pl.LightningModule):
+        def on_train_epoch_start(self):
+            self.weight = self.current_epoch
+
+    class Below(Weighted):
+        pass
+
+    given = pl.callbacks.LambdaCallback(on_train_epoch_start=lambda *_: None)
+    library = [pl.LightningModule(), pl.callbacks.Timer(), pl.callbacks.GradientAccumulationScheduler({1: 2})]
+    assert epoch_starts.own_hooks([Below(), *library, given, Weighted()]) == ["Below", "LambdaCallback", "Weighted"]
+    assert epoch_starts.own_hooks(library) == []

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 import resilience_sdk
 from resilience_sdk import heartbeat, straggler
 from resilience_sdk.adapters import pytorch
+from resilience_sdk.core import resume_limits
 from resilience_sdk.errors import Preempted
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.rank.run import Run
@@ -372,3 +373,14 @@ def test_a_scaled_loss_is_heard_as_it_was_before(recording, asked, model, optimi
         scaler.step(optimizer)
     assert heard == {0: 3.0}
     assert torch.amp.GradScaler.scale is plain
+
+
+def test_a_loop_that_resumes_without_a_loader_is_said_to_find_its_own_place(
+    recording, asked, model, optimizer, loader, monkeypatch
+):
+    """What it has read ahead of a save is lost; with a loader, or where nothing is resumed, there is nothing to say."""
+    for options in ({"first_step": 3}, {"loader": loader, "first_step": 3}, {}):
+        monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+        pytorch.attach(model, optimizer, **options).detach()
+        said = [limit.key for limit in resume_limits.limits()]
+        assert ("no loader" in said) is (options == {"first_step": 3})

@@ -230,3 +230,20 @@ def test_who_gives_callbacks_their_states_back(chosen, restores, asked, sums, li
 def test_whether_an_evaluation_fits(last_s, left_s, answer):
     """Before the save."""
     assert has_time(last_s, 2.0, left_s) is answer
+
+
+def test_an_average_of_weights_that_a_callback_holds_is_seen_to_change():
+    """It is a module; the model that the trainer saves, and a teacher that stays as it is, are none of that."""
+
+    class Holds:
+        def __init__(self, module):
+            self.module = module
+
+    model = torch.nn.Linear(2, 2)
+    average, teacher = torch.optim.swa_utils.AveragedModel(model), torch.nn.Linear(2, 2)
+    callbacks = [Holds(average), Holds(model), Holds(teacher), Holds([model.weight])]
+    before = kept.fingerprints(callbacks, model)
+    with torch.no_grad():
+        model.weight.add_(1)
+    average.update_parameters(model)
+    assert kept.changed_plain(callbacks, before, model) == ["Holds.module"]
