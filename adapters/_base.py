@@ -286,7 +286,7 @@ class StepLoss:
 
     def end(self, step: int | None, grad_norm: Any = None) -> None:
         """Hand what was added to `numerics`: the step is complete. None: the step of the heartbeat that is open."""
-        total, count = self._total, self._count
+        total, count, is_scaled = self._total, self._count, False
         if not self._is_on or (total is None and grad_norm is None):
             return
         if count:
@@ -295,13 +295,13 @@ class StepLoss:
                 if count == self._before or not self._usual:
                     self._usual = count
                 else:
-                    total = total * (self._usual / count)
+                    total, is_scaled = total * (self._usual / count), True
         self._before = count
         try:
             if self.watch is None:
                 self.watch = numerics.watch_of_adapters()
             if self.watch is not None:
-                self.watch.note(step, total, grad_norm)
+                self.watch.note(step, total, grad_norm, is_scaled=is_scaled)
         except ConfigError as error:
             self._fail(error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
@@ -30,6 +31,7 @@ _POLICIES = ("warn", "rollback", "raise")
 _INFINITY = float("inf")
 _POINTS = 500  # of the curve of the loss: the next one comes after this part of the training's age
 _LEAST_PAUSE_S = 1.0
+_LATE = 8  # by how many steps a loss on a device is read late, at most
 
 
 class NumericsRank(Protocol):
@@ -84,7 +86,10 @@ class NumericsWatch:
         self._newest: StepNumbers | None = None
         """What was read last, for whoever draws it; written in each call and read now and then by `tell`."""
         self.heard: Callable[[int, float], None] | None = None
-        """Called with the number of a global step and its loss, once that was read anyway."""
+        """Called with the number of a global step and its loss, once that was read anyway; not with a scaled one."""
+        self._scaled: deque[int] = deque(maxlen=_LATE)
+        """The newest steps whose loss was scaled: what was usual before them decides how, and another attempt has other
+        ones before."""
         self._told: object = None
         self._began_s = self._next_s = time.monotonic()
 
@@ -99,20 +104,22 @@ class NumericsWatch:
         self._reading.put(step if step >= 0 else self._calls, is_global, loss, grad_norm)
         return found
 
-    def note(self, step: int | None, loss: Any, grad_norm: Any) -> None:
+    def note(self, step: int | None, loss: Any, grad_norm: Any, *, is_scaled: bool = False) -> None:
         """Take the values of a step for an adapter, by the setting `numerics`; `judge_steps` looks at them.
 
-        `step` is the number of the global step, None: that of the heartbeat. Nothing where the script calls `check`
-        itself. Raises ConfigError where a value is no number.
+        `step` is the number of the global step, None: that of the heartbeat. `is_scaled`: the loss was, to be that of
+        a usual step. Nothing where the script calls `check` itself. Raises ConfigError where a value is no number.
         """
         if not (self._takes_notes or self._begins_to_take_notes()):
             return
         number, is_global = self._side.step() if step is None else (step, True)
+        if is_scaled:
+            self._scaled.append(number)
         is_calm = self._good_in_a_row is None and not self.is_waiting
         if is_calm and grad_norm is None and type(loss) is float and self._losses.takes(loss):
             # As nearly always on a CPU: there is nothing left to be judged at the next step.
             self._newest = number, is_global, loss, None
-            if self.heard is not None and is_global:
+            if self.heard is not None and is_global and not is_scaled:
                 self.heard(number, loss)
         else:
             self._reading.put(number, is_global, loss, grad_norm)
@@ -138,7 +145,7 @@ class NumericsWatch:
         self.is_waiting = self._reading.is_waiting
         for values in ready:
             self._newest = values
-            if self.heard is not None and values[1] and values[2] is not None:
+            if self.heard is not None and values[1] and values[2] is not None and values[0] not in self._scaled:
                 self.heard(values[0], values[2])
             trouble = self._look(*values)
             if trouble is None:

@@ -116,10 +116,12 @@ class Noted:
 
     def __init__(self):
         self.values = []
+        self.scaled = []
 
-    def note(self, step, loss, grad_norm):
+    def note(self, step, loss, grad_norm, *, is_scaled=False):
         """Keep it."""
         self.values.append((step, loss, grad_norm))
+        self.scaled += [step] if is_scaled else []
 
 
 @pytest.fixture
@@ -154,6 +156,7 @@ def test_a_step_of_another_number_of_micro_batches_is_no_spike(noted):
     """The end of an epoch has fewer, a step behind one that a scaler left out has twice as many; then a new usual."""
     make_steps(StepLoss(), [4, 4, 1, 4, 8, 4, 2, 2, 2])
     assert [loss for _, loss, _ in noted] == [2.0] * 7 + [1.0] * 2
+    assert numerics._watch.scaled == [2, 4, 6]
 
 
 def test_what_is_no_loss_switches_this_off_and_says_so(noted, capsys):

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from resilience_sdk import numerics
 from resilience_sdk.core.journal import Event
@@ -237,3 +238,15 @@ def test_other_ranks_tell_none_and_nothing_is_told_twice_in_a_second(watch, jour
             watched.check(1.0, 1.0, "warn")
             watched.tell()
     assert [event for event, _ in journal.told if event is Event.LOSS] == [Event.LOSS]
+
+
+def test_a_loss_that_was_scaled_is_judged_and_compared_with_none(watch):
+    """What was usual before decides how, and a resume has other steps before it; on a device it is read later."""
+    one, heard = watch(is_global=True), []
+    one.heard = lambda step, loss: heard.append((step, loss))
+    one.note(0, 1.0, None)
+    one.note(1, 1.0, None, is_scaled=True)
+    one.note(2, torch.tensor(1.0), None, is_scaled=True)
+    one.note(3, torch.tensor(1.0), None)
+    one.judge()
+    assert heard == [(0, 1.0), (3, 1.0)]
