@@ -432,8 +432,9 @@ class Attached(SavingLoop):
     def _holders(self) -> dict[str, Any]:
         own = self._accelerator
         kinds = {kind: getattr(own, f"_{kind}s", ()) for kind in ("model", "optimizer", "scheduler", "custom_object")}
-        # Of Accelerate's wrappers what is inside.
-        return numbered(**{kind: [getattr(item, kind, item) for item in items] for kind, items in kinds.items()})
+        for kind in ("optimizer", "scheduler"):  # of Accelerate's wrappers what is inside
+            kinds[kind] = [getattr(item, kind, item) for item in kinds[kind]]
+        return numbered(**kinds)
 
     def _set_held(self) -> None:
         self._held.restore(self._held_of_save)

@@ -7,9 +7,11 @@ whose. All of that is small, and JSON.
 
 from __future__ import annotations
 
+import collections
 import dis
 import functools
 import inspect
+import itertools
 import json
 import types
 import zlib
@@ -27,6 +29,7 @@ FORMAT = 1
 # Whose callbacks do not count: they begin with each training by themselves, or belong to a tracker.
 _KNOWN = {"transformers", "resilience_sdk", "accelerate", "trl", "peft", "wandb", "mlflow", "sentence_transformers"}
 _FIRST = 4
+_DEPTH = 3  # of what is within an attribute
 
 
 def file_of(directory: Path, rank: int) -> Path:
@@ -113,7 +116,8 @@ def _attributes_of_libraries(kind: Any) -> frozenset[str]:
     """Return the names that methods of libraries' classes set on something, or read from `self`."""
     known = [one for one in kind.__mro__ if _is_of_library(one)]
     functions = [item for one in known for item in vars(one).values() if isinstance(item, types.FunctionType)]
-    left, found = [inspect.unwrap(function).__code__ for function in functions], set[str]()
+    plain = [getattr(inspect.unwrap(function), "__code__", None) for function in functions]
+    left, found = [code for code in plain if code is not None], set[str]()
     while left:
         code = left.pop()
         left += [one for one in code.co_consts if isinstance(one, types.CodeType)]
@@ -270,21 +274,38 @@ def _parts(model: Any) -> frozenset[int]:
 
 def _seen(value: Any, saved: frozenset[int] = frozenset()) -> Any:
     """Return what differs where a value of the usual kinds has changed; the same for others, and what is `saved`."""
+    try:
+        return _seen_within(value, saved, _DEPTH)
+    except Exception:  # noqa: BLE001 - a container or a module of somebody else's kind
+        return None
+
+
+def _seen_within(value: Any, saved: frozenset[int], depth: int) -> Any:
+    import torch
+
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if hasattr(value, "is_inference"):  # a tensor
+    if isinstance(value, torch.Tensor):
         return (id(value), None if value.is_inference() or id(value) in saved else value._version)
-    if hasattr(value, "named_parameters"):  # a module, such as an average of the weights
+    if not depth:
+        return None
+    if isinstance(value, torch.nn.Module):  # such as an average of the weights
         own = [*value.parameters(), *value.buffers()]
-        is_saved = any(id(one) in saved for one in own)
-        return None if is_saved else (len(own), *(_seen(one) for one in (*own[:_FIRST], *own[_FIRST:][-_FIRST:])))
-    if isinstance(value, (list, tuple, set, dict)) or type(value).__name__ == "deque":
-        items = list(value.values() if isinstance(value, dict) else value)
-        ends = (*items[:_FIRST], *items[_FIRST:][-_FIRST:])
-        return (len(items), *(_seen(one, saved) for one in ends))
+        if any(id(one) in saved for one in own):
+            return None
+        return (len(own), *(_seen_within(one, saved, depth - 1) for one in (*own[:_FIRST], *own[_FIRST:][-_FIRST:])))
+    if isinstance(value, (list, tuple, set, dict, collections.deque)):
+        items = value.values() if isinstance(value, dict) else value
+        ends = itertools.islice(items, _FIRST), itertools.islice(reversed(_ordered(items)), _FIRST)
+        return (len(value), *(_seen_within(one, saved, depth - 1) for one in itertools.chain(*ends)))
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
         return zlib.crc32(value.flat[: _FIRST * 256].tobytes()) if value.dtype.kind != "O" else value.shape
     return None
+
+
+def _ordered(items: Any) -> Any:
+    """Return what can be read from its end."""
+    return () if isinstance(items, (set, frozenset)) else items
 
 
 def _plain(state: Any) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class TrainerProof(Patches):
         self._prints = PassPrint()
         self._read: list[tuple[int | None, int, Any]] = []
         """The batches of the step that is about to begin."""
+        self._most_read = 0
 
     @property
     def _is_on(self) -> bool:
@@ -59,8 +60,8 @@ class TrainerProof(Patches):
 
     def compare_with(self, saved: Mapping[str, Any], saved_ranks: int) -> None:
         """Compare what the trainer restores with the digests of the save, as soon as it has; collective then."""
-        if not self._is_on or not saved:
-            return
+        if not self._is_on:
+            return  # as on all ranks; one that has nothing to compare has its part in the gathering
         trainer = self._trainer
         name = next((one for one in _LOADS if callable(getattr(trainer, one, None))), None)
         if name is None:
@@ -77,7 +78,7 @@ class TrainerProof(Patches):
 
     def _compare(self, saved: Mapping[str, Any], saved_ranks: int) -> None:
         ranks = find_ranks() if group_is_ready() else Alone()
-        own = {"ranks": [saved] * ranks.size}
+        own = {"ranks": [saved] * ranks.size} if saved else {}
         answers = ranks.gather(StateProof(own, saved_ranks, ranks).compare(lambda: ({}, self.digests())))
         if ranks.rank == 0:
             self._teller().tell(state_check(answers, saved_ranks))
@@ -95,11 +96,14 @@ class TrainerProof(Patches):
         optimizer = torch_optimizer(trainer)
         optimizers = [] if optimizer is None else [optimizer]
         self._loop = proof_of(self._session, place.prints, optimizers, self._skipped, _CURES, per_step)
+        self._most_read = 2 * per_step
         if self._loop is not None:
             self.on_detach(self._loop.close)
             place.told = self._take
 
     def _take(self, epoch: int | None, number: int, batch: Any) -> None:
+        if len(self._read) > self._most_read:  # no step begins: the hooks are off
+            self._read.clear()
         self._read.append((epoch, number, batch))
 
     def step_begins(self) -> None:

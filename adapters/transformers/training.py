@@ -189,7 +189,8 @@ class Training:
             ignored_keys=ignored_keys,
         )
         self._resumption.attach()
-        self._proof.compare_with(*self._resumption.digests)
+        if path is not None:
+            self._proof.compare_with(*self._resumption.digests)
 
     def begins(self) -> None:
         """Take the signals over, time the model, which is wrapped by now, and see to what is saved."""

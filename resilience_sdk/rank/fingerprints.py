@@ -252,10 +252,11 @@ def new_print(loader: Any, tap: Tap | None) -> EpochPrint:
     facts: dict[str, Any] = {}
     if tap is not None:
         size = getattr(loader, "batch_size", None)
-        facts = {"batch": size if size is not None else getattr(loader.batch_sampler, "batch_size", None)}
+        sampler = getattr(loader, "batch_sampler", None)
+        facts = {"batch": size if size is not None else getattr(sampler, "batch_size", None)}
         try:
             facts["samples"] = len(loader.dataset)
-        except TypeError:
+        except Exception:  # noqa: BLE001 - a length that nobody asks for may raise what it likes
             facts["samples"] = None
         facts = {name: value if isinstance(value, int) else None for name, value in facts.items()}
     return EpochPrint(INDICES if tap is not None else CONTENT, facts)

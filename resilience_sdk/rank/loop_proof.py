@@ -79,6 +79,12 @@ class LoopProof:
 
     def step(self, step: int) -> None:
         """Leave the step of these batches: it is complete, or will have no more of them."""
+        try:
+            self._leave(step)
+        except Exception as error:  # noqa: BLE001 - a proof that cannot be made ends no training
+            self._give_up(error)
+
+    def _leave(self, step: int) -> None:
         parts = self._step.take(step)
         if parts is None or self._has_given_up:
             return

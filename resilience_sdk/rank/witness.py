@@ -20,6 +20,7 @@ from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORD
 
 LOOKED_AT = 2
 """Steps behind a save whose generators are looked at."""
+_MAX_GROUPS = 64
 
 Parts = tuple[int, int, int, int, int, int, int, int, float, int]
 """The fields of a `WitnessedStep` but its loss, in their order."""
@@ -95,10 +96,16 @@ class StepInMaking:
 
 
 def rates_of(optimizers: Iterable[Any]) -> tuple[int, float] | None:
-    """Return a number for the learning rates of all groups, and the first; None where one lies on a device."""
+    """Return a number for the learning rates of the groups, and the first; None where one lies on a device.
+
+    Of an optimizer with a group for each parameter 64, evenly spread: it is done in each step.
+    """
     rates = []
     for optimizer in optimizers:
-        for group in optimizer.param_groups:
+        groups = optimizer.param_groups
+        if len(groups) > _MAX_GROUPS:
+            groups = groups[:: -(-len(groups) // _MAX_GROUPS)]
+        for group in groups:
             rate = group.get("lr", 0.0)
             if not isinstance(rate, float):
                 if getattr(rate, "is_cpu", True) is False:

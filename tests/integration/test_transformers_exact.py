@@ -191,3 +191,15 @@ def test_fewer_ranks_are_said_and_no_sample_comes_twice(tmp_path):
     seen = [*numbers(killed.records[:5]), *numbers(other.records[:5])]
     seen += numbers(resumed.records[len(killed.records) :])
     assert sorted(seen) == sorted([*range(24)] * 3)
+
+
+def test_more_ranks_go_on_though_some_have_nothing_to_compare(tmp_path):
+    """Ranks that were not there at the save have their part in each collective of the resume."""
+    options = {"num_train_epochs": 2, "max_steps": -1, "save_steps": 3}
+    args = ("--samples", 24)
+    killed = train(tmp_path / "run", *args, "--kill-at", 4, code=1, restarts=0, **options)
+    resumed = train(tmp_path / "run", *args, ranks=2, **options)
+    assert "2 ranks x batch 4 x accumulation 1 in place of 1 rank x batch 4 x accumulation 1" in resumed.screen
+    seen = [*numbers(killed.records[:3]), *numbers(resumed.records[len(killed.records) :])]
+    seen += numbers(told(tmp_path / "run", rank=1).records)
+    assert {*seen} == {*range(24)}

@@ -247,3 +247,28 @@ def test_an_average_of_weights_that_a_callback_holds_is_seen_to_change():
         model.weight.add_(1)
     average.update_parameters(model)
     assert kept.changed_plain(callbacks, before, model) == ["Holds.module"]
+
+
+class Answers(dict):
+    """Has each attribute that it is asked for, as some configurations do."""
+
+    def __getattr__(self, name):
+        return Answers()
+
+
+class Raises(list):
+    """Cannot be read."""
+
+    def __iter__(self):
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize("cyclic", [True, False])
+def test_attributes_of_any_kind_are_looked_at_without_harm(cyclic):
+    """Each epoch and save looks at those of the user's own classes: nothing of theirs may end the training."""
+    node = {"children": []}
+    node["children"].append(node if cyclic else {"children": [[[[1]]]]})
+    callback = types.SimpleNamespace(a=node, b=Answers(x=1), c=Raises([1]), d={1, 2}, e=[*range(10**6)])
+    before = kept.fingerprints([callback])
+    callback.e.append(1)
+    assert kept.changed_plain([callback], before) == ["SimpleNamespace.e"]

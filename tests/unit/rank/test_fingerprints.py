@@ -257,3 +257,16 @@ def test_a_step_costs_some_microseconds():
         spent.append((time.perf_counter() - began) / 100)
     print(f"{min(spent) * 1e6:.1f} us")
     assert min(spent) < 40e-6
+
+
+def test_a_length_that_cannot_be_asked_for_is_none():
+    """torch does not ask for it where a sampler gives the order."""
+
+    class Endless(list):
+        def __len__(self):
+            raise NotImplementedError
+
+    loader = DataLoader(Endless([1, 2]), batch_sampler=[[0], [1]])
+    prints = PassPrint()
+    prints.is_checked = True
+    assert list(prints.make(loader, lambda: iter(loader))) != []

@@ -1,11 +1,13 @@
 """The witness of one step: of one batch, or of several whose gradients are added up."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from resilience_sdk.rank.pass_print import PassPrint
-from resilience_sdk.rank.witness import StepInMaking
+from resilience_sdk.rank.witness import StepInMaking, rates_of
 from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORDER, RATES, UNPLACED, WitnessedStep
 
 ROWS = torch.arange(16.0)
@@ -104,3 +106,17 @@ class Odd:
     @property
     def shape(self):
         return 1 / 0
+
+
+def test_the_rates_of_very_many_groups_are_those_of_some():
+    """One for each parameter: a step has not the time for all."""
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.1 + index} for index in range(1000)])
+    known = rates_of([optimizer])
+    optimizer.param_groups[0]["lr"] = 7.0
+    assert known is not None
+    assert rates_of([optimizer]) != known
+    optimizer.param_groups = optimizer.param_groups[:64]
+    optimizer.param_groups[63]["lr"] = 9.0
+    last = rates_of([optimizer])
+    optimizer.param_groups[63]["lr"] = 8.0
+    assert rates_of([optimizer]) != last
