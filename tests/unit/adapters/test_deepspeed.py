@@ -130,7 +130,7 @@ def test_a_loss_is_looked_at_as_the_script_has_it(recording, asked, engine, load
     """Not as the engine scales it, nor twice, where it comes to autograd; `loss.backward()` counts as well."""
     found = {}
     monkeypatch.setattr(numerics, "is_on", lambda: True)
-    watch = SimpleNamespace(note=lambda step, loss, _grad_norm: found.update({step: loss}), is_waiting=False)
+    watch = SimpleNamespace(note=lambda step, loss, _grad_norm, **_: found.update({step: loss}), is_waiting=False)
     monkeypatch.setattr(numerics, "watch_of_adapters", lambda: watch)
     handle = attached(engine, loader)
     told = []

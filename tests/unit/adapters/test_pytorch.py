@@ -316,7 +316,7 @@ def heard(monkeypatch):
     """The losses that `numerics` is given, by step."""
     found = {}
     monkeypatch.setattr(numerics, "is_on", lambda: True)
-    watch = SimpleNamespace(note=lambda step, loss, _grad_norm: found.update({step: loss}), is_waiting=False)
+    watch = SimpleNamespace(note=lambda step, loss, _grad_norm, **_: found.update({step: loss}), is_waiting=False)
     monkeypatch.setattr(numerics, "watch_of_adapters", lambda: watch)
     return found
 
