@@ -107,12 +107,12 @@ def rates_of(optimizers: Iterable[Any]) -> tuple[int, float] | None:
             groups = groups[:: -(-len(groups) // _MAX_GROUPS)]
         for group in groups:
             rate = group.get("lr", 0.0)
-            if not isinstance(rate, float):
+            if type(rate) is not float:
                 if getattr(rate, "is_cpu", True) is False:
                     return None
                 rate = float(rate)
             rates.append(rate)
-    return (crc32(struct.pack(f"<{len(rates)}d", *rates)), rates[0]) if rates else None
+    return (crc32(array("d", rates)), rates[0]) if rates else None
 
 
 def print_of_generators() -> int:

@@ -30,7 +30,7 @@ ORDER, CONTENT, RATES, GENERATORS, FIXED, LOSS, UNPLACED = 1, 2, 4, 8, 16, 32, 6
 """`FIXED`: the content is the same in each pass, as that of a list, so that it decides like an order. `UNPLACED`: the
 epoch is not known, and `batch` is how many the step has."""
 
-_MAGIC = b"rslwit02"
+_MAGIC = b"rslwit03"
 _HEAD = struct.Struct("<8sIIII")  # magic, rank, world size, attempt, CRC of the facts
 _RECORD = struct.Struct("<QIIIIIIIxxxxdQd")
 _STEP, _COUNT, _DOUBLE = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("<d")

@@ -188,7 +188,7 @@ def test_what_is_no_ring_is_nothing(tmp_path, text):
     """Torn, of another version, or put there by somebody."""
     (tmp_path / "witness").mkdir()
     witness_ring.place_of(tmp_path, 1).write_text(text)
-    (tmp_path / f"a0-r1-5{witness_ring.SUFFIX}").write_bytes(b"rslwit02 and no more")
+    (tmp_path / f"a0-r1-5{witness_ring.SUFFIX}").write_bytes(b"rslwit03 and no more")
     assert witness_ring.find(tmp_path, tmp_path, 1, 1, "j") is None
     assert witness_ring.keep(tmp_path / "a0-r1-5", tmp_path, "j") is False
     assert json.dumps(text)
