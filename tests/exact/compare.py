@@ -140,15 +140,18 @@ def judge(undisturbed: Told, other: Told, said: Sequence[str]) -> Verdict:
     return Verdict(SILENT if left else SAID, differs, tuple(said))
 
 
-def judge_changed(other: Told, change: str, said: Sequence[str], lines: str, length: int, since: int) -> Verdict:
+def judge_changed(
+    other: Told, change: str, said: Sequence[str], lines: str, length: int, *, since: int, ends_by_steps: bool
+) -> Verdict:
     """Judge one that was resumed with something changed: each sample of each epoch once, or it is said.
 
-    `since` is the number of epochs of which nothing was trained with the change, see `resumed_in`.
+    `since` is the number of epochs of which nothing was trained with the change, see `resumed_in`; one that
+    `ends_by_steps` may end within an epoch.
     """
     due = CHANGED_LIMITS[change]
     if any(f"limit:{key}" in due for key in said) or any(line in lines for line in due):
         return Verdict(SAID, said=tuple(said))
-    wrong = coverage(other, length, since)
+    wrong = coverage(other, length, since, is_cut=ends_by_steps)
     return Verdict(SILENT if wrong else EXACT, {SAMPLES: wrong} if wrong else {}, tuple(said))
 
 
@@ -159,8 +162,11 @@ def resumed_in(told: Told) -> int:
     return min(epoch for start, epoch in steps if start == last)
 
 
-def coverage(told: Told, length: int, since: int) -> str:
-    """Say which epochs have samples twice or not at all, by what each start made that counts; empty if none has."""
+def coverage(told: Told, length: int, since: int, *, is_cut: bool = False) -> str:
+    """Say which epochs have samples twice or not at all, by what each start made that counts; empty if none has.
+
+    Where it `is_cut`, the last epoch need not have all.
+    """
     began: dict[int, int] = {}  # number of a start -> the step from which it went on
     for lines in told.ranks:
         for start, step, _, _ in _steps(lines):
@@ -173,7 +179,7 @@ def coverage(told: Told, length: int, since: int) -> str:
     found = []
     for epoch, of_samples in sorted(counts.items()):
         twice = sum(count > 1 for count in of_samples.values())
-        never = length - len(of_samples)
+        never = 0 if is_cut and epoch == max(counts) else length - len(of_samples)
         if epoch >= since and (twice or never):
             found.append(f"epoch {epoch}: {twice} samples twice, {never} never")
     return "; ".join(found)

@@ -35,6 +35,11 @@ class Loop:
         """Return how many numbered steps an epoch has: batches, or optimizer steps."""
         return BATCHES // self.accumulate if self.way in STEPS_OF_OPTIMIZER else BATCHES
 
+    @property
+    def ends_by_steps(self) -> bool:
+        """Whether its number of steps was given, not that of its epochs."""
+        return self.way == "Trainer" and self.options["loader"] == "stream"
+
     def has(self, moment: str) -> bool:
         """Tell whether there is that moment."""
         if moment == "mid-window":
@@ -114,18 +119,25 @@ def _own(name: str, loader: str, form: str = "epochs", schedule: str = "epoch", 
 
 
 def _trainer(name: str, loader: str = "map", *, ranks: int = 1, accumulate: int = 1, **other: Any) -> Loop:
-    options = {key: other.pop(key) for key in ("patience", "saves_matter") if key in other}
+    options = {key: other.pop(key) for key in ("patience", "saves_matter", "held") if key in other}
     return Loop("Trainer", name, {"loader": loader, **options, "arguments": other}, ranks, accumulate)
 
 
 def _lightning(name: str, loader: str, schedule: str = "epoch", **other: Any) -> Loop:
     parts = {key: other.pop(key) for key in ("ranks", "accumulate") if key in other}
-    return Loop("Lightning", name, {"loader": loader, "schedule": schedule, "arguments": other}, **parts)
+    options = {"loader": loader, "schedule": schedule, "held": other.pop("held", False)}
+    return Loop("Lightning", name, {**options, "arguments": other}, **parts)
 
 
 def _accelerate(name: str, loader: str, schedule: str = "epoch", *, still: bool = True, **other: Any) -> Loop:
     parts = {key: other.pop(key) for key in ("ranks", "accumulate") if key in other}
-    options = {"loader": loader, "schedule": schedule, "still": still, "config": other}
+    options = {
+        "loader": loader,
+        "schedule": schedule,
+        "still": still,
+        "held": other.pop("held", False),
+        "config": other,
+    }
     return Loop("Accelerate", name, options, **parts)
 
 
@@ -154,18 +166,18 @@ LOOPS: tuple[Loop, ...] = (
     _own("stream", "stream", "steps", scaler=True),
     _own("stateful stream", "stateful stream", schedule="metric", optimizer="sgd"),
     _own("order of its own", "map own order", schedule="step", accumulate=3),
-    _own("second loader", "map", "steps", "step", second=True),
+    _own("second loader", "map", "steps", "step", second=True, held=True),
     _own("ranks", "map", schedule="metric", ranks=2, norm=True, optimizer="sgd"),
     _own("stateful ranks", "stateful", "steps", "step", ranks=2, accumulate=3),
     _trainer("shuffled", lr_scheduler_type="cosine"),
     _trainer("order of the process", accelerator_config={"use_seedable_sampler": False}, save_strategy="steps"),
-    _trainer("workers", dataloader_num_workers=2, lr_scheduler_type="linear"),
+    _trainer("workers", held=True, dataloader_num_workers=2, lr_scheduler_type="linear"),
     _trainer("window", accumulate=3),
     _trainer("best", patience=5, lr_scheduler_type="reduce_lr_on_plateau", saves_matter=True, **_BEST),
     _trainer("stream", "stream", eval_strategy="steps", eval_steps=3),
     _trainer("ranks", ranks=2),
     _lightning("shuffled", "map", "metric"),
-    _lightning("workers", "map workers"),
+    _lightning("workers", "map workers", held=True),
     _lightning("stateful", "stateful distributed", "step"),
     _lightning("stateful workers", "stateful workers"),
     _lightning("window", "map", "step", accumulate=3),
@@ -178,19 +190,19 @@ LOOPS: tuple[Loop, ...] = (
     _accelerate("data that draw", "map", still=False),
     _accelerate("seedable", "map", "step", use_seedable_sampler=True),
     _accelerate("workers", "map workers", still=False),
-    _accelerate("stateful", "map", use_stateful_dataloader=True),
+    _accelerate("stateful", "map", held=True, use_stateful_dataloader=True),
     _accelerate("window", "map", "step", accumulate=3),
     _accelerate("stream", "stream"),
     _accelerate("ranks", "map", "step", ranks=2),
     _attach("stateful", "stateful"),
-    _attach("sampler", "stateful sampler", "step", added=True),
+    _attach("sampler", "stateful sampler", "step", added=True, held=True),
     _attach("stateful workers", "stateful workers"),
     _attach("plain", "map"),
     _attach("window", "stateful", "step", accumulate=3),
     _attach("stateful stream", "stateful stream"),
     _attach("ranks", "stateful", ranks=2, norm=True, optimizer="sgd"),
     _deepspeed("shuffled", "map", 0),
-    _deepspeed("window", "map", accumulate=3),
+    _deepspeed("window", "map", accumulate=3, held=True),
     _deepspeed("stateful workers", "stateful distributed workers", 2),
     _deepspeed("repeated", "repeated distributed", accumulate=2),
     _deepspeed("ranks", "map distributed workers", ranks=2, norm=True),

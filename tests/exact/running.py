@@ -108,7 +108,9 @@ class Runner:
         if is_changed:
             screen = starts[-1].screen
             since = compare.resumed_in(told)
-            return compare.judge_changed(told, cell.change, said, screen, changed["length"], since)
+            return compare.judge_changed(
+                told, cell.change, said, screen, changed["length"], since=since, ends_by_steps=cell.loop.ends_by_steps
+            )
         verdict = compare.judge(undisturbed, told, said)
         findings = starts[-1].findings
         assert verdict.result != compare.EXACT or not findings, f"all is equal, and called not exact: {findings}"

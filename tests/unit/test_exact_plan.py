@@ -94,12 +94,12 @@ def test_behind_a_change_each_sample_counts_once(second, is_exact):
     """Steps behind the one from which an attempt goes on are lost, and do not count."""
     lost = [["start", 0, 0], *step(6, [1, 2]), *step(7, [4, 3])]
     found = told(*lost, ["start", 0, 1], *step(7, second))
-    verdict = compare.judge_changed(found, "accumulation", [], "", length=4, since=1)
+    verdict = compare.judge_changed(found, "accumulation", [], "", length=4, since=1, ends_by_steps=False)
     assert verdict.result == (compare.EXACT if is_exact else compare.SILENT)
-    assert (
-        compare.judge_changed(found, "ranks", [], "saved by 2 ranks, resumed by 1", length=4, since=1).result
-        == compare.SAID
-    )
+    cut = compare.judge_changed(found, "accumulation", [], "", length=4, since=1, ends_by_steps=True)
+    assert cut.result == (compare.SILENT if second == [1, 2] else compare.EXACT)
+    line = "saved by 2 ranks, resumed by 1"
+    assert compare.judge_changed(found, "ranks", [], line, 4, since=1, ends_by_steps=False).result == compare.SAID
 
 
 def test_a_table_says_what_was_seen():

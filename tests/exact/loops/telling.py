@@ -34,6 +34,9 @@ BATCH: int = options["batch"]  # of one rank
 ACCUMULATE: int = options["accumulate"]
 EVERY: int = options["every"]
 
+HELD, COIN = torch.Generator().manual_seed(11 + rank), random.Random(13 + rank)
+"""Generators that nobody but the network holds, of a loop in which they are `held`."""
+
 warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 torch.set_num_threads(1)
@@ -82,6 +85,8 @@ def tell_generators(key: Any, **own: torch.Generator) -> None:
     tell("python", key, digest(random.getstate()))
     tell("numpy", key, digest(list(numpy.random.get_state())))
     tell("torch", key, digest(torch.get_rng_state()))
+    if options.get("held"):
+        own["held"] = HELD
     for name, one in own.items():
         tell("own generator", [key, name], digest(one.get_state()))
 
@@ -210,15 +215,18 @@ class OwnOrder(Sampler):
 
 
 class Net(nn.Module):
-    """Two layers with dropout, and with an average of batches where that is asked for."""
+    """Two layers with dropout; where that is asked for, an average of batches, noise of generators that it holds."""
 
     def __init__(self) -> None:
         super().__init__()
         norm = [nn.BatchNorm1d(8)] if options.get("norm") else []
         self.layers = nn.Sequential(nn.Linear(4, 8), *norm, nn.Dropout(0.3), nn.Linear(8, 1))
+        self.noise, self.coin = (HELD, COIN) if options.get("held") else (None, None)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """Return the prediction."""
+        if self.training and self.noise is not None and self.coin is not None and self.coin.random() < 0.7:
+            batch = batch + torch.rand((), generator=self.noise)
         return self.layers(batch / 10)
 
 
