@@ -10,6 +10,7 @@ from adapter_frameworks import require
 from harness import job
 
 pytestmark = pytest.mark.slow
+release = pytest.mark.release
 
 _FRAMEWORKS = {"lightning": "lightning", "trainer": "transformers", "accelerate": "accelerate"}
 
@@ -43,32 +44,43 @@ def check(folder: Path, way: str, *things: str, ranks: int = 1, kill_at: int = 6
     return screen
 
 
-@pytest.mark.parametrize("way", ["run", "attach", "lightning", "trainer", "accelerate"])
+@pytest.mark.parametrize(
+    "way", ["attach", "trainer", *(pytest.param(way, marks=release) for way in ("run", "lightning", "accelerate"))]
+)
 def test_generators_that_a_model_holds(tmp_path: Path, way: str) -> None:
     """Of torch, Python and NumPy, of a callback and a trainer, too."""
     check(tmp_path, way, *(["stateful"] if way == "attach" else []))
 
 
+@release
 def test_generators_of_the_data_in_a_trainers_workers(tmp_path: Path) -> None:
     """The batches of the epoch are read again there."""
     screen = check(tmp_path, "trainer", "workers", "augmented", "collate")
     assert "its workers draw random numbers" in screen, screen
 
 
-@pytest.mark.parametrize("kill_at", [1, 6, 10, 12])
-@pytest.mark.parametrize("things", [["augmented", "collate"], ["process"], ["workers", "augmented", "process"]])
+@pytest.mark.parametrize("kill_at", [pytest.param(at, marks=release) for at in (1, 10, 12)] + [6])
+@pytest.mark.parametrize(
+    "things",
+    [
+        pytest.param(["augmented", "collate"], marks=release),
+        pytest.param(["process"], marks=release),
+        ["workers", "augmented", "process"],
+    ],
+)
 def test_what_reading_a_batch_draws_with_accelerate(tmp_path: Path, things: list[str], kill_at: int) -> None:
     """It reads a batch ahead: that one is read with the generators of then. In workers all are read again."""
     screen = check(tmp_path, "accelerate", "each", *things, kill_at=kill_at)
     assert "does not repeat random numbers" not in screen, screen
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=release), 2])
 def test_the_order_of_an_evaluation_that_shuffles(tmp_path: Path, ranks: int) -> None:
     """Each pass has another order: a seed and the number of the pass, or a generator."""
     check(tmp_path, "accelerate", "evaluates", "own", ranks=ranks, kill_at=7)
 
 
+@release
 def test_attributes_that_a_trainer_changes_are_said(tmp_path: Path) -> None:
     """A buffer and a counter of its class, at the first save and at the resume; a plain one has none to be said."""
     require("transformers")

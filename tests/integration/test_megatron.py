@@ -113,7 +113,7 @@ def test_an_early_exit_is_not_finished(tmp_path):
     assert "the SDK saved nothing" not in run.screen
 
 
-@pytest.mark.parametrize("shape", [(), ("--older",)], ids=["newest", "older"])
+@pytest.mark.parametrize("shape", [(), pytest.param(("--older",), marks=pytest.mark.release)], ids=["newest", "older"])
 def test_the_load_of_a_checkpoint_is_heard(tmp_path, shape):
     """A signal in it is not lost to Megatron's own handler; a hang in it is named, and the next attempt goes on.
 
@@ -145,6 +145,7 @@ def test_nvrx_that_is_missing_is_said_with_a_cure_and_not_tried_again(tmp_path):
     assert [incident["cause"] for incident in run.incidents()] == ["user_config_error"]
 
 
+@pytest.mark.release
 def test_nvrx_that_is_provided_is_ours(tmp_path):
     """Its client is watched as one of the SDK, beside the adapter; nothing asks to leave the option out."""
     words = ("--provide-nvrx", "--nproc-per-node", "2", "megatron_lm.py", "--train-iters", "9", "--enable-ft-package")
@@ -154,6 +155,7 @@ def test_nvrx_that_is_provided_is_ours(tmp_path):
     assert run.incidents() == []
 
 
+@pytest.mark.release
 def test_exit_code_16_asks_for_another_node(tmp_path):
     """The result came again on the same GPU: requeued elsewhere, not restarted here."""
     with pretraining(tmp_path, "--train-iters", 9, "--reject-at", 3) as run:
@@ -178,6 +180,7 @@ def test_the_example_goes_on_after_a_crash(tmp_path):
     assert (run.run_dir / "finished").exists()
 
 
+@pytest.mark.release
 def test_the_example_runs_under_torchrun(tmp_path):
     """And finishes there, too."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)

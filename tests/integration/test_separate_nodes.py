@@ -129,6 +129,7 @@ def cluster(tmp_path):
         yield make
 
 
+@pytest.mark.release
 def test_all_nodes_count_the_same_attempts(cluster):
     """A launcher that comes late, a rank that is killed on another node, and one that hangs there.
 
@@ -231,7 +232,7 @@ def test_a_cable_that_is_pulled_and_put_back(cluster):
     assert nodes.numbers(0) == nodes.numbers(1) == [(0, 2), (1, 2)]
 
 
-@pytest.mark.parametrize("whom", ["launcher", "rank"])
+@pytest.mark.parametrize("whom", [pytest.param("launcher", marks=pytest.mark.release), "rank"])
 def test_one_node_is_preempted(cluster, whom):
     """SIGTERM to one launcher, or one rank, of three: all ranks stop at one step, nothing is lost, 75 everywhere."""
     nodes = cluster(3)
@@ -247,6 +248,7 @@ def test_one_node_is_preempted(cluster, whom):
     assert not nodes.any.left_behind()
 
 
+@pytest.mark.release
 def test_a_node_that_is_cut_off_for_good(cluster):
     """The other one goes on alone and finishes; what the one that was left behind says last is true of the job, too."""
     nodes = cluster(2, "1:2", join_s=30)

@@ -120,6 +120,7 @@ def short_of_time(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> D
     return submit(slurm, tmp_path_factory.mktemp("limit"), "--time", "1", "--signal", "TERM@10", total=LONG)
 
 
+@pytest.mark.release
 def test_a_killed_launcher_is_started_again_in_the_allocation(
     slurm: Cluster, short_of_time: Disturbed, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_requeued_job_resumes(slurm: Cluster, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "argv-0").read_text()) == list(AWKWARD)
 
 
+@pytest.mark.release
 def test_requeued_jobs_make_one_account(slurm: Cluster, tmp_path: Path) -> None:
     """Three jobs make one account, in which the time between them is nobody's."""
     buckets = account_of(requeued_twice(slurm, tmp_path).run_dir)
@@ -182,6 +184,7 @@ def test_two_nodes_meet_again_after_a_preemption(slurm: Cluster, tmp_path: Path)
     assert [job.lost_steps(rank) for rank in (0, 1)] == [0, 0]
 
 
+@pytest.mark.release
 def test_a_job_that_comes_back_leaves_out_a_suspect_node(slurm: Cluster, tmp_path: Path) -> None:
     """The node that it ran on has failed in two other runs, by the history: the requeued job lands on another one."""
     runs = tmp_path / "resilience-runs"

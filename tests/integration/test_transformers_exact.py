@@ -71,6 +71,7 @@ def differences(straight, other):
 EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1, "logging_steps": 2}
 
 
+@pytest.mark.release
 def test_an_evaluation_that_was_never_timed_is_made_by_what_resumes(tmp_path):
     """Nobody knows whether it fits. It is made before the first step, with the generators of the save.
 

@@ -78,7 +78,7 @@ def test_a_slow_job_is_told_why(told: dict[str, tuple[dict[str, Any], str]], nam
     assert status["incidents"]["count"] <= (fault == "rank")  # a rank that stays slow is one
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.release), 2])
 def test_a_healthy_job_is_told_what_its_steps_take_and_no_reason(tmp_path: Path, ranks: int) -> None:
     """The shares of its sections are those of the sleeps in them, and so is its throughput."""
     status, text = status_after(tmp_path, ranks, "none")
