@@ -45,6 +45,7 @@ AccountingStorageType=accounting_storage/none
 MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
+MinJobAge=7200
 SlurmdParameters=config_overrides
 KillWait=30
 SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1,batch_sched_delay=0
