@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from resilience_sdk.checkpoint.ranks import find_ranks, group_is_ready
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.fingerprints import Tap, tap_of
 from resilience_sdk.rank.loop_proof import LoopProof
@@ -34,12 +33,8 @@ def proof_of(
 def inner_loader(loader: Any) -> Any:
     """Return the loader that one of Accelerate's reads from, if its samples can be known; else None.
 
-    Not of a `DataLoaderDispatcher`: one rank reads for all. Nor where there are several ranks: each sets its sampler's
-    generator to that of rank 0 as a pass begins, so that what a rank draws again to compare may be another order than
-    what it trains on.
+    Not of a `DataLoaderDispatcher`: one rank reads for all.
     """
-    if group_is_ready() and find_ranks().size > 1:
-        return None
     base = getattr(loader, "base_dataloader", None)
     is_shard = any(kind.__name__ == "DataLoaderShard" for kind in type(loader).__mro__)
     return base if is_shard and base is not None and tap_of(base) is not None else None

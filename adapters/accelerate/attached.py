@@ -446,7 +446,12 @@ class Attached(SavingLoop):
 
     def _compared(self) -> dict[str, Any]:
         own = self._accelerator
-        kinds = {"model": own._models, "optimizer": own._optimizers}
+        models = list(own._models)
+        if kind_of(own) == "MULTI_CPU" and getattr(getattr(own, "ddp_handler", None), "broadcast_buffers", True):
+            from resilience_sdk.checkpoint.digests import Led
+
+            models = [Led(model) for model in models]  # there it keeps what is inside of DDP
+        kinds = {"model": models, "optimizer": own._optimizers}
         kinds |= {kind: getattr(own, f"_{kind}s", ()) for kind in ("scheduler", "custom_object")}
         scaler = getattr(own, "scaler", None)
         found = {f"{kind} {number}": item for kind, items in kinds.items() for number, item in enumerate(items)}

@@ -88,12 +88,12 @@ class Position:
             "is_ahead": self._is_ahead,
             "per_batch": self._per_batch,
             "per_epoch": self._per_epoch,
-            "print": self.prints.to_json(self._done()),
         }
 
     def own_state(self) -> dict[str, Any]:
-        """Return what is this rank's alone as a JSON value: the generators that it reads its data with."""
-        return {"ranks": self._ranks, "rng": self._rng, "reads": self._reads.state()}
+        """Return what is this rank's alone as a JSON value: the generators that it reads its data with, its samples."""
+        printed = self.prints.to_json(self._done())
+        return {"ranks": self._ranks, "rng": self._rng, "reads": self._reads.state(), "print": printed}
 
     def resume(self, saved: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> None:
         """Take a saved one, and what `own_state` gave, now that the generators are as they were at the save."""
@@ -110,11 +110,12 @@ class Position:
         self._is_ahead = bool(saved.get("is_ahead", not self._iteration))
         if self._counts_by_itself:
             _forget_place(self._loader)  # which Accelerate has loaded: ours counts
+        printed = None
         if own is not None and int(own["ranks"]) == self._ranks:
             self._rng = own["rng"]
             self._reads.resume(own["reads"])
-        is_alike = self._saved_ranks == self._ranks and saved.get("per_batch") == self._per_batch
-        self.prints.resume(saved.get("print") if is_alike else None, self._done())
+            printed = own.get("print") if saved.get("per_batch") == self._per_batch else None
+        self.prints.resume(printed, self._done())
         self._note_limits(saved)
 
     @property

@@ -55,7 +55,7 @@ class TrainerProof(Patches):
         if not self._is_on or getattr(trainer, "is_deepspeed_enabled", False):
             return {}
         found = {"model": trainer.model_wrapped, "optimizer": torch_optimizer(trainer)}
-        found["scheduler"] = trainer.lr_scheduler
+        found |= {"scheduler": trainer.lr_scheduler, "the scaler": getattr(trainer.accelerator, "scaler", None)}
         return digests_of(entries_of_objects({name: one for name, one in found.items() if one is not None}))
 
     def compare_with(self, saved: Mapping[str, Any], saved_ranks: int) -> None:

@@ -213,7 +213,21 @@ def with_own(state: StateMap, part: RankPart, own: Mapping[str, Any], first: Map
     """Return it with what this rank has otherwise than rank 0, by the digests of both."""
     if own == first:
         return part
-    return attrs.evolve(part, own={**part.own, by_rank.KEY: by_rank.differing(state, own, first)})
+    kept = by_rank.differing(state, own, first)
+    taken = part.spread_digests
+    if taken is not None:  # its resume compares what it has, not what rank 0 has
+        found = digests.digests_of(digests.entries_of_state(_shared_here(state) or {}))
+        own_names = [f"the state of {name}" for name in kept]
+        taken = {**taken, **{name: found.get(name, digests.UNKNOWN) for name in own_names}}
+    return attrs.evolve(part, own={**part.own, by_rank.KEY: kept}, spread_digests=taken)
+
+
+def _shared_here(state: StateMap) -> dict[str, Any] | None:
+    """Return what rank 0 writes for all as it is on another rank; None where a part gives no state here."""
+    try:
+        return state.capture_shared()
+    except Exception:  # noqa: BLE001 - whatever a state_dict() raises: rank 0 alone has to give one
+        return None
 
 
 def with_digests(part: RankPart, objects: Callable[[], Mapping[str, Any]]) -> RankPart:
@@ -395,13 +409,15 @@ class CheckpointReading:
         return self._restore_whole(saved_ranks)
 
     def digests(self, position: Any, values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-        """Return those of the live objects, shared (on rank 0) and of this rank, now that they are restored."""
+        """Return those of the live objects, shared and of this rank, now that they are restored."""
         state = self._state
         document = {"rng": capture_rng(), "position": position, "held": state.held.capture()}
         # Not asked: what has a state_dict() and is per rank, a loader, which may start to read for an answer.
         own = {name: capture(name, item) for name, item in state.per_rank.items() if not has_state(item)}
-        shared = state.capture_shared() if self._ranks.rank == 0 else {}
-        found, mine = digests.of_rank(document, own, shared, payload.encode_values(values))
+        is_first = self._ranks.rank == 0
+        shared = state.capture_shared() if is_first else _shared_here(state) or {}
+        text = payload.encode_values(values) if is_first else None  # those of another rank may be its own
+        found, mine = digests.of_rank(document, own, shared, text)
         return found, {**digests.digests_of(digests.entries_of_state(self._templates)), **mine}
 
     def _restore_spread(self) -> None:

@@ -20,7 +20,8 @@ _SAMPLED = 64
 _MAX_TENSORS = 1000
 _MAX_ITEMS = 4096
 _SIZE = 6
-_OWN = "own: "
+UNKNOWN = ""
+"""The digest of what cannot be looked at, where another one would count for it."""
 
 
 class _Walk:
@@ -144,14 +145,26 @@ def entries_of_state(states: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+class Led:
+    """A module inside of a DDP that nobody can find from it, and that hands out the buffers of rank 0 in each step."""
+
+    broadcast_buffers = True
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        """Stand for `module`."""
+        self.module = module
+
+
 def entries_of_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return live objects as what is compared apart, as `entries_of_state`: this rank's part, without a collective."""
     found: dict[str, Any] = {}
     for name, item in objects.items():
+        is_led = _is_led(item)
+        item = item.module if isinstance(item, Led) else item
         if isinstance(item, torch.nn.Module):
             buffers = (
                 {}
-                if _is_led(item)
+                if is_led
                 else {
                     f"{place}.{key}": module._buffers[key]
                     for place, module in item.named_modules()
@@ -170,7 +183,7 @@ def entries_of_objects(objects: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _is_led(module: torch.nn.Module) -> bool:
+def _is_led(module: Any) -> bool:
     """Tell whether this rank's buffers are those of another one in each step, so that nobody has to restore them."""
     if not getattr(module, "broadcast_buffers", False):
         return False
@@ -191,18 +204,21 @@ def entries_of_rng(states: Mapping[str, Any], generators: Mapping[str, Any] | No
 
 def differing(saved: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], int]:
     """Return the names of what differs, in the order of the saved, and how many were compared: what both have."""
-    both = [name for name in saved if name in now]
+    both = [name for name in saved if name in now and UNKNOWN not in (saved[name], now[name])]
     return [name for name in both if saved[name] != now[name]], len(both)
 
 
 def of_rank(
-    document: Mapping[str, Any], own: Mapping[str, Any], shared: Mapping[str, Any], values: str
+    document: Mapping[str, Any], own: Mapping[str, Any], shared: Mapping[str, Any], values: str | None
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the digests of what rank 0 writes for all, and of what one rank writes for itself.
 
-    `document` has its generators (`rng`) and its place in the data (`position`); `values` is JSON text.
+    `document` has its generators (`rng`) and its place in the data (`position`); `values` is JSON text, None
+    where they are not looked at.
     """
-    for_all = {**entries_of_state(shared), "the values of the run": json.loads(values or "{}")}
+    for_all = entries_of_state(shared)
+    if values is not None:
+        for_all["the values of the run"] = json.loads(values or "{}")
     mine = {
         **{f"the state of {name}": value for name, value in own.items()},
         **entries_of_rng(document["rng"], document.get("held")),
@@ -210,8 +226,5 @@ def of_rank(
     position = document.get("position")
     if isinstance(position, Mapping):
         mine["the place in the data"] = [position.get(name) for name in ("epoch", "batches")]
-    found = digests_of({**for_all, **{_OWN + name: value for name, value in mine.items()}})
-    return (
-        {name: one for name, one in found.items() if not name.startswith(_OWN)},
-        {name.removeprefix(_OWN): one for name, one in found.items() if name.startswith(_OWN)},
-    )
+    # Apart: how much is looked at of what is for all is the same on all ranks.
+    return digests_of(for_all), digests_of(mine)

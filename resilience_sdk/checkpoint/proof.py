@@ -66,11 +66,11 @@ class StateProof:
     def __init__(self, saved: Mapping[str, Any], saved_ranks: int, ranks: Ranks) -> None:
         """Take those of the manifest, in which anything may be missing: older versions have none."""
         self._saved: dict[str, str] = {}
-        own = saved.get("ranks")
-        if ranks.rank == 0 and isinstance(saved.get("shared"), Mapping):
+        own, is_alike = saved.get("ranks"), saved_ranks == ranks.size
+        if (is_alike or ranks.rank == 0) and isinstance(saved.get("shared"), Mapping):
             self._saved.update(saved["shared"])
-        if saved_ranks == ranks.size and isinstance(own, list) and len(own) == ranks.size:
-            self._saved.update(own[ranks.rank])
+        if is_alike and isinstance(own, list) and len(own) == ranks.size:
+            self._saved.update(own[ranks.rank])  # what it has otherwise than rank 0 among them
         self._has_any = bool(saved)
 
     def compare(self, now: Callable[[], _Digests]) -> dict[str, Any]:

@@ -45,9 +45,10 @@ class ResumeCheck:
         """The line that says it on the screen."""
         if self.result == NOT_COMPARED:
             return f"the resume was not compared: {self.text}"
-        return f"{'resume exact' if self.result == EXACT else NOT_EXACT}: {self.text}" + (
-            f"; {self.cure}" if self.cure else ""
-        )
+        is_of_one = self.result == NOT_EXACT and self.what != STATE and self.rank  # that of the state names it
+        where = f"rank {self.rank}: " if is_of_one else ""
+        cure = f"; {self.cure}" if self.cure else ""
+        return f"{'resume exact' if self.result == EXACT else NOT_EXACT}: {where}{self.text}{cure}"
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of its event beside the step."""

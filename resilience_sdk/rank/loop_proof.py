@@ -115,7 +115,7 @@ class LoopProof:
             self._comparison = None
 
     def tell(self, check: ResumeCheck) -> None:
-        """Journal what comes out of a comparison on this rank, and say it: a difference by one rank of each node.
+        """Journal what comes out of a comparison on this rank, and say it: a difference by one of each node's ranks.
 
         That nothing differs is recorded by rank 0, that something does by whoever finds it.
         """
@@ -123,7 +123,8 @@ class LoopProof:
         if me.rank == 0 or check.result == NOT_EXACT:
             check = attrs.evolve(check, rank=me.rank)
             self._session.journal.emit(check.event, step=check.step, **check.facts())
-            if (check.result == NOT_EXACT and me.local_rank == 0) or (check.what == STEPS and check.result == EXACT):
+            is_said = check.what == STEPS and check.result == EXACT
+            if is_said or (check.result == NOT_EXACT and self._session.says_for_node(check.what)):
                 say(check.line)
 
     # -- within

@@ -92,6 +92,10 @@ class Session:
         """Return what the attempt before has left of this rank's steps; None where nothing is known. Never raises."""
         return None
 
+    def says_for_node(self, what: str) -> bool:
+        """Tell whether this rank says it, where each rank of a node may have the same to say: once in an attempt."""
+        return self.identity.local_rank == 0
+
     def settle(self) -> bool:
         """Correct a provisional identity once a process group is there; tell whether it is final now."""
         if not self.identity.provisional:
@@ -391,6 +395,14 @@ class WatchedSession(Session):
         """As that of every session."""
         place = self.pages, self.run_dir.path
         return witness_ring.find(*place, self.identity.rank, self.attempt, self.config.job)
+
+    def says_for_node(self, what: str) -> bool:
+        """Tell whether this rank is the first that asks."""
+        try:
+            os.close(open_plain(self.pages / f"said-{self.attempt}-{what}", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        except OSError as error:
+            return not isinstance(error, FileExistsError)  # better twice than never
+        return True
 
     def await_watch(self, patience_s: float) -> bool:
         """Wait until the monitor has this process in view, so that it learns how that ends; tell whether it has."""

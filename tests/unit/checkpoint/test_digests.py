@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from resilience_sdk.checkpoint.digests import differing, digests_of, entries_of_rng, entries_of_state, of_rank
+from resilience_sdk.checkpoint.digests import (
+    Led,
+    differing,
+    digests_of,
+    entries_of_objects,
+    entries_of_rng,
+    entries_of_state,
+    of_rank,
+)
 from resilience_sdk.checkpoint.state import capture_rng, restore_rng
 
 PLAIN = st.recursive(
@@ -102,3 +110,16 @@ def test_a_large_state_is_read_in_some_milliseconds():
         spent_s.append(time.perf_counter() - began_s)
     print(f"{min(spent_s) * 1e3:.1f} ms")
     assert min(spent_s) < 0.4  # measured: 15 ms; ten times as long would be another algorithm
+
+
+def test_buffers_that_another_rank_hands_out_are_not_looked_at(monkeypatch):
+    """A DDP shows it; where a framework keeps what is inside of one, it has to be said."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    [plain] = entries_of_objects({"model": model}).values()
+    [led] = entries_of_objects({"model": Led(model)}).values()
+    assert plain.keys() - led.keys() == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    [led] = entries_of_objects({"model": Led(model)}).values()
+    assert led.keys() == plain.keys()

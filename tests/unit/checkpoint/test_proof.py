@@ -9,9 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint import Checkpointer, by_rank
+from resilience_sdk.checkpoint.capture import capture_part, with_own
+from resilience_sdk.checkpoint.digests import UNKNOWN, of_rank
 from resilience_sdk.checkpoint.manifest import _canonical
-from resilience_sdk.checkpoint.proof import state_check
+from resilience_sdk.checkpoint.proof import StateProof, state_check
+from resilience_sdk.checkpoint.ranks import Alone
+from resilience_sdk.checkpoint.state import StateMap
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.journal import Journal, read_journal
 from resilience_sdk.core.resume_proof import proof_of
@@ -129,6 +133,41 @@ def test_the_answers_of_all_ranks_come_to_one():
     assert (check.rank, check.component) == (1, "the generator of NumPy")
     assert state_check([good, good], 4).text.endswith("what each rank has of its own: not compared, 4 ranks saved it")
     assert state_check([good, {**good, "error": "OSError: no"}], 2).result == "not_compared"
+
+
+class OneOfTwo(Alone):
+    """The second of two ranks."""
+
+    rank, size = 1, 2
+
+
+def test_each_rank_compares_what_is_for_all_and_of_it_what_it_has_otherwise():
+    """What cannot be looked at on this rank is not compared, and with other ranks than at the save rank 0's alone."""
+    saved = {
+        "shared": {"the state of model": "a", "the state of mean": "b", "the state of log": "c"},
+        "ranks": [{}, {"the state of mean": "mine", "the state of log": UNKNOWN}],
+    }
+    proof = StateProof(saved, 2, OneOfTwo())
+    live = {"the state of model": "a", "the state of mean": "mine", "the state of log": "anything"}
+    assert proof.compare(lambda: (live, {}))["compared"] == 2
+    assert proof.compare(lambda: (live, {}))["differs"] == []
+    live |= {"the state of model": "other", "the state of mean": "b"}
+    assert proof.compare(lambda: (live, {}))["differs"] == ["the state of model", "the state of mean"]
+    assert StateProof(saved, 3, OneOfTwo()).compare(lambda: (live, {}))["compared"] == 0
+
+
+def test_a_rank_has_digests_of_what_it_has_otherwise_than_rank_0():
+    """Batch-norm statistics are those of a rank's own batches; what gives no state here has none."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    state = StateMap({"model": model, "mean": Average()})
+    first = by_rank.digests(state)
+    shared, _ = of_rank({"rng": {}}, {}, state.capture_shared(), None)
+    model(torch.rand(4, 2))
+    part = with_own(state, capture_part(state, None, 1, ""), by_rank.digests(state), first)
+    now, _ = of_rank({"rng": {}}, {}, state.capture_shared(), None)
+    assert part.spread_digests == {"the state of model": now["the state of model"]}
+    assert now["the state of model"] != shared["the state of model"]
+    assert with_own(state, part, first, first) is part
 
 
 class Framework:

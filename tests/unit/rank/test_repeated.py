@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT
+from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, ResumeCheck
 from resilience_sdk.rank.repeated import Comparison, begin, differing_part
 from resilience_sdk.rank.witness import rates_of
 from resilience_sdk.recorder import witness_ring
@@ -237,3 +237,16 @@ def test_a_loss_is_left_with_its_step(tmp_path):
     ring.add_loss(9 + STEPS, 3.5)
     [one] = witness_ring.find(tmp_path, tmp_path, 0, 1, "j").steps.values()
     assert one == attrs.evolve(ONE, seen=ALL | LOSS, loss=2.5)
+
+
+@pytest.mark.parametrize(
+    ("what", "rank", "line"),
+    [
+        ("steps", 0, "resume_not_exact: step 6: other samples; a cure"),
+        ("steps", 3, "resume_not_exact: rank 3: step 6: other samples; a cure"),
+        ("state", 3, "resume_not_exact: step 6: other samples; a cure"),  # which names the rank itself
+    ],
+)
+def test_what_one_rank_alone_finds_is_said_with_its_number(what, rank, line):
+    """All have the same to say as a rule."""
+    assert ResumeCheck(what, NOT_EXACT, "step 6: other samples", "samples", 6, rank, "a cure").line == line
