@@ -39,6 +39,7 @@ MODULES = (
     "restart",
     "preemptions",
     "proven",
+    "planted",
     "removed_pages",
     "clean_ends",
     "lightning_signals",

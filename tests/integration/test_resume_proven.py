@@ -6,50 +6,46 @@ import json
 import subprocess
 import sys
 
+import planted
 import pytest
-from harness import job
+from adapter_frameworks import require
+
+from resilience_sdk.core.resume_proof import NOT_EXACT
 
 pytestmark = pytest.mark.slow
 
-NOT_EXACT = "resume_not_exact"
-FOUND = {
-    "good": ("exact", None, "resume exact: 3 of 3 repeated steps equal"),
-    "order": (NOT_EXACT, "the order of epoch 0", "other samples, the order of epoch 0: read again, it differs from"),
-    "batch": (NOT_EXACT, "samples", "step 6: other samples, the order of epoch 0"),
-    "shard": (NOT_EXACT, "the order of epoch 0", "other samples, the order of epoch 0: read again, it differs from"),
-    "rate": (NOT_EXACT, "learning rate", "step 6: learning rate 0.09 instead of 0.0531441"),
-    "seeded": (NOT_EXACT, "generators", "step 6: random number generators in another state"),
-    "python": (NOT_EXACT, "generators", "step 6: random number generators in another state"),
-    "more draws": (NOT_EXACT, "generators", "step 6: random number generators in another state"),
-    "forgets": (NOT_EXACT, "the state of mean", "the state of mean is not as it was saved"),
-    "weights": (NOT_EXACT, "the state of model", "the state of model is not as it was saved"),
-    "own rate": ("exact", None, "resume exact: 3 of 3 repeated steps equal"),
-    "augmented": ("exact", None, "resume exact: 3 of 3 repeated steps equal; 3 with other values of the same samples"),
-    "stream": ("exact", None, None),
-    "batch size": ("exact", None, None),
-}
-DAILY = ("good", "order")
+_DAILY = {("start_run", "good"), ("start_run", "order"), ("start_run", "unsaved"), ("attach", "good")}
+_DAILY_RANKS = {("start_run", "seeded"), ("accelerate", "good")}
 
 
-@pytest.mark.parametrize(
-    "kind", [one if one in DAILY else pytest.param(one, marks=pytest.mark.release) for one in FOUND]
-)
-def test_a_resume_is_proven_or_what_differs_is_named(tmp_path, kind):
-    """Killed in step 7, resumed behind step 5; the job finishes all the same, with one incident: the kill."""
-    result, component, line = FOUND[kind]
-    env = {"RESILIENCE_FAULT": "kill:rank=0,step=7"}
-    with job(tmp_path, "--max-restarts", "1", "repeated.py", kind, env=env) as run:
-        assert run.finish(60.0) == 0, run.screen
-        assert line is None or line in run.screen, run.screen
-        assert (NOT_EXACT in run.screen) is (result == NOT_EXACT)
-        assert [incident["kind"] for incident in run.incidents()] == ["crash"]
-        for command, key in (("status", "resume"), ("outcome", "resume_check"), ("report", "resume")):
-            program = [sys.executable, "-m", "resilience_sdk", command, "--json", str(run.run_dir)]
-            told = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout)[key]
-            assert (told["result"], told["component"], told["step"]) == (result, component, 5)
-            if kind != "good":
-                break  # they read the same
+def _cases(daily: set[tuple[str, str]], ways: tuple[str, ...], kinds: tuple[str, ...] = ()) -> list[object]:
+    every = [(way, kind) for way in ways for kind in kinds or planted.WAYS[way]]
+    return [case if case in daily else pytest.param(*case, marks=pytest.mark.release) for case in every]
+
+
+@pytest.mark.parametrize(("way", "kind"), _cases(_DAILY, ("start_run", "attach")))
+def test_a_resume_is_proven_or_what_differs_is_named(tmp_path, way, kind):
+    """Killed in the third step behind a save; the job finishes all the same, with no incident but the kill."""
+    expected = planted.expected(way, kind)
+    said = planted.strike(tmp_path, way, kind)
+    planted.check(said, kind, expected)
+    told = said.resume
+    for command, key in (("outcome", "resume_check"), ("report", "resume")) if kind == "good" else ():
+        program = [sys.executable, "-m", "resilience_sdk", command, "--json", str(said.run_dir)]
+        other = json.loads(subprocess.run(program, capture_output=True, text=True, check=True).stdout)[key]
+        assert (other["result"], other["component"], other["step"]) == (told["result"], told["component"], told["step"])
+    if expected.words.startswith("batches that come"):
         results = {check["what"]: check["result"] for check in told["checks"]}
-        if line is None:
-            assert results == {"state": "exact", "order": "not_compared", "steps": "not_compared"}
-        assert (run.run_dir / "witness" / "rank-00000.json").exists()
+        assert (results["state"], results["steps"]) == ("exact", "not_compared")
+    assert (said.run_dir / "witness" / "rank-00000.json").exists()
+
+
+@pytest.mark.parametrize(("way", "kind"), _cases(_DAILY_RANKS, tuple(planted.WAYS), planted.ON_RANKS))
+def test_so_it_is_on_two_ranks_one_of_which_finds_another_state(tmp_path, way, kind):
+    """As above, with DDP. What the last rank alone finds other is named; all ranks compare what they have of it."""
+    if way not in ("start_run", "attach"):
+        require(way)
+    said = planted.strike(tmp_path, way, kind, ranks=2)
+    planted.check(said, kind, planted.expected(way, kind, 2))
+    found = [check for check in said.resume["checks"] if check["result"] == NOT_EXACT]
+    assert not found or kind == "unsaved" or {check["rank"] for check in found} == {1}, found

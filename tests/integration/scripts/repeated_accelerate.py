@@ -1,31 +1,40 @@
 """As `repeated.py`, with Accelerate: `repeated_accelerate.py KIND`."""
 
-import torch
 from accelerate import Accelerator
-from repeated_kinds import IS_AGAIN, KIND, Mean, Model, make_loader, plant
+from repeated_kinds import (
+    FACTOR,
+    KIND,
+    PER_STEP,
+    Mean,
+    Model,
+    Optimizer,
+    Scaler,
+    Scheduler,
+    make_loader,
+    plant,
+    set_own_rate,
+)
 
 from resilience_sdk.adapters import accelerate as resilience
 
-PER_STEP = {"accumulated": 2, "accumulation": 1 + IS_AGAIN}.get(KIND, 1)
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=PER_STEP)
-model = Model(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
-mean = Mean()
-if KIND == "rate":  # the script's own
-    model, optimizer, loader = accelerator.prepare(model, optimizer, make_loader())
-else:
-    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, make_loader(), scheduler)
+if KIND == "scaler":
+    accelerator.scaler = Scaler()  # which it makes itself on a GPU alone
+net = model = Model()
+optimizer = Optimizer(model.parameters())
+scheduler = plain = Scheduler(optimizer)
+mean, loader = Mean(), make_loader(is_shared=True)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+if KIND != "rate":  # the script's own
+    scheduler = accelerator.prepare(scheduler)
 accelerator.register_for_checkpointing(mean)
 with resilience.attach(accelerator, checkpoint_every=5) as handle:
-    if KIND == "own rate" and IS_AGAIN:
-        scheduler.scheduler.base_lrs = [1.0]
-        optimizer.param_groups[0]["lr"] = 1.0
+    set_own_rate(optimizer, plain)
     for _ in range(handle.epoch, 2 * PER_STEP):
         for (batch,) in loader:
-            plant(handle.step)
+            plant(handle.step, net)
             with accelerator.accumulate(model):
-                loss = model(batch).square().mean()
+                loss = model(batch).square().mean() * FACTOR
                 accelerator.backward(loss)
                 optimizer.step()
                 scheduler.step()

@@ -1,17 +1,31 @@
 """As `repeated.py`, with a loop of one's own: `repeated_attach.py KIND`."""
 
 import torch
-from repeated_kinds import IS_AGAIN, KIND, Mean, Model, make_loader, plant
+from repeated_kinds import (
+    FACTOR,
+    KIND,
+    PER_STEP,
+    RANKS,
+    Mean,
+    Model,
+    Optimizer,
+    Scaler,
+    Scheduler,
+    make_loader,
+    plant,
+    set_own_rate,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from resilience_sdk.adapters import pytorch
 from resilience_sdk.checkpoint import Checkpointer
 
-PER_STEP = {"accumulated": 2, "accumulation": 1 + IS_AGAIN}.get(KIND, 1)
-model = Model(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
-scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=2)
+net = model = Model()
+if RANKS > 1:
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(net)
+optimizer = Optimizer(net.parameters())
+scheduler, scaler = Scheduler(optimizer), Scaler()
 mean, plain = Mean(), make_loader()
 if KIND == "stream":
     loader = StatefulDataLoader(plain.dataset, 4)
@@ -20,15 +34,13 @@ elif KIND in ("no state", "skipping"):
 else:
     workers = {"num_workers": plain.num_workers, "in_order": plain.in_order}
     loader = StatefulDataLoader(plain.dataset, batch_sampler=plain.batch_sampler, **workers)
-state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "mean": mean, "scaler": scaler}
+state = {"model": net, "optimizer": optimizer, "scheduler": scheduler, "mean": mean, "scaler": scaler}
 if KIND == "rate":
     del state["scheduler"]
 saver = Checkpointer(state, every=5)
 first = saver.resume()
 handle = pytorch.attach(model, optimizer, loader, first_step=first)
-if KIND == "own rate" and IS_AGAIN:
-    scheduler.base_lrs = [1.0]
-    optimizer.param_groups[0]["lr"] = 1.0
+set_own_rate(optimizer, scheduler)
 batches = 0
 skip = first if KIND == "skipping" else 0
 while handle.step < 16:
@@ -40,8 +52,8 @@ while handle.step < 16:
             if not skip:
                 saver.restore_rng()
             continue
-        plant(handle.step)
-        loss = model(batch).square().mean()
+        plant(handle.step, net)
+        loss = model(batch).square().mean() * FACTOR
         scaler.scale(loss).backward()
         batches += 1
         if batches % PER_STEP == 0:

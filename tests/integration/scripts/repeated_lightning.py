@@ -4,15 +4,27 @@ import logging
 import warnings
 
 import lightning.pytorch as pl
-import torch
-from repeated_kinds import IS_AGAIN, KIND, Mean, Model, make_loader, plant
+from lightning.pytorch.plugins import MixedPrecision
+from repeated_kinds import (
+    FACTOR,
+    KIND,
+    PER_STEP,
+    RANKS,
+    Model,
+    Optimizer,
+    Scaler,
+    Scheduler,
+    make_loader,
+    plant,
+    restored,
+    set_own_rate,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from resilience_sdk.adapters.lightning import ResilienceCallback
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.simplefilter("ignore")
-PER_STEP = {"accumulated": 2, "accumulation": 1 + IS_AGAIN}.get(KIND, 1)
 
 
 class Module(pl.LightningModule):
@@ -20,29 +32,26 @@ class Module(pl.LightningModule):
 
     def __init__(self):
         super().__init__()
-        self.model, self.mean = Model(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5)), Mean()
-        self.scheduler = None
+        self.model, self.scheduler = Model(), None
 
     def on_train_start(self):
         """Set a rate of one's own."""
-        if KIND == "own rate" and IS_AGAIN:
-            self.trainer.lr_scheduler_configs[0].scheduler.base_lrs = [1.0]
-            self.trainer.optimizers[0].param_groups[0]["lr"] = 1.0
+        if KIND != "rate":
+            set_own_rate(self.trainer.optimizers[0], self.trainer.lr_scheduler_configs[0].scheduler)
 
     def load_state_dict(self, state, *args, **options):
         """Make it anew, where that is asked for."""
         found = super().load_state_dict(state, *args, **options)
-        if KIND == "weights":
-            torch.nn.init.ones_(self.model[0].weight)
+        restored(self.model)
         return found
 
     def on_train_batch_start(self, batch, number):
         """Plant."""
-        plant(self.global_step)
+        plant(self.global_step, self.model)
 
     def training_step(self, batch):
         """Return the loss."""
-        return self.model(batch[0]).square().mean()
+        return self.model(batch[0]).square().mean() * FACTOR
 
     def on_train_batch_end(self, *_):
         """Step the scheduler of the script's own."""
@@ -51,8 +60,8 @@ class Module(pl.LightningModule):
 
     def configure_optimizers(self):
         """Return the optimizer, and its scheduler."""
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        optimizer = Optimizer(self.parameters())
+        scheduler = Scheduler(optimizer)
         if KIND == "rate":
             self.scheduler = scheduler
             return optimizer
@@ -67,7 +76,9 @@ trainer = pl.Trainer(
     max_epochs=2 * PER_STEP,
     accumulate_grad_batches=PER_STEP,
     accelerator="cpu",
-    devices=1,
+    devices=RANKS,
+    strategy="ddp" if RANKS > 1 else "auto",
+    plugins=[MixedPrecision("16-mixed", "cpu", Scaler())] if KIND == "scaler" else None,
     use_distributed_sampler=False,
     logger=False,
     enable_checkpointing=False,

@@ -4,13 +4,25 @@ import os
 
 import torch
 import transformers
-from repeated_kinds import IS_AGAIN, KIND, make_loader, plant
+from repeated_kinds import (
+    FACTOR,
+    IS_AGAIN,
+    KIND,
+    PER_STEP,
+    Optimizer,
+    Scaler,
+    Scheduler,
+    make_loader,
+    plant,
+    restored,
+    set_own_rate,
+)
+from repeated_kinds import Model as Net
 from torch.utils.data import DataLoader
 
 from resilience_sdk.adapters.transformers import ResilienceCallback
 
-PER_STEP = {"accumulated": 2, "accumulation": 1 + IS_AGAIN}.get(KIND, 1)
-given = make_loader()
+given = make_loader(is_shared=True)
 
 
 class Model(torch.nn.Module):
@@ -18,17 +30,16 @@ class Model(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+        self.net = Net()
 
     def forward(self, rows):
         """Return the loss."""
-        return {"loss": self.net(rows).square().mean()}
+        return {"loss": self.net(rows).square().mean() * FACTOR}
 
     def load_state_dict(self, state, *args, **options):
         """Make it anew, where that is asked for."""
         found = super().load_state_dict(state, *args, **options)
-        if KIND == "weights":
-            torch.nn.init.ones_(self.net[0].weight)
+        restored(self.net)
         return found
 
 
@@ -37,13 +48,11 @@ class Planting(transformers.TrainerCallback):
 
     def on_train_begin(self, args, state, control, **_):
         """Set a rate of one's own."""
-        if KIND == "own rate" and IS_AGAIN:
-            scheduler.base_lrs = [1.0]
-            optimizer.param_groups[0]["lr"] = 1.0
+        set_own_rate(optimizer, scheduler)
 
     def on_step_begin(self, args, state, control, **_):
         """Plant."""
-        plant(state.global_step)
+        plant(state.global_step, model.net)
 
     def on_step_end(self, args, state, control, **_):
         """Step it."""
@@ -67,8 +76,8 @@ def collate(samples):
 
 
 model = Model()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+optimizer = Optimizer(model.parameters())
+scheduler = Scheduler(optimizer)
 constant = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0) if KIND == "rate" else scheduler
 trainer = Trainer(
     model,
@@ -92,4 +101,6 @@ trainer = Trainer(
     callbacks=[Planting(), ResilienceCallback()],
     optimizers=(optimizer, constant),
 )
+if KIND == "scaler":
+    trainer.accelerator.scaler = Scaler()  # which it makes itself on a GPU alone
 trainer.train()
