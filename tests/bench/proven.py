@@ -14,7 +14,18 @@ from tests.bench import processes
 from tests.bench.figures import Context, Figure
 from tests.integration.harness import Job, job
 
-_KILLS = {("start_run", "same"): 150, ("attach", "same"): 50, ("start_run", "random"): 50}
+_KILLS = {
+    ("start_run", "same"): 150,
+    ("attach", "same"): 50,
+    ("accelerate", "same"): 30,
+    ("lightning", "same"): 30,
+    ("transformers", "same"): 30,
+    ("start_run", "random"): 50,
+    ("accelerate", "random"): 10,
+    ("lightning", "random"): 10,
+    ("transformers", "random"): 10,
+}
+_FRAMEWORKS = {way: way for way in ("accelerate", "lightning", "transformers")}
 _QUICK = 3
 _TURNS, _KILLS_A_TURN = 5, 4
 _EACH_S = 20.0  # far above what an attempt takes
@@ -28,7 +39,7 @@ def measure(context: Context) -> list[Figure]:
 
 
 def _findings(scratch: Path, way: str, data: str, kills: int) -> Figure:
-    with _struck(scratch / f"{way}-{data}", way, data, kills) as run:
+    with _struck(scratch / f"{way}-{data}", way, data, kills, framework=_FRAMEWORKS.get(way)) as run:
         found = run.events("resume_not_exact")
         resumes = len(run.events("resume"))
         assert resumes == kills, f"{resumes} resumes after {kills} kills"
@@ -57,11 +68,14 @@ def _recoveries(run: Job) -> list[float]:
 
 
 @contextlib.contextmanager
-def _struck(folder: Path, way: str, data: str, kills: int, tree: Path = processes.ROOT) -> Iterator[Job]:
-    """Run a training of that tree to its end, through so many kills."""
+def _struck(
+    folder: Path, way: str, data: str, kills: int, tree: Path = processes.ROOT, framework: str | None = None
+) -> Iterator[Job]:
+    """Run a training of that tree to its end, through so many kills. `framework`: what its ranks need not import."""
     folder.mkdir()
     program = [str(processes.PROGRAMS / "struck.py"), way, data, str(kills)]
-    with job(folder, f"--max-restarts={kills + 1}", *program, env={"PYTHONPATH": str(tree)}) as run:
+    how = {} if framework is None else {"framework": framework, "forked": True}
+    with job(folder, f"--max-restarts={kills + 1}", *program, env={"PYTHONPATH": str(tree)}, **how) as run:
         assert run.finish(60.0 + _EACH_S * kills) == 0, run.screen
         yield run
 

@@ -12,7 +12,6 @@ _DAILY = {
     ("accelerate", "good"),
     ("accelerate", "batch"),
     ("lightning", "good"),
-    ("lightning", "dropout rate"),
     ("transformers", "good"),
     ("transformers", "scaler"),
 }
