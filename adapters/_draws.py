@@ -178,6 +178,8 @@ class DrawsInWorkers:
         import torch
 
         self._collate = collate
+        self._loaders = 1
+        """How many have put it in and not taken out again."""
         self._flag = torch.zeros(1, dtype=torch.uint8).share_memory_()
         self._calls = 0
         self._before: dict[str, Any] | None = None
@@ -190,10 +192,19 @@ class DrawsInWorkers:
         base = getattr(loader, "base_dataloader", loader)
         if not isinstance(base, DataLoader):
             return None
-        if not isinstance(base.collate_fn, cls):
+        if isinstance(base.collate_fn, cls):
+            base.collate_fn._loaders += 1
+        else:
             with contextlib.suppress(OSError, RuntimeError):  # no shared memory is left
                 base.collate_fn = cls(base.collate_fn)
         return base.collate_fn if isinstance(base.collate_fn, cls) else None
+
+    def take_out(self, loader: Any) -> None:
+        """Give the loader its own back, unless somebody has put another one around it, or needs it still."""
+        base = getattr(loader, "base_dataloader", loader)
+        self._loaders -= 1
+        if base.collate_fn is self and not self._loaders:
+            base.collate_fn = self._collate
 
     @property
     def seen(self) -> bool:

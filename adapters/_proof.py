@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from binascii import crc32
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.fingerprints import Tap, tap_of
@@ -19,15 +21,25 @@ def proof_of(
     skipped: Callable[[], Collection[int]],
     cures: Mapping[str, str],
     per_step: int = 1,
+    length: Callable[[], int] = int,
+    key: str = "",
 ) -> LoopProof | None:
     """Return what proves the resumes of one loop; None where nothing is recorded, or that is switched off.
 
-    `per_step`: how many batches a step has. For the rest see `LoopProof`.
+    `per_step`: how many batches a step has; `length()`: what `length_of` returns of the training; `key`: what tells
+    one training of the program from another, beside which one it is. For the rest see `LoopProof`.
     """
     if session is None or session.settings.resume_check == "off":
         return None
+    number = _proofs[session] = _proofs.get(session, 0) + 1
     prints.is_checked = True
-    return LoopProof(session, prints, optimizers, skipped, cures, per_step)
+    proof = LoopProof(session, prints, optimizers, skipped, cures, per_step)
+    proof.length, proof.training = length, crc32(f"{number} {key}".encode(errors="replace"))
+    return proof
+
+
+_proofs: WeakKeyDictionary[Session, int] = WeakKeyDictionary()
+"""How many loops of this process have had a proof."""
 
 
 def inner_loader(loader: Any) -> Any:

@@ -21,6 +21,7 @@ from resilience_sdk import preemption, straggler
 from resilience_sdk.adapters._base import AttachedLoop, EvaluationBeat, StepBeat, StepLoss, say_left_out
 from resilience_sdk.adapters._proof import proof_of
 from resilience_sdk.adapters._timed_loader import TimedLoader
+from resilience_sdk.checkpoint.checkpointer import saved_objects
 from resilience_sdk.checkpoint.loaders import offer, withdraw
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
@@ -33,6 +34,7 @@ from resilience_sdk.rank.lifecycle import current
 from resilience_sdk.rank.loop_proof import LoopProof
 from resilience_sdk.rank.pass_print import PassPrint
 from resilience_sdk.rank.run import is_stepping, resilient
+from resilience_sdk.rank.schedule_length import length_of
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler.model_hooks import Guard
 
@@ -257,7 +259,9 @@ class Attached(AttachedLoop):
     def prove(self, loader: Any, optimizer: Any) -> None:
         """Leave a witness of each step from now on, and compare those that are repeated: their numbers are global."""
         self._prints = PassPrint()
-        self.proof = proof_of(current(), self._prints, [optimizer], tuple, _CURES)
+        self.proof = proof_of(
+            current(), self._prints, [optimizer], tuple, _CURES, length=lambda: length_of(saved_objects())
+        )
         if self.proof is None or self._loader is None:
             return
         self._proven = weakref.ref(loader)

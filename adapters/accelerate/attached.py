@@ -23,7 +23,7 @@ from resilience_sdk.checkpoint.ranks import agreement, find_ranks, raise_togethe
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.journal import Event
-from resilience_sdk.core.resume_limits import note
+from resilience_sdk.core.resume_limits import ResumeLimit, note
 from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import CheckpointError, ConfigError
 from resilience_sdk.preemption import listener as listening
@@ -32,6 +32,7 @@ from resilience_sdk.rank.all_ranks import session_on_all_ranks
 from resilience_sdk.rank.checkpoints import save_at_stop
 from resilience_sdk.rank.lifecycle import has_failed_to_start
 from resilience_sdk.rank.run import begin_session
+from resilience_sdk.rank.schedule_length import length_of
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler import section
 from resilience_sdk.straggler.callbacks import PREFIX
@@ -314,6 +315,8 @@ class Attached(SavingLoop):
             raise
 
     def _put_on_the_rest(self, loader: Any) -> None:
+        if self._position is not None:
+            self.on_detach(self._position.leave)
         # Also where the SDK is switched off: loops end by the number of steps.
         if loader is not None and self._loader is None:
             self._watch_loader(loader)
@@ -336,8 +339,9 @@ class Attached(SavingLoop):
             return
         optimizers = [getattr(one, "optimizer", one) for one in self._accelerator._optimizers]
         self.proof = proof_of(
-            self._session, self._position.prints, optimizers, self._skipped, _CURES, self._accumulation
-        )
+            self._session, self._position.prints, optimizers, self._skipped, _CURES, self._accumulation,
+            lambda: length_of(self._accelerator._schedulers),
+        )  # fmt: skip
         if self.proof is not None:
             self._position.told = self.batch_read
             self.on_detach(self.proof.close)
@@ -417,17 +421,30 @@ class Attached(SavingLoop):
         ranks = int(self._accelerator.num_processes)
         return {"ranks": ranks, "position": position, "held": self._held.capture(), "others": others}
 
-    def _note_missing(self, own: Mapping[str, Any], place: Path | None) -> None:
-        """Say it where a script has saved on one rank alone what each rank has of its own."""
-        has_any = own["held"] or ((own["position"] or {}).get("reads") or {}).get("draws")
-        each_node = self._accelerator.project_configuration.save_on_each_node
-        if has_any and place is not None and not each_node and not self._state.has_all_of(place):
-            note(
+    def _note_missing(self, place: Path | None) -> None:
+        """Say it where a script has saved on one rank alone what each rank has of its own.
+
+        Each node looks for its own ranks' on the disk that has that of the first rank: another node may have another.
+        """
+        accelerator = self._accelerator
+        if place is None or not accelerator.is_local_main_process:
+            return
+        first = self._state.read_own(place, 0)
+        if first is None or int(first["ranks"]) != int(accelerator.num_processes):
+            return
+        has_any = first["held"] or ((first["position"] or {}).get("reads") or {}).get("draws")
+        each_node = accelerator.project_configuration.save_on_each_node
+        if has_any and not each_node and not self._state.has_all_of_node(place):
+            limit = ResumeLimit(
                 "accelerate rank's own",
                 "the generators that objects of ranks behind the first one hold",
                 "accelerator.save_state() was called on the main process alone",
                 "call it on all ranks",
             )
+            if accelerator.is_main_process:
+                note(*attrs.astuple(limit))
+            else:  # whose disk the main process may not see
+                say_once(limit.key, limit.words(at_resume=True))
 
     def _holders(self) -> dict[str, Any]:
         own = self._accelerator
@@ -501,9 +518,9 @@ class Attached(SavingLoop):
             self._set_held()
             for loader, state in zip(self._others(), own["others"], strict=False):
                 set_other(loader, state)
-            self._note_missing(own, place)
         else:
             own = None
+        self._note_missing(place)
         before = saved.get("accumulation", self._accumulation)  # older ones do not say
         if before != self._accumulation:
             note(

@@ -10,6 +10,7 @@ from resilience_sdk.adapters._base import framework
 from resilience_sdk.adapters._draws import Announced
 from resilience_sdk.adapters._proof import inner_loader, printing
 from resilience_sdk.adapters.accelerate.reads import Reads
+from resilience_sdk.checkpoint.counted_passes import CountedPasses
 from resilience_sdk.checkpoint.generators import find_generators, set_rng, take_rng
 from resilience_sdk.checkpoint.passes import note_empty_pass
 from resilience_sdk.core.console import say
@@ -61,6 +62,7 @@ class Position:
         self._is_resumed = self._is_over = False
         self._is_ahead = False
         self._reads = Reads(loader if is_watched else None)
+        self._counted = CountedPasses()
         self._rng_of_save: Any = None
         self._saved_ranks = ranks
         self.prints = PassPrint()
@@ -72,6 +74,10 @@ class Position:
     def loader(self) -> Any:
         """The loader of the training."""
         return self._loader
+
+    def leave(self) -> None:
+        """Leave the loader as it was."""
+        self._reads.leave()
 
     # -- what a checkpoint holds of it
 
@@ -162,6 +168,7 @@ class Position:
 
     def walk(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of one pass and count them; of the first one after a resume what is left."""
+        self._look_at_samplers()
         if self._is_resumed:
             self._is_resumed = False
             batches = self._rest(batches)
@@ -189,6 +196,9 @@ class Position:
             yield batch
         self.epoch, self.samples, self._rng = self.epoch + 1, 0, None
         self._iteration = int(getattr(self._loader, "iteration", self._iteration + 1))
+
+    def _look_at_samplers(self) -> None:
+        self._counted.look(self._loader, sampler_of(self._loader))
 
     def _printed(self, batches: Iterator[Any]) -> Iterator[Any]:
         with printing(self.prints, self._loader):
@@ -237,6 +247,7 @@ class Position:
             else:
                 set_rng(generators, self._rng)
             first = next(rest, _END)
+        self._look_at_samplers()
         if done and self.prints.is_known:
             self.prints.leave_out(done)
             self.prints.compare(self.epoch, inner_loader(loader))

@@ -29,9 +29,10 @@ class Reads:
     """The reads of one loader; of the thread that trains, on each rank by itself."""
 
     def __init__(self, loader: Any) -> None:
-        """Look at the loader, and into its workers if it has some; `None`: at nothing."""
+        """Look at the loader, and into its workers if it has some; `None`: at nothing, since nothing is saved."""
         from torch.utils.data import IterableDataset
 
+        self._is_off = loader is None
         self._loader = loader
         self._generators = Generators(loader)
         self._has_workers = has_workers(loader)
@@ -47,6 +48,12 @@ class Reads:
         """The generators before the newest batch was asked for; None where nobody has looked."""
         self._saved: Mapping[str, Any] = {}
         self._read = self._seen = 0
+
+    def leave(self) -> None:
+        """Leave the loader as it was."""
+        if self._in_workers is not None:
+            self._in_workers.take_out(self._loader)
+            self._in_workers = None
 
     # -- what a checkpoint holds of it
 
@@ -102,6 +109,8 @@ class Reads:
 
     def begins(self) -> None:
         """Note that a pass begins at its first batch."""
+        if self._is_off:
+            return
         self._begin, self._read = self._generators.capture(), 0
 
     def goes_on(self, done: int) -> None:
@@ -113,6 +122,9 @@ class Reads:
 
     def followed(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield these, and know the generators before each read."""
+        if self._is_off:
+            yield from batches
+            return
         is_first = True
         while True:
             self._before(is_first=is_first)

@@ -31,6 +31,7 @@ from resilience_sdk.checkpoint.ranks import Alone, find_ranks, raise_together
 from resilience_sdk.checkpoint.whole_directory import UNFINISHED, merge
 from resilience_sdk.core.atomic_write import write_whole
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.environ import environment
 from resilience_sdk.core.plain_file import read_text
 from resilience_sdk.errors import CheckpointError
 from resilience_sdk.straggler import section
@@ -115,14 +116,19 @@ class StateSaves:
     def _own_file(self) -> str:
         return _file_of(int(self._accelerator.process_index))
 
-    def has_all_of(self, directory: Path) -> bool:
-        """Tell whether each rank has kept something there."""
-        return all((directory / _file_of(rank)).exists() for rank in range(int(self._accelerator.num_processes)))
+    def has_all_of_node(self, directory: Path) -> bool:
+        """Tell whether each rank of this node has kept something there."""
+        me = self._accelerator
+        first = int(me.process_index) - int(me.local_process_index)
+        rest = int(me.num_processes) - first
+        told = environment().get("LOCAL_WORLD_SIZE", "")
+        count = min(int(told), rest) if told.isdigit() else rest
+        return all((directory / _file_of(first + number)).exists() for number in range(count))
 
-    def read_own(self, directory: Path) -> Mapping[str, Any] | None:
-        """Return what this rank alone has kept there; None where it has nothing, or nothing of this version."""
+    def read_own(self, directory: Path, rank: int | None = None) -> Mapping[str, Any] | None:
+        """Return what a rank alone, this one, has kept there; None where it has nothing, or nothing of this version."""
         try:
-            saved = json.loads(read_text(directory / self._own_file))
+            saved = json.loads(read_text(directory / (self._own_file if rank is None else _file_of(rank))))
         except (OSError, ValueError):
             return None
         return saved if isinstance(saved, dict) and saved.get("v") == _VERSION else None

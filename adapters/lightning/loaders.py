@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from resilience_sdk.adapters._base import Patches
+from resilience_sdk.checkpoint.counted_passes import CountedPasses
 from resilience_sdk.checkpoint.generators import capture_one, find_generators, restore_one
 from resilience_sdk.checkpoint.orders import same_order
 from resilience_sdk.checkpoint.passes import draw_order, note_other_sizes, sizes_of
@@ -172,6 +173,7 @@ class LoaderWatch:
         self._pass: _Pass | None = None
         self.prints = PassPrint()
         """The fingerprint of the pass, if it is that of the training."""
+        self.counted = CountedPasses()
 
     def restore(self) -> None:
         """Give the loader its own class back; iterators that exist go on."""
@@ -215,6 +217,7 @@ class LoaderWatch:
 
     def make(self) -> Iterator[Any]:
         """Return a new iterator of the loader's own."""
+        self.counted.look(self.loader)
         return self.prints.make(self.loader, lambda: self._plain.__iter__(self.loader))
 
 
@@ -266,6 +269,7 @@ class _Pass:
             if count:
                 watch.prints.compare(watch.epoch(), watch.loader)
         watch.prints.forget_saved()
+        watch.counted.look(watch.loader)
         self._yielded = count
         set_draws(watch.generators, place.get("before"))
         return batches

@@ -11,6 +11,7 @@ from resilience_sdk.adapters.lightning.saves import FitCheckpoints
 from resilience_sdk.core.console import say_once
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.pass_print import PassPrint
+from resilience_sdk.rank.schedule_length import length_of
 
 _CURES = {
     "samples": "let samplers draw from torch's generators or from set_epoch(epoch), or give a loader with state_dict()",
@@ -32,7 +33,8 @@ class FitProof(Patches):
         self._prints = prints
         checkpointer = checkpoints.checkpointer
         per_step = int(getattr(trainer, "accumulate_grad_batches", 1) or 1)
-        self._proof = proof_of(session, prints, (), lambda: checkpointer.skipped_steps, _CURES, per_step)
+        self._proof = proof_of(session, prints, (), lambda: checkpointer.skipped_steps, _CURES, per_step,
+                               self._length, self._key())  # fmt: skip
         if self._proof is None:
             return
         self.on_detach(self._proof.close)
@@ -49,6 +51,15 @@ class FitProof(Patches):
                 checkpointer.compare()
 
         self.replace(connector, "restore_training_state", restore_training_state)
+
+    def _length(self) -> int:
+        trainer = self._trainer
+        schedulers = [each.scheduler for each in trainer.lr_scheduler_configs]
+        return length_of(schedulers, trainer.max_steps, trainer.max_epochs)
+
+    def _key(self) -> str:
+        module = type(getattr(self._trainer, "lightning_module", None))
+        return f"{module.__qualname__} {getattr(self._trainer, 'default_root_dir', None)}"
 
     def _restored(self) -> Mapping[str, Any]:
         """Return what Lightning restores by itself."""

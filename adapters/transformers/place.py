@@ -29,6 +29,7 @@ from resilience_sdk.adapters._draws import (
     looks_ahead,
 )
 from resilience_sdk.adapters._proof import inner_loader, printing
+from resilience_sdk.checkpoint.counted_passes import CountedPasses
 from resilience_sdk.rank.pass_print import PassPrint
 
 __all__ = ["LoaderPlace", "decoded", "encoded", "fingerprint_of", "has_workers", "is_stream", "looks_ahead", "read_on"]
@@ -80,6 +81,7 @@ class LoaderPlace:
     _seen: int = 0
     _draws: bool = False
     _in_workers: DrawsInWorkers | None = None
+    _counted: CountedPasses = attrs.field(factory=CountedPasses)
 
     def __attrs_post_init__(self) -> None:
         """Find the generators of the data."""
@@ -88,6 +90,13 @@ class LoaderPlace:
             self._in_workers = DrawsInWorkers.put_in(self.loader)
         if any(_DATA & {*name.split(".")[:-1]} for name in self.generators.own):
             self._draws = True
+
+    def leave(self) -> None:
+        """Leave the loader as it was."""
+        if self._in_workers is not None:
+            self._draws = self.draws
+            self._in_workers.take_out(self.loader)
+            self._in_workers = None
 
     @property
     def draws(self) -> bool:
@@ -100,6 +109,7 @@ class LoaderPlace:
 
     def epoch_begins(self) -> None:
         """Begin a pass; the first one is that of the resume."""
+        self._counted.look(self.loader)
         if self._number and self.epoch is not None:
             self.epoch += 1
         if self._number:
@@ -107,6 +117,10 @@ class LoaderPlace:
             self._resumed = None  # nothing was left of the pass that was resumed
         self._number += 1
         self.is_at_end = False
+
+    def order_drawn(self) -> None:
+        """Note that the order of a pass was drawn."""
+        self._counted.look(self.loader)
 
     def resume_with(self, placed: Callable[[], Iterator[Any] | None], at_begin: dict[str, Any]) -> None:
         """Have the first pass read from what `placed` returns; None: from what the trainer made."""
@@ -191,6 +205,7 @@ class _Counted:
                 place.is_begun = True
                 with printing(place.prints, place.loader):
                     batch = next(self._batches)
+                place.order_drawn()
         except StopIteration:
             place.is_at_end = True
             raise

@@ -15,6 +15,7 @@ from resilience_sdk.core.console import say_once
 from resilience_sdk.rank import Session
 from resilience_sdk.rank.loop_proof import LoopProof
 from resilience_sdk.rank.pass_print import PassPrint
+from resilience_sdk.rank.schedule_length import length_of
 
 _CURES = {
     "samples": "let samplers draw from torch's generators or from set_epoch(epoch)",
@@ -95,7 +96,10 @@ class TrainerProof(Patches):
         per_step = int(trainer.args.gradient_accumulation_steps)
         optimizer = torch_optimizer(trainer)
         optimizers = [] if optimizer is None else [optimizer]
-        self._loop = proof_of(self._session, place.prints, optimizers, self._skipped, _CURES, per_step)
+        self._loop = proof_of(
+            self._session, place.prints, optimizers, self._skipped, _CURES, per_step,
+            lambda: length_of([trainer.lr_scheduler], int(trainer.state.max_steps)), str(trainer.args.output_dir),
+        )  # fmt: skip
         self._most_read = 2 * per_step
         if self._loop is not None:
             self.on_detach(self._loop.close)

@@ -116,6 +116,8 @@ class TrainerPatches(Patches):
     def __init__(self, trainer: Any, losses: StepLoss, place: LoaderPlace | None = None) -> None:
         """Hang it on, once the trainer has wrapped its model and made its optimizer."""
         super().__init__()
+        if place is not None:
+            self.on_detach(place.leave)
         try:
             counted = trainer.get_batch_samples if place is None else place.counted(trainer.get_batch_samples)
             fetch = timed(counted, HookedSection("data", "io"))

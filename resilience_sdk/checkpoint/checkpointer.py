@@ -38,7 +38,7 @@ from resilience_sdk.checkpoint.window import AccumulationWindow, note_open_windo
 from resilience_sdk.core import resume_limits
 from resilience_sdk.core.clock import NS_PER_S, Clock, SystemClock
 from resilience_sdk.core.console import say, say_once
-from resilience_sdk.core.environ import environment, rank_identity
+from resilience_sdk.core.environ import environment, is_disabled, rank_identity
 from resilience_sdk.core.journal import Event, Journal
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import (
@@ -55,13 +55,17 @@ from resilience_sdk.straggler import section
 if TYPE_CHECKING:
     from resilience_sdk.checkpoint.capture import CheckpointReading
     from resilience_sdk.checkpoint.memory_staging import Stager
+    from resilience_sdk.checkpoint.state import StateMap
 
 
-def directory_of_job() -> Path:
-    """Return the run directory of the job that this process is in; raises `RunDirectoryError` where none is named."""
+def directory_of_job() -> Path | None:
+    """Return the run directory of the job that this process is in; None where there is none, and the SDK is off.
+
+    Raises `RunDirectoryError` where none is named.
+    """
     own = resilience_sdk._own_checkpoints()
     path: Path | None = None if own is None else own.directory_of_job()
-    if path is None:
+    if path is None and not is_disabled(environment()):
         raise RunDirectoryError(
             "Checkpointer(run_dir=...) is missing, and this job has named no run directory: give one to resume from "
             "later, such as run_dir='runs/a', or set RESILIENCE_RUN_DIR"
@@ -129,6 +133,14 @@ def follow_saves(follower: SaveFollower) -> None:
     _followers.add(follower)
 
 
+_states: weakref.WeakSet[StateMap] = weakref.WeakSet()
+
+
+def saved_objects() -> list[Any]:
+    """Return what the checkpointers of this process save for all ranks, for whoever looks for a scheduler."""
+    return [item for state in _states for item in state.shared.values()]
+
+
 class DataPosition(Protocol):
     """Whoever counts batches: its JSON value is saved by every rank for itself."""
 
@@ -183,7 +195,8 @@ class Checkpointer:
         Args:
             state: What is saved, by name.
             run_dir: The run directory; checkpoints go to `checkpoints/` in it. None = that of the job: of `start_run`,
-                of `resilience run`, of `RESILIENCE_RUN_DIR`, or of the Slurm job. One that is named here is the job's
+                of `resilience run`, of `RESILIENCE_RUN_DIR`, or of the Slurm job; without one, where the SDK is
+                switched off, nothing is saved or resumed. One that is named here is the job's
                 if that has named no other, and uses nothing of the SDK before the first `resume`, `save` or
                 `maybe_save`.
             every: A number of steps, a duration such as `"10min"`, or `"auto"`: as often as pays off, given
@@ -216,6 +229,12 @@ class Checkpointer:
             raise ConfigError(f"keep={keep!r}: expected a whole number, 1 or more (2 are always kept)")
         if run_dir is None:
             run_dir = directory_of_job()
+        self._is_off = run_dir is None
+        if run_dir is None:
+            say_once(
+                "nothing saved", "Checkpointer: NOTHING IS SAVED or resumed: the SDK is off, and no directory named"
+            )
+            run_dir, read_only = RunDirectory(Path(os.devnull)), True  # of which nothing is read
         if not isinstance(run_dir, RunDirectory):
             run_dir = open_directory(run_dir, read_only=read_only, group_readable=group_readable)
         self.values: dict[str, Any] = {}
@@ -227,6 +246,7 @@ class Checkpointer:
         self.written_to: Path | None = None
         """Where a `writer` writes by itself, if that is elsewhere: what a last save waits for."""
         self._state = StateMap(state)
+        _states.add(self._state)
         self._mttf_s = mttf_s
         self._policy = SavePolicy(parse_every(every), mttf_s=PRIOR_MTTF_S if mttf_s is None else mttf_s)
         self._store = CheckpointStore(
@@ -326,6 +346,8 @@ class Checkpointer:
             ConfigError: Several ranks, but torch.distributed is not initialised.
             DirectoryInUseError: Another process writes there, or another job uses the directory.
         """
+        if self._is_off:
+            return 0
         ranks = find_ranks()
         self._join(ranks)
         # A reader is no part of a job, so it starts no recording.
@@ -360,7 +382,8 @@ class Checkpointer:
         For a training whose first `maybe_save` may come late: what was due until then would not be saved. Raises as
         `save`.
         """
-        self._begin(step)
+        if not self._is_off:
+            self._begin(step)
 
     def find(self) -> GoodCheckpoint | None:
         """Return the checkpoint that `resume` would load, as this rank finds it by itself; None = fresh. Any rank.
@@ -371,6 +394,8 @@ class Checkpointer:
         Raises:
             CheckpointError: As `resume`.
         """
+        if self._is_off:
+            return None
         identity = rank_identity(environment())
         is_first = identity is None or identity.rank == 0
         found = self._choose() if is_first else look(self._store, self._record.events())
@@ -441,6 +466,8 @@ class Checkpointer:
         Raises as `save`.
         """
         if not self._is_started or self._is_read_only:  # in every step: a call that can be spared is
+            if self._is_off:
+                return False
             self._begin(step)
         due = self._policy.due(step)
         if self._window is not None:
@@ -506,6 +533,8 @@ class Checkpointer:
                 torch.distributed initialised.
             DirectoryInUseError: At the first use only: another process writes there, or another job uses it.
         """
+        if self._is_off:
+            return False
         if not last:
             self._note_window(step)
             return self._checked_save(step, in_background=False, anew=anew)
@@ -521,6 +550,9 @@ class Checkpointer:
         As `save(last=True)`, but for who says later that it was not saved: see `raise_unsaved`. `is_stop`: the ranks
         have agreed to stop.
         """
+
+        if self._is_off:
+            return End(None)
 
         def save() -> Unsaved | None:
             self._checked_save(step, in_background=False, anew=anew, last=True)

@@ -15,10 +15,12 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+from resilience_sdk.core.resume_limits import note
+
 _MAX_DEPTH = 4
 _MAX_LOOKED_AT = 256
 _MAX_OF_MODULES = 50_000
-"""Objects that are looked at below a model; some ten milliseconds."""
+"""Objects that are looked at below each object of a training, such as its model; some ten milliseconds."""
 _MAX_MEMBERS = 16
 """Of a list or a dict: a pipeline has few, and samples are not looked through."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -56,6 +58,13 @@ def held_generators(objects: Mapping[str, Any]) -> dict[str, Any]:
     )
     for name, item in objects.items():
         found.update(search.below(item, name))
+    for name in search.cut_short[:1]:
+        note(
+            "held limit",
+            f"a generator that lies deep in {name}",
+            f"more than {_MAX_OF_MODULES:,} objects are below it, and no more were looked at, those near the top first",
+            "hold the generator in an attribute of its own there, or give it to what is saved by itself",
+        )
     return found
 
 
@@ -84,7 +93,7 @@ _Part = tuple[str, Any, int]
 
 
 class _Search:
-    """Looks at each object once, breadth first, and at no more than `limit`.
+    """Looks at each object once, breadth first, and at no more than `limit` below one that it is given.
 
     Not through objects of classes `apart`, nor of packages `closed`.
     """
@@ -93,6 +102,8 @@ class _Search:
         import torch
 
         self._limit, self._depth, self._apart, self._closed = limit, depth, apart, closed
+        self.cut_short: list[str] = []
+        """What had more objects below it."""
         self._seen: dict[int, Any] = {}  # held, so that no other object has its number
         self._kinds = (torch.Generator, *_kinds())
         self._module, self._values = torch.nn.Module, (*_VALUES, torch.Tensor)
@@ -105,7 +116,11 @@ class _Search:
     def below(self, owner: Any, name: str) -> Iterator[tuple[str, Any]]:
         """Yield the generators below `owner`, by the way to them."""
         left: deque[_Part] = deque([(name, owner, 0)])
-        while left and len(self._seen) < self._limit:
+        limit = len(self._seen) + self._limit
+        while left:
+            if len(self._seen) >= limit:
+                self.cut_short.append(name)
+                return
             place, value, depth = left.popleft()
             if id(value) in self._seen:
                 continue

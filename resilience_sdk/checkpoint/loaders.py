@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 ATTACHED = "attached.loader"
 """The entry of a loader that `attach` was given."""
-_CURE = "give the state torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]'), or train by run.steps()"
+_CURE = (
+    "give the state torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]'), make its iterators behind the "
+    "resume, or train by run.steps()"
+)
 
 _ONE_SHOT = (zip, map, filter, enumerate, itertools.chain, itertools.cycle, itertools.islice)
 
@@ -143,7 +146,8 @@ class TravellingLoaders:
                 f"what is drawn at random inside of run.steps({type(loader).__name__}(...))",
                 "a resume reads it again from its beginning, so that what the data set draws in this process, and what "
                 "itertools.cycle has kept of it, is other",
-                "pass one loader to run.steps(), and put a second one with a state_dict() into state",
+                "pass one loader to run.steps(), and put a second one with a state_dict() into state, and make its "
+                "iterator inside of the `with` of the run",
             )
             return
         held = [loader, *getattr(loader, "__dict__", {}).values()]
@@ -153,7 +157,8 @@ class TravellingLoaders:
                     f"state:{name}",
                     f"the place in state[{name!r}]",
                     f"run.steps() counts those of another loader, and a {type(item).__name__} has no state_dict()",
-                    "use torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]') for it",
+                    "use torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]') for it, and make its "
+                    "iterator inside of the `with` of the run",
                 )
 
     def resumed(self, restored: Restored) -> None:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from resilience_sdk.checkpoint.counted_passes import CountedPasses
 from resilience_sdk.checkpoint.generators import find_generators, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.orders import same_order
 from resilience_sdk.core.iterated_class import iterated_by, set_class
@@ -51,6 +52,8 @@ class PassWatch:
         self._saved: Mapping[str, Any] | None = None
         """The pass that the next one goes on with."""
         self._generators: SavedGenerators | None = None
+        self._counted = CountedPasses()
+        self._old = _OldIterator(loader)
         self._plain: Any = type(loader)
         plain = self._plain
         self._kind = iterated_by(plain, lambda item: self._iterate(item, lambda: plain.__iter__(item)))
@@ -70,6 +73,7 @@ class PassWatch:
         loader = self._loader()
         if loader is None or not issubclass(type(loader), self._kind):
             return None
+        self._old.look(loader)
         from resilience_sdk.checkpoint.state import capture_generators  # imports torch
 
         workers = getattr(loader, "num_workers", None)
@@ -87,6 +91,7 @@ class PassWatch:
 
     def resume(self, saved: Mapping[str, Any] | None, generators: SavedGenerators) -> None:
         """Go on with a pass that was saved; None: by an older version, which does not say whether one was under way."""
+        self._old.is_left = True
         self._saved = {"began": None, "generators": {}, "is_known": False} if saved is None else saved
         self._generators = generators
 
@@ -99,10 +104,14 @@ class PassWatch:
 
         if not self._is_on or os.getpid() != self._pid:  # in a worker
             return make()
+        self._counted.look(loader)
+        self._old.look(loader)
         saved, self._saved = self._saved, None
         if saved is None:
             self._began = take_rng(find_generators(loader))
-            return _Batches(make(), self.ended, None)
+            made = _Batches(make(), self.ended, None)
+            self._counted.look(loader)
+            return made
         if saved["began"] is None and saved.get("is_known", True):
             use_up(loader)
             restore_generators(find_generators(loader), saved["generators"])
@@ -120,10 +129,37 @@ class PassWatch:
         with same_order(loader):
             batches = make()
         draw_order(batches)
+        self._counted.look(loader)
         set_rng({}, now)  # what the iterator has drawn was drawn before the save
         restore_of_data(generators, saved["generators"])
         before_first = None if self._generators is None else self._generators.set
         return _Batches(batches, self.ended, before_first, is_rest=saved["began"] is not None)
+
+
+class _OldIterator:
+    """The iterator that torchdata's loader had when its passes began to be watched: a resume does not reach it."""
+
+    def __init__(self, loader: Any) -> None:
+        iterator = getattr(loader, "_iterator", None)
+        self._given = getattr(iterator, "_num_yielded", None)
+        self._iterator: Callable[[], Any] = lambda: None
+        if isinstance(self._given, int):
+            with contextlib.suppress(TypeError):
+                self._iterator = weakref.ref(iterator)
+        self.is_left = False
+        """Whether the loader has gone to another place since."""
+
+    def look(self, loader: Any) -> None:
+        """Say it if the program goes on with that one all the same."""
+        iterator = self._iterator() if self.is_left else None
+        if iterator is not None and getattr(iterator, "_num_yielded", self._given) != self._given:
+            self.is_left = False
+            note(
+                "old iterator",
+                f"the place in {type(loader).__name__} for an iterator that was made before the resume",
+                "it goes on from its own beginning",
+                "make it behind the resume: inside of `with start_run(...)`, or after Checkpointer.resume()",
+            )
 
 
 class _Batches:

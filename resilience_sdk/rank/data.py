@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from resilience_sdk.checkpoint.counted_passes import CountedPasses
 from resilience_sdk.checkpoint.generators import find_generators, parts, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.orders import same_order
 from resilience_sdk.checkpoint.passes import draw_order, note_other_sizes, sizes_of, use_up
@@ -42,6 +43,7 @@ class Walk:
         self._loader: Any = None
         self._has_state = False
         self._is_resumed = False
+        self._counted = CountedPasses()
 
     # -- what a checkpoint holds of it
 
@@ -171,6 +173,7 @@ class Walk:
         """Set the generators as they were when this epoch began, before an iterator of it is made."""
         self._loader = loader
         self._has_state = has_state(loader)
+        self._counted.look(loader)
         self._generators = find_generators(loader)
         if self._is_resumed and self.batches and self._saved_sizes:
             self._fit_to(sizes_of(loader), self._saved_sizes)
@@ -200,6 +203,7 @@ class Walk:
                 self.prints.compare(self.epoch, self._loader)
             else:
                 draw_order(batches)
+            self._counted.look(self._loader)
             # Not at the start of an epoch: there the save was before what iter() has just drawn.
             restore_rng()
             restore_of_data(self._generators, self._saved_generators)

@@ -11,7 +11,7 @@ import sys
 from array import array
 from binascii import crc32
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,10 @@ _CHUNKS, _MAX_CHUNKS, _CHUNK_BYTES = 4, 8, 96
 
 # All of this process's memory: a slice of it takes a third of what `ctypes.string_at` does.
 _MEMORY: Any = (ctypes.c_char * sys.maxsize).from_address(0)
+_MAX_DRAWN = 1 << 20
+"""Batches that may be drawn ahead of what is taken out: no loader draws so many, so nobody takes any out."""
+
+_MAX_AROUND = 8
 _PLAIN = frozenset({int, float, str, bytes, bool})
 
 
@@ -40,6 +44,20 @@ class Tap:
         self._sampler = sampler
         self.drawn: deque[int] = deque()
         """The prints of what was drawn and not taken out yet: a loader with workers draws ahead."""
+        self.is_on = True
+        """Whether anybody wants to know what is drawn in this pass."""
+
+    def stop(self) -> None:
+        """Note nothing more of this pass."""
+        self.is_on = False
+        self.drawn.clear()
+
+    def note(self, drawn: Any) -> None:
+        """Take what was drawn for one batch."""
+        if self.is_on:
+            self.drawn.append(print_of_indices(drawn))
+            if len(self.drawn) >= _MAX_DRAWN:
+                self.stop()
 
     def is_of(self, loader: Any) -> bool:
         """Tell whether it stands for what this loader draws from."""
@@ -51,7 +69,8 @@ class Tap:
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: what `iter()` draws is to be drawn where it was.
         self.drawn.clear()
-        return _Drawing(iter(self._sampler), self.drawn)
+        self.is_on = True
+        return _Drawing(iter(self._sampler), self.note)
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -63,17 +82,17 @@ class Tap:
 
 
 class _Drawing:
-    __slots__ = ("_drawn", "_next")
+    __slots__ = ("_next", "_note")
 
-    def __init__(self, plain: Iterator[Any], drawn: deque[int]) -> None:
-        self._next, self._drawn = plain.__next__, drawn
+    def __init__(self, plain: Iterator[Any], note: Callable[[Any], None]) -> None:
+        self._next, self._note = plain.__next__, note
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         found = self._next()
-        self._drawn.append(print_of_indices(found))
+        self._note(found)
         return found
 
 
@@ -107,8 +126,8 @@ def tap_of(loader: Any) -> Tap | None:
 
 def tap_of_iterator(batches: Any) -> Tap | None:
     """Return a tap for an iterator of torchdata's, from its next batch on; None for any other, and one with workers."""
-    while (inner := getattr(batches, "_batches", None)) is not None:  # who times them, or counts
-        batches = inner
+    for _ in range(_MAX_AROUND):  # who times them, or counts
+        batches = batches if (inner := getattr(batches, "_batches", None)) is None else inner
     plain = getattr(batches, "_next_index", None)
     if type(batches).__name__ != "_StatefulSingleProcessDataLoaderIter" or not callable(plain):
         return None
@@ -120,7 +139,7 @@ def tap_of_iterator(batches: Any) -> Tap | None:
 
     def next_index() -> Any:
         found = plain()
-        tap.drawn.append(print_of_indices(found))
+        tap.note(found)
         return found
 
     batches._next_index = next_index

@@ -5,6 +5,7 @@ It is given the batches and the steps, leaves a witness of each step, and compar
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -48,6 +49,10 @@ class LoopProof:
         self._skipped = skipped
         self._per_step = per_step
         self._cures = {**CURES, **(cures or {})}
+        self.length: Callable[[], int] = int
+        """Gives a number for what the training's schedules are stretched over, when its first step is done."""
+        self.training = 0
+        """A number for which training of this process it is."""
         self._ring: WitnessRing | None = None
         self._comparison: Comparison | None = None
         self._is_begun = self._has_given_up = False
@@ -110,9 +115,12 @@ class LoopProof:
 
     def close(self) -> None:
         """Say what came out of the comparison, where not all steps that were to be repeated are."""
-        if self._comparison is not None:
-            self._comparison.close()
-            self._comparison = None
+        comparison, self._comparison = self._comparison, None
+        if comparison is not None:
+            try:
+                comparison.close()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._give_up(error)
 
     def tell(self, check: ResumeCheck) -> None:
         """Journal what comes out of a comparison on this rank, and say it: a difference by one of each node's ranks.
@@ -135,21 +143,27 @@ class LoopProof:
         self._ring = self._session.make_witness_ring(facts)
         if self._ring is None:
             return False
+        length = self.length()
+        self._ring.is_of(length, self.training)
         if step:
             before, size = self._session.find_witnesses(), self._session.identity.world_size
             self._comparison = begin(
-                before, step, size, facts, self._skipped(), self.tell, self._losses_count, self._cures
-            )
+                before, step, size, facts, self._skipped(), self.tell, self._losses_count, self._cures,
+                length, self.training,
+            )  # fmt: skip
         watch = numerics.watch_of_adapters()
         if watch is not None:
             watch.heard = self._hear
         return True
 
     def _hear(self, step: int, loss: float) -> None:
-        if self._ring is not None:
-            self._ring.add_loss(step, loss)
-        if self._comparison is not None:
-            self._comparison.hear(step, loss)
+        try:
+            if self._ring is not None:
+                self._ring.add_loss(step, loss)
+            if self._comparison is not None:
+                self._comparison.hear(step, loss)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(error)
 
     def _losses_count(self) -> bool:
         """Tell whether this run has repeated its losses at a resume before: not every kernel gives the same twice."""
@@ -163,4 +177,5 @@ class LoopProof:
         """Witness no more steps: what cannot be looked at once cannot be in the next step."""
         self._ring = self._comparison = None
         self._has_given_up = True
-        self._session.journal.emit(Event.DEGRADED, what="witness", why=f"{type(error).__name__}: {error}")
+        with contextlib.suppress(Exception):
+            self._session.journal.emit(Event.DEGRADED, what="witness", why=f"{type(error).__name__}: {error}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from resilience_sdk.core.resume_proof import ResumeCheck
@@ -13,7 +13,10 @@ from resilience_sdk.rank.fingerprints import EpochPrint, Tap
 
 
 class PassPrint:
-    """What is known of the samples of a pass, batch by batch; of the thread that trains."""
+    """What is known of the samples of a pass, batch by batch; of the thread that trains.
+
+    Never raises: a loader or a batch that cannot be looked at has no fingerprint.
+    """
 
     def __init__(self) -> None:
         """Know of no pass yet."""
@@ -56,16 +59,19 @@ class PassPrint:
         """
         self._print = self.newest_order = None
         if self.is_checked and not has_state:
-            if tap is not None:
-                self._tap = tap
-            elif self._tap is None or not self._tap.is_of(loader):  # workers that persist go on to draw from the first
-                self._tap = fingerprints.tap_of(loader)
-            if fingerprints.repeats(loader, self._tap):
-                self._print = fingerprints.new_print(loader, self._tap)
+            try:
+                if tap is not None:
+                    self._tap = tap
+                elif self._tap is None or not self._tap.is_of(loader):  # workers that persist draw on from the first
+                    self._tap = fingerprints.tap_of(loader)
+                if fingerprints.repeats(loader, self._tap):
+                    self._print = fingerprints.new_print(loader, self._tap)
+            except Exception:  # noqa: BLE001 - a loader of somebody else's kind
+                self._tap = None
 
     def tapped(self, loader: Any) -> AbstractContextManager[None]:
         """Return the block in which the iterator of this pass is made."""
-        is_its = self._tap is not None and self._tap.is_of(loader)
+        is_its = self._print is not None and self._tap is not None and self._tap.is_of(loader)
         return fingerprints.tapped(loader, self._tap if is_its else None)
 
     def make(self, loader: Any, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -73,18 +79,27 @@ class PassPrint:
         self.begin(loader)
         with self.tapped(loader):
             batches = make()
-        tap = None if self.is_known or not self.is_checked else fingerprints.tap_of_iterator(batches)
-        if tap is not None:
-            self.begin(loader, tap=tap)
+        if self.is_checked and not self.is_known:
+            with suppress(Exception):  # an iterator of somebody else's kind
+                tap = fingerprints.tap_of_iterator(batches)
+                if tap is not None:
+                    self.begin(loader, tap=tap)
+                    tap.is_on = self.is_known
         return batches
 
     def note(self, batch: Any) -> None:
         """Take the next batch of the pass."""
         self.newest_order = None
         if self._print is None:
+            if self._tap is not None and self._tap.is_on:
+                self._tap.stop()  # nobody takes out what it has drawn
             return
         if self._tap is None:
-            shapes, content = fingerprints.print_of_content(batch)
+            try:
+                shapes, content = fingerprints.print_of_content(batch)
+            except Exception:  # noqa: BLE001 - a batch of somebody else's kind
+                self._print = None
+                return
             self._print.add(shapes << 32 | content)
         elif self._tap.drawn:
             self.newest_order = self._tap.drawn.popleft()
@@ -119,9 +134,10 @@ class PassPrint:
     def compare(self, epoch: int, loader: Any) -> None:
         """Compare the batches that were read again with the saved fingerprint, and tell what came out of it."""
         saved, self._saved = self._saved, None
-        check = fingerprints.order_check(saved, self._print, epoch, loader)
-        if check is not None and self.is_checked:
-            self.told(check)
+        with suppress(Exception):  # of a loader of somebody else's kind
+            check = fingerprints.order_check(saved, self._print, epoch, loader)
+            if check is not None and self.is_checked:
+                self.told(check)
 
 
 def _tell_nobody(_: ResumeCheck) -> None:

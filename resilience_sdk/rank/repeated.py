@@ -83,6 +83,8 @@ class Comparison:
     equal_losses: int = 0
     other_loss: tuple[int, float, float] | None = None
     """The first step with another loss, that before, and now."""
+    has_other_length: bool = False
+    """Whether the training was made longer or shorter, so that a schedule over it gives other learning rates."""
     _compares_rates: bool = True
     _is_over: bool = False
 
@@ -106,7 +108,7 @@ class Comparison:
         first = not self.equal
         if first and before.seen & now.seen & RATES and before.rates != now.rates:
             self._compares_rates = False  # the restored options were compared: the program itself has changed it
-        found = differing_part(before, now, compares_rates=self._compares_rates)
+        found = differing_part(before, now, compares_rates=self._compares_rates and not self.has_other_length)
         if found is not None:
             part, words = found
             self._finish(
@@ -140,7 +142,8 @@ class Comparison:
             why = "batches that come from a stream, or in any order, are not repeatable"
             self._finish(ResumeCheck(STEPS, NOT_COMPARED, why))
             return
-        if self.other_loss is not None and not self.random and self._compares_rates and self.is_trusted():
+        is_alike = not self.random and self._compares_rates and not self.has_other_length
+        if self.other_loss is not None and is_alike and self.is_trusted():
             step, was, now = self.other_loss
             text = f"step {step}: loss {now:.9g} instead of {was:.9g}, of the same samples and learning rate"
             self._finish(ResumeCheck(STEPS, NOT_EXACT, text, "loss", step, cure=self.cures["loss"]))
@@ -153,6 +156,8 @@ class Comparison:
             text += (
                 f"; {self.random} with other values of the same samples, as of an augmentation with numbers of its own"
             )
+        if self.has_other_length:
+            text += "; their learning rates not compared: the training has another length than before"
         self._finish(ResumeCheck(STEPS, EXACT, text))
 
     def _finish(self, check: ResumeCheck) -> None:
@@ -169,8 +174,13 @@ def begin(
     told: Callable[[ResumeCheck], None],
     is_trusted: Callable[[], bool] = bool,
     cures: Mapping[str, str] = CURES,
+    length: int = 0,
+    training: int = 0,
 ) -> Comparison | None:
-    """Return the comparison from `step` on; None where nothing is repeated, or `told` hears why it is not compared."""
+    """Return the comparison from `step` on; None where nothing is repeated, or `told` hears why it is not compared.
+
+    `length`, `training`: as those of `Witnesses`, of now.
+    """
     repeated = {} if found is None else {number: one for number, one in found.steps.items() if number >= step}
     if found is None or not repeated:
         return None
@@ -179,9 +189,12 @@ def begin(
         why = f"{found.world_size} ranks were at these steps before, {world_size} are now"
     elif skipped:
         why = "the run was rolled back, and batches are left out"
+    elif found.training and training and found.training != training:
+        why = "these steps were those of another training before: the program has several in one process"
     elif found.facts != facts:
         why = "a step has other batches, or the loader other data, than before"
     if why is not None:
         told(ResumeCheck(STEPS, NOT_COMPARED, why))
         return None
-    return Comparison(repeated, told, max(repeated), is_trusted, cures)
+    has_other_length = bool(found.length and length) and found.length != length
+    return Comparison(repeated, told, max(repeated), is_trusted, cures, has_other_length=has_other_length)

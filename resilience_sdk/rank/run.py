@@ -33,6 +33,7 @@ from resilience_sdk.rank.degraded import NoCheckpointer, pageless_session
 from resilience_sdk.rank.identity import refuse_fresh_start
 from resilience_sdk.rank.lifecycle import ensure_started, has_failed_to_start
 from resilience_sdk.rank.loop_proof import LoopProof
+from resilience_sdk.rank.schedule_length import length_of
 from resilience_sdk.rank.session import Session
 from resilience_sdk.system.installation import refusal
 
@@ -75,6 +76,7 @@ class Run:
         self._previous: Run | None = None
         self._is_entered = self._is_resumed = self._is_done = False
         self._is_to_save = state is not None
+        self._limits: tuple[int | None, ...] = ()  # of the first loop: epochs, steps
         self.checkpointer = self._make_checkpointer(state)
         self._proof = self._make_proof(state)
 
@@ -110,7 +112,9 @@ class Run:
             return None
         self._walk.prints.is_checked = True
         optimizers = [item for item in state.values() if isinstance(getattr(item, "param_groups", None), list)]
-        return LoopProof(self.session, self._walk.prints, optimizers, lambda: self.checkpointer.skipped_steps)
+        proof = LoopProof(self.session, self._walk.prints, optimizers, lambda: self.checkpointer.skipped_steps)
+        proof.length = lambda: length_of(state.values(), *self._limits)
+        return proof
 
     @property
     def values(self) -> dict[str, Any]:
@@ -224,6 +228,7 @@ class Run:
             CheckpointError: There is a checkpoint, but it cannot be loaded.
         """
         _check_arguments("steps", epochs, max_steps, on_preempt)
+        self._limits = self._limits or (epochs, max_steps)
         self._leave_steps()
         self._resume()
         if self._body is not None:
@@ -269,6 +274,7 @@ class Run:
             when = "a second time" if self._has_epochs else "after run.steps()"
             raise ConfigError(f"run.epochs({epochs}) {when}: one loop over it holds all epochs of a run")
         self._has_epochs = True
+        self._limits = (epochs, max_steps)
         self._resume()
         return self._iterate_epochs(epochs, _Body(max_steps, on_preempt))
 

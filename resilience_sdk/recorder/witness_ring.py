@@ -32,6 +32,7 @@ epoch is not known, and `batch` is how many the step has."""
 
 _MAGIC = b"rslwit03"
 _HEAD = struct.Struct("<8sIIII")  # magic, rank, world size, attempt, CRC of the facts
+_KIND, _KIND_AT = struct.Struct("<II"), _HEAD.size  # the length of the training, and which training it is
 _RECORD = struct.Struct("<QIIIIIIIxxxxdQd")
 _STEP, _COUNT, _DOUBLE = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("<d")
 _SEEN_AT, _LOSS_AT = 16, 56
@@ -70,6 +71,10 @@ class Witnesses:
     """A number for what has to be alike for two attempts to be compared: the size of a batch, of the data."""
     job: str
     steps: Mapping[int, WitnessedStep]
+    length: int = 0
+    """A number for what the training's schedules are stretched over; 0 where nobody knows it."""
+    training: int = 0
+    """A number for which training of its process it is; 0 where that is not known."""
 
 
 class WitnessRing:
@@ -90,6 +95,10 @@ class WitnessRing:
         finally:
             os.close(fd)
         _HEAD.pack_into(self._bytes, 0, _MAGIC, rank, world_size, attempt, facts)
+
+    def is_of(self, length: int, training: int) -> None:
+        """Note whose steps these are, see `Witnesses`."""
+        _KIND.pack_into(self._bytes, _KIND_AT, length, training)
 
     def put(self, step: int, *parts: float) -> None:
         """Leave what is known of a step: the fields of a `WitnessedStep`, in their order."""
@@ -114,7 +123,7 @@ def read_ring(data: bytes, job: str) -> Witnesses | None:
         step, *rest = _RECORD.unpack_from(data, _AT + number * _EACH)
         if step and (step - 1) % STEPS == number:
             found[step - 1] = WitnessedStep(step - 1, *rest)
-    return Witnesses(rank, world_size, attempt, facts, job, found)
+    return Witnesses(rank, world_size, attempt, facts, job, found, *_KIND.unpack_from(data, _KIND_AT))
 
 
 def place_of(run_dir: Path, rank: int) -> Path:
@@ -177,7 +186,8 @@ def _from_text(text: str) -> Witnesses:
     data = json.loads(text)
     found = [_record(values) for values in data["steps"]]
     rank, size, attempt, facts = (int(data[name]) for name in ("rank", "world_size", "attempt", "facts"))
-    return Witnesses(rank, size, attempt, facts, str(data["job"]), {one.step: one for one in found})
+    length, training = (int(data.get(name, 0)) for name in ("length", "training"))
+    return Witnesses(rank, size, attempt, facts, str(data["job"]), {one.step: one for one in found}, length, training)
 
 
 def _record(values: Iterable[Any]) -> WitnessedStep:

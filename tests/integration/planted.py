@@ -105,6 +105,7 @@ _COMMON = {
     "untrusted": _good(),  # a loss alone, where no resume before has had equal ones
     "own rate": _good(),
     "stream": _NOT_REPEATABLE,
+    "longer": _said("; their learning rates not compared: the training has another length than before"),
     "augmented": _said("3 of 3 repeated steps equal; 3 with other values of the same samples"),
     "seeded": _GENERATORS,
     "python": _GENERATORS,

@@ -21,6 +21,7 @@ IS_AGAIN = IS_HERE and int(os.environ["RESILIENCE_INTERNAL_ATTEMPT"]) == 1 + (KI
 PER_STEP = {"accumulated": 2, "accumulation": 1 + IS_AGAIN}.get(KIND, 1)
 FACTOR = 1.1 if KIND in ("unsaved", "untrusted") and IS_AGAIN else 1.0
 """Of the loss, which no state holds."""
+TOTAL = 64 if KIND == "longer" and IS_AGAIN else 32
 EACH = 32
 """Samples of a rank, in batches of 4."""
 ROWS = torch.rand(2 * EACH * RANKS, 2, generator=torch.Generator().manual_seed(8))
@@ -105,11 +106,16 @@ class Optimizer(torch.optim.SGD):
             self.param_groups[0]["weight_decay"] = 0.0
 
 
+def rate(step):
+    """Return the factor of the learning rate; of `longer` for the length of the training."""
+    return 1 - step / TOTAL if KIND == "longer" else 0.9**step
+
+
 class Scheduler(torch.optim.lr_scheduler.LambdaLR):
     """One that may count anew."""
 
     def __init__(self, optimizer):
-        super().__init__(optimizer, lambda step: 0.9**step)
+        super().__init__(optimizer, rate)
 
     def load_state_dict(self, state):
         super().load_state_dict({**state, "last_epoch": 0} if KIND == "scheduler" and IS_HERE else state)

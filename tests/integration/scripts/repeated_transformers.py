@@ -83,7 +83,7 @@ trainer = Trainer(
     model,
     transformers.TrainingArguments(
         output_dir=os.environ["RESILIENCE_RUN_DIR"] + "/trainer",
-        max_steps=16,
+        max_steps=20 if KIND == "longer" and IS_AGAIN else 16,
         per_device_train_batch_size=2 if KIND == "batch size" and IS_AGAIN else 4,
         gradient_accumulation_steps=PER_STEP,
         dataloader_num_workers=2 if KIND == "any order" else 0,

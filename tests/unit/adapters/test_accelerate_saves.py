@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import stat
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.adapters.accelerate import saves
+from resilience_sdk.adapters.accelerate.attached import Attached
 from resilience_sdk.adapters.accelerate.saves import (
     FILE,
     UNFINISHED,
@@ -25,6 +27,7 @@ from resilience_sdk.adapters.accelerate.saves import (
     read_file,
     to_remove,
 )
+from resilience_sdk.core import console, resume_limits
 from resilience_sdk.errors import CheckpointError
 
 
@@ -307,3 +310,37 @@ def test_a_damaged_one_is_an_error_with_a_cure(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(CheckpointError, match="remove it"):
         read_file(tmp_path)
+
+
+ALONE = "accelerator.save_state() was called on the main process alone"
+
+
+@pytest.mark.parametrize(
+    ("kept", "rank", "is_said"),
+    [
+        ((0, 1, 2, 3), 0, False),
+        ((0,), 0, True),
+        ((0, 1), 0, False),  # the other node has a disk of its own
+        ((2, 3), 2, False),  # and this is that
+        ((0,), 2, True),  # one disk for all
+        ((0, 1), 2, True),
+        ((0,), 1, False),  # the first rank of each node says it
+        ((), 0, False),  # of an older version
+    ],
+)
+def test_what_each_rank_has_of_its_own_is_missed_on_its_own_disk_only(
+    tmp_path, monkeypatch, capsys, kept, rank, is_said
+):
+    """Two nodes of two ranks: a disk of a node has the files of its ranks, and that is right."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    monkeypatch.setattr(console, "_said", set())
+    accelerator = Saving(rank)
+    accelerator.num_processes, accelerator.local_process_index = 4, rank % 2
+    accelerator.is_local_main_process = rank % 2 == 0
+    for one in kept:
+        own = {"v": 1, "ranks": 4, "held": {"model.rng": 1}, "position": None}
+        (tmp_path / saves._file_of(one)).write_text(json.dumps(own))
+    handle = types.SimpleNamespace(_accelerator=accelerator, _state=StateSaves(accelerator, Handle()))
+    Attached._note_missing(handle, tmp_path)
+    assert (ALONE in capsys.readouterr().err) is is_said

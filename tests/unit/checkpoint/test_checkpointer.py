@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 
 import pytest
@@ -85,6 +86,37 @@ def test_a_reader_changes_nothing(tmp_path):
             save(4)
     assert sorted(tmp_path.rglob("*")) == before
     assert [path.read_bytes() for path in sorted((tmp_path / "journal").iterdir())] == journal
+
+
+def test_where_the_sdk_is_off_and_no_directory_is_named_nothing_is_saved(monkeypatch, tmp_path, capsys):
+    """Each call does nothing, which is said; a directory that is named is used all the same."""
+    for name in [name for name in os.environ if name.startswith(("RESILIENCE_", "SLURM_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunDirectoryError, match="is missing"):
+        Checkpointer({"model": torch.nn.Linear(1, 1)})
+    monkeypatch.setenv("RESILIENCE_DISABLE", "1")
+    off = Checkpointer({"model": torch.nn.Linear(1, 1)}, every=1)
+    off.begins_at(0)
+    assert (off.find(), off.resume(), off.maybe_save(1), off.save(2), off.save(3, last=True)) == (
+        None,
+        0,
+        False,
+        False,
+        False,
+    )
+    assert (off.save_patiently(4).unsaved, off.holds(4), off.wait(), off.last_good, off.expected_save_s) == (
+        None,
+        False,
+        True,
+        None,
+        0.0,
+    )
+    off.raise_unsaved()
+    off.restore_rng()
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err.count("Checkpointer: NOTHING IS SAVED or resumed") == 1
+    assert Checkpointer({"model": torch.nn.Linear(1, 1)}, run_dir=tmp_path / "a").save(1)
 
 
 def test_what_is_due_before_the_first_question_is_saved_where_the_begin_was_told(tmp_path):

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint import Checkpointer, generators_below
 from resilience_sdk.checkpoint.generators import find_generators
 from resilience_sdk.checkpoint.generators_below import held_generators
+from resilience_sdk.core import resume_limits
 
 OF_MODULE = random.Random(9)
 
@@ -162,3 +163,19 @@ def test_transforms_that_are_modules_and_functions_that_are_called_are_looked_th
     data = SimpleNamespace(transform=nn.Sequential(nn.Identity(), Jitter()))
     found = find_generators(SimpleNamespace(dataset=data, collate_fn=collate))
     assert list(found) == ["dataset.transform.1.rng", "collate_fn.augment.OF_MODULE"]
+
+
+@pytest.mark.parametrize("limit", [100, 10_000])
+def test_a_large_model_takes_nothing_from_what_comes_behind_it(monkeypatch, limit):
+    """Each has as many objects that are looked at; what was left out is said, with what to do."""
+    monkeypatch.setattr(generators_below, "_MAX_OF_MODULES", limit)
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    deep = nn.Sequential(*[nn.Sequential(nn.Linear(1, 1)) for _ in range(200)])
+    deep[199][0].own = random.Random(1)
+    model, callback = nn.Sequential(deep, Noise()), SimpleNamespace(own=random.Random(2))
+    found = held_generators({"model": model, "callback 0": callback})
+    assert found["callback 0.own"] is callback.own
+    assert ("model.0.199.0.own" in found) is (limit == 10_000)
+    said = [one.words() for one in resume_limits.limits()]
+    assert len(said) == (limit == 100)
+    assert all("a generator that lies deep in model: more than 100 objects are below it" in line for line in said)

@@ -277,3 +277,28 @@ def test_a_first_pass_without_a_batch_is_said(tmp_path, monkeypatch, save_at, co
     saver = Checkpointer({"loader": (loader := begun(plain_order))}, run_dir=tmp_path, every=1000)
     train(loader, saver, saver.resume(), save_at=0)
     assert len(said) == counts
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_iterator_from_before_the_resume_is_said_if_the_program_goes_on_with_it(tmp_path, monkeypatch, goes_on):
+    """One that was made to look at a batch is not."""
+
+    def make():
+        loader = own_order()
+        return loader, Checkpointer({"loader": loader}, run_dir=tmp_path, every=100)
+
+    loader, saver = make()
+    saver.resume()
+    next(iter(loader))
+    saver.save(1)
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    again, saver = make()
+    batches = iter(again)
+    next(batches)
+    assert saver.resume() == 1
+    if goes_on:
+        next(batches)
+    else:
+        next(iter(again))
+    saver.save(2)
+    assert ("old iterator" in {one.key for one in resume_limits.limits()}) is goes_on

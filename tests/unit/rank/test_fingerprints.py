@@ -270,3 +270,55 @@ def test_a_length_that_cannot_be_asked_for_is_none():
     prints = PassPrint()
     prints.is_checked = True
     assert list(prints.make(loader, lambda: iter(loader))) != []
+
+
+def taken(prints, loader, noted):
+    """Return the taps of a pass over a loader, whose first batches are noted; nothing is left in them."""
+    with prints.tapped(loader):
+        batches = iter(loader)
+    for number, batch in enumerate(batches):
+        if number < noted:
+            prints.note(batch)
+    return prints._tap
+
+
+@pytest.mark.parametrize("kind", ["in any order", "too many left out", "nobody notes"])
+def test_what_nobody_takes_out_does_not_pile_up(kind, monkeypatch):
+    """An epoch may have millions of batches."""
+    monkeypatch.setattr("resilience_sdk.rank.fingerprints._MAX_DRAWN", 4)
+    is_unordered = kind == "in any order"
+    loader = DataLoader(DATA, batch_size=2, num_workers=2 if is_unordered else 0, in_order=not is_unordered)
+    prints = PassPrint()
+    prints.is_checked = True
+    prints.begin(loader)
+    if kind == "too many left out":
+        prints.leave_out(5)
+    assert not taken(prints, loader, 0 if kind == "nobody notes" else 12).drawn
+    if kind == "nobody notes":
+        prints.note([0])
+        assert not prints.is_known  # it would be compared with others
+
+
+class Hostile:
+    """A batch, a loader or an iterator of somebody's that refuses to be looked at."""
+
+    shape = property(lambda self: 1 / 0)
+    state_dict = _batches = in_order = batch_sampler = shape
+
+    def __iter__(self):
+        return iter([self])
+
+
+def test_what_cannot_be_looked_at_ends_no_training():
+    """It has no fingerprint, and is given out as ever."""
+    prints, told = PassPrint(), []
+    prints.is_checked, prints.told = True, told.append
+    hostile = Hostile()
+    assert list(prints.make(hostile, lambda: iter([hostile]))) == [hostile]
+    prints.begin([hostile])
+    prints.note(hostile)
+    prints.resume({"kind": "content", "facts": {}, "value": 3, "marks": []}, 1)
+    prints.begin([1])
+    prints.note(1)
+    prints.compare(0, hostile)
+    assert (prints.make(hostile, lambda: hostile), told) == (hostile, [])

@@ -81,11 +81,11 @@ def test_the_part_that_differs_first_is_named(changes, part, words):
     assert found == (None if part is None else (part, words))
 
 
-def compare(before, now):
-    """Return what is told of these steps, which begin at the first of `now`."""
+def compare(before, now, **options):
+    """Return what is told of these steps, which begin at the first of `now`; those before are of length 3."""
     told = []
-    found = Witnesses(0, 1, 0, 7, "j", {one.step: one for one in before})
-    comparison = begin(found, now[0].step, 1, 7, (), told.append)
+    found = Witnesses(0, 1, 0, 7, "j", {one.step: one for one in before}, 3, 2)
+    comparison = begin(found, now[0].step, 1, 7, (), told.append, **options)
     for one in now:
         if comparison is not None and not comparison.look(one):
             comparison = None
@@ -125,6 +125,31 @@ def test_a_rate_that_the_program_changes_at_the_resume_is_its_own():
     assert compare(steps(0, 15), steps(10, 15, rates=1, rate=0.5))[0].result == EXACT
     [check] = compare(steps(0, 15), [*steps(10, 11), *steps(11, 15, rates=1, rate=0.5)])
     assert check.text == "step 11: learning rate 0.5 instead of 0.1"
+
+
+def test_a_training_that_was_made_longer_has_other_rates_on_purpose():
+    """Its samples and generators are compared all the same; where a length is not known, so are rates."""
+    now = [*steps(10, 11), *steps(11, 15, rates=1, rate=0.5)]
+    [check] = compare(steps(0, 15), now, length=4)
+    assert (check.result, check.text) == (
+        EXACT,
+        "5 of 5 repeated steps equal; their learning rates not compared: the training has another length than before",
+    )
+    [check] = compare(steps(0, 15), [*steps(10, 12), *steps(12, 15, order=5)], length=4)
+    assert (check.result, check.step, check.component) == (NOT_EXACT, 12, "samples")
+    for known in (0, 3):
+        assert compare(steps(0, 15), now, length=known)[0].component == "learning rate"
+
+
+def test_steps_of_another_training_of_the_program_are_not_compared():
+    """One that is not known, as of an older version, is taken for the same."""
+    now = steps(10, 15, order=5)
+    [check] = compare(steps(0, 15), now, training=1)
+    assert (check.result, check.text.partition(":")[0]) == (
+        NOT_COMPARED,
+        "these steps were those of another training before",
+    )
+    assert [compare(steps(0, 15), now, training=known)[0].component for known in (0, 2)] == ["samples"] * 2
 
 
 def test_what_is_random_on_purpose_is_a_note_or_not_compared():
@@ -167,13 +192,14 @@ def test_a_ring_gives_back_the_newest_of_each_place(tmp_path_factory, found):
     place = tmp_path_factory.mktemp("ring")
     stem = place / "a3-r5-77"
     ring = WitnessRing(place / f"a3-r5-77{witness_ring.SUFFIX}", rank=5, world_size=8, attempt=3, facts=9)
+    ring.is_of(4, 6)
     newest = {}
     for one in found:
         ring.put(*attrs.astuple(one))
         newest[one.step % STEPS] = one
     expected = {one.step: one for one in newest.values()}
     there = witness_ring.find(place, place / "run", 5, 4, "job")
-    assert there == Witnesses(5, 8, 3, 9, "job", expected)
+    assert there == Witnesses(5, 8, 3, 9, "job", expected, 4, 6)
     (place / "run").mkdir()
     assert witness_ring.keep(stem, place / "run", "job") is bool(expected)
     if expected:
