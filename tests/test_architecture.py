@@ -155,6 +155,8 @@ SMALL = {
     "monitor.stall_teller": "what is said of a stall, apart from the round that finds it",
     "health.probe_main": "the process of a probe, which must be cheap to start",
     "rank.held": "seen and written at the end alone, by the helper thread of a session that has enough to do",
+    "rank.rehearsed_records": "names of frameworks, apart from the trace of any loop",
+    "rehearse.records": "what is logged, apart from what is seen of steps",
     "telemetry.sinks.console": "a sink is one file",
     "telemetry.sinks.history": "a sink is one file",
     "telemetry.sinks.mlflow": "a sink is one file",

@@ -21,6 +21,7 @@ import attrs
 from resilience_sdk import faults, torch_saves
 from resilience_sdk.core.console import say_once
 from resilience_sdk.core.plain_file import plain, read_bytes, read_text
+from resilience_sdk.rank import rehearsed_records
 from resilience_sdk.rank.rehearsed_steps import StepLook, StepLooks
 from resilience_sdk.recorder import page_layout as at
 from resilience_sdk.recorder.page_reader import PageReader
@@ -81,6 +82,8 @@ class RehearsedRank:
     """Those of ours that it has imported, by the names of their frameworks."""
     evaluations: tuple[tuple[str, int], ...] = ()
     """The sections of evaluations that it has entered, each with the step that it belongs to."""
+    records: tuple[tuple[str, int, float], ...] = ()
+    """What its framework's loop has logged: name, step and value of each."""
     inner: str | None = None
     """A section that is passed more than once in a step, as where gradients are added up within it."""
 
@@ -99,6 +102,7 @@ def observe(directory: str, session: WatchedSession) -> None:
     torch_saves.listen(writer.save)
     when_imported("torch.optim.optimizer", writer.hook)
     writer.looks.install()
+    rehearsed_records.listen(writer.record)
     atexit.register(writer.end)
 
 
@@ -130,6 +134,10 @@ class _TraceWriter:
                  if 2 * sum(count > 1 for (one, _), count in self._passes.items() if one == name)
                  > sum(one == name for one, _ in self._passes)]  # fmt: skip
         return found[-1] if found else None
+
+    def record(self, name: str, step: int, value: float) -> None:
+        number = -1 if self.looks.at is None else self.looks.at
+        self._write(record=name, step_of=number if step < 0 else step, value=value)
 
     def save(self, target: Any) -> None:
         self._write(save=torch_saves.place_of(target), t=time.monotonic())
@@ -214,6 +222,7 @@ def _trace(attempt: int, rank: int, lines: list[Mapping[str, Any]]) -> Rehearsed
     saves: list[int] = []
     looks: list[StepLook] = []
     evaluations: list[tuple[str, int]] = []
+    records: list[tuple[str, int, float]] = []
     facts: dict[str, Any] = {}
     for line in lines:
         if "step" in line:
@@ -224,6 +233,8 @@ def _trace(attempt: int, rank: int, lines: list[Mapping[str, Any]]) -> Rehearsed
             looks.append(StepLook.from_json(line["look"]))
         elif "evaluation" in line:
             evaluations.append((line["evaluation"], line["step_of"]))
+        elif "record" in line:
+            records.append((line["record"], line["step_of"], line["value"]))
         else:
             facts.update(line)
     weights = facts.get("weights")
@@ -241,5 +252,6 @@ def _trace(attempt: int, rank: int, lines: list[Mapping[str, Any]]) -> Rehearsed
         tuple(facts.get("frameworks") or ()),
         tuple(facts.get("adapters") or ()),
         tuple(evaluations),
+        tuple(records),
         facts.get("inner"),
     )

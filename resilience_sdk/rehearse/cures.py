@@ -43,6 +43,12 @@ _OF_THE_LOOP: Mapping[str, str] = {
 }
 
 
+_OF_RECORDS = (
+    "save and load what the value is added up in, such as a metric or the state_dict() of a callback, and "
+    "let an evaluation that is due be made behind the resume"
+)
+
+
 def way_in(traces: Sequence[RehearsedRank]) -> tuple[str | None, bool]:
     """Return the framework that the job trains with, None for none, and whether its adapter is there."""
     for trace in traces:
@@ -63,3 +69,9 @@ def cure_of(first: Difference | None, traces: Sequence[RehearsedRank], *, is_of_
     is_known = has_adapter or any(trace.witnessed for trace in traces)
     cure = _SAME_ORDER if first.component == components.SAMPLES and is_known else _OF_THE_LOOP[first.component]
     return cure if is_of_all else f"{cure}, on every rank what is its own"
+
+
+def cure_of_record(traces: Sequence[RehearsedRank]) -> str:
+    """Return what helps where the training is the same, and what it logs is not."""
+    framework, has_adapter = way_in(traces)
+    return _ADAPTERS[framework] if framework is not None and not has_adapter else _OF_RECORDS

@@ -12,11 +12,12 @@ import attrs
 
 from resilience_sdk.incidents.record import count_words, ranks_words
 from resilience_sdk.rank.rehearsal import RehearsedRank, Weight
-from resilience_sdk.rehearse import components
+from resilience_sdk.rehearse import components, records
 from resilience_sdk.rehearse.components import SAME_WEIGHTS, Compared, Difference
-from resilience_sdk.rehearse.cures import cure_of
+from resilience_sdk.rehearse.cures import cure_of, cure_of_record
 from resilience_sdk.rehearse.judge import FAIL, PASS, SKIPPED, PromiseResult
 from resilience_sdk.rehearse.plan import Baseline, JobFacts
+from resilience_sdk.rehearse.records import RecordDifference
 
 _PROMISE = "end equal"
 
@@ -56,8 +57,14 @@ def judge_end(kind: str, baseline: Baseline, facts: JobFacts, again: JobFacts | 
     if first is None and not ends_apart:
         if isinstance(apart, str):
             return PromiseResult(_PROMISE, SKIPPED, apart)
+        without_records = [] if again is None else records.varying(baseline.end, again.last_attempt)
+        logged = None if twins else records.compare(baseline.end, facts.last_attempt, without_records)
+        if logged is not None:
+            return None if again is None else _other_record(baseline, logged, facts)
         told = "the same weights" if apart.most == 0 else f"the same weights to {apart.most:.0e}"
-        return PromiseResult(_PROMISE, PASS, f"{told}{_steps_words(steps)}")
+        logs = records.count(baseline.end, facts.last_attempt)
+        also = "" if twins or not logs else f"; records of {count_words(logs)} compared"
+        return PromiseResult(_PROMISE, PASS, f"{told}{_steps_words(steps)}{also}{_unseen_words(baseline, steps)}")
     if again is None:
         return None
     own = difference(baseline.end, again.last_attempt)
@@ -105,6 +112,21 @@ def _steps_words(steps: Compared) -> str:
     other = steps.first
     told = f"; {count_words(steps.steps)} compared: {', '.join(components.components_of(steps.names))}"
     return told if other is None else f"{told}; {other.name} differ from step {other.step} on, and nothing follows"
+
+
+def _unseen_words(baseline: Baseline, steps: Compared) -> str:
+    """Return what is not known of the steps, where the loop leaves no witnesses of them."""
+    if not steps.steps or any(trace.witnessed for trace in baseline.end):
+        return ""
+    return "; no witnesses of this loop's steps, so samples were not compared by their order, nor losses"
+
+
+def _other_record(baseline: Baseline, logged: RecordDifference, facts: JobFacts) -> PromiseResult:
+    is_of_all = len(logged.ranks) == len(baseline.end)
+    where = "" if is_of_all else f", {ranks_words(logged.ranks)}"
+    why = f"step {logged.step}{where}: {logged.words}, where two undisturbed runs are alike"
+    cure = cure_of_record(facts.last_attempt)
+    return PromiseResult(_PROMISE, FAIL, why, cure, logged.component, logged.step, logged.ranks)
 
 
 def difference(one: Sequence[RehearsedRank], other: Sequence[RehearsedRank]) -> Distance | str:

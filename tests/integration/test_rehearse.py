@@ -103,6 +103,18 @@ def test_what_is_forgotten_is_named(
 
 @pytest.mark.release
 @pytest.mark.slow
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_record_that_is_another_one_is_named(tmp_path: Path, forgets: bool) -> None:
+    """Where the training itself is the same: an average that a callback logs, and begins anew."""
+    done = rehearse(tmp_path, "kill", script=SCRIPTS / "rehearsed_records.py", arguments=("forgets",) * forgets)
+    [end] = [promise for fault, promise in done.promises() if (fault, promise["promise"]) == ("kill", "end equal")]
+    assert (end["result"], end["component"]) == (("FAIL", "record") if forgets else ("PASS", None)), done.screen
+    assert ("average" in end["why"]) is forgets, end
+    assert forgets or "records of" in end["why"], end
+
+
+@pytest.mark.release
+@pytest.mark.slow
 def test_what_two_undisturbed_runs_do_not_repeat_is_said_once(tmp_path: Path) -> None:
     """And is no failure: a script without a seed ends otherwise each time."""
     done = rehearse(
