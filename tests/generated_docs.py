@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import enum
+import inspect
+import pkgutil
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from resilience_sdk.core.settings import nvrx
 from resilience_sdk.core.settings.fields import FIELDS, shown_default
@@ -74,8 +79,34 @@ def _limit(rule: HealthCheck) -> str:
     return ", ".join(parts) or "the driver's own"
 
 
+_ENTRY = re.compile(r"^::: (\S+)\n    options: \{heading: ([^,}]+)", re.MULTILINE)
+_WITH_METHODS = ("Run", "checkpoint.Checkpointer")
+
+
+def calls_table() -> str:
+    """Return a row per call of the API, with its arguments: who reads the page as text sees no signatures else."""
+    rows = []
+    for place, heading in _ENTRY.findall((DOCS / "api.md").read_text(encoding="utf-8")):
+        found = pkgutil.resolve_name(place)
+        if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+            rows.append((heading, found))
+        if heading in _WITH_METHODS:
+            names = [name for name, one in vars(found).items() if inspect.isfunction(one) and not name.startswith("_")]
+            rows += [(f"{heading.rpartition('.')[2]}.{name}", getattr(found, name)) for name in names]
+    return "\n".join(["| call | |", "|---|---|", *(_call_row(heading, found) for heading, found in rows)])
+
+
+def _call_row(heading: str, found: Any) -> str:
+    signature = inspect.signature(found)
+    kept = [one.replace(annotation=one.empty) for name, one in signature.parameters.items() if name != "self"]
+    arguments = "" if heading == "Run" else signature.replace(parameters=kept, return_annotation=signature.empty)
+    about = (inspect.getdoc(found) or "").partition("\n")[0]
+    return f"| `{heading}{cell(str(arguments))}` | {cell(about)} |"
+
+
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("settings.md", "settings"): settings_table,
+    ("api.md", "calls"): calls_table,
     ("nvrx.md", "nvrx"): nvrx_table,
     ("telemetry.md", "metrics"): metrics_table,
     ("health.md", "gpu checks"): gpu_table,

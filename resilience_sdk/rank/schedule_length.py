@@ -29,12 +29,12 @@ def length_of(schedulers: Iterable[Any], *limits: object) -> int:
     return crc32(repr(found).encode()) if found else 0
 
 
-def _functions_of(scheduler: Any) -> Iterator[Any]:
+def _functions_of(scheduler: Any, depth: int = _MAX_DEPTH) -> Iterator[Any]:
     own = _attributes(scheduler)
     inner = own.get("scheduler")  # of Accelerate's wrapper
     for one in (inner, *_some(own.get("_schedulers"))):
-        if one is not None and one is not scheduler:
-            yield from _functions_of(one)
+        if one is not None and depth:
+            yield from _functions_of(one, depth - 1)
     yield from _some(own.get("lr_lambdas"))
 
 

@@ -75,6 +75,9 @@ def test_where_nothing_names_a_length_nothing_is_known():
     own = optimizer()
     assert length_of([LambdaLR(own, lambda step: 0.9**step), CosineAnnealingLR(own, 9), own, None, "a"], None) == 0
     assert length_of([], 16) != length_of([], 20)
+    circle = SimpleNamespace()
+    circle.scheduler = circle
+    assert length_of([circle]) == 0
 
 
 def test_an_object_of_the_program_is_not_asked():
