@@ -43,20 +43,12 @@ model, optimizer, loader, schedule = accelerator.prepare(
 )
 average = Average()
 accelerator.register_for_checkpointing(average)
-micro, at = 0, -1
+micro_batches = t.MicroBatches()
 
 
 def train_step(epoch: int, batch: torch.Tensor) -> None:
     """Make one of a micro-batch."""
-    global micro, at
-    step = handle.step
-    micro, at = (micro + 1, at) if step == at else (0, step)
-    number = step * t.ACCUMULATE + micro
-    t.at_step(step)
-    if micro == 1:
-        t.reach("window", step)
-    t.tell("epoch", step, epoch)
-    t.tell_batch(number, batch)
+    number = micro_batches.begin(handle.step, epoch, batch)
     with accelerator.accumulate(model):
         loss = t.loss_of(model, batch)
         accelerator.backward(loss)
@@ -73,19 +65,6 @@ def train_step(epoch: int, batch: torch.Tensor) -> None:
     t.tell("optimizer and scaler", number, t.digest(inner.state_dict()["state"]))
 
 
-def evaluate(epoch: int) -> None:
-    """Evaluate, with random numbers."""
-    model.eval()
-    total = torch.zeros(())
-    with torch.no_grad():
-        for index, batch in enumerate(DataLoader(t.Noisy(12, 200), 4)):
-            if index == 1:
-                t.reach("evaluation", epoch)
-            total += t.loss_of(net, batch)
-    model.train()
-    t.tell("evaluations", epoch, total.item())
-
-
 def train(first: int, rest: Any) -> None:
     """Train from that epoch on, of which `rest` is left."""
     for epoch in range(first, t.EPOCHS):
@@ -95,7 +74,7 @@ def train(first: int, rest: Any) -> None:
                 handle.step += 1
                 if handle.step % t.EVERY == 0:
                     keep(epoch, index + 1 + (skipped if epoch == first else 0))
-        evaluate(epoch)
+        t.evaluate(epoch, model, net)
         if o.get("schedule") != "step":
             schedule.step()
         t.tell_generators(f"epoch {epoch}")

@@ -88,25 +88,12 @@ def train_step(epoch: int, batch: torch.Tensor) -> None:
     saver.maybe_save(batches)
 
 
-def evaluate(epoch: int) -> None:
-    """Evaluate, with random numbers."""
-    model.eval()
-    total = torch.zeros(())
-    with torch.no_grad():
-        for index, batch in enumerate(DataLoader(t.Noisy(12, 200), 4)):
-            if index == 1:
-                t.reach("evaluation", epoch)
-            total += t.loss_of(net, batch)
-    model.train()
-    t.tell("evaluations", epoch, total.item())
-
-
 try:
     for epoch in range(saver.values.get("epoch", 0), t.EPOCHS):
         saver.values["epoch"] = epoch
         for batch in loader:
             train_step(epoch, batch)
-        evaluate(epoch)
+        t.evaluate(epoch, model, net)
         if o.get("schedule") != "step":
             schedule.step()
         t.tell_generators(f"epoch {epoch}", own=own)

@@ -33,7 +33,7 @@ engine, _, _, schedule = deepspeed.initialize(
 )
 t.seed()
 ema, replay = torch.zeros(()), collections.deque[Any](maxlen=5)
-micro, at = 0, -1
+micro_batches = t.MicroBatches()
 
 
 def loader_of(kind: str) -> Any:
@@ -57,15 +57,7 @@ def whole(tensors: Any) -> Any:
 
 def train_step(epoch: int, batch: torch.Tensor) -> None:
     """Make one of a micro-batch."""
-    global micro, at
-    step = engine.global_steps
-    micro, at = (micro + 1, at) if step == at else (0, step)
-    number = step * t.ACCUMULATE + micro
-    t.at_step(step)
-    if micro == 1:
-        t.reach("window", step)
-    t.tell("epoch", step, epoch)
-    t.tell_batch(number, batch)
+    number = micro_batches.begin(engine.global_steps, epoch, batch)
     loss = t.loss_of(engine, batch)
     engine.backward(loss)
     engine.step()
@@ -81,19 +73,6 @@ def train_step(epoch: int, batch: torch.Tensor) -> None:
     t.tell("objects in state", number, t.digest(list(replay)))
 
 
-def evaluate(epoch: int) -> None:
-    """Evaluate, with random numbers."""
-    engine.eval()
-    total = torch.zeros(())
-    with torch.no_grad():
-        for index, batch in enumerate(DataLoader(t.Noisy(12, 200), 4)):
-            if index == 1:
-                t.reach("evaluation", epoch)
-            total += t.loss_of(engine, batch)
-    engine.train()
-    t.tell("evaluations", epoch, total.item())
-
-
 def train(first: int, skipped: int = 0) -> None:
     """Train from that epoch on, of which so many batches are done."""
     if "repeated" in o["loader"]:
@@ -101,7 +80,7 @@ def train(first: int, skipped: int = 0) -> None:
             for _ in range(t.ACCUMULATE):
                 train_step(done // 6, next(loader))
             if (done + t.ACCUMULATE) % 6 == 0:
-                evaluate(done // 6)
+                t.evaluate(done // 6, engine, engine)
                 t.reach("behind", done // 6)
         return
     for epoch in range(first, t.EPOCHS):
@@ -113,7 +92,7 @@ def train(first: int, skipped: int = 0) -> None:
             if t.alone and (index + 1) % t.ACCUMULATE == 0 and engine.global_steps % t.EVERY == 0:
                 engine.save_checkpoint(f"{o['scratch']}/kept", client_state={"place": (epoch, index + 1)})
         skipped = 0
-        evaluate(epoch)
+        t.evaluate(epoch, engine, engine)
         t.tell_generators(f"epoch {epoch}")
         t.reach("behind", epoch)
 

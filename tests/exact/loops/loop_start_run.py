@@ -100,20 +100,6 @@ def train_step(step: int, batch: torch.Tensor) -> None:
         t.tell("log records", step, mean.item())
 
 
-def evaluate(epoch: int) -> float:
-    """Evaluate, with random numbers."""
-    model.eval()
-    total = torch.zeros(())
-    with torch.no_grad():
-        for number, batch in enumerate(DataLoader(t.Noisy(12, 200), 4)):
-            if number == 1:
-                t.reach("evaluation", epoch)
-            total += t.loss_of(net, batch)
-    model.train()
-    t.tell("evaluations", epoch, total.item())
-    return total.item()
-
-
 with resilience_sdk.start_run(state=state, checkpoint_every=t.EVERY) as run:
     if o["form"] == "steps":
         for step, batch in run.steps(loader, epochs=t.EPOCHS):
@@ -122,7 +108,7 @@ with resilience_sdk.start_run(state=state, checkpoint_every=t.EVERY) as run:
         for epoch in run.epochs(t.EPOCHS):
             for step, batch in run.steps(loader):
                 train_step(step, batch)
-            value = evaluate(epoch)
+            value = t.evaluate(epoch, model, net)
             if o.get("schedule") == "metric":
                 schedule.step(value)
             elif o.get("schedule") == "epoch":

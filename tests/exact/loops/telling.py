@@ -23,7 +23,7 @@ from typing import Any
 import numpy
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 options: dict[str, Any] = json.loads(sys.argv[1])
 rank, ranks = (int(os.environ.get(name, str(other))) for name, other in (("RANK", 0), ("WORLD_SIZE", 1)))
@@ -263,3 +263,35 @@ def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
 def rate_of(optimizer: torch.optim.Optimizer) -> float:
     """Return its learning rate."""
     return float(optimizer.param_groups[0]["lr"])
+
+
+class MicroBatches:
+    """The numbers of micro-batches in a loop whose framework counts steps alone."""
+
+    def __init__(self) -> None:
+        self._micro, self._at = 0, -1
+
+    def begin(self, step: int, epoch: int, batch: torch.Tensor) -> int:
+        """Begin one of that step; return its number, over all attempts."""
+        self._micro, self._at = (self._micro + 1, step) if step == self._at else (0, step)
+        number = step * ACCUMULATE + self._micro
+        at_step(step)
+        if self._micro == 1:
+            reach("window", step)
+        tell("epoch", step, epoch)
+        tell_batch(number, batch)
+        return number
+
+
+def evaluate(epoch: int, model: Any, net: Any) -> float:
+    """Evaluate `model` by its `net`, with random numbers, and return the loss."""
+    model.eval()
+    total = torch.zeros(())
+    with torch.no_grad():
+        for index, batch in enumerate(DataLoader(Noisy(12, 200), 4)):
+            if index == 1:
+                reach("evaluation", epoch)
+            total += loss_of(net, batch)
+    model.train()
+    tell("evaluations", epoch, total.item())
+    return total.item()
