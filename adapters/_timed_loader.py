@@ -9,23 +9,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.errors import ConfigError
 from resilience_sdk.recorder import lookup
 from resilience_sdk.recorder.lookup import BLOCKS
 
-if TYPE_CHECKING:
-    from resilience_sdk.adapters.pytorch import Attached
-
 _END = object()
+
+
+class Passes(Protocol):
+    """Who is told of the passes over a loader."""
+
+    def pass_begins(self) -> None:
+        """Hear that a new iterator is about to be made."""
+        ...
+
+    def make_pass(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Return what `make()` does: a new iterator of the loader."""
+        ...
+
+    def walk(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return what is iterated in the place of a new iterator."""
+        ...
+
+    def pass_ends(self) -> None:
+        """Hear that a pass is through."""
+        ...
 
 
 class TimedLoader:
     """Puts the subclass on a loader; `restore()` takes it off. Iterators that exist then go on, untimed."""
 
-    def __init__(self, loader: Any, loop: Attached | None = None) -> None:
+    def __init__(self, loader: Any, loop: Passes | None = None) -> None:
         """Time the iterators of `loader` from now on, and tell the `loop` of its passes.
 
         Raises:

@@ -30,6 +30,14 @@ from resilience_sdk.adapters.deepspeed.loaders import (
     source_of,
 )
 from resilience_sdk.adapters.deepspeed.place import EngineState, Place, is_window_open, note_open_window
+from resilience_sdk.adapters.deepspeed.proof import (
+    Onlooker,
+    engine_proof,
+    loader_of,
+    make_pass,
+    noted,
+    say_not_compared,
+)
 from resilience_sdk.adapters.pytorch import unscaled_kept
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import SHARDED
@@ -168,6 +176,8 @@ class Attached(SavingLoop):
         self._source = source_of(self._data)
         self._walk, self._is_in_pass = Place(engine, self._source), False
         self._kept = EngineState(engine)
+        self._is_placed = False
+        """Whether the place is that of the training, and not of what the script has loaded by itself."""
         self._stagings: dict[int, Staging] = {}
         self._checkpointer: Checkpointer | None = None
         self._values: dict[str, Any] = {}
@@ -191,6 +201,7 @@ class Attached(SavingLoop):
         if session is not None:
             self._note_limits(loader, saves=saves)
         self._began = int(engine.global_steps)
+        self._is_placed = saves and (not self._began or self._walk.saved is not None)
         self._micro_steps_before = int(engine.micro_steps)
         if self._checkpointer is not None:
             self._checkpointer.add_data(EngineState.ENTRY, self._kept)
@@ -198,10 +209,27 @@ class Attached(SavingLoop):
         self._steps = EngineSteps(engine)
         super().__init__(engine.module, self._steps, self._data, self._began)
         try:
+            self._prove(loader)
             self._put_on_the_rest()
         except BaseException:
             self.detach()  # so that nothing is left, and a second attach is a first one
             raise
+
+    def _prove(self, loader: Any) -> None:
+        """Leave a witness of each step, and compare those that are repeated. `loader`: what `attach` was given."""
+        prints, own = self._walk.prints, self._checkpointer
+        proof = engine_proof(self._session, self._engine, prints, lambda: () if own is None else own.skipped_steps)
+        if proof is None:
+            return
+        self.proof = proof
+        self.on_detach(proof.close)
+        if self._data is not None:
+            return
+        found = None if loader is not None else loader_of(self._engine)
+        if found is not None:
+            Onlooker(self, found, prints)
+        elif self._began:
+            say_not_compared(proof, loader)
 
     def _put_on_the_rest(self) -> None:
         engine = self._engine
@@ -229,8 +257,10 @@ class Attached(SavingLoop):
         repeating, data = self._repeating, self._data
         if repeating is None or data is None or self._loader is None or is_own(data):
             return
+        begun = repeating.data_iter
         if self.takes_over(data):
-            repeating.data_iter = self._loader.watch(repeating.data_iter)
+            self._walk.prints.begun_before(data, begun)
+            repeating.data_iter = self._loader.watch(begun)
         else:
             repeating.data_iter = iter(data)
 
@@ -240,6 +270,7 @@ class Attached(SavingLoop):
             return False
         self.pass_begins()
         self._walk.is_ahead = True
+        self._walk.prints.begun_before(loader, None)
         note_taken_over(loader, self._source)
         return True
 
@@ -392,8 +423,13 @@ class Attached(SavingLoop):
         self._walk.prepare_epoch(self._source)
         self._walk.pass_begins(is_open=is_window_open(self._engine))
 
+    def make_pass(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Return a new iterator of the loader, whose samples are known from then on."""
+        return make() if self.proof is None else make_pass(self._walk.prints, self._data, make)
+
     def walk(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Count the batches, and leave out those that were trained on before a resume."""
+        batches = noted(self._walk.prints, batches)
         own, ranks = self._checkpointer, self._session
         is_speaker = ranks is None or ranks.identity.rank == 0
         restore_rng = _nothing if own is None else own.restore_rng
@@ -411,9 +447,11 @@ class Attached(SavingLoop):
         return self.without(own.skipped_steps, counted, per_step, is_speaker=is_speaker)
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        walk = self._walk
         for batch in batches:
-            self._walk.batches += 1
-            self._walk.read += 1
+            self.batch_read(walk.epoch if self._is_placed else None, walk.batches, batch)
+            walk.batches += 1
+            walk.read += 1
             yield batch
         self._walk.finish_epoch()
         self._is_in_pass = False
@@ -520,8 +558,11 @@ class Attached(SavingLoop):
             return self._plain_save(*args, **options)
 
     def _load_of_script(self, *args: Any, **options: Any) -> Any:
+        before = int(self._engine.global_steps)
         with section("resume", kind="io"), self.paused():
             loaded = self._plain_load(*args, **options)
+        if self._engine.global_steps != before:
+            self._is_placed = False
         self.go_to(int(self._engine.global_steps))
         return loaded
 

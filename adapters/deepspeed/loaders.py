@@ -7,15 +7,12 @@ pass goes on as it is; behind a resume another one takes its place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from resilience_sdk.adapters._timed_loader import TimedLoader
+from resilience_sdk.adapters._timed_loader import Passes, TimedLoader
 from resilience_sdk.adapters.deepspeed.place import is_ordered_by_number
 from resilience_sdk.core.iterated_class import iterated_by, set_class
 from resilience_sdk.core.resume_limits import note
-
-if TYPE_CHECKING:
-    from resilience_sdk.adapters.deepspeed.attached import Attached
 
 
 def is_repeating(loader: Any) -> bool:
@@ -78,13 +75,21 @@ def source_of(loader: Any) -> Any:
         return loader
 
 
+class OwnPasses(Passes, Protocol):
+    """Who is told of the passes over a loader that may be begun already."""
+
+    def takes_over(self, loader: Any) -> bool:
+        """Count a pass that was begun before `attach`; False where another one is to take its place."""
+        ...
+
+
 class TimedOwnLoader(TimedLoader):
     """Puts the subclass on the loader of `training_data=`: `iter()` begins a pass, and `next()` goes on with it."""
 
-    def __init__(self, loader: Any, loop: Attached) -> None:
+    def __init__(self, loader: Any, loop: OwnPasses) -> None:
         """Time its batches from now on, and tell the `loop` of its passes."""
         self._loader, self._plain, self.loop = loader, type(loader), loop
-        self._attached = loop
+        self._passes = loop
         self.due: Callable[[], None] | None = None
         self.took = None
         self.is_on = True
@@ -94,13 +99,16 @@ class TimedOwnLoader(TimedLoader):
     def begin(self, loader: Any) -> None:
         """Begin a pass."""
         self.pass_begins()
+        self._pass = self.watch(self.make(lambda: self._made(loader)))
+
+    def _made(self, loader: Any) -> Iterator[Any]:
         self._plain.__iter__(loader)
-        self._pass = self.watch(_Fetched(loader, self._plain))
+        return _Fetched(loader, self._plain)
 
     def next(self, loader: Any) -> Any:
         """Return the next batch of the pass that is under way."""
         if self._pass is None:
-            if self._attached.takes_over(loader):
+            if self._passes.takes_over(loader):
                 self._pass = self.watch(_Fetched(loader, self._plain))
             else:
                 self.begin(loader)

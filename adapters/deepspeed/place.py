@@ -80,6 +80,7 @@ class Place(Walk):
         before, now = self._before, self._facts()
         if self._saved_ranks != self._ranks:
             self._epoch_rng, self._saved_generators = None, {}
+            self.prints.forget_saved()
         self._saved_sizes = {}  # it is done here, with all that the engine knows of it
         reads = [facts["micro"] * facts["replicas"] for facts in (before, now)]
         self.batches = self.batches * reads[0] // max(reads[1], 1)

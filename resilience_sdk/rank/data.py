@@ -166,7 +166,7 @@ class Walk:
         with self.prints.tapped(loader), same_order(loader):
             batches = iter(loader)
         if self.prints.is_known:
-            batches = _Noted(batches, self.prints.note)
+            batches = Noted(batches, self.prints.note)
         return self.enter_epoch(batches, restore_rng, is_speaker=is_speaker)
 
     def prepare_epoch(self, loader: Iterable[Any]) -> None:
@@ -224,15 +224,16 @@ class Walk:
                 return
 
 
-class _Noted:
+class Noted:
     """An iterator that has each of its batches noted."""
 
-    __slots__ = ("_next", "_note")
+    __slots__ = ("_batches", "_next", "_note")
 
     def __init__(self, plain: Iterator[Any], note: Callable[[Any], None]) -> None:
-        self._next, self._note = plain.__next__, note
+        """Note the batches of `plain`."""
+        self._batches, self._next, self._note = plain, plain.__next__, note
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Noted:
         return self
 
     def __next__(self) -> Any:

@@ -124,12 +124,15 @@ def tap_of(loader: Any) -> Tap | None:
     return None if sampler is None else Tap(sampler)
 
 
-def tap_of_iterator(batches: Any) -> Tap | None:
-    """Return a tap for an iterator of torchdata's, from its next batch on; None for any other, and one with workers."""
+def tap_of_iterator(batches: Any, kind: str = "_StatefulSingleProcessDataLoaderIter") -> Tap | None:
+    """Return a tap for an iterator that is there, from its next batch on; None for any other, and one with workers.
+
+    `kind`: the class that draws in this process, torchdata's or torch's.
+    """
     for _ in range(_MAX_AROUND):  # who times them, or counts
         batches = batches if (inner := getattr(batches, "_batches", None)) is None else inner
     plain = getattr(batches, "_next_index", None)
-    if type(batches).__name__ != "_StatefulSingleProcessDataLoaderIter" or not callable(plain):
+    if type(batches).__name__ != kind or not callable(plain):
         return None
     from torch.utils.data import IterableDataset
 

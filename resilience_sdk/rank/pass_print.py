@@ -27,6 +27,8 @@ class PassPrint:
         self.newest_order: int | None = None
         """A number for the samples of the newest batch; None where nobody knows them."""
         self._print: EpochPrint | None = None
+        self._of_pass: EpochPrint | None = None
+        """What a pass that was begun before would have, whose samples nobody knows."""
         self._saved: EpochPrint | None = None
         self._tap: Tap | None = None
 
@@ -48,7 +50,7 @@ class PassPrint:
 
     def leave(self) -> None:
         """Be between two passes."""
-        self._print = self._saved = None
+        self._print = self._of_pass = self._saved = None
 
     # -- a pass
 
@@ -57,7 +59,7 @@ class PassPrint:
 
         `tap`: what the samples of this pass are drawn from.
         """
-        self._print = self.newest_order = None
+        self._print = self._of_pass = self.newest_order = None
         if self.is_checked and not has_state:
             try:
                 if tap is not None:
@@ -86,6 +88,22 @@ class PassPrint:
                     self.begin(loader, tap=tap)
                     tap.is_on = self.is_known
         return batches
+
+    def begun_before(self, loader: Any, batches: Any) -> None:
+        """Be in a pass whose iterator was made before: its samples are known from now on where it draws them itself.
+
+        `batches`: that iterator, None where it is not known.
+        """
+        self.leave()
+        if not self.is_checked:
+            return
+        with suppress(Exception):  # of somebody else's kind
+            tap = fingerprints.tap_of_iterator(batches, "_SingleProcessDataLoaderIter")
+            if tap is not None:
+                self.begin(loader, tap=tap)
+                tap.is_on = self.is_known
+            elif fingerprints.repeats(loader, Tap(None)):
+                self._of_pass = fingerprints.new_print(loader, Tap(None))
 
     def note(self, batch: Any) -> None:
         """Take the next batch of the pass."""
@@ -123,7 +141,7 @@ class PassPrint:
     @property
     def facts(self) -> int:
         """A number for what has to be alike for two passes over the data to be compared."""
-        known = self._print
+        known = self._print or self._of_pass
         return 0 if known is None else crc32(repr((known.kind, sorted(known.facts.items()))).encode())
 
     @property

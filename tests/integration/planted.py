@@ -186,10 +186,28 @@ TRANSFORMERS = {
     **_states("model", "optimizer", "scheduler", "the scaler"),
     "rate": _rate("give the scheduler to Trainer(optimizers=...)"),
 }
+DEEPSPEED = {
+    **_COMMON,
+    **_READS_AGAIN,
+    **_WINDOWS,
+    **{name: _state("model") for name in ("weights", "buffers")},
+    "momentum": _state("optimizer"),
+    "scheduler": _state("scheduler"),
+    "rate": _rate("give the scheduler to deepspeed.initialize("),
+    "forgets": _state("mean"),
+    "stateful": _good(),
+    "own data": _good(),
+    "own workers": _good(),
+    "own repeated": _good(),
+    "repeated": _good(),
+    "no loader": _said("attach() was given no loader, so that nobody knows the batches of a step"),
+    "own not given": _GENERATORS,  # the loop makes its iterator behind the resume, and that draws
+}
 WAYS: Mapping[str, Mapping[str, Kind]] = {
     "start_run": START_RUN,
     "attach": ATTACH,
     "accelerate": ACCELERATE,
+    "deepspeed": DEEPSPEED,
     "lightning": LIGHTNING,
     "transformers": TRANSFORMERS,
 }

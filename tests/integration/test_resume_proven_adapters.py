@@ -14,11 +14,12 @@ pytestmark = pytest.mark.slow
 _DAILY = {
     ("accelerate", "good"),
     ("accelerate", "batch"),
+    ("deepspeed", "good"),
     ("lightning", "good"),
     ("transformers", "good"),
     ("transformers", "scaler"),
 }
-_CASES = [(way, kind) for way in ("accelerate", "lightning", "transformers") for kind in planted.WAYS[way]]
+_CASES = [(way, kind) for way in ("accelerate", "deepspeed", "lightning", "transformers") for kind in planted.WAYS[way]]
 
 
 @pytest.mark.parametrize(

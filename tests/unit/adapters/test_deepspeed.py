@@ -69,7 +69,8 @@ def engine(model, optimizer):
 
 def attached(engine, loader):
     """What `attach` makes in a session, which no test here begins."""
-    session = SimpleNamespace(may_resume=False, identity=SimpleNamespace(rank=0))
+    settings = SimpleNamespace(resume_check="off")
+    session = SimpleNamespace(may_resume=False, identity=SimpleNamespace(rank=0), settings=settings)
     return resilience.Attached(engine, loader, session, saves=False, resumes=False)
 
 

@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from resilience_sdk.adapters.deepspeed import loaders
 from resilience_sdk.adapters.deepspeed.place import EngineState, Place, is_window_open
+from resilience_sdk.adapters.deepspeed.proof import SampleTap
 from resilience_sdk.core import resume_limits
 from resilience_sdk.errors import CheckpointError
+from resilience_sdk.rank.fingerprints import print_of_indices
 
 BATCHES = 6
 
@@ -225,6 +227,9 @@ class Loop:
     def pass_begins(self):
         self.told.append("begins")
 
+    def make_pass(self, make):
+        return make()
+
     def walk(self, batches):
         for batch in batches:
             self.told.append(batch[0])
@@ -258,3 +263,12 @@ def test_a_pass_that_was_begun_before_is_gone_on_with_or_begun_anew(takes_over):
     begun = ["taken over"] if takes_over else ["taken over", "begins"]
     assert loop.told == [*begun, 0, 1, 2, "ends", "begins", 0]
     assert repeating.loader.passes == (2 if takes_over else 3)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_samples_of_the_engines_own_loader_are_noted_by_batches(drop_last):
+    """As a `DataLoader` puts them together, also the last ones, which may be fewer."""
+    tap = SampleTap(range(10), 4, drop_last=drop_last)
+    batches = list(DataLoader(range(10), 4, sampler=tap, drop_last=drop_last))
+    assert list(tap.drawn) == [print_of_indices(batch.tolist()) for batch in batches]
+    assert (len(batches), len(tap)) == (2 if drop_last else 3, 10)

@@ -207,6 +207,40 @@ def test_what_is_left_out_counts_by_what_was_drawn():
     assert not prints.is_known
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pass_that_was_begun_before_is_known_where_it_draws_here(workers):
+    """A worker has drawn ahead: that there are other batches is seen all the same."""
+    loader = DataLoader(DATA, batch_size=4, shuffle=True, num_workers=workers)
+    whole, prints = PassPrint(), PassPrint()
+    whole.is_checked = prints.is_checked = True
+    whole.begin(loader)
+    batches = iter(loader)
+    prints.begun_before(loader, batches)
+    assert prints.facts == whole.facts != 0
+    for batch in batches:
+        prints.note(batch)
+        expected = None if workers else print_of_indices([int(value) for value in batch[0]])
+        assert prints.newest_order == expected
+    assert prints.is_known is not bool(workers)
+    prints.leave()
+    assert prints.facts == 0
+
+
+def test_a_batch_of_any_kind_ends_no_pass():
+    """It is not known any more from there on."""
+
+    class Odd:
+        shape = property(lambda self: 1 / 0)
+
+    prints = PassPrint()
+    prints.is_checked = True
+    prints.begin([1, 2])
+    prints.note(1)
+    assert prints.is_known
+    prints.note([Odd()])
+    assert not prints.is_known
+
+
 @pytest.mark.parametrize("loader", [[1, 2], DataLoader(Stream()), "text"])
 def test_nothing_stands_for_what_has_no_sampler(loader):
     assert tap_of(loader) is None
