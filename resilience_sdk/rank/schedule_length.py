@@ -1,7 +1,8 @@
 """The length that the schedules of a training are made for, as far as their functions name it.
 
 A training that is made longer on purpose has other learning rates from its resume on, which is no fault of the resume.
-torch's own schedulers come back with the length that they were saved with; that of a `LambdaLR` is in its function.
+torch's own schedulers come back with the length that they were saved with; that of a `LambdaLR` is in its function, and
+DeepSpeed's and Megatron's keep it in attributes that they do not save, or that another one may take the place of.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from typing import Any
 _MAX_DEPTH = 3
 _MAX_MEMBERS = 16
 _NUMBERS = (bool, int, float)
+_LENGTHS = (
+    *("total_num_steps", "warmup_num_steps", "total_size", "first_step_size", "second_step_size", "decay_step_size"),
+    *("lr_warmup_steps", "lr_decay_steps", "wsd_decay_steps", "wd_incr_steps"),
+)
+"""Attributes of schedulers of DeepSpeed and Megatron that stay the same in a training."""
 
 
 def length_of(schedulers: Iterable[Any], *limits: object) -> int:
@@ -24,6 +30,8 @@ def length_of(schedulers: Iterable[Any], *limits: object) -> int:
     """
     found: list[object] = [limit for limit in limits if limit is not None]
     for scheduler in schedulers:
+        own = _attributes(scheduler)
+        found.extend(own[name] for name in _LENGTHS if type(own.get(name)) in _NUMBERS)
         for function in _functions_of(scheduler):
             found.extend(_numbers(function, _MAX_DEPTH))
     return crc32(repr(found).encode()) if found else 0

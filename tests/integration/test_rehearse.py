@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from adapter_frameworks import require
 from harness import SCRIPTS
 
 from tests.rehearsals import PROJECT, Rehearsed, rehearse
@@ -106,6 +107,7 @@ def test_what_is_forgotten_is_named(
 @pytest.mark.parametrize("forgets", [False, True])
 def test_a_record_that_is_another_one_is_named(tmp_path: Path, forgets: bool) -> None:
     """Where the training itself is the same: an average that a callback logs, and begins anew."""
+    require("transformers")
     done = rehearse(tmp_path, "kill", script=SCRIPTS / "rehearsed_records.py", arguments=("forgets",) * forgets)
     [end] = [promise for fault, promise in done.promises() if (fault, promise["promise"]) == ("kill", "end equal")]
     assert (end["result"], end["component"]) == (("FAIL", "record") if forgets else ("PASS", None)), done.screen

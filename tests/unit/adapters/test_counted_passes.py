@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from accelerate import Accelerator
+from adapter_frameworks import require
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital'")
 
 
 class Counting:
-    """Another order in each pass, by a number of its own; `told`: with `set_epoch`."""
+    """Another order in each pass, by a number of its own."""
 
     def __init__(self):
         self.passes = 0
@@ -87,6 +87,9 @@ def by_lightning(loader):
 
 
 def by_accelerate(loader):
+    require("accelerate")
+    from accelerate import Accelerator
+
     loader = Accelerator(cpu=True).prepare(loader)
     position = Position(loader, 1)
     for _ in range(2):

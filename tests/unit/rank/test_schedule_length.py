@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
+from adapter_frameworks import require
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, SequentialLR
 
 from resilience_sdk.rank import schedule_length
@@ -38,7 +38,7 @@ def linear(step, warmup, total):
 
 
 MADE = {
-    "of transformers": lambda total: transformers.get_linear_schedule_with_warmup(optimizer(), 5, total),
+    "of transformers": lambda total: of_transformers(total),
     "closure": lambda total: LambdaLR(optimizer(), closed(total)),
     "partial": lambda total: LambdaLR(optimizer(), functools.partial(linear, warmup=5, total=total)),
     "method": lambda total: LambdaLR(optimizer(), Schedule(total).factor),
@@ -46,6 +46,13 @@ MADE = {
     "wrapped": lambda total: SimpleNamespace(scheduler=LambdaLR(optimizer(), closed(total))),
     "behind another": lambda total: sequence(total),
 }
+
+
+def of_transformers(total):
+    require("transformers")
+    import transformers
+
+    return transformers.get_linear_schedule_with_warmup(optimizer(), 5, total)
 
 
 def sequence(total):
@@ -58,6 +65,17 @@ def test_another_length_is_another_number(name):
     """The same length is the same one, in each process."""
     assert length_of([MADE[name](100)]) == length_of([MADE[name](100)]) != length_of([MADE[name](200)])
     assert length_of([MADE[name](100)])
+
+
+def test_a_scheduler_of_a_framework_names_it_itself():
+    """DeepSpeed saves its place alone."""
+    require("deepspeed", "--no-build-isolation deepspeed==0.19.8")
+    from deepspeed.runtime import lr_schedules as schedules
+
+    one, same, other = (schedules.WarmupDecayLR(optimizer(), total) for total in (100, 100, 200))
+    assert length_of([one]) == length_of([same]) != length_of([other])
+    one.step()
+    assert length_of([one]) == length_of([same])
 
 
 def test_names_of_the_module_count(monkeypatch):
