@@ -16,11 +16,14 @@ from resilience_sdk.core.resume_limits import read_limits
 
 EXACT = "exact"
 NOT_EXACT = "resume_not_exact"
+NOT_PROVEN = "not_proven"
+"""What was compared is equal, but for what may differ by itself."""
 NOT_COMPARED = "not_compared"
 
 STATE, ORDER, STEPS = "state", "order", "steps"
 """What is compared: the state right after the restore, what is read again of an epoch, steps that are done twice."""
-_EVENTS = {Event.RESUME_CHECK.value: (EXACT, NOT_COMPARED), Event.RESUME_NOT_EXACT.value: (NOT_EXACT,)}
+_LEADS = {EXACT: "resume exact", NOT_PROVEN: "resume not proven exact", NOT_EXACT: NOT_EXACT}
+_EVENTS = {Event.RESUME_CHECK.value: (EXACT, NOT_PROVEN, NOT_COMPARED), Event.RESUME_NOT_EXACT.value: (NOT_EXACT,)}
 
 
 @attrs.frozen
@@ -48,7 +51,7 @@ class ResumeCheck:
         is_of_one = self.result == NOT_EXACT and self.what != STATE and self.rank  # that of the state names it
         where = f"rank {self.rank}: " if is_of_one else ""
         cure = f"; {self.cure}" if self.cure else ""
-        return f"{'resume exact' if self.result == EXACT else NOT_EXACT}: {where}{self.text}{cure}"
+        return f"{_LEADS[self.result]}: {where}{self.text}{cure}"
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of its event beside the step."""
@@ -112,7 +115,7 @@ def _deciding(checks: Iterable[ResumeCheck]) -> ResumeCheck | None:
     found = [check for check in checks if check.result == NOT_EXACT]
     if found:  # what was not restored explains what differs later
         return min(found, key=lambda check: (-_rank_of(check), check.step or 0))
-    for result in (EXACT, NOT_COMPARED):
+    for result in (NOT_PROVEN, EXACT, NOT_COMPARED):
         passed = [check for check in checks if check.result == result]
         if passed:
             return min(passed, key=_rank_of)

@@ -14,7 +14,7 @@ import attrs
 from resilience_sdk.checkpoint.checkpointer import follow_saves
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import CURVES, Event, read_journal
-from resilience_sdk.core.resume_proof import EXACT, NOT_EXACT, STEPS, ResumeCheck
+from resilience_sdk.core.resume_proof import EXACT, NOT_EXACT, NOT_PROVEN, STEPS, ResumeCheck
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.rank.pass_print import PassPrint
 from resilience_sdk.rank.repeated import CURES, LOSSES, Comparison, begin
@@ -128,11 +128,12 @@ class LoopProof:
         That nothing differs is recorded by rank 0, that something does by whoever finds it.
         """
         me = self._session.identity
-        if me.rank == 0 or check.result == NOT_EXACT:
+        is_other = check.result in (NOT_EXACT, NOT_PROVEN)
+        if me.rank == 0 or is_other:
             check = attrs.evolve(check, rank=me.rank)
             self._session.journal.emit(check.event, step=check.step, **check.facts())
             is_said = check.what == STEPS and check.result == EXACT
-            if is_said or (check.result == NOT_EXACT and self._session.says_for_node(check.what)):
+            if is_said or (is_other and self._session.says_for_node(check.what)):
                 say(check.line)
 
     # -- within
@@ -165,10 +166,13 @@ class LoopProof:
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
 
-    def _losses_count(self) -> bool:
-        """Tell whether this run has repeated its losses at a resume before: not every kernel gives the same twice."""
+    def _losses_count(self) -> bool | None:
+        """Tell whether this run has repeated its losses at a resume before: not every kernel gives the same twice.
+
+        None: they are of so many ranks that nobody can know.
+        """
         if self._session.identity.world_size > _MAX_RANKS_OF_LOSS:
-            return False
+            return None
         checks = [event for event in read_journal(self._session.run_dir.journal, without=CURVES).events
                   if event.get("event") == Event.RESUME_CHECK.value]  # fmt: skip
         return any(LOSSES in str(check.get("text")) for check in checks)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import attrs
 
-from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, STEPS, ResumeCheck
+from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, NOT_PROVEN, STEPS, ResumeCheck
 from resilience_sdk.recorder.witness_ring import (
     CONTENT,
     FIXED,
@@ -32,6 +32,8 @@ CURES: Mapping[str, str] = {
 }
 # By how many steps a loss is heard late: one on a CPU.
 _LOSS_LATE = 2
+_OF_KERNELS = 1e-3
+"""How far, relatively, a loss may be off by kernels that add up in another order each time, and in few bits."""
 LOSSES = "their losses, too"
 """What an exact resume says where they were compared."""
 
@@ -74,8 +76,8 @@ class Comparison:
     told: Callable[[ResumeCheck], None]
     last: int = -1
     """The last step that the attempt before has left."""
-    is_trusted: Callable[[], bool] = bool
-    """Whether a loss that differs counts: an earlier resume of this run had equal ones."""
+    is_trusted: Callable[[], bool | None] = bool
+    """Whether a loss that differs counts: an earlier resume of this run had equal ones; None: never."""
     cures: Mapping[str, str] = CURES
     """What to do about each part, where the loop is that of a framework."""
     equal: int = 0
@@ -143,10 +145,11 @@ class Comparison:
             self._finish(ResumeCheck(STEPS, NOT_COMPARED, why))
             return
         is_alike = not self.random and self._compares_rates and not self.has_other_length
-        if self.other_loss is not None and is_alike and self.is_trusted():
+        result = self._result_of_losses() if is_alike else EXACT
+        if self.other_loss is not None and result != EXACT:
             step, was, now = self.other_loss
             text = f"step {step}: loss {now:.9g} instead of {was:.9g}, of the same samples and learning rate"
-            self._finish(ResumeCheck(STEPS, NOT_EXACT, text, "loss", step, cure=self.cures["loss"]))
+            self._finish(ResumeCheck(STEPS, result, text, "loss", step, cure=self.cures["loss"]))
             return
         steps = "step" if self.equal == 1 else "steps"
         text = f"{self.equal} of {self.equal} repeated {steps} equal"
@@ -160,6 +163,15 @@ class Comparison:
             text += "; their learning rates not compared: the training has another length than before"
         self._finish(ResumeCheck(STEPS, EXACT, text))
 
+    def _result_of_losses(self) -> str:
+        if self.other_loss is None or (is_trusted := self.is_trusted()) is None:
+            return EXACT
+        if is_trusted:
+            return NOT_EXACT
+        step, was, now = self.other_loss
+        is_seen = self.before[step].seen & CONTENT
+        return NOT_PROVEN if is_seen and not math.isclose(was, now, rel_tol=_OF_KERNELS) else EXACT
+
     def _finish(self, check: ResumeCheck) -> None:
         self._is_over = True
         self.told(check)
@@ -172,7 +184,7 @@ def begin(
     facts: int,
     skipped: Collection[int],
     told: Callable[[ResumeCheck], None],
-    is_trusted: Callable[[], bool] = bool,
+    is_trusted: Callable[[], bool | None] = bool,
     cures: Mapping[str, str] = CURES,
     length: int = 0,
     training: int = 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import attrs
 import pytest
@@ -10,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, ResumeCheck
-from resilience_sdk.rank.repeated import Comparison, begin, differing_part
+from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, NOT_PROVEN, ResumeCheck
+from resilience_sdk.rank.repeated import CURES, Comparison, begin, differing_part
 from resilience_sdk.rank.witness import rates_of
 from resilience_sdk.recorder import witness_ring
 from resilience_sdk.recorder.witness_ring import (
@@ -230,10 +231,10 @@ def test_a_comparison_is_closed_once():
     assert len(told) == 1
 
 
-def compare_losses(losses, is_trusted):
+def compare_losses(losses, is_trusted, seen=ALL):
     """Return what is told where these are the losses of the steps from 10 on, each heard a step late."""
     told = []
-    before = steps(10, 15, seen=ALL | LOSS, loss=1.5)
+    before = steps(10, 15, seen=seen | LOSS, loss=1.5)
     found = Witnesses(0, 1, 0, 7, "j", {one.step: one for one in before})
     comparison = begin(found, 10, 1, 7, (), told.append, lambda: is_trusted)
     for number in range(10, 18):
@@ -248,11 +249,25 @@ def test_a_loss_counts_where_all_else_is_equal_and_this_run_has_repeated_it_befo
     """Kernels may give another sum each time: until losses were equal once, nobody knows."""
     [check] = compare_losses([1.5] * 5, False)
     assert check.text == "5 of 5 repeated steps equal, their losses, too"
-    [check] = compare_losses([1.5, 1.25, 1.5], False)
-    assert check.text == "5 of 5 repeated steps equal"
+    [check] = compare_losses([1.5, 1.5001, 1.5], False)
+    assert (check.result, check.text) == (EXACT, "5 of 5 repeated steps equal")
+    [check] = compare_losses([1.5, 1.25, 1.5], None)
+    assert (check.result, check.text) == (EXACT, "5 of 5 repeated steps equal")
     [check] = compare_losses([1.5, 1.25, 1.5], True)
     assert (check.result, check.component, check.step) == (NOT_EXACT, "loss", 11)
     assert check.text == "step 11: loss 1.25 instead of 1.5, of the same samples and learning rate"
+
+
+def test_a_loss_that_is_far_off_is_said_though_it_proves_nothing():
+    """No kernel makes so much of the same values; a state that no checkpoint holds may."""
+    [check] = compare_losses([1.5, 1.25, 1.5], False)
+    assert (check.result, check.component, check.step) == (NOT_PROVEN, "loss", 11)
+    line = "resume not proven exact: step 11: loss 1.25 instead of 1.5, of the same samples and learning rate; "
+    assert check.line == line + CURES["loss"]
+    [check] = compare_losses([1.5, math.nan], False)
+    assert check.result == NOT_PROVEN
+    [check] = compare_losses([1.5, 1.25, 1.5], False, seen=ALL & ~CONTENT)
+    assert check.result == EXACT
 
 
 def test_a_loss_is_left_with_its_step(tmp_path):
