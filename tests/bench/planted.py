@@ -41,7 +41,7 @@ def measure(context: Context) -> list[Figure]:
     sys.path.insert(0, str(processes.ROOT / "tests" / "integration"))
     planted = importlib.import_module("planted")
     cases = [(way, kind, 1) for way, kinds in planted.WAYS.items() for kind in kinds]
-    cases += [(way, kind, 2) for way in planted.WAYS for kind in planted.ON_RANKS]
+    cases += [(way, kind, 2) for way in planted.WAYS_ON_RANKS for kind in planted.ON_RANKS]
     if context.quick:
         cases = [(way, kind, ranks) for way, kind, ranks in cases if kind in _QUICK and ranks == 1]
     with ThreadPoolExecutor(_AT_ONCE) as pool:

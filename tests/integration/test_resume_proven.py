@@ -40,7 +40,7 @@ def test_a_resume_is_proven_or_what_differs_is_named(tmp_path, way, kind):
     assert (said.run_dir / "witness" / "rank-00000.json").exists()
 
 
-@pytest.mark.parametrize(("way", "kind"), _cases(_DAILY_RANKS, tuple(planted.WAYS), planted.ON_RANKS))
+@pytest.mark.parametrize(("way", "kind"), _cases(_DAILY_RANKS, planted.WAYS_ON_RANKS, planted.ON_RANKS))
 def test_so_it_is_on_two_ranks_one_of_which_finds_another_state(tmp_path, way, kind):
     """As above, with DDP. What the last rank alone finds other is named; all ranks compare what they have of it."""
     if way not in ("start_run", "attach"):

@@ -100,9 +100,9 @@ class Optimizer(torch.optim.SGD):
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
-        if KIND == "momentum" and IS_HERE:
+        if KIND == "momentum" and IS_AGAIN:
             self.state.clear()
-        if KIND == "options" and IS_HERE:
+        if KIND == "options" and IS_AGAIN:  # some load at the start of each attempt
             self.param_groups[0]["weight_decay"] = 0.0
 
 
