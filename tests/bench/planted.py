@@ -72,7 +72,7 @@ def _figures(way: str, cells: list[_Cell]) -> list[Figure]:
         [one.is_found for one in planted], [one.is_named for one in planted]))  # fmt: skip
     count = f"{len(planted)} planted"
     return [
-        Figure(f"inexact resumes found, {way}", "ours", "%", tuple(found), least=_FOUND, note=f"{count}; {lost}"),
+        Figure(f"inexact resumes found, {way}", "ours", "%", tuple(found), least=_FOUND, note=f"{count}; lost: {lost}" if lost else count),
         Figure(f"called by their names, {way}", "ours", "%", tuple(named), least=_NAMED, note=misnamed),
         Figure(f"findings in {len(exact)} exact or unrepeatable ones, {way}", "ours", "", (float(len(wrong)),), 0.0,
                note=", ".join(wrong)),

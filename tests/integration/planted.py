@@ -213,7 +213,7 @@ WAYS: Mapping[str, Mapping[str, Kind]] = {
 }
 ON_RANKS = ("good", "order", "batch", "shard", "seeded", "more draws", "weights", "momentum", "unsaved")
 """What is tried with two ranks as well, of which the last finds it so."""
-WAYS_ON_RANKS = ("start_run", "attach", "accelerate", "lightning", "transformers")
+WAYS_ON_RANKS = ("start_run", "attach", "accelerate", "deepspeed", "lightning", "transformers")
 
 
 def expected(way: str, kind: str, ranks: int = 1) -> Kind:
