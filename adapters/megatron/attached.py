@@ -13,11 +13,13 @@ from typing import Any
 
 from resilience_sdk import preemption
 from resilience_sdk.adapters._base import AttachedLoop, StepLoss
+from resilience_sdk.adapters.megatron.proof import CURES, MegatronProof, known_saver, megatron_proof, watch_loader
 from resilience_sdk.adapters.megatron.step import (
     IN_STEP,
     INTERVAL,
     LOAD,
     OPTIMIZER,
+    SAVE,
     SECTION_OF,
     STEP,
     Heard,
@@ -26,6 +28,7 @@ from resilience_sdk.adapters.megatron.step import (
     itself,
     spans,
 )
+from resilience_sdk.checkpoint.checkpointer import saved_objects
 from resilience_sdk.core import environ
 from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import ConfigError
@@ -34,6 +37,7 @@ from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.preemption.listener import StepsDone
 from resilience_sdk.rank.lifecycle import current
 from resilience_sdk.rank.run import is_stepping
+from resilience_sdk.rank.schedule_length import length_of
 from resilience_sdk.recorder import lookup
 from resilience_sdk.straggler.attachment import kernel_sampler
 from resilience_sdk.straggler.kernels import KernelSampler
@@ -104,7 +108,7 @@ def _suspect() -> str:
 _MAX_STEPS_WITHOUT_OPTIMIZER = 3
 
 
-def attach(config: Any, optimizer: Any = None, *, first_step: int | None = None) -> Attached:
+def attach(config: Any, optimizer: Any = None, *, loader: Any = None, first_step: int | None = None) -> Attached:
     """Watch a training loop on `megatron.core`; the handle's `detach()` ends that.
 
     A delegate takes the place of `config.timers`, also where that is None, and hears what Megatron times: `fwd`, `bwd`,
@@ -118,8 +122,11 @@ def attach(config: Any, optimizer: Any = None, *, first_step: int | None = None)
     Args:
         config: What the model was made with, `TransformerConfig` or another `ModelParallelConfig`.
         optimizer: What `get_megatron_optimizer` returned; None where the loop times its step with timer `optimizer`.
+        loader: What the loop makes its iterators of, such as a `DataLoader`, for the proof of a resume. Without it the
+            one that `megatron.checkpointer(state=...)` has. It stays the object that it is.
         first_step: How many steps are complete already, as a resume knows it: steps then have global numbers in
-            reports. None where nothing is resumed; they are counted per attempt.
+            reports, and those that are done twice are compared. None where nothing is resumed; they are counted per
+            attempt.
 
     Raises:
         ConfigError: An argument is wrong, or the process has a loop attached already.
@@ -139,6 +146,8 @@ def attach(config: Any, optimizer: Any = None, *, first_step: int | None = None)
         handle.watch_losses(config)
         if optimizer is not None:
             handle.watch_optimizer(optimizer)
+        if first_step is not None:
+            handle.guard.run(lambda: handle.prove(loader, optimizer))
     except BaseException:
         handle.detach()
         raise
@@ -151,6 +160,8 @@ class Attached(AttachedLoop):
 
     caller, what_fails = "megatron", "heartbeats and sections"
     cure_of_second = "or attach once, with what all model chunks share"
+    proof: MegatronProof | None = None
+    """What proves the resumes of this loop."""
 
     def __init__(self, first_step: int | None = None) -> None:
         """Be the one of this process; raises ConfigError where there is another."""
@@ -168,6 +179,8 @@ class Attached(AttachedLoop):
         self._hears_losses = False  # by `config.grad_scale_func`, so that a forward step need not tell them
         self.before_first_step: Callable[[], None] | None = None
         """What is called once, where the first step of this process begins, before it fetches a batch."""
+        self.before_forward: Callable[[tuple[Any, ...]], None] | None = None
+        """What the arguments of the first forward with gradients are given to, once: iterator and model."""
         self.on_loaded: Callable[[], None] | None = None
         """What is called where the timer of a load has ended."""
         self.is_on = not environ.is_disabled(environ.environment())
@@ -200,6 +213,8 @@ class Attached(AttachedLoop):
         def forward_step(*args: Any, **kwargs: Any) -> Any:
             numerics.judge_steps()  # may raise: no hook is around it
             run(forward.begin)
+            if self.before_forward is not None:
+                run(lambda: self._tell_forward(args))
             try:
                 result = forward_step_func(*args, **kwargs)
             except BaseException:
@@ -209,6 +224,11 @@ class Attached(AttachedLoop):
             return self._with_heard_loss(result) if is_to_hear and not self._hears_losses else result
 
         return forward_step
+
+    def _tell_forward(self, given: tuple[Any, ...]) -> None:
+        if self.before_forward is not None and self.step_under_way.has_gradients():
+            before, self.before_forward = self.before_forward, None
+            before(given)
 
     def _with_heard_loss(self, result: Any) -> Any:
         """Return what a forward step has given, its output and what makes a loss of it, with the latter heard."""
@@ -246,6 +266,7 @@ class Attached(AttachedLoop):
         heard[LOAD] = self.spans["resume"].begin, self._load_ends
         heard[INTERVAL] = self._set_before_first, None
         heard[OPTIMIZER] = self._optimizer_begins, self._optimizer_ends
+        heard[SAVE] = self.spans["checkpoint"].begin, self._save_ends
         self.replace(owner, name, ObservingTimers(getattr(owner, name), heard, self.guard))
 
     def watch_optimizer(self, optimizer: Any) -> None:
@@ -271,8 +292,39 @@ class Attached(AttachedLoop):
 
         self.replace(optimizer, "step", step)
 
+    def prove(self, loader: Any, optimizer: Any) -> None:
+        """Leave a witness of each step from now on, and compare those that are repeated: their numbers are global."""
+        saver = known_saver()
+        skipped = (lambda: ()) if saver is None else (lambda: saver.skipped_steps)
+        optimizers = [] if optimizer is None else [optimizer]
+        sizes = [global_batch_size()]
+        proof = megatron_proof(
+            current(), optimizers, skipped, CURES, sizes, self.forwards, lambda: length_of(saved_objects())
+        )
+        if not self.is_on or proof is None:
+            return
+        self.proof = proof
+        self.on_detach(proof.loop.close)
+        loaders = [loader] if loader is not None else [] if saver is None else saver.loaders()
+        if len(loaders) > 1:
+            proof.why = "megatron.checkpointer() has several loaders: give attach() the one of the training as loader="
+        elif loaders:
+            restore = watch_loader(loaders[0], proof)
+            if restore is None:
+                proof.why = f"a {type(loaders[0]).__name__} cannot be watched: give attach() a DataLoader as loader="
+            else:
+                proof.is_known = True
+                self.on_detach(restore)
+
+    def forwards(self) -> tuple[int, bool]:
+        """Return how many forwards with gradients have begun, and whether one is under way."""
+        forward: Any = self.spans["fwd"]
+        return forward.begun, bool(forward.depth)
+
     def go_to(self, step: int) -> None:
         """Go on behind another number of steps, as where the batches of one are left out."""
+        if self.proof is not None:
+            self.proof.drop()
         self.step = step
         if self.step_under_way.global_step is not None:
             self.step_under_way.global_step = step
@@ -297,6 +349,8 @@ class Attached(AttachedLoop):
             span.drop()
         self.step_under_way.drop()
         self._losses.drop()
+        if self.proof is not None:
+            self.proof.drop()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         record(error)
@@ -320,6 +374,11 @@ class Attached(AttachedLoop):
         if self.before_first_step is not None:
             before, self.before_first_step = self.before_first_step, None
             before()
+
+    def _save_ends(self) -> None:
+        self.spans["checkpoint"].end()
+        if self.proof is not None:
+            self.proof.loop.saved()
 
     def _load_ends(self) -> None:
         self.spans["resume"].end()
@@ -360,6 +419,8 @@ class Attached(AttachedLoop):
                     self._sampler.step_ends()
                 self._update.end()
                 under_way.is_open = False
+                if self.proof is not None and number is not None:
+                    self.proof.step(step - 1)
                 self._losses.end(None if number is None else step - 1, grad_norm)
                 under_way.beat.end()
             except Exception as error:  # noqa: BLE001 - as above
@@ -396,6 +457,14 @@ class HeardScale:
     def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
         """Be Megatron's own function in a copy of the configuration, perhaps in another process."""
         return itself, (self.plain,)
+
+
+def global_batch_size() -> int | None:
+    """Return how many samples a step has, where Megatron's calculator of micro-batches knows it."""
+    calculator = getattr(module("core.num_microbatches_calculator"), "_GLOBAL_NUM_MICROBATCHES_CALCULATOR", None)
+    ask = getattr(calculator, "get_current_global_batch_size", None)
+    found = ask() if callable(ask) else None
+    return found if isinstance(found, int) else None
 
 
 def kernels_device() -> str | None:

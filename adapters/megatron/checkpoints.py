@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk.adapters._base import framework
-from resilience_sdk.adapters.megatron.attached import module
+from resilience_sdk.adapters.megatron.attached import global_batch_size, module
+from resilience_sdk.adapters.megatron.proof import reached_by, remember
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import SHARDED
 from resilience_sdk.checkpoint.memory_staging import MemoryStaging
+from resilience_sdk.checkpoint.passes import is_loader
 from resilience_sdk.checkpoint.ranks import find_ranks, raise_together
 from resilience_sdk.core.resume_limits import note
+from resilience_sdk.rank.data import has_state
 from resilience_sdk.straggler import section
 
 State = Callable[[bool], Mapping[str, Any]]
@@ -66,6 +69,13 @@ class MegatronCheckpointer(Checkpointer):
         self._load_into = load
         self._kept = TrackedState()
         self.also_held(lambda: {"sharded_state": sharded_state})  # the model is what it closes over
+        self.also_compare(lambda: reached_by(sharded_state))  # it is not asked itself, which may be collective
+        remember(self)
+
+    def loaders(self) -> list[Any]:
+        """Return the loaders of `state=`, and those that were added."""
+        with_state = [item for item in self._state.per_rank.values() if has_state(item)]
+        return [item for item in (*with_state, *self._state.counted.values()) if is_loader(item)]
 
     def resume(self) -> int:
         """Load the newest valid checkpoint; return the next step to run, 0 = fresh. Collective.
@@ -87,6 +97,7 @@ class MegatronCheckpointer(Checkpointer):
             with section("resume", kind="io"):
                 self._load_into(_framework().load(self._sharded_state(True), str(good.path / SHARDED)))
             self._kept.put_back(is_same_job=self._resumed_rng is not None)
+            self.compare()
             self._set_rng()  # not for the last time: a loader that travels sets them before its first batch
         return step
 
@@ -133,7 +144,8 @@ class TrackedState:
         tracker = _tracker()
         states = {} if tracker is None else tracker.get_states()
         ranks = find_ranks().size
-        return {"tracker": {name: _as_tensor(one) for name, one in states.items()}, "batch": _batch(), "ranks": ranks}
+        kept = {name: _as_tensor(one) for name, one in states.items()}
+        return {"tracker": kept, "batch": global_batch_size(), "ranks": ranks}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Keep it until Megatron's own is loaded."""
@@ -162,7 +174,7 @@ class TrackedState:
         states = saved.get("tracker") or {}
         if tracker is not None and states:
             _set_states(tracker, states)
-        batch = _batch()
+        batch = global_batch_size()
         if None not in (batch, saved.get("batch")) and batch != saved["batch"]:
             note(
                 "megatron batch",
@@ -192,11 +204,3 @@ def _set_states(tracker: Any, saved: Mapping[str, Any]) -> None:
         else:
             own[name] = state
     tracker.set_states(own)
-
-
-def _batch() -> int | None:
-    """Return the global batch size, where Megatron's calculator of micro-batches knows it."""
-    calculator = getattr(module("core.num_microbatches_calculator"), "_GLOBAL_NUM_MICROBATCHES_CALCULATOR", None)
-    ask = getattr(calculator, "get_current_global_batch_size", None)
-    found = ask() if callable(ask) else None
-    return found if isinstance(found, int) else None

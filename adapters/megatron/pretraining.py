@@ -12,6 +12,13 @@ from typing import Any
 from resilience_sdk import preemption
 from resilience_sdk.adapters.megatron import attached, limits
 from resilience_sdk.adapters.megatron.attached import Attached
+from resilience_sdk.adapters.megatron.proof import (
+    PRETRAIN_CURES,
+    has_rates,
+    megatron_proof,
+    watch_iterator,
+    watch_loader,
+)
 from resilience_sdk.adapters.megatron.step import KINDS
 from resilience_sdk.adapters.nvrx.client import RankMonitorClient
 from resilience_sdk.core import resume_limits
@@ -25,6 +32,7 @@ from resilience_sdk.preemption.reasons import Asker
 from resilience_sdk.rank.all_ranks import finish
 from resilience_sdk.rank.degraded import pageless_session
 from resilience_sdk.rank.lifecycle import current
+from resilience_sdk.rank.schedule_length import length_of
 from resilience_sdk.recorder.lookup import find_own_block
 
 
@@ -120,6 +128,9 @@ _NVRX = "nvidia_resiliency_ext"
 _NVRX_OPTIONS = "--enable-ft-package, --inprocess-restart, or a save in the background"
 _TRACKER = "latest_checkpointed_iteration.txt"
 _MAX_DIGITS = 18
+_LIMITS = ("train_iters", "train_samples", "lr_decay_iters", "lr_decay_samples", "lr", "min_lr")
+"""Arguments that schedules are made by."""
+_MAKES_LOADER = "build_pretraining_data_loader"
 
 
 def around(pretrain: Callable[..., Any]) -> Callable[..., Any]:
@@ -192,6 +203,7 @@ class Pretraining:
         self._has_begun = False
         self._args: Any = None
         self._signals: AgreedSignals | None = None
+        self._has_loader = False
 
     def starts(self) -> None:
         """Take what newer versions have before the call: the load of a checkpoint in it is heard then."""
@@ -287,6 +299,65 @@ class Pretraining:
         limits.note_arguments(known._GLOBAL_ARGS)
         self._handle.watch_timers(known, "_GLOBAL_TIMERS")
         self._take_signals(known)
+        self._prove(known._GLOBAL_ARGS)
+
+    def _prove(self, args: Any) -> None:
+        """Leave a witness of each iteration, and compare those that are repeated."""
+        handle = self._handle
+        sizes = [getattr(args, name, None) for name in ("global_batch_size", "micro_batch_size")]
+        limits_of = [getattr(args, name, None) for name in _LIMITS]
+        proof = megatron_proof(
+            *(current(), (), tuple, PRETRAIN_CURES, sizes, handle.forwards, lambda: length_of((), *limits_of)),
+            only_in_forwards=True,
+        )
+        if proof is None:
+            return
+        handle.proof = proof
+        handle.on_detach(proof.loop.close)
+        handle.before_forward = self._forward_begins
+        proof.why = "forward_step() reads no batch of the iterator that Megatron gives it"
+        known = attached.module("training.training")
+        if callable(getattr(known, _MAKES_LOADER, None)):
+            handle.replace(known, _MAKES_LOADER, self._loader_watched(getattr(known, _MAKES_LOADER)))
+
+    def _loader_watched(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Look at the batches of the loader that is made first, which is that of the training."""
+        handle, is_first = self._handle, [True]
+
+        def watch(made: Any) -> None:
+            from torch.utils.data import DataLoader
+
+            # One of `--dataloader-type external` is what the script has made, and an iterator.
+            restore = None
+            if handle.proof is not None and isinstance(made, DataLoader):
+                restore = watch_loader(made, handle.proof)
+            if restore is not None:
+                self._has_loader = True
+                handle.on_detach(restore)
+
+        @functools.wraps(plain)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            made = plain(*args, **kwargs)
+            if is_first:
+                is_first.clear()
+                handle.guard.run(lambda: watch(made))
+            return made
+
+        return make
+
+    def _forward_begins(self, given: tuple[Any, ...]) -> None:
+        """Know the optimizer, whose function scales the loss, and an iterator that is made of no loader."""
+        proof, handle = self._handle.proof, self._handle
+        if proof is None or len(given) < 2:
+            return
+        scale = getattr(getattr(given[1], "config", None), "grad_scale_func", None)
+        optimizer = getattr(scale, "__self__", None)
+        if has_rates(optimizer):
+            proof.loop.watch_optimizers([optimizer])
+        if not self._has_loader and given[0] is not None:
+            restore = watch_iterator(given[0], proof.read)
+            if restore is not None:
+                handle.on_detach(restore)
 
     def _loaded(self) -> None:
         """Keep the generators as Megatron has loaded them, for the first step: its iterators draw in between."""

@@ -20,6 +20,7 @@ STEP = "forward-backward"
 OPTIMIZER = "optimizer"
 DATA = "batch-generator"
 LOAD = "load-checkpoint"
+SAVE = "save-checkpoint"
 INTERVAL = "interval-time"
 """Begun by Megatron-LM's `train()` before its first step, when its iterators are made."""
 
@@ -31,7 +32,7 @@ _NAMES = {
     OPTIMIZER: "optim",
     "eval-time": "eval",
     "evaluate": "eval",
-    "save-checkpoint": "checkpoint",
+    SAVE: "checkpoint",
     "save-checkpoint-non-persistent": "checkpoint",
     LOAD: "resume",
 }
@@ -242,16 +243,19 @@ class StepPart(SharedSection):
 class Forward(StepPart):
     """A forward; in an evaluation it is the heartbeat of a batch."""
 
-    __slots__ = ("_batch", "_has_gradients")
+    __slots__ = ("_batch", "_has_gradients", "begun")
 
     def __init__(self, name: str, step: Step) -> None:
         """Be closed."""
         super().__init__(name, step)
         self._has_gradients, self._batch = step.has_gradients, EvaluationBeat()
+        self.begun = 0
+        """How many with gradients have begun."""
 
     def begin(self) -> None:
         """Begin it."""
         if self._has_gradients():
+            self.begun += 1
             super().begin()
         else:
             self._batch.begin()

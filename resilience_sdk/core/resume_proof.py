@@ -84,10 +84,14 @@ def proof_of(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     events = tuple(events)
     begun: Mapping[str, Any] | None = None
     checks: list[ResumeCheck] = []
+    attempt: Any = None
     for event in events:
+        of = event.get("job"), event.get("attempt")
         if event.get("event") == Event.RESUME.value:
-            begun, checks = event, []
+            begun, checks, attempt = event, [], of
         elif (check := ResumeCheck.from_event(event)) is not None:
+            if of != attempt:  # of a resume by somebody else's checkpoint
+                begun, checks, attempt = None, [], of
             checks.append(check)
     if begun is None and not checks:
         return None

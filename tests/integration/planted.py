@@ -203,12 +203,30 @@ DEEPSPEED = {
     "no loader": _said("attach() was given no loader, so that nobody knows the batches of a step"),
     "own not given": _GENERATORS,  # the loop makes its iterator behind the resume, and that draws
 }
+_MEGATRON_CURE = "let samplers draw by the samples that are consumed, or from set_epoch(epoch)"
+MEGATRON = {
+    **_COMMON,
+    **_WINDOWS,
+    **{name: _state("model") for name in ("weights", "buffers")},
+    "momentum": _state("optimizer"),
+    "options": _state("optimizer", "options"),
+    "scheduler": _state("scheduler"),
+    "order": Kind(NOT_EXACT, "samples", f"step 5: other samples; {_MEGATRON_CURE}"),
+    "batch": Kind(NOT_EXACT, "samples", f"step 6: other samples; {_MEGATRON_CURE}"),
+    "shard": Kind(NOT_EXACT, "samples", f"step 5: other samples; {_MEGATRON_CURE}"),
+    "skipping": _good(),
+    "rate": _rate("give the OptimizerParamScheduler to sharded_state"),
+    "forgets": _state("mean"),
+    "accumulation": _said("step 5 has 2 batches of the loader now, 1 before"),
+    "no loader": _said("attach() was given no loader, so that nobody knows the batches of a step"),
+}
 WAYS: Mapping[str, Mapping[str, Kind]] = {
     "start_run": START_RUN,
     "attach": ATTACH,
     "accelerate": ACCELERATE,
     "deepspeed": DEEPSPEED,
     "lightning": LIGHTNING,
+    "megatron": MEGATRON,
     "transformers": TRANSFORMERS,
 }
 ON_RANKS = ("good", "order", "batch", "shard", "seeded", "more draws", "weights", "momentum", "unsaved")

@@ -134,7 +134,46 @@ def test_a_resume_repeats_every_iteration(tmp_path):
     assert [start["step"] for start in told(run, "start-1-[01]")] == [3, 3]
     assert [list(each) for each in alone] == [list(range(8))] * 2
     assert cut == alone
+    assert "resume exact: 2 of 2 repeated steps equal" in run.screen
+    assert "resume_not_exact" not in run.screen
     assert {event["limit"] for event in run.events("resume_limit")} == {"megatron random numbers of ranks"}
+
+
+_CURE = "let samplers draw by args.consumed_train_samples"
+_GENERATORS = ("generators", "random number generators in another state; let nothing seed a generator behind the load")
+PROVEN = {
+    "good": (None, "resume exact: 3 of 3 repeated steps equal"),
+    "order": ("samples", f"step 5: other samples; {_CURE}"),
+    "batch": ("samples", f"step 6: other samples; {_CURE}"),
+    "shard": ("samples", f"step 5: other samples; {_CURE}"),
+    "rate": ("learning rate", "let Megatron's OptimizerParamScheduler set the rates"),
+    "seeded": _GENERATORS,
+    "cyclic": _GENERATORS,
+    "augmented": (None, "3 of 3 repeated steps equal; 3 with other values of the same samples"),
+    "external": (None, "resume exact: 3 of 3 repeated steps equal"),
+    "external random": (None, "batches that come from a stream, or in any order, are not repeatable"),
+    "batch size": (None, "a step has other batches, or the loader other data, than before"),
+}
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("kind", PROVEN)
+def test_a_resume_is_proven_or_what_differs_is_named(tmp_path, kind):
+    """Killed in iteration 8, resumed behind the fifth: three are done twice."""
+    component, line = PROVEN[kind]
+    save = tmp_path / "megatron"
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, (str(PROJECT), os.environ.get(CHECKOUT))))}
+    own["RESILIENCE_FAULT"] = "kill:rank=0,step=8"
+    words = ("--train-iters", "16", "--save-interval", "5", "--eval-interval", "1000", "--save", str(save))
+    command = ("--max-restarts", "1", "repeated_pretrain.py", kind, *GPT.split(), *words, "--load", str(save))
+    with job(tmp_path, *command, env=own) as run:
+        assert run.finish() == 0, run.screen
+        assert ("resume_not_exact" in run.screen) is (component is not None), run.screen
+        checks = [*run.events("resume_check"), *run.events("resume_not_exact")]
+        assert [event["component"] for event in checks if event["component"]] == [component] * (component is not None)
+        told = [f"{event['text']}; {event['cure']}" for event in checks]
+        assert line in run.screen or any(line in one for one in told), (run.screen, told)
+        assert [incident["kind"] for incident in run.incidents()] == ["crash"]
 
 
 @pytest.mark.release

@@ -16,10 +16,12 @@ _DAILY = {
     ("accelerate", "batch"),
     ("deepspeed", "good"),
     ("lightning", "good"),
+    ("megatron", "good"),
     ("transformers", "good"),
     ("transformers", "scaler"),
 }
-_CASES = [(way, kind) for way in ("accelerate", "deepspeed", "lightning", "transformers") for kind in planted.WAYS[way]]
+_WAYS = ("accelerate", "deepspeed", "lightning", "megatron", "transformers")
+_CASES = [(way, kind) for way in _WAYS for kind in planted.WAYS[way]]
 
 
 @pytest.mark.parametrize(

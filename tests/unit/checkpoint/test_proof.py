@@ -18,7 +18,7 @@ from resilience_sdk.checkpoint.ranks import Alone
 from resilience_sdk.checkpoint.state import StateMap
 from resilience_sdk.core import console, environ
 from resilience_sdk.core.journal import Journal, read_journal
-from resilience_sdk.core.resume_proof import proof_of
+from resilience_sdk.core.resume_proof import ResumeCheck, proof_of
 
 
 class Average:
@@ -224,6 +224,19 @@ def test_what_a_framework_saves_by_itself_is_compared_when_it_has_restored(tmp_p
     assert found["component"] == component
     if component is None:
         assert found["checks"][1]["text"] == "4 of 4 parts of the state equal"
+
+
+def test_what_an_attempt_before_has_found_is_not_of_this_resume():
+    """A framework that resumes by itself leaves no event of it: each attempt is another resume."""
+    found = ResumeCheck("steps", "resume_not_exact", "step 5: other samples", "samples", 5)
+    equal = ResumeCheck("steps", "exact", "3 of 3 repeated steps equal")
+    events = [
+        {"event": check.event.value, "job": job, "attempt": attempt, "step": check.step, **check.facts()}
+        for job, attempt, check in (("a", 1, found), ("a", 2, equal), ("b", 2, found), ("b", 2, equal))
+    ]
+    assert [proof_of(events[:until])["result"] for until in (1, 2, 3, 4)] == [
+        *("resume_not_exact", "exact", "resume_not_exact", "resume_not_exact"),
+    ]
 
 
 def test_generators_are_compared_again_before_the_first_batch(tmp_path, capsys, monkeypatch):
