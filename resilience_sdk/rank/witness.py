@@ -60,9 +60,9 @@ class StepInMaking:
             seen |= FIXED
         if self._place is not None:  # one more of a step that adds up gradients
             self._seen = seen & self._seen | self._seen & ~(CONTENT | ORDER | FIXED)
-            self._shapes = crc32(struct.pack("<Q", shapes), self._shapes)
-            self._content = crc32(struct.pack("<Q", content), self._content)
-            self._order = crc32(struct.pack("<Q", order or 0), self._order)
+            self._shapes = _both(self._shapes, shapes)
+            self._content = _both(self._content, content)
+            self._order = _both(self._order, order or 0)
             if self._seen & UNPLACED:
                 self._place = 0, self._place[1] + 1
             return
@@ -93,6 +93,11 @@ class StepInMaking:
     def drop(self) -> None:
         """Forget batches that make no step."""
         self._place = self._before = None
+
+
+def _both(before: int, now: int) -> int:
+    """Return a number for two. As the seed of a CRC the first would cancel the second where both differ alike."""
+    return crc32(struct.pack("<QQ", before, now))
 
 
 def rates_of(optimizers: Iterable[Any]) -> tuple[int, float] | None:

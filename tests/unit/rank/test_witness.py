@@ -51,6 +51,14 @@ def test_each_order_of_a_step_counts():
     assert one.order != other.order
 
 
+def test_batches_that_differ_alike_do_not_cancel_each_other():
+    """As where the samples of each batch come in the reverse order: a CRC of CRCs would be the same."""
+    data = TensorDataset(torch.ones(16))
+    [one] = witness(DataLoader(data, 2, sampler=range(16)), 2, per_step=2)
+    [other] = witness(DataLoader(data, 2, sampler=[1, 0, 3, 2]), 2, per_step=2)
+    assert one.order != other.order
+
+
 def test_a_step_of_a_loop_without_epochs_counts_its_batches():
     """In the place of a number of the batch, so that another accumulation is seen."""
     one = StepInMaking(PassPrint(), ())
