@@ -70,9 +70,9 @@ def _figures(way: str, cells: list[_Cell]) -> list[Figure]:
     wrong = [one.name for one in exact if not one.is_named]
     found, named = ([100.0 * sum(one) / max(1, len(one))] for one in (
         [one.is_found for one in planted], [one.is_named for one in planted]))  # fmt: skip
-    count = f"{len(planted)} planted"
+    count = f"{len(planted)} planted" + (f"; lost: {lost}" if lost else "")
     return [
-        Figure(f"inexact resumes found, {way}", "ours", "%", tuple(found), least=_FOUND, note=f"{count}; lost: {lost}" if lost else count),
+        Figure(f"inexact resumes found, {way}", "ours", "%", tuple(found), least=_FOUND, note=count),
         Figure(f"called by their names, {way}", "ours", "%", tuple(named), least=_NAMED, note=misnamed),
         Figure(f"findings in {len(exact)} exact or unrepeatable ones, {way}", "ours", "", (float(len(wrong)),), 0.0,
                note=", ".join(wrong)),
