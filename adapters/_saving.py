@@ -85,6 +85,11 @@ class SavingLoop(pytorch.Attached):
         own.maybe_save(self.step)
         return own.next_due()
 
+    @property
+    def saves_between(self) -> bool:
+        """Whether there may be something to do between two steps."""
+        return self._checkpointer is not None
+
     def save_before_leaving(self) -> None:
         """Save if there is time. Collective."""
         if self._checkpointer is not None:

@@ -51,6 +51,8 @@ class TimedLoader:
         self._loader = loader
         self.due: Callable[[], None] | None = None
         """What is called before the next batch is fetched, and each one after that until it is None again."""
+        self.fetched = 0
+        """How many batches were asked for."""
         self.loop = loop
         self.took: Callable[[Any], None] | None = None
         """What each batch is given to before the loop gets it."""
@@ -108,6 +110,7 @@ class _TimedBatches:
         batches, watch = self._batches, self._watch
         if not watch.is_on:
             return next(batches)
+        watch.fetched += 1
         if watch.due is not None:
             watch.due()
         try:  # `find_own_block`, written out: in every step a call that can be spared is

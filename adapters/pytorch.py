@@ -15,10 +15,12 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from threading import get_ident
+from time import monotonic
 from typing import Any
 
 from resilience_sdk import preemption, straggler
 from resilience_sdk.adapters._base import AttachedLoop, EvaluationBeat, StepBeat, StepLoss, say_left_out
+from resilience_sdk.adapters._batch_work import BatchWork
 from resilience_sdk.adapters._proof import proof_of
 from resilience_sdk.adapters._timed_loader import TimedLoader
 from resilience_sdk.checkpoint.checkpointer import saved_objects
@@ -58,8 +60,8 @@ def attach(model: Any, optimizer: Any, loader: Any = None, *, first_step: int | 
     in another mode (`model.eval()`) than that of the last step. `fwd`, `bwd`, `comm_wait` and `optim` are sections (see
     `straggler.attach`), and `data` is the wait for the batches of `loader`. Each optimizer step ends with a
     `preemption.check()`: once all ranks have agreed to stop, `Preempted` is raised where the next step begins (the
-    next batch of `loader`, the next forward, or the next optimizer step, whichever comes first), on every rank behind
-    the same step. Catch it around the loop, save, and raise it again.
+    next batch of `loader`; where none of it is seen, the next forward or the next optimizer step, whichever comes
+    first), on every rank behind the same step. Catch it around the loop, save, and raise it again.
 
     Call it on every rank, last, on the object that the loop calls: after DDP, `fully_shard` or `torch.compile`. Inside
     `Run.steps` and `@resilient` only the sections are added, since those beat and check themselves. No collective, no
@@ -129,6 +131,7 @@ class Attached(AttachedLoop):
         self._evaluation = EvaluationBeat()
         self._thread = 0  # that of the last forward with gradients
         self._loader: TimedLoader | None = None
+        self._work = BatchWork()
         self._is_unused = False  # nothing was made of the newest batch yet
         try:
             self._model, self._optimizer = weakref.ref(model), weakref.ref(optimizer)
@@ -296,6 +299,15 @@ class Attached(AttachedLoop):
         """Do what is due where a step has ended and the next one begins; return behind how many steps it is again."""
         return _NEVER
 
+    @property
+    def saves_between(self) -> bool:
+        """Whether there may be something to do between two steps."""
+        return False
+
+    def expected_save_s(self) -> float:
+        """Return how many seconds the last save before a stop will take; 0 where that is not known."""
+        return 0.0
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Take no step for one meanwhile: loading the state of an optimizer may make some."""
@@ -345,7 +357,7 @@ class Attached(AttachedLoop):
     # In every step: a call that can be spared is.
 
     def _forward_begins(self) -> None:
-        if self._is_between or self._is_leaving:
+        if (self._is_between or self._is_leaving) and not self._is_within_batch():
             self._leave_if_asked()
         if self.guard.is_on:
             model = self._model()
@@ -365,7 +377,7 @@ class Attached(AttachedLoop):
 
     def _step_begins(self) -> None:
         self._is_in_step = True
-        if self._is_between or self._is_leaving:
+        if (self._is_between or self._is_leaving) and not self._is_within_batch():
             self._leave_if_asked()
         beat = self._beat.beat
         if beat is None or not beat.t0:  # of a model whose forward was not seen
@@ -392,8 +404,17 @@ class Attached(AttachedLoop):
                     self._is_leaving = True
             except Exception as error:  # noqa: BLE001 - whatever it is, it must not reach the training
                 self.guard.fail(error)
-        if self._loader is not None and (self._is_between or self._is_leaving):
-            self._loader.due = self._leave_if_asked
+        loader, work = self._loader, self._work
+        if loader is not None:
+            now = monotonic()
+            work.took_s, work.at_s = now - work.at_s, now
+            if loader.fetched == work.fetched:
+                work.steps += 1
+            else:
+                work.most = max(work.most, work.steps)
+                work.fetched, work.steps = loader.fetched, 1
+            if self._is_between or self._is_leaving:
+                loader.due = self._batch_is_asked_for
 
     def _check(self) -> None:
         if not is_stepping() and preemption.check(StepsDone(self.step)):
@@ -425,7 +446,19 @@ class Attached(AttachedLoop):
         self._step_ends()
         self._hook_alone(behind=False)
 
+    def _is_within_batch(self) -> bool:
+        """Tell whether what is due waits for the next batch that is asked for. Collective."""
+        if not (self._is_leaving or self.saves_between):
+            return False
+        left_s = preemption.time_left() if self._is_leaving else None
+        return self._work.waits(self.step, save_s=self.expected_save_s(), left_s=left_s)
+
+    def _batch_is_asked_for(self) -> None:
+        if self._thread in (0, get_ident()):  # not by one that reads ahead
+            self._leave_if_asked()
+
     def _leave_if_asked(self) -> None:
+        self._work.is_through()
         if self._loader is not None:
             self._loader.due = None
         if self._is_between or self._is_leaving:

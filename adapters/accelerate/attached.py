@@ -13,6 +13,7 @@ import attrs
 
 from resilience_sdk import straggler
 from resilience_sdk.adapters._base import Late, checkpointer, framework, numbered, refuse_second
+from resilience_sdk.adapters._batch_work import Turns
 from resilience_sdk.adapters._proof import proof_of
 from resilience_sdk.adapters._saving import SavingLoop
 from resilience_sdk.adapters.accelerate.position import Position, other_state, set_other
@@ -309,6 +310,7 @@ class Attached(SavingLoop):
         super().__init__(prepared.model, prepared.optimizer, loader, self._began)
         try:
             self._put_on_the_rest(loader)
+            self._take_turns(prepared.optimizer)
             self._prove()
         except BaseException:
             self.detach()  # so that nothing is left, and a second attach is a first one
@@ -332,6 +334,14 @@ class Attached(SavingLoop):
         self.replace(self._accelerator, "load_state", self._state.load_state)
         listening.begin(self.expected_save_s)
         connect(self._accelerator, self._session)
+
+    def _take_turns(self, optimizer: Any) -> None:
+        """See the steps of other optimizers: what is due waits for them where no batches are seen."""
+        inside = (getattr(one, "optimizer", one) for one in self._accelerator._optimizers)
+        others = [one for one in inside if one is not optimizer]
+        if others and self._session is not None:
+            self._work.turns = Turns(optimizer, others)
+            self.on_detach(self._work.turns.leave)
 
     def _prove(self) -> None:
         """Leave a witness of each step, and compare those that are repeated."""

@@ -92,6 +92,7 @@ class TimedOwnLoader(TimedLoader):
         self._passes = loop
         self.due: Callable[[], None] | None = None
         self.took = None
+        self.fetched = 0
         self.is_on = True
         self._pass: Iterator[Any] | None = None
         set_class(loader, _passing(self._plain, self))

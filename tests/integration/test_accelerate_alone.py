@@ -42,3 +42,9 @@ def test_a_resume_goes_on_at_the_next_sample(tmp_path: Path, sampler: str) -> No
     if sampler == "loader":
         require("torchdata")
     run(tmp_path, f"resumed_by_{sampler}")
+
+
+@pytest.mark.parametrize("way", ["generator_first", "generator_first_without_batches"])
+def test_a_save_waits_for_all_that_train_on_a_batch(tmp_path: Path, way: str) -> None:
+    """To the same bits, with several optimizers in turns."""
+    run(tmp_path, way)

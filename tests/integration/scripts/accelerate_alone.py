@@ -239,6 +239,73 @@ def stopped() -> None:
     second_handle.detach()
 
 
+class Gan:
+    """Two models that train in turns on each batch, `g` the attached one; without a loader a batch is of its step."""
+
+    def __init__(self, turns: str, *, has_loader: bool) -> None:
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+        torch.manual_seed(3)
+        self.accelerator, self.turns = Accelerator(cpu=True), turns
+        nets = [nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.2), nn.Linear(4, 1)), nn.Linear(1, 1)]
+        optimizers = [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
+        self.g, self.d, self.og, self.od = self.accelerator.prepare(*nets, *optimizers)
+        self.loader = range(2)
+        if has_loader:
+            samples = TensorDataset(torch.arange(float(SAMPLES))[:, None] / SAMPLES)
+            self.loader = self.accelerator.prepare(DataLoader(samples, batch_size=BATCH, shuffle=True))
+        self.has_loader = has_loader
+
+    def train(self, handle: resilience.Attached, steps: int, fails_at: int | None = None) -> list[float]:
+        """Train until the attached model has made so many steps; return all weights."""
+        while handle.step < steps:
+            for item in self.loader:
+                batch = item[0] if self.has_loader else torch.full((BATCH, 1), handle.step / SAMPLES)
+                for turn in self.turns:
+                    if handle.step == fails_at:
+                        raise KeyboardInterrupt
+                    optimizer = self.og if turn == "g" else self.od
+                    optimizer.zero_grad()
+                    made = self.g(batch)
+                    self.accelerator.backward(self.d(made if turn == "g" else made.detach()).square().mean())
+                    optimizer.step()
+                if handle.step >= steps:
+                    break
+        return [value for net in (self.g, self.d) for each in net.parameters() for value in each.flatten().tolist()]
+
+
+def in_turns(turns: str, *, has_loader: bool) -> None:
+    """A save waits for the steps of all: what the others have still to make of a batch would be lost."""
+    whole = Gan(turns, has_loader=has_loader)
+    with resilience.attach(whole.accelerator, optimizer=whole.og, save=False) as handle:
+        weights = whole.train(handle, 14)
+    forget_checkpoints()
+    first = Gan(turns, has_loader=has_loader)
+    handle = resilience.attach(first.accelerator, optimizer=first.og, resume=False, checkpoint_every=4)
+    with pytest.raises(KeyboardInterrupt):
+        first.train(handle, 14, fails_at=10)
+    handle.detach()
+    second = Gan(turns, has_loader=has_loader)
+    handle = resilience.attach(second.accelerator, optimizer=second.og, resume=True, checkpoint_every=1000)
+    assert handle.step == 8
+    assert second.train(handle, 14) == weights, turns
+    handle.detach()
+
+
+def generator_first() -> None:
+    """Its forward comes again behind its step, with gradients."""
+    in_turns("gd", has_loader=True)
+    in_turns("gdd", has_loader=True)
+    in_turns("dg", has_loader=True)
+
+
+def generator_first_without_batches() -> None:
+    """No batch is seen: the steps of the other optimizer are."""
+    in_turns("gd", has_loader=False)
+    in_turns("dg", has_loader=False)
+    in_turns("gdd", has_loader=False)
+
+
 class Other(GeneralTracker):
     """Somebody else's tracker."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from resilience_sdk.adapters import deepspeed as resilience
-from resilience_sdk.errors import ConfigError
+from resilience_sdk.errors import ConfigError, Preempted
 from resilience_sdk.numerics import watch as numerics
 
 MICRO_BATCHES = 2
@@ -143,6 +143,21 @@ def test_a_loss_is_looked_at_as_the_script_has_it(recording, asked, engine, load
         told.append(MICRO_BATCHES * float(loss.detach()))
     handle.detach()
     assert found == {0: pytest.approx(told[0]), 1: pytest.approx(told[1])}
+
+
+def test_a_stop_waits_for_all_that_is_made_of_a_batch(recording, asked, engine, loader):
+    """Of a second engine, which calls the first one again behind its step."""
+    asked.add(2)
+    handle, second = attached(engine, loader), 0
+    with pytest.raises(Preempted):
+        for (inputs,) in loader:
+            for _ in range(MICRO_BATCHES):
+                engine.backward(engine(inputs).square().mean())
+                engine.step()
+            engine(inputs).detach()
+            second += 1
+    assert handle.step == second == 2
+    handle.detach()
 
 
 def test_a_pass_that_was_left_is_over_when_the_next_begins(recording, asked, engine, loader):
