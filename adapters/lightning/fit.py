@@ -173,6 +173,10 @@ class FitSections(Patches):
         # In manual optimization the backward is inside of the training step: what the module calls itself is timed.
         model = strategy.model if is_automatic else module
         attached = straggler.attach(model, kernels_every=sampling_interval(None, self._kernels_every))
+        attached.if_never_called = (
+            "fwd and bwd are not timed: in manual optimization they are those of calls of the module itself, self(x), "
+            "and training_step calls its parts (nothing else depends on it)"
+        )
         self.on_detach(attached.detach)
         if is_automatic:
             self.replace(strategy, "training_step", attached.around(strategy.training_step))

@@ -224,7 +224,7 @@ def _is_loader_worker() -> bool:
 
     Such a worker hears our signals from its rank only, which still needs its data to stop: whoever signals a whole
     process tree would else have the worker die first, and the rank by that. A thread takes the blocked signals, and
-    lets those of the parent (`Process.terminate()`) end the worker as ever.
+    lets those of the parent (`Process.terminate()`) end the worker as ever, which torch has end with 0 on SIGTERM.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -237,6 +237,11 @@ def _is_loader_worker() -> bool:
 def _hear_parent(numbers: Sequence[int], parent: int) -> None:
     while True:
         heard = signal.sigwaitinfo(numbers)
+        is_terminated = heard.si_pid == parent and heard.si_signo == signal.SIGTERM
+        if is_terminated and has_signal(status_fields(os.getpid()).get("SigCgt"), signal.SIGTERM):
+            # What torch's handler does in a worker. A rank that ends with persistent workers terminates them, and
+            # prints an error for each that has died of a signal.
+            os._exit(0)
         if heard.si_pid in (parent, os.getpid()):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
             end_by(heard.si_signo)

@@ -50,6 +50,10 @@ def _is_tensor_parallel(model: Any) -> bool:
 
 _ATTACHED: weakref.WeakKeyDictionary[Any, Attachment] = weakref.WeakKeyDictionary()
 _STEPS_WITHOUT_FORWARD = 3
+_NEVER_CALLED = (
+    "attach: the attached model was never called, so fwd and bwd are not timed; attach the object that the loop calls, "
+    "which torch.compile(model) or DDP(model) returned"
+)
 
 
 def attach(
@@ -177,6 +181,8 @@ class Attachment:
         self._device = ModelDevice(self._model, kernels_every)
         self._passes = ModelPasses(prefix, self._device, Engine(), self._guard, listener)
         self._listener = listener
+        self.if_never_called = _NEVER_CALLED
+        """What is said where steps are made and the model is not called; a framework's user has attached nothing."""
         self._steps = 0
         self._has_wrapped = False
         self._handles: list[Any] = []
@@ -272,11 +278,7 @@ class Attachment:
         if not self._has_wrapped:
             self._wrap_compiled(model)
         if self._steps == _STEPS_WITHOUT_FORWARD:
-            say_once(
-                "attach forward",
-                "attach: the attached model was never called, so fwd and bwd are not timed; attach the object that the "
-                "loop calls, which torch.compile(model) or DDP(model) returned",
-            )
+            say_once("attach forward", self.if_never_called)
 
     def _wrap_compiled(self, model: Any) -> None:
         """Put the hooks of `model.compile()` around what it compiled, which is the model with the hooks it has."""

@@ -75,6 +75,14 @@ def test_a_fit_resumes_and_is_finished(tmp_path, undisturbed, package, by):
     assert flag.exists()
 
 
+def test_a_manual_optimization_that_calls_parts_is_named_as_that(tmp_path):
+    """Its user has attached nothing, so no line is about what to attach."""
+    end, screen = end_of(tmp_path, "manual")
+    assert end["step"] == 6
+    assert screen.count("resilience: fwd and bwd are not timed: in manual optimization") == 1
+    assert "attach" not in screen
+
+
 @pytest.mark.release
 def test_fifty_fits_leave_nothing_behind(tmp_path):
     """No descriptor, no thread, no signal handler; and when the process has ended no page and no monitor."""

@@ -100,5 +100,25 @@ def automatic() -> None:
     tell("end", step=fitting.global_step, callbacks=[type(each).__name__ for each in fitting.callbacks])
 
 
+class Parts(Module):
+    """Optimizes by hand, and calls its parts alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        """Make the step."""
+        self.manual_backward(self.net(batch).pow(2).mean())
+        self.optimizers().step()
+
+
+def manual() -> None:
+    """Fit by hand."""
+    fitting = trainer(ResilienceCallback(), max_steps=6)
+    fitting.fit(Parts(), loader(64))
+    tell("end", step=fitting.global_step)
+
+
 told.mkdir(exist_ok=True)
-{"many": many, "kinds": kinds, "once": once, "automatic": automatic}[sys.argv[1]]()
+{"many": many, "kinds": kinds, "once": once, "automatic": automatic, "manual": manual}[sys.argv[1]]()

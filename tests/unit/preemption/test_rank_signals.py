@@ -115,6 +115,19 @@ print(process.exitcode, preemption.time_left())
     assert ended.stdout == "-15 None\n", ended.stderr
 
 
+def test_a_rank_that_ends_with_persistent_workers_prints_no_error(tmp_path):
+    """Python terminates them, which torch has end cleanly; so they do where they hear their rank only."""
+    program = """
+from torch.utils.data import DataLoader
+from resilience_sdk import preemption
+preemption.time_left()
+loader = DataLoader(range(8), num_workers=2, persistent_workers=True, multiprocessing_context="fork")
+print(len(list(loader)))
+"""
+    ended = run(tmp_path, program)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "8\n", "")
+
+
 def test_an_event_loop_keeps_its_wakeup_descriptor(tmp_path):
     """asyncio's signal handlers work beside ours, whichever came first."""
     program = """
