@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from resilience_sdk.checkpoint.passes import PassWatch, SavedGenerators, is_loader
-from resilience_sdk.core.resume_limits import note
+from resilience_sdk.checkpoint.passes import (
+    PassWatch,
+    PlainPasses,
+    SavedGenerators,
+    are_between,
+    begins_as_told,
+    has_epoch,
+    is_loader,
+)
+from resilience_sdk.core.iterated_class import plain_class
+from resilience_sdk.core.resume_limits import lift, note
 
 if TYPE_CHECKING:
     from resilience_sdk.checkpoint.capture import Restored
@@ -75,7 +85,10 @@ class TravellingLoaders:
         self._restore_rng = restore_rng
         self._is_walked = is_walked
         self._pending: dict[str, Any] = {}
-        self._saved: Mapping[str, Any] = {}
+        self._saved: dict[str, Any] = {}
+        self._has_epoch = False
+        self._plain: dict[str, str] = {}
+        """The keys of what is said of loaders without a state whose passes are watched, by their names."""
         self.generators = SavedGenerators(None, restore_rng)
         """Those of the process as of the save, which are set before the first batch."""
 
@@ -95,17 +108,24 @@ class TravellingLoaders:
             return
         asked = getattr(loader, "use_stateful_dataloader", True)
         if asked and has_state(loader):
-            if ATTACHED in self._state.per_rank and ATTACHED in self._state.passes:  # of a loop before this one
-                self._state.per_rank.pop(ATTACHED)
-                self._state.passes.pop(ATTACHED).leave()
+            self._leave_attached()
             self.add(ATTACHED, loader)
         elif is_loader(loader):
-            note(
+            self._leave_attached()
+            self._note_plain(
+                ATTACHED,
+                loader,
                 "attached loader",
                 "the place in the loader that attach() was given",
                 "it has no state_dict(), so its next pass begins anew, with another order if it is shuffled",
-                _CURE,
             )
+
+    def _leave_attached(self) -> None:
+        """Leave what was attached in a loop before this one."""
+        self._plain.pop(ATTACHED, None)
+        if ATTACHED in self._state.passes:
+            self._state.per_rank.pop(ATTACHED, None)
+            self._state.passes.pop(ATTACHED).leave()
 
     def watch(self) -> None:
         """Watch the passes over the loaders of the state."""
@@ -114,12 +134,20 @@ class TravellingLoaders:
         if self._is_walked():
             return
         for name, item in self._state.counted.items():
-            note(
-                f"state:{name}",
-                f"the place in state[{name!r}]",
-                f"a {type(item).__name__} has no state_dict(), so nothing of it is saved",
-                _CURE,
-            )
+            if name not in self._plain:
+                why = f"a {plain_class(item).__name__} has no state_dict(), so nothing of it is saved"
+                self._note_plain(name, item, f"state:{name}", f"the place in state[{name!r}]", why)
+
+    def _note_plain(self, name: str, loader: Any, key: str, thing: str, means: str) -> None:
+        """Say that a pass over a loader without a state is not gone on with, unless the resume was between two."""
+        if begins_as_told(loader):
+            with contextlib.suppress(TypeError):  # its class cannot be exchanged
+                self._state.passes[name] = PlainPasses(loader)
+                self._plain[name] = key
+                if are_between(self._saved.pop(name, None)):
+                    return
+                means += " (a resume from a save behind a pass's last batch is exact)"
+        note(key, thing, means, _CURE)
 
     def add(self, name: str, loader: Any) -> None:
         """Save the state of a loader too, and restore it if a resume brought one. One of the state is left as it is."""
@@ -163,7 +191,11 @@ class TravellingLoaders:
 
     def resumed(self, restored: Restored) -> None:
         """Take what a resume has brought."""
-        self._pending, self._saved = restored.pending, restored.passes
+        self._pending, self._saved = restored.pending, dict(restored.passes)
+        self._has_epoch = has_epoch(restored.values)
+        for name, key in self._plain.items():
+            if are_between(self._saved.pop(name, None)):
+                lift(key)
         is_ours = not self._is_walked()
         self.generators = SavedGenerators(restored.rng if is_ours else None, self._restore_rng)
         for name in restored.loaded:
@@ -182,7 +214,7 @@ class TravellingLoaders:
                 "resume with the num_workers that it had",
             )
             return
-        watch.resume(saved, self.generators)
+        watch.resume(saved, self.generators, has_epoch=self._has_epoch)
 
     def _watch(self, name: str, loader: Any) -> None:
         from resilience_sdk.checkpoint.state import has_state

@@ -17,7 +17,7 @@ from typing import Any
 from resilience_sdk.checkpoint.counted_passes import CountedPasses
 from resilience_sdk.checkpoint.generators import find_generators, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.orders import same_order
-from resilience_sdk.core.iterated_class import iterated_by, set_class
+from resilience_sdk.core.iterated_class import iterated_by, plain_class, set_class
 from resilience_sdk.core.resume_limits import note
 
 _END = object()
@@ -52,6 +52,7 @@ class PassWatch:
         self._saved: Mapping[str, Any] | None = None
         """The pass that the next one goes on with."""
         self._generators: SavedGenerators | None = None
+        self._has_epoch = False
         self._counted = CountedPasses()
         self._old = _OldIterator(loader)
         self._plain: Any = type(loader)
@@ -89,8 +90,12 @@ class PassWatch:
             loader.next_iter_state = None  # type: ignore[union-attr]
         return is_other
 
-    def resume(self, saved: Mapping[str, Any] | None, generators: SavedGenerators) -> None:
-        """Go on with a pass that was saved; None: by an older version, which does not say whether one was under way."""
+    def resume(self, saved: Mapping[str, Any] | None, generators: SavedGenerators, *, has_epoch: bool = False) -> None:
+        """Go on with a pass that was saved; None: by an older version, which does not say whether one was under way.
+
+        `has_epoch`: the program saves the number of its epoch, so that it knows which pass this is.
+        """
+        self._has_epoch = has_epoch
         self._old.is_left = True
         self._saved = {"began": None, "generators": {}, "is_known": False} if saved is None else saved
         self._generators = generators
@@ -133,7 +138,37 @@ class PassWatch:
         set_rng({}, now)  # what the iterator has drawn was drawn before the save
         restore_of_data(generators, saved["generators"])
         before_first = None if self._generators is None else self._generators.set
-        return _Batches(batches, self.ended, before_first, is_rest=saved["began"] is not None)
+        return _Batches(batches, self.ended, before_first, is_rest=saved["began"] is not None and not self._has_epoch)
+
+
+class PlainPasses(PassWatch):
+    """The passes over a loader without a state: whether one is under way at a save, and no more."""
+
+    def capture(self) -> dict[str, Any] | None:
+        """Return that as a JSON value; None where it is not known."""
+        loader = self._loader()
+        if loader is None or not issubclass(type(loader), self._kind):
+            return None
+        return {"is_plain": True, "is_between": self._began is None}
+
+
+def are_between(saved: Any) -> bool:
+    """Tell whether a save of `PlainPasses` was made between two passes."""
+    return isinstance(saved, Mapping) and saved.get("is_plain") is True and saved.get("is_between") is True
+
+
+def begins_as_told(loader: Any) -> bool:
+    """Tell whether a pass over a loader without a state follows from `set_epoch` and the generators of the process."""
+    is_persistent = getattr(loader, "persistent_workers", False)
+    return quiet_length(loader) is not None and not is_persistent and not find_generators(loader)
+
+
+def has_epoch(values: Mapping[str, Any]) -> bool:
+    """Tell whether plain values that are saved have the number of an epoch among them, by name."""
+    return any(
+        has_epoch(value) if isinstance(value, Mapping) else type(value) is int and "epoch" in str(name).lower()
+        for name, value in values.items()
+    )
 
 
 class _OldIterator:
@@ -179,7 +214,7 @@ class _Batches:
         self._before = before_first
         self._ended = ended
         self._is_rest = is_rest
-        """Whether this is what was left of a pass at a save, and nothing was given of it."""
+        """Whether this is what was left of a pass at a save, nothing was given of it, and that is said."""
 
     def __iter__(self) -> _Batches:
         return self
@@ -212,7 +247,7 @@ def note_empty_pass() -> None:
         "an epoch number that is taken from step // len(loader)",
         "the checkpoint was made behind the last batch of a pass, so the first pass over the loader is the end of that "
         "one and gives no batch, and such a loop trains one epoch too few",
-        "take the epoch from a value that is saved (Checkpointer.values), or count no pass that gives no batch",
+        "take it from a value that is saved (Checkpointer.values['epoch']), or count no pass that gives no batch",
     )
 
 
@@ -222,6 +257,29 @@ def is_loader(item: Any) -> bool:
 
     is_iterated = hasattr(type(item), "__iter__") and not hasattr(type(item), "__next__")
     return is_iterated and not isinstance(item, (Dataset, Sampler))
+
+
+def quiet_length(loader: Any) -> int | None:
+    """Return the batches of an epoch where it is known that no random number is drawn at its end, else None.
+
+    That is so for torch's own loader and usual samplers. With a generator of its own, a RandomSampler draws
+    one more permutation when it is exhausted; others may do what they like.
+    """
+    from torch.utils.data import (
+        BatchSampler,
+        DataLoader,
+        DistributedSampler,
+        IterableDataset,
+        RandomSampler,
+        SequentialSampler,
+    )
+
+    if plain_class(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
+        return None
+    is_known = type(loader.sampler) in (RandomSampler, SequentialSampler, DistributedSampler)
+    if not is_known or type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        return None
+    return len(loader)
 
 
 def sizes_of(loader: Any) -> dict[str, int]:

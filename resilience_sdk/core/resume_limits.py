@@ -62,6 +62,13 @@ def note(key: str, thing: str, means: str, cure: str) -> None:
             _tell(_noted.limits[key])
 
 
+def lift(key: str) -> None:
+    """Take back what was noted for every resume, since the one that is being made repeats it. Before `resumed`."""
+    with _noted.lock:
+        if not _noted.is_resumed:
+            _noted.limits.pop(key, None)
+
+
 def resumed() -> None:
     """Note that this process goes on from a checkpoint: what was noted is said again as of now. May be repeated."""
     with _noted.lock:

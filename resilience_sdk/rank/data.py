@@ -14,9 +14,8 @@ from typing import Any
 from resilience_sdk.checkpoint.counted_passes import CountedPasses
 from resilience_sdk.checkpoint.generators import find_generators, parts, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.orders import same_order
-from resilience_sdk.checkpoint.passes import draw_order, note_other_sizes, sizes_of, use_up
+from resilience_sdk.checkpoint.passes import draw_order, note_other_sizes, quiet_length, sizes_of, use_up
 from resilience_sdk.core.console import say, say_once
-from resilience_sdk.core.iterated_class import plain_class
 from resilience_sdk.rank.pass_print import PassPrint
 from resilience_sdk.straggler import section
 
@@ -49,7 +48,7 @@ class Walk:
 
     def capture(self) -> dict[str, Any]:
         """Return the position as a JSON value, as of now: between two steps, or in the tail of an epoch."""
-        is_quiet = self._loader is not None and self.batches == _quiet_length(self._loader) and not self._generators
+        is_quiet = self._loader is not None and self.batches == quiet_length(self._loader) and not self._generators
         if self.has_tail and (self.owes_tail or is_quiet):
             is_read = self._is_read or is_quiet
             is_begun = self._epoch_rng is not None and (self._is_resumed or not is_read)
@@ -260,29 +259,6 @@ def _better(loader: Any) -> str:
     if not isinstance(loader, DataLoader):
         return ""
     return "; torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]') remembers its place"
-
-
-def _quiet_length(loader: Any) -> int | None:
-    """Return the batches of an epoch where it is known that no random number is drawn at its end, else None.
-
-    That is so for torch's own loader and usual samplers. With a generator of its own, a RandomSampler draws
-    one more permutation when it is exhausted; others may do what they like.
-    """
-    from torch.utils.data import (
-        BatchSampler,
-        DataLoader,
-        DistributedSampler,
-        IterableDataset,
-        RandomSampler,
-        SequentialSampler,
-    )
-
-    if plain_class(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset):
-        return None
-    is_known = type(loader.sampler) in (RandomSampler, SequentialSampler, DistributedSampler)
-    if not is_known or type(loader.batch_sampler) not in (BatchSampler, type(None)):
-        return None
-    return len(loader)
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import itertools
 from types import SimpleNamespace
 
@@ -94,3 +95,64 @@ def test_a_loader_whose_place_a_checkpointer_cannot_keep_is_said(tmp_path, noted
     for one in (offered, kept):
         withdraw(one)
     assert sorted(noted()) == ["attached loader", "state:data"]
+
+
+@pytest.fixture
+def attempt(tmp_path, noted, monkeypatch):
+    """Return what makes a new process's `Checkpointer` and loader, which is attached behind the resume or before it."""
+    attached = []
+
+    def begin(options, *, is_early):
+        for one in attached:
+            withdraw(one)
+        gc.collect()  # the attempt before would take the loader, too
+        monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+        data, saver = DataLoader(list(range(8)), **options), Checkpointer({}, run_dir=tmp_path)
+        attached.append(data)
+        if is_early:
+            offer(data)
+        saver.resume()
+        if not is_early:
+            offer(data)
+        return saver, data
+
+    yield begin
+    for one in attached:
+        withdraw(one)
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["attached early", "attached behind the resume"])
+@pytest.mark.parametrize(
+    ("batches", "options", "limits"),
+    [
+        (8, {"shuffle": True}, []),
+        (8, {"sampler": torch.utils.data.DistributedSampler(range(8), 1, 0)}, []),
+        (3, {"shuffle": True}, ["attached loader"]),
+        (8, {"shuffle": True, "generator": torch.Generator()}, ["attached loader"]),
+        (8, {"num_workers": 1, "persistent_workers": True}, ["attached loader"]),
+    ],
+)
+def test_a_save_between_two_passes_loses_no_place(attempt, noted, batches, options, limits, is_early):
+    """Unless its next pass depends on more than `set_epoch` and the generators of the process. The start says it."""
+    saver, data = attempt(options, is_early=is_early)
+    assert noted() == ["attached loader"]
+    assert len([batch for batch, _ in zip(data, range(batches + 1), strict=False)]) >= batches
+    if batches < 8:
+        given = iter(data)
+        next(given)
+    assert saver.save(1)
+    del saver
+    attempt(options, is_early=is_early)
+    assert noted() == limits
+
+
+def test_the_same_holds_for_a_plain_loader_in_the_state(tmp_path, noted, monkeypatch):
+    """Nothing of it is saved, and nothing has to be."""
+    for expected in (["state:data"], []):
+        monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+        data = DataLoader(list(range(8)), shuffle=True)
+        saver = Checkpointer({"data": data}, run_dir=tmp_path)
+        saver.resume()
+        assert noted() == expected
+        assert len(list(data)) == 8
+        saver.save(1)

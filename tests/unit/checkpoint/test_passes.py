@@ -76,10 +76,10 @@ def begun(make):
 def train(loader, saver=None, step=0, save_at=None, second=None):
     """Return what each step saw and drew, until a save behind so many steps, or behind so many epochs (negative)."""
     seen = []
-    first = 0 if saver is None else saver.values.get("epoch", 0)
+    first = 0 if saver is None else saver.values.get("pass", 0)
     for epoch in range(first, EPOCHS):
         if saver is not None:
-            saver.values["epoch"] = epoch
+            saver.values["pass"] = epoch
         others = None if second is None else iter(second)
         for batch in loader:
             other = None if others is None else next(others, None)
@@ -90,7 +90,7 @@ def train(loader, saver=None, step=0, save_at=None, second=None):
                 return seen
         torch.rand(2)
         if saver is not None and -save_at == epoch + 1:
-            saver.values["epoch"] = epoch + 1
+            saver.values["pass"] = epoch + 1
             saver.save(step)
             return seen
     return seen
@@ -146,6 +146,27 @@ def test_another_batch_or_length_within_a_pass_is_said(tmp_path, monkeypatch, si
     assert Checkpointer({"loader": loader}, run_dir=tmp_path, every=1000).resume() == 1
     next(iter(loader))
     assert {one.key for one in resume_limits.limits()} == said
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [({}, True), ({"best": 3}, True), ({"epoch": 0}, False), ({"run": {"start_epoch": 0}}, False)],
+    ids=["nothing", "another number", "the epoch", "the epoch further down"],
+)
+def test_a_pass_without_batches_is_said_to_a_loop_that_does_not_save_its_epoch(tmp_path, monkeypatch, values, said):
+    """One that saves it knows that the pass is the end of that epoch."""
+    saver = Checkpointer({"loader": (loader := own_order())}, run_dir=tmp_path, every=1000)
+    saver.resume()
+    saver.values.update(values)
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    saver.save(len(loader))
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    saver = Checkpointer({"loader": (loader := own_order())}, run_dir=tmp_path, every=1000)
+    saver.resume()
+    assert list(loader) == []
+    assert [limit.key for limit in resume_limits.limits()] == ["empty pass"] * said
 
 
 @pytest.mark.parametrize("save_at", [2, 4])
