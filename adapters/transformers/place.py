@@ -114,6 +114,7 @@ class LoaderPlace:
             self.epoch += 1
         if self._number:
             self.batches, self.fingerprint, self.at_begin, self.at_last = 0, 0, None, None
+            self.left_out = 0  # of the pass before, of which nothing was left
             self._resumed = None  # nothing was left of the pass that was resumed
         self._number += 1
         self.is_at_end = False

@@ -295,7 +295,8 @@ class Resumption:
         # One batch: the second was read in the same breath as the first, with generators that nobody has seen.
         rereads = is_stream(loader) or (draws and (has_workers(loader) or self._batches == 1))
         if rereads and int(self._trainer.args.process_index) == 0:
-            why = "a stream begins at its start" if is_stream(loader) else "its workers draw random numbers"
+            draw = "its workers draw" if has_workers(loader) else "reading them draws"
+            why = "a stream begins at its start" if is_stream(loader) else f"{draw} random numbers"
             say(f"reading the first {self._batches} batches of epoch {place.epoch} again: {why}")
         if draws and has_workers(loader) and place.epoch and getattr(loader, "persistent_workers", False):
             note(

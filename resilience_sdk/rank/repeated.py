@@ -204,7 +204,10 @@ def begin(
     elif found.training and training and found.training != training:
         why = "these steps were those of another training before: the program has several in one process"
     elif found.facts != facts:
-        why = "a step has other batches, or the loader other data, than before"
+        why = (
+            "a step has other batches, or the loader other data, than in the first pass of the attempt before (one may "
+            "grow from epoch to epoch)"
+        )
     if why is not None:
         told(ResumeCheck(STEPS, NOT_COMPARED, why))
         return None

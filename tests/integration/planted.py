@@ -99,7 +99,7 @@ _READ_AGAIN = Kind(
 _GENERATORS = Kind(NOT_EXACT, "generators", "random number generators in another state")
 _LOSS = Kind(NOT_EXACT, "loss", ", of the same samples and learning rate; look for what")
 _NOT_REPEATABLE = Kind(EXACT, None, "batches that come from a stream, or in any order, are not repeatable", False)
-_OTHER_BATCHES = _said("a step has other batches, or the loader other data, than before")
+_OTHER_BATCHES = _said("a step has other batches, or the loader other data, than in the first pass")
 _COMMON = {
     "good": _good(),
     "untrusted": _good(),  # a loss alone, where no resume before has had equal ones

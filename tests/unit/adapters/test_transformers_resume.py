@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from adapter_frameworks import require
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,6 +88,33 @@ def test_reading_that_draws_is_noticed():
         assert place.is_at_end
         place.epoch_begins()
         assert (place.epoch, place.batches, place.at_begin) == (1, 0, None)
+
+
+def test_a_pass_of_which_nothing_is_left_is_not_taken_for_the_next_one():
+    """At a save of an epoch's last step: the next pass keeps its fingerprint, so that its steps are compared."""
+    require("accelerate")
+    from accelerate.data_loader import prepare_data_loader
+    from torch.utils.data import DataLoader
+
+    loader = prepare_data_loader(DataLoader(range(6), 2), torch.device("cpu"), num_processes=1, process_index=0)
+    place, told, checks = LoaderPlace(loader, 0), [], []
+    place.prints.is_checked, place.prints.told = True, checks.append
+
+    def take(epoch, number, batch):
+        place.prints.note(batch)
+        told.append((epoch, number, place.prints.newest_order is not None))
+
+    place.told, place.left_out, place.batches = take, 3, 3
+    method = place.counted(lambda found, count: [next(found) for _ in range(count)])
+    place.resume_with(lambda: iter(()), {})
+    place.epoch_begins()
+    with pytest.raises(StopIteration):
+        method(iter(loader), 1)
+    place.epoch_begins()
+    method(iter(loader), 3)
+    assert told == [(1, 0, True), (1, 1, True), (1, 2, True)]
+    assert checks == []
+    assert place.prints.facts
 
 
 @given(
