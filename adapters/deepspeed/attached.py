@@ -267,6 +267,8 @@ class Attached(SavingLoop):
     def takes_over(self, loader: Any) -> bool:
         """Count a pass that was begun before `attach`; False where a resume needs another one."""
         if self._walk.is_resumed:
+            if self._walk.is_ahead:  # so was the pass that goes on
+                note_taken_over(loader, self._source)
             return False
         self.pass_begins()
         self._walk.is_ahead = True

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from resilience_sdk.checkpoint.generators import parts
 from resilience_sdk.checkpoint.passes import (
     PassWatch,
     PlainPasses,
@@ -178,6 +179,7 @@ class TravellingLoaders:
                 "iterator inside of the `with` of the run",
             )
             return
+        self._note_samplers(loader)
         held = [loader, *getattr(loader, "__dict__", {}).values()]
         for name, item in self._state.counted.items():
             if all(item is not one for one in held):
@@ -187,6 +189,24 @@ class TravellingLoaders:
                     f"run.steps() counts those of another loader, and a {type(item).__name__} has no state_dict()",
                     "use torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]') for it, and make its "
                     "iterator inside of the `with` of the run",
+                )
+
+    def _note_samplers(self, loader: Any) -> None:
+        """Say it where a sampler goes on from its place, and the loader reads that pass from its beginning."""
+        from resilience_sdk.checkpoint.state import has_state
+
+        if has_state(loader) and getattr(loader, "use_stateful_dataloader", True):
+            return
+        samplers = [part for name, part in parts(loader) if "sampler" in name]
+        for name, item in (*self._state.per_rank.items(), *self._state.shared.items()):
+            if any(item is one for one in samplers):
+                note(
+                    f"sampler:{name}",
+                    f"the place of {type(item).__name__} in an epoch",
+                    f"state[{name!r}] brings it back to its place, and the loader, which has no state_dict(), is read "
+                    "again from the beginning besides, so that batches are left out (where the state of the sampler "
+                    "has no place in a pass, the resume is exact)",
+                    f"leave {name!r} out of state: what was read is read again",
                 )
 
     def resumed(self, restored: Restored) -> None:

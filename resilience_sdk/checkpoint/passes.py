@@ -17,6 +17,7 @@ from typing import Any
 from resilience_sdk.checkpoint.counted_passes import CountedPasses
 from resilience_sdk.checkpoint.generators import find_generators, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.orders import same_order
+from resilience_sdk.checkpoint.pass_weights import CURE, PassWeights
 from resilience_sdk.core.iterated_class import iterated_by, plain_class, set_class
 from resilience_sdk.core.resume_limits import note
 
@@ -54,6 +55,7 @@ class PassWatch:
         self._generators: SavedGenerators | None = None
         self._has_epoch = False
         self._counted = CountedPasses()
+        self._weights = PassWeights()
         self._old = _OldIterator(loader)
         self._plain: Any = type(loader)
         plain = self._plain
@@ -79,7 +81,9 @@ class PassWatch:
 
         workers = getattr(loader, "num_workers", None)
         generators = capture_generators(find_generators(loader))
-        return {"began": self._began, "generators": generators, "workers": workers, "sizes": sizes_of(loader)}
+        found = {"began": self._began, "generators": generators, "workers": workers, "sizes": sizes_of(loader)}
+        weights = self._weights.to_json() if self._began is not None else {}
+        return {**found, "weights": weights} if weights else found
 
     def drop_other_workers(self, saved: Mapping[str, Any] | None) -> bool:
         """Let the next pass begin anew if another number of workers saved it, which torchdata refuses; tell whether."""
@@ -114,6 +118,7 @@ class PassWatch:
         saved, self._saved = self._saved, None
         if saved is None:
             self._began = take_rng(find_generators(loader))
+            self._weights.begins(loader)
             made = _Batches(make(), self.ended, None)
             self._counted.look(loader)
             return made
@@ -121,6 +126,7 @@ class PassWatch:
             use_up(loader)
             restore_generators(find_generators(loader), saved["generators"])
             self._began = take_rng(find_generators(loader))
+            self._weights.begins(loader)
             return _Batches(make(), self.ended, None)
         return self._go_on(loader, make, saved)
 
@@ -130,15 +136,29 @@ class PassWatch:
         if saved["began"] is not None:
             set_rng(generators, saved["began"])
             note_other_sizes(sizes_of(loader), saved.get("sizes") or {})
+            self._lend_weights(loader, saved)
         self._began = saved["began"] or take_rng(generators)
+        self._weights.begins(loader)
         with same_order(loader):
             batches = make()
         draw_order(batches)
+        self._weights.give_back()
         self._counted.look(loader)
         set_rng({}, now)  # what the iterator has drawn was drawn before the save
         restore_of_data(generators, saved["generators"])
         before_first = None if self._generators is None else self._generators.set
         return _Batches(batches, self.ended, before_first, is_rest=saved["began"] is not None and not self._has_epoch)
+
+    def _lend_weights(self, loader: Any, saved: Mapping[str, Any]) -> None:
+        """Draw the order again by the weights that it was drawn by, and say where they are not known."""
+        self._weights.resume(saved.get("weights"))
+        for kind in self._weights.lend(loader):
+            note(
+                "made anew",
+                f"the order of this epoch that {kind} gives",
+                "it is made of something else than when the epoch began, so that samples come twice or not at all",
+                CURE,
+            )
 
 
 class PlainPasses(PassWatch):

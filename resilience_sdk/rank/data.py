@@ -14,8 +14,10 @@ from typing import Any
 from resilience_sdk.checkpoint.counted_passes import CountedPasses
 from resilience_sdk.checkpoint.generators import find_generators, parts, restore_of_data, set_rng, take_rng
 from resilience_sdk.checkpoint.orders import same_order
+from resilience_sdk.checkpoint.pass_weights import CURE, PassWeights
 from resilience_sdk.checkpoint.passes import draw_order, note_other_sizes, quiet_length, sizes_of, use_up
 from resilience_sdk.core.console import say, say_once
+from resilience_sdk.core.resume_proof import NOT_EXACT, ORDER, ResumeCheck
 from resilience_sdk.rank.pass_print import PassPrint
 from resilience_sdk.straggler import section
 
@@ -43,6 +45,7 @@ class Walk:
         self._has_state = False
         self._is_resumed = False
         self._counted = CountedPasses()
+        self._weights = PassWeights()
 
     # -- what a checkpoint holds of it
 
@@ -71,6 +74,8 @@ class Walk:
             place["generators"] = now
         if sizes:
             place["sizes"] = sizes
+        if weights := self._weights.to_json():
+            place["weights"] = weights
         found = self.prints.to_json(self.batches)
         return place if found is None else {**place, "print": found}
 
@@ -84,10 +89,12 @@ class Walk:
         self._saved_generators = saved.get("generators", {})
         self.prints.resume(saved.get("print") if saved_ranks == ranks else None, self.batches)
         self._saved_sizes = saved.get("sizes") or {}
+        self._weights.resume(saved.get("weights"))
         if saved_ranks != ranks:
             self.batches = self.batches * saved_ranks // ranks
             self._epoch_rng = None
             self._saved_generators = {}
+            self._weights.resume(None)
 
     # -- walking
 
@@ -185,6 +192,17 @@ class Walk:
             self._epoch_rng = {**self._epoch_rng, "process": now}
         else:
             self._epoch_rng = take_rng(self._generators)
+        if self._is_resumed and self.batches:
+            self._lend_weights(loader)
+        self._weights.begins(loader)
+
+    def _lend_weights(self, loader: Iterable[Any]) -> None:
+        """Draw the order again by the weights that it was drawn by, and say where they are not known."""
+        for kind in self._weights.lend(loader):
+            where = f"the order of epoch {self.epoch}"
+            text = f"other samples, {where}: {kind} is made of something else than when that epoch began"
+            self.prints.forget_saved()
+            self.prints.told(ResumeCheck(ORDER, NOT_EXACT, text, where, cure=CURE))
 
     def _fit_to(self, now: Mapping[str, int], saved: Mapping[str, Any]) -> None:
         """Go to the nearest batch that skips no sample where batches are others now; say what a resume makes of it."""
@@ -206,6 +224,7 @@ class Walk:
             # Not at the start of an epoch: there the save was before what iter() has just drawn.
             restore_rng()
             restore_of_data(self._generators, self._saved_generators)
+        self._weights.give_back()
         self.prints.forget_saved()
         return batches
 

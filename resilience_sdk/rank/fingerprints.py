@@ -313,10 +313,13 @@ def _cure(loader: Any) -> str:
     sampler = getattr(loader, "batch_sampler", None)
     while (inner := getattr(sampler, "batch_sampler", None)) is not None:  # a rank's share of all batches
         sampler = inner
-    sampler = getattr(sampler, "sampler", None) or getattr(loader, "sampler", None)
+    # One of batches that draws by itself: the loader's own sampler is unused then.
+    sampler = getattr(sampler, "sampler", None) or sampler or getattr(loader, "sampler", None)
     if sampler is None:
         return "give out the same batches in each pass, or a loader with state_dict()"
     name = type(sampler).__name__
+    if callable(getattr(sampler, "load_state_dict", None)):
+        return f"if {name} is in state, leave it out: what was read is read again; or give a loader with state_dict()"
     return f"let {name} draw from torch's generators or from set_epoch(epoch), or give a loader with state_dict()"
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from resilience_sdk.adapters.deepspeed import loaders
+from resilience_sdk.adapters.deepspeed.attached import Attached
 from resilience_sdk.adapters.deepspeed.place import EngineState, Place, is_window_open
 from resilience_sdk.adapters.deepspeed.proof import SampleTap
 from resilience_sdk.core import resume_limits
@@ -251,6 +252,15 @@ def test_the_loader_of_training_data_is_counted_and_stays_what_it_is():
     assert type(own) is DeepSpeedDataLoader
     assert loaders.is_own(own)
     assert len(loaders.source_of(own)) == BATCHES
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_resume_in_a_pass_that_was_begun_before_says_it_again(is_ahead):
+    """Behind that pass there is nothing to say."""
+    walk = SimpleNamespace(is_resumed=True, is_ahead=is_ahead)
+    handle = SimpleNamespace(_walk=walk, _source=None)
+    assert not Attached.takes_over(handle, SimpleNamespace(num_workers=1))
+    assert noted() == ({"deepspeed begun before"} if is_ahead else set())
 
 
 @pytest.mark.parametrize("takes_over", [True, False])

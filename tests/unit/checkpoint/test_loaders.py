@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.loaders import note_workers, offer, withdraw
@@ -71,6 +71,42 @@ def walked(tmp_path, state, loader):
     saver.position = SimpleNamespace(capture=dict)
     saver.resume()
     saver.note_walked(loader)
+
+
+class Skipping(Sampler):
+    """Goes on from its place by itself."""
+
+    done = 0
+
+    def __iter__(self):
+        for index in range(self.done, 8):
+            self.done = index + 1
+            yield index
+
+    def __len__(self):
+        return 8
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "batches", "stateful", "another's"])
+def test_a_sampler_that_is_brought_back_beside_what_is_read_again_is_said(tmp_path, noted, kind):
+    """By both it would leave out twice as many batches; a loader with a state does it once."""
+    sampler = Skipping()
+    made = {
+        "plain": lambda: DataLoader(range(8), 2, sampler=sampler),
+        "batches": lambda: DataLoader(range(8), batch_sampler=BatchSampler(sampler, 2, drop_last=False)),
+        "stateful": lambda: stateful.StatefulDataLoader(range(8), 2, sampler=sampler),
+        "another's": lambda: DataLoader(range(8), 2),
+    }
+    Checkpointer({"order": sampler}, run_dir=tmp_path).note_walked(made[kind]())
+    assert noted() == (["sampler:order"] if kind in ("plain", "batches") else [])
+    if noted():
+        assert resume_limits.limits()[0].cure.startswith("leave 'order' out of state")
 
 
 def test_several_loaders_that_are_counted_as_one_are_said(tmp_path, noted):

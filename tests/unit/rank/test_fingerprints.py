@@ -100,6 +100,35 @@ def test_a_wrong_order_is_named_with_its_epoch_and_the_cure():
     assert check.cure.startswith("let Own draw from torch's generators or from set_epoch(epoch)")
 
 
+class Buckets(Own):
+    """Draws batches by itself, so that the loader's own sampler is unused."""
+
+    def __iter__(self):
+        order = list(super().__iter__())
+        return iter([order[first : first + 4] for first in range(0, 24, 4)])
+
+    def __len__(self):
+        return 6
+
+
+class Placed(Buckets):
+    """Goes back to its place by itself."""
+
+    def load_state_dict(self, state):
+        """Skip."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "cure"), [(Buckets, "let Buckets draw"), (Placed, "if Placed is in state, leave it out")]
+)
+def test_the_sampler_that_is_named_is_the_one_that_draws(kind, cure):
+    """Not the default one of a loader that was given a sampler of batches."""
+    saved, _ = read(DataLoader(DATA, batch_sampler=kind(1)), 3)
+    _, [check] = read(DataLoader(DATA, batch_sampler=kind(2)), 0, saved)
+    assert check.result == NOT_EXACT
+    assert check.cure.startswith(cure)
+
+
 def test_other_batches_or_other_data_are_not_compared():
     """They are the user's choice."""
     saved, _ = read(DataLoader(DATA, batch_size=4, shuffle=True), 2)
