@@ -320,6 +320,9 @@ def _cure(loader: Any) -> str:
     name = type(sampler).__name__
     if callable(getattr(sampler, "load_state_dict", None)):
         return f"if {name} is in state, leave it out: what was read is read again; or give a loader with state_dict()"
+    made_of = next((held for held in ("weights", "indices") if hasattr(sampler, held)), None)
+    if made_of is not None:  # it draws from torch's generators
+        return f"make {name} of the same {made_of} as when that epoch began, or keep them in what is saved"
     return f"let {name} draw from torch's generators or from set_epoch(epoch), or give a loader with state_dict()"
 
 

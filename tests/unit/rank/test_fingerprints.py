@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT
@@ -127,6 +127,16 @@ def test_the_sampler_that_is_named_is_the_one_that_draws(kind, cure):
     _, [check] = read(DataLoader(DATA, batch_sampler=kind(2)), 0, saved)
     assert check.result == NOT_EXACT
     assert check.cure.startswith(cure)
+
+
+def test_a_sampler_of_torchs_own_is_not_told_to_draw_from_torchs_generators():
+    """It does; what it is made of is what may be other. Of an adapter, which puts back no weights."""
+    weights = [torch.ones(24), torch.arange(24.0)]
+    loaders = [DataLoader(DATA, batch_size=4, sampler=WeightedRandomSampler(each, 24)) for each in weights]
+    saved, _ = read(loaders[0], 3)
+    del saved["weights"]
+    _, [check] = read(loaders[1], 0, saved)
+    assert check.cure.startswith("make WeightedRandomSampler of the same weights as when that epoch began")
 
 
 def test_other_batches_or_other_data_are_not_compared():
