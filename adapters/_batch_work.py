@@ -22,7 +22,8 @@ MAX_WAIT_S = 600.0
 class BatchWork:
     """The steps that a loop makes of its batches; of the thread that trains, which counts here by itself."""
 
-    __slots__ = ("_agreed", "_held_at_s", "at_s", "fetched", "most", "steps", "took_s", "turns")
+    __slots__ = ("_agreed", "_held_at_s", "at_s", "fetched", "has_loss_behind", "most", "steps", "took_s",
+                 "turns")  # fmt: skip
 
     def __init__(self) -> None:
         """Know of no batch yet."""
@@ -30,6 +31,8 @@ class BatchWork:
         """How many batches were asked for when the newest step ended."""
         self.steps = self.most = 0
         """Steps since then, and the most that were made of one batch."""
+        self.has_loss_behind = False
+        """Whether a loss was heard behind that step, before another batch was asked for."""
         self.at_s = time.monotonic()
         """When the newest step ended, and how long it took."""
         self.took_s = 0.0

@@ -188,6 +188,9 @@ class Attached(AttachedLoop):
             result = plain(tensors, None, *args, **options)
             if guard.is_on:
                 try:
+                    loader, work = self._loader, self._work
+                    if loader is not None and loader.fetched == work.fetched and work.fetched:
+                        work.has_loss_behind = True
                     # Of one element, which torch insists on where no gradients are given.
                     for loss in (tensors,) if isinstance(tensors, tensor) else tensors:
                         if isinstance(loss, tensor):  # it may be an edge of the graph
@@ -413,6 +416,9 @@ class Attached(AttachedLoop):
             else:
                 work.most = max(work.most, work.steps)
                 work.fetched, work.steps = loader.fetched, 1
+                if work.has_loss_behind and self.proof is not None:
+                    self.proof.losses_begin_behind()
+            work.has_loss_behind = False
             if self._is_between or self._is_leaving:
                 loader.due = self._batch_is_asked_for
 

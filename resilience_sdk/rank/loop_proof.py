@@ -105,6 +105,11 @@ class LoopProof:
         """Leave the newest batch out: the loop has made nothing of it."""
         self._step.undo()
 
+    def losses_begin_behind(self) -> None:
+        """Know that a step's loss begins behind the step before it, so that the first one of a resume is a part."""
+        if self._comparison is not None:
+            self._comparison.is_first_loss_partial = True
+
     def drop(self) -> None:
         """Forget batches that make no step."""
         self._step.drop()

@@ -85,6 +85,9 @@ class Comparison:
     equal_losses: int = 0
     other_loss: tuple[int, float, float] | None = None
     """The first step with another loss, that before, and now."""
+    is_first_loss_partial: bool = False
+    """Whether the loss of the first step had a part that was made before the save: it is not compared."""
+    _first_loss: tuple[int, float, float] | None = None
     has_other_length: bool = False
     """Whether the training was made longer or shorter, so that a schedule over it gives other learning rates."""
     _compares_rates: bool = True
@@ -130,6 +133,8 @@ class Comparison:
             return
         if before.loss == loss or (math.isnan(before.loss) and math.isnan(loss)):
             self.equal_losses += 1
+        elif step == min(self.before):
+            self._first_loss = step, before.loss, loss
         else:
             self.other_loss = step, before.loss, loss
 
@@ -139,6 +144,8 @@ class Comparison:
             self._is_over = True
         if self._is_over:
             return
+        if self._first_loss is not None and not self.is_first_loss_partial:
+            self.other_loss = self._first_loss
         is_known = any(one.seen & (ORDER | FIXED) for one in self.before.values())
         if self.random and not is_known:
             why = "batches that come from a stream, or in any order, are not repeatable"

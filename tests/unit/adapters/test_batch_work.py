@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -60,6 +62,21 @@ def test_a_stop_comes_where_all_have_trained_on_the_batch(recording, asked, gan,
     assert "".join(gan.did) == 3 * pattern
     assert handle.step == 3
     assert noted() == []
+
+
+@pytest.mark.parametrize(("pattern", "is_behind"), [("gd", True), ("dg", False), ("g", False), ("ggg", False)])
+def test_a_loss_behind_the_step_is_none_of_the_next_one_of_a_resume(
+    recording, asked, gan, loader, monkeypatch, pattern, is_behind
+):
+    """What a resume repeats has no such part in its first step, and is not said to differ by it."""
+    monkeypatch.setattr(pytorch.numerics, "is_on", lambda: True)
+    told = []
+    with pytorch.attach(gan.generator, gan.optimizer, loader, first_step=0) as handle:
+        handle.proof = SimpleNamespace(step=int, losses_begin_behind=lambda: told.append(handle.step))
+        for (batch,) in loader:
+            for turn in pattern:
+                gan.train_generator(batch) if turn == "g" else gan.train_discriminator(batch)
+    assert bool(told) is is_behind
 
 
 def test_a_stop_comes_behind_all_steps_of_a_batch(recording, asked, model, optimizer, loader, noted):

@@ -291,3 +291,17 @@ def test_a_loss_is_left_with_its_step(tmp_path):
 def test_what_one_rank_alone_finds_is_said_with_its_number(what, rank, line):
     """All have the same to say as a rule."""
     assert ResumeCheck(what, NOT_EXACT, "step 6: other samples", "samples", 6, rank, "a cure").line == line
+
+
+@pytest.mark.parametrize(("is_partial", "result"), [(True, EXACT), (False, NOT_EXACT)])
+def test_a_first_loss_of_which_a_part_was_made_before_the_save_is_not_compared(is_partial, result):
+    """As of a GAN whose discriminator comes behind the step that counts; the losses behind it are."""
+    told = []
+    before = {one.step: one for one in steps(5, 8, seen=ALL | LOSS, loss=1.0)}
+    comparison = Comparison(before, told.append, last=7, is_trusted=lambda: True)
+    for number, one in before.items():
+        comparison.look(one)
+        comparison.hear(number, 0.25 if number == 5 else 1.0)
+        comparison.is_first_loss_partial = is_partial
+    comparison.close()
+    assert [check.result for check in told] == [result]
