@@ -298,6 +298,9 @@ class Attached(SavingLoop):
         if session is not None and saves:
             self._checkpointer = checkpointer(session, self._state.write, self._state.stage)
             self._checkpointer.also_compare(self._compared)
+            self._checkpointer.also_beside(
+                lambda: {f"model {number}": model for number, model in enumerate(accelerator._models)}
+            )
         elif saves and has_failed_to_start():
             say_once("nothing saved", "attach: NOTHING IS SAVED or resumed in this run, for the reason above")
         # Before the hooks: what loads the state of a sharded optimizer makes a step of its own, which is none of ours.

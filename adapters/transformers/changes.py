@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -55,6 +55,32 @@ def say_changes(saved: Shape, now: Shape, kept: Mapping[str, Any], args: Any) ->
     if saved.step_samples % each == 0 and saved.step_samples != now.step_samples:
         cure += f", or keep the samples of a step: gradient_accumulation_steps={saved.step_samples // each}"
     note("ranks", "the samples of each step", "; ".join(what), cure)
+
+
+def say_plain(names: Iterable[str], trainer: str) -> None:
+    """Say which attributes change that no checkpoint has: `Class.attribute`, of callbacks and of the trainer."""
+    changed: dict[str, list[str]] = {}
+    for name in names:
+        owner, _, attribute = name.partition(".")
+        changed.setdefault(owner, []).append(attribute)
+    for owner, attributes in changed.items():
+        listed = f"attribute{'s' * (len(attributes) > 1)} {', '.join(attributes)}"
+        if owner == trainer:
+            note(
+                f"trainer {owner}",
+                f"the {listed} of {owner}",
+                "the training changes that, and no checkpoint has it: a Trainer saves none of its attributes",
+                "keep it in a TrainerCallback that is a transformers.trainer_callback.ExportableState, or make it "
+                "anew from the step",
+            )
+            continue
+        note(
+            f"callback {owner}",
+            f"the state of callback {owner}",
+            f"the training changes its {listed}, and no checkpoint has that: it is no ExportableState",
+            "derive it from transformers.trainer_callback.ExportableState, or save a module in its on_save() and load "
+            "it in its on_train_begin()",
+        )
 
 
 def seeds_of(args: Any) -> list[int | None]:

@@ -234,14 +234,13 @@ def fingerprints(objects: Sequence[Any], trained: Any = None) -> dict[int, dict[
 
 
 def changed_plain(objects: Sequence[Any], before: dict[int, dict[str, Any]], trained: Any = None) -> list[str]:
-    """Return `Class.attribute` of the first attribute of each such object that has changed; new ones join `before`."""
+    """Return `Class.attribute` of what has changed, at most four of each object; new ones join `before`."""
     found, saved = [], _parts(trained)
     for one in objects:
         now = {name: _seen(value, saved) for name, value in _attributes(one).items()}
         was = before.setdefault(id(one), {})
         changed = [name for name, seen in now.items() if was.setdefault(name, seen) != seen]
-        if changed:
-            found.append(f"{type(one).__name__}.{changed[0]}")
+        found += [f"{type(one).__name__}.{name}" for name in changed[:_FIRST]]
     return found
 
 
@@ -283,10 +282,14 @@ def _seen(value: Any, saved: frozenset[int] = frozenset()) -> Any:
 def _seen_within(value: Any, saved: frozenset[int], depth: int) -> Any:
     import torch
 
+    from resilience_sdk.checkpoint.digests import digests_of
+
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
-        return (id(value), None if value.is_inference() or id(value) in saved else value._version)
+        is_known = value.is_inference() or id(value) in saved
+        # Not by its version alone: what is changed by way of `.data`, as averages are, keeps that.
+        return (id(value), None if is_known else (value._version, digests_of({"": value}).get("")))
     if not depth:
         return None
     if isinstance(value, torch.nn.Module):  # such as an average of the weights

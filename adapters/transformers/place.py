@@ -46,6 +46,13 @@ def is_stream(loader: Any) -> bool:
     return is_iterable or getattr(loader, "batch_sampler", None) is None
 
 
+def why_again(loader: Any) -> str:
+    """Return why batches that are trained on are read once more at a resume."""
+    if is_stream(loader):
+        return "a stream begins at its start"
+    return f"{'its workers draw' if has_workers(loader) else 'reading them draws'} random numbers"
+
+
 @attrs.define
 class LoaderPlace:
     """The place of one training in its data; of the thread that trains, on each rank by itself."""

@@ -11,13 +11,13 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from resilience_sdk.adapters._base import Patches
 from resilience_sdk.adapters.transformers import kept as files
-from resilience_sdk.adapters.transformers.changes import say_changes, seeds_of
+from resilience_sdk.adapters.transformers.changes import say_changes, say_plain, seeds_of
 from resilience_sdk.adapters.transformers.kept import Shape
 from resilience_sdk.adapters.transformers.place import (
     LoaderPlace,
@@ -28,12 +28,16 @@ from resilience_sdk.adapters.transformers.place import (
     is_stream,
     looks_ahead,
     read_on,
+    why_again,
 )
 from resilience_sdk.adapters.transformers.seams import callbacks_of
 from resilience_sdk.checkpoint.held import HeldGenerators
 from resilience_sdk.checkpoint.ranks import Alone, find_ranks, group_is_ready
 from resilience_sdk.core.console import say
 from resilience_sdk.core.resume_limits import note, resumed
+
+if TYPE_CHECKING:
+    from resilience_sdk.checkpoint.beside import BesideState
 
 _LOSS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
 
@@ -63,6 +67,7 @@ class Resumption:
         self._plain_before: dict[int, dict[str, Any]] = {}
         self._held = HeldGenerators(lambda: files.holders(trainer))
         self._held_after_owed: Mapping[str, Any] | None = None
+        self._beside = _beside(trainer)
         self._made_with = {id(one): files.args_of(one) for one in files.exportable(callbacks_of(trainer))}
         self._is_same_shape = self._is_logging = False
         self._step_logs: dict[str, float | None] = {}
@@ -199,7 +204,8 @@ class Resumption:
         kept = self._kept
         if kept is None:
             return place
-        self._say_plain(kept.get("plain") or ())
+        self._beside.resume(kept.get("beside"))
+        say_plain(kept.get("plain") or (), type(self._trainer).__name__)
         self._say_iterators(kept.get("iterators") or ())
         self._began = int(kept.get("began", self._began))
         self._put_back_loss(kept)
@@ -295,9 +301,7 @@ class Resumption:
         # One batch: the second was read in the same breath as the first, with generators that nobody has seen.
         rereads = is_stream(loader) or (draws and (has_workers(loader) or self._batches == 1))
         if rereads and int(self._trainer.args.process_index) == 0:
-            draw = "its workers draw" if has_workers(loader) else "reading them draws"
-            why = "a stream begins at its start" if is_stream(loader) else f"{draw} random numbers"
-            say(f"reading the first {self._batches} batches of epoch {place.epoch} again: {why}")
+            say(f"reading the first {self._batches} batches of epoch {place.epoch} again: {why_again(loader)}")
         if draws and has_workers(loader) and place.epoch and getattr(loader, "persistent_workers", False):
             note(
                 "workers' generators",
@@ -375,6 +379,7 @@ class Resumption:
 
     def epoch_begun(self, control: Any) -> Any:
         """Make up for the evaluation that was due at the save, after the hooks of the first epoch's begin."""
+        self._beside.begin()
         self._plain_before = files.fingerprints(self._plain_objects(), self._trainer.model)
         owed = (self._kept or {}).get("owed")
         if self._path is None:
@@ -491,9 +496,12 @@ class Resumption:
             is_read_here = looks_ahead(place.loader) and not has_workers(place.loader)
             if place.at_last is not None and place.draws and is_read_here:
                 found["at_last"] = encoded(place.at_last)
+        self._beside.look()
+        if beside := self._beside.capture():
+            found["beside"] = beside
         found["plain"] = files.changed_plain(self._plain_objects(), self._plain_before, trainer.model)
         found["iterators"] = files.held_iterators(self._plain_objects())
-        self._say_plain(found["plain"])
+        say_plain(found["plain"], type(self._trainer).__name__)
         self._say_iterators(found["iterators"])
         files.write(directory, int(trainer.args.process_index), found)
 
@@ -511,24 +519,6 @@ class Resumption:
     def _plain_objects(self) -> list[Any]:
         return [*callbacks_of(self._trainer), self._trainer]
 
-    def _say_plain(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name.partition(".")[0] == type(self._trainer).__name__:
-                note(
-                    f"trainer {name}",
-                    f"the attribute {name.partition('.')[2]} of {name.partition('.')[0]}",
-                    "it changes in the training, and no checkpoint has it: a Trainer saves none of its attributes",
-                    "keep it in a TrainerCallback that is a transformers.trainer_callback.ExportableState, or make it "
-                    "anew from the step",
-                )
-                continue
-            note(
-                f"callback {name}",
-                f"the state of callback {name.partition('.')[0]}",
-                f"its attribute {name.partition('.')[2]} changes, and no checkpoint has it: it is no ExportableState",
-                "derive it from transformers.trainer_callback.ExportableState",
-            )
-
     def _is_cut_short(self, place: LoaderPlace) -> bool:
         """Tell whether the training stops within a pass."""
         if not self._trainer.control.should_training_stop or place.is_at_end:
@@ -537,6 +527,13 @@ class Resumption:
             return place.batches < len(place.loader)
         except TypeError:
             return True
+
+
+def _beside(trainer: Any) -> BesideState:
+    from resilience_sdk.checkpoint.beside import BesideState
+    from resilience_sdk.checkpoint.state import unwrap
+
+    return BesideState(lambda: {"model": trainer.model}, unwrap)
 
 
 def _parameters(trainer: Any, name: str) -> list[str]:

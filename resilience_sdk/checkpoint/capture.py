@@ -192,6 +192,8 @@ def capture_part(
         document["passes"] = passes
     if held := state.held.capture():
         document["held"] = held
+    if beside := state.beside.capture():
+        document["beside"] = beside
     spread = sharded.capture(state.sharded, state.modules)
     shared = state.capture_shared() if rank == 0 else {}
     taken = digests.digests_of(digests.entries_of_state(spread)) if is_checked else None
@@ -375,6 +377,8 @@ class Restored:
     """The generators of objects, as they were at the save."""
     loaded: frozenset[str] = frozenset()
     """The entries of this rank's own that were restored."""
+    beside: Mapping[str, Any] = attrs.field(factory=dict)
+    """What modules held beside their states that the training had changed."""
 
 
 class CheckpointReading:
@@ -447,7 +451,7 @@ class CheckpointReading:
             document = payload.read_json(directory / payload.rank_document(0))
             if rank == 0:
                 restore_trackers(document.get("trackers"))
-            return Restored(values, document.get("position"), None, {})
+            return Restored(values, document.get("position"), None, {}, beside=document.get("beside", {}))
         document = payload.read_json(directory / payload.rank_document(rank))
         pending: dict[str, Any] = {}
         if payload.rank_tensors(rank) in files:
@@ -477,4 +481,5 @@ class CheckpointReading:
             document.get("passes", {}),
             document.get("held", {}),
             loaded,
+            document.get("beside", {}),
         )

@@ -246,6 +246,7 @@ class Checkpointer:
         self.written_to: Path | None = None
         """Where a `writer` writes by itself, if that is elsewhere: what a last save waits for."""
         self._state = StateMap(state)
+        self._state.beside.values = self.values
         _states.add(self._state)
         self._mttf_s = mttf_s
         self._policy = SavePolicy(parse_every(every), mttf_s=PRIOR_MTTF_S if mttf_s is None else mttf_s)
@@ -428,6 +429,7 @@ class Checkpointer:
             self._resumed_rng, self._resumed_held = restored.rng, restored.held
             # A framework may make its objects later, and calls `restore_rng` when they are there.
             self._state.held.restore(restored.held, says=not self._is_framework)
+            self._state.beside.resume(restored.beside)
             self._loaders.resumed(restored)
             if self.position is not None and restored.position is not None:
                 self.position.restore(restored.position, found["world_size"], ranks.size)
@@ -453,6 +455,13 @@ class Checkpointer:
         """
         self._state.held.also(objects)
 
+    def also_beside(self, objects: Callable[[], Mapping[str, Any]]) -> None:
+        """Say what a resume loses of what these modules hold beside their states: `objects()` returns them by name.
+
+        Those of `state` and of `also_held` are looked at anyway.
+        """
+        self._state.beside.also(objects)
+
     def compare(self) -> None:
         """Compare what the framework has restored with the digests of the save, if one was resumed. Collective."""
         if self._saver.also is not None:
@@ -469,6 +478,8 @@ class Checkpointer:
             if self._is_off:
                 return False
             self._begin(step)
+        if self._state.beside.is_unsure:
+            self._state.beside.look()
         due = self._policy.due(step)
         if self._window is not None:
             self._window.at_boundary(step, is_new=True)
@@ -685,6 +696,8 @@ class Checkpointer:
         """Begin to count time at `step`; equal on all ranks but for the guess of the size."""
         self._is_started = True
         self._watch()
+        if not self._is_read_only:
+            self._state.beside.begin()
         self._policy.start(step, self._now_s(), self._state.size())
 
     def _now_s(self) -> float:

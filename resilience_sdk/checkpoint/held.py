@@ -23,11 +23,14 @@ class HeldGenerators:
         """Look through these objects, too."""
         self._objects.append(objects)
 
+    def objects(self) -> dict[str, Any]:
+        """Return what is looked through, by name; raises what who names it does."""
+        return {name: item for objects in self._objects for name, item in objects().items()}
+
     def find(self) -> dict[str, Any]:
         """Return them by the way to them. Never raises."""
         try:
-            named = {name: item for objects in self._objects for name, item in objects().items()}
-            return held_generators(named)
+            return held_generators(self.objects())
         except Exception as error:  # noqa: BLE001 - a save is not lost over it
             self._note(error)
             return {}

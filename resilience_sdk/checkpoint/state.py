@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import containers, sharded
+from resilience_sdk.checkpoint.beside import BesideState
 from resilience_sdk.checkpoint.generators import capture_one, restore_one
 from resilience_sdk.checkpoint.held import HeldGenerators
 from resilience_sdk.checkpoint.passes import PassWatch, unused_state
@@ -128,6 +129,8 @@ class StateMap:
         """Those over loaders of `per_rank`, by the same names."""
         self.held = HeldGenerators(lambda: self.shared)
         """Generators in attributes of the shared entries."""
+        self.beside = BesideState(self.held.objects, unwrap)
+        """What modules among these hold that is in no `state_dict`."""
         for name, item in state.items():
             kind = classify(name, item)
             if kind == "shared":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,17 @@ def test_attributes_that_a_trainer_changes_are_said(tmp_path: Path) -> None:
     _, screen = steps_of(tmp_path / "plain", "trainer", kill_at=6)
     assert "of Own" not in screen, screen
     assert "Own." not in screen, screen
+
+
+@pytest.mark.parametrize(
+    "way", ["attach", *(pytest.param(way, marks=release) for way in ("run", "lightning", "trainer", "accelerate"))]
+)
+def test_what_a_module_holds_beside_its_state_is_said(tmp_path: Path, way: str) -> None:
+    """A number that each step changes, at the start and at the resume; nothing of a loop that changes none."""
+    if way in _FRAMEWORKS:
+        require(_FRAMEWORKS[way])
+    _, screen = steps_of(tmp_path / "beside", way, "beside", kill_at=6)
+    for words in ("a resume will not repeat", "this resume does not repeat"):
+        assert re.search(rf"{words} \S*tau of the module ", screen), screen
+    _, screen = steps_of(tmp_path / "plain", way, kill_at=6)
+    assert " of the module " not in screen, screen

@@ -1,5 +1,6 @@
 """What a resume of a Trainer goes by: generators, its place in the data, states of callbacks, the time that is left."""
 
+import collections
 import json
 import random
 import types
@@ -12,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience_sdk.adapters.transformers import kept
-from resilience_sdk.adapters.transformers.changes import say_changes
+from resilience_sdk.adapters.transformers.changes import say_changes, say_plain
 from resilience_sdk.adapters.transformers.evaluations import has_time
 from resilience_sdk.adapters.transformers.kept import CallbackState, Shape, batches_after, put_back, states_of
-from resilience_sdk.adapters.transformers.place import Generators, LoaderPlace, decoded, encoded
+from resilience_sdk.adapters.transformers.place import Generators, LoaderPlace, decoded, encoded, why_again
 from resilience_sdk.adapters.transformers.resuming import Resumption
 from resilience_sdk.core import resume_limits
 
@@ -275,6 +276,39 @@ def test_an_average_of_weights_that_a_callback_holds_is_seen_to_change():
         model.weight.add_(1)
     average.update_parameters(model)
     assert kept.changed_plain(callbacks, before, model) == ["Holds.module"]
+
+
+def test_why_batches_are_read_again():
+    """Workers are named where there are some."""
+    data = torch.utils.data.TensorDataset(torch.zeros(4))
+    here, workers = torch.utils.data.DataLoader(data), torch.utils.data.DataLoader(data, num_workers=1)
+    assert why_again(here) == "reading them draws random numbers"
+    assert why_again(workers) == "its workers draw random numbers"
+
+
+def test_a_module_that_is_changed_by_way_of_its_data_is_seen_to_change():
+    """As averages of weights are: that leaves the version of a tensor as it was."""
+    callback = types.SimpleNamespace(model=torch.nn.Linear(2, 2), center=torch.zeros(2))
+    before = kept.fingerprints([callback])
+    for one in (*callback.model.parameters(), callback.center):
+        one.data.mul_(0.5).add_(1)
+    assert kept.changed_plain([callback], before) == ["SimpleNamespace.model", "SimpleNamespace.center"]
+
+
+def test_all_attributes_that_change_are_said(monkeypatch):
+    """Of a trainer of the user's own, also a counter and lists in a dict; of a callback."""
+    monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+    own = types.SimpleNamespace(step=0, metrics=collections.defaultdict(list), same=1)
+    before = kept.fingerprints([own])
+    own.step += 1
+    own.metrics["loss"].append(0.5)
+    changed = kept.changed_plain([own], before)
+    assert changed == ["SimpleNamespace.step", "SimpleNamespace.metrics"]
+    say_plain([*changed, "Note.seen"], "SimpleNamespace")
+    first, second = resume_limits.limits()
+    assert first.thing == "the attributes step, metrics of SimpleNamespace"
+    assert second.thing == "the state of callback Note"
+    assert "its attribute seen, and no checkpoint has that" in second.means
 
 
 class Answers(dict):
