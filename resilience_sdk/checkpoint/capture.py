@@ -190,6 +190,8 @@ def capture_part(
     passes = {name: one for name, watch in state.passes.items() if (one := watch.capture()) is not None}
     if passes:
         document["passes"] = passes
+    if state.workers:
+        document["drawn_in_workers"] = {name: workers.capture() for name, workers in state.workers.items()}
     if held := state.held.capture():
         document["held"] = held
     if beside := state.beside.capture():
@@ -379,6 +381,8 @@ class Restored:
     """The entries of this rank's own that were restored."""
     beside: Mapping[str, Any] = attrs.field(factory=dict)
     """What modules held beside their states that the training had changed."""
+    drawn: Mapping[str, Any] = attrs.field(factory=dict)
+    """Whether workers had drawn random numbers, by the names of their loaders; None or missing: nobody knows."""
 
 
 class CheckpointReading:
@@ -482,4 +486,5 @@ class CheckpointReading:
             document.get("held", {}),
             loaded,
             document.get("beside", {}),
+            document.get("drawn_in_workers", {}),
         )

@@ -18,6 +18,7 @@ from resilience_sdk.checkpoint.passes import (
     has_epoch,
     is_loader,
 )
+from resilience_sdk.checkpoint.worker_draws import WatchedWorkers
 from resilience_sdk.core.iterated_class import plain_class
 from resilience_sdk.core.resume_limits import lift, note
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 ATTACHED = "attached.loader"
 """The entry of a loader that `attach` was given."""
+_WALKED = "walked.loader"
+"""That whose batches somebody else counts."""
 _CURE = (
     "give the state torchdata's StatefulDataLoader (pip install 'resilience-sdk[data]'), make its iterators behind the "
     "resume, or train by run.steps()"
@@ -49,7 +52,7 @@ def offer(loader: Any) -> None:
 
 
 def note_workers(loader: Any) -> None:
-    """Say what is not exact of a loader with workers: those of a resume are new ones."""
+    """Say what is not exact of a loader whose workers give batches in any order."""
     kind = type(loader).__name__
     if not getattr(loader, "num_workers", 0):
         return
@@ -60,16 +63,12 @@ def note_workers(loader: Any) -> None:
             "samples of this epoch may come twice or not at all",
             "use in_order=True",
         )
+
+
+def forks_anew(loader: Any) -> bool:
+    """Tell whether a loader has workers whose generators a resume cannot put back, nor repeat by reading again."""
     is_persistent = bool(getattr(loader, "persistent_workers", False))
-    if hasattr(loader, "next_iter_state") or is_persistent:
-        note(
-            "augmentation in workers",
-            f"random numbers that the workers of {'persistent_workers=True' if is_persistent else kind} draw",
-            "the samples are the same, but a random augmentation makes other pictures of them (where nothing is drawn "
-            "in __getitem__ the resume is exact)",
-            "draw from a generator that is seeded by epoch and index, or use torch's DataLoader with run.steps() and "
-            "without persistent_workers, which is read again",
-        )
+    return bool(getattr(loader, "num_workers", 0)) and (hasattr(loader, "next_iter_state") or is_persistent)
 
 
 def withdraw(loader: Any) -> None:
@@ -87,6 +86,8 @@ class TravellingLoaders:
         self._is_walked = is_walked
         self._pending: dict[str, Any] = {}
         self._saved: dict[str, Any] = {}
+        self._drawn: dict[str, Any] | None = None
+        """Whether workers had drawn at the save, by the names of their loaders; None: nothing was resumed."""
         self._has_epoch = False
         self._plain: dict[str, str] = {}
         """The keys of what is said of loaders without a state whose passes are watched, by their names."""
@@ -169,6 +170,7 @@ class TravellingLoaders:
     def note_walked(self, loader: Any) -> None:
         """Say what is not exact where somebody counts the batches of `loader` alone."""
         note_workers(loader)
+        self._watch_workers(_WALKED, loader)
         if isinstance(loader, _ONE_SHOT):
             note(
                 "steps iterator",
@@ -220,6 +222,9 @@ class TravellingLoaders:
         self.generators = SavedGenerators(restored.rng if is_ours else None, self._restore_rng)
         for name in restored.loaded:
             self._go_on(name)
+        self._drawn = dict(restored.drawn)
+        for name, workers in self._state.workers.items():
+            workers.resume(self._drawn.pop(name, None))
 
     def _go_on(self, name: str) -> None:
         if name not in self._state.passes:
@@ -236,12 +241,21 @@ class TravellingLoaders:
             return
         watch.resume(saved, self.generators, has_epoch=self._has_epoch)
 
+    def _watch_workers(self, name: str, loader: Any) -> None:
+        known = self._state.workers.get(name)
+        if not forks_anew(loader) or (known is not None and known.are_of(loader)):
+            return
+        workers = self._state.workers[name] = WatchedWorkers(loader)
+        if known is None and self._drawn is not None:  # a second loader of that name begins its passes itself
+            workers.resume(self._drawn.pop(name, None))
+
     def _watch(self, name: str, loader: Any) -> None:
         from resilience_sdk.checkpoint.state import has_state
 
         if name in self._state.passes or not has_state(loader) or not is_loader(loader):
             return
         note_workers(loader)
+        self._watch_workers(name, loader)
         try:
             self._state.passes[name] = PassWatch(loader)
         except TypeError:

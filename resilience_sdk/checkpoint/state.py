@@ -34,6 +34,7 @@ from resilience_sdk.checkpoint.beside import BesideState
 from resilience_sdk.checkpoint.generators import capture_one, restore_one
 from resilience_sdk.checkpoint.held import HeldGenerators
 from resilience_sdk.checkpoint.passes import PassWatch, unused_state
+from resilience_sdk.checkpoint.worker_draws import WatchedWorkers
 from resilience_sdk.core.console import say_once
 from resilience_sdk.errors import CheckpointError, ConfigError
 
@@ -127,6 +128,8 @@ class StateMap:
         """Loaders of which nothing is saved."""
         self.passes: dict[str, PassWatch] = {}
         """Those over loaders of `per_rank`, by the same names."""
+        self.workers: dict[str, WatchedWorkers] = {}
+        """Those of loaders whose workers are new ones at a resume."""
         self.held = HeldGenerators(lambda: self.shared)
         """Generators in attributes of the shared entries."""
         self.beside = BesideState(self.held.objects, unwrap)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
-import gc
 import itertools
+import random
+import weakref
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 
-from resilience_sdk.checkpoint import Checkpointer
+from resilience_sdk.checkpoint import Checkpointer, loaders
 from resilience_sdk.checkpoint.loaders import note_workers, offer, withdraw
 from resilience_sdk.core import resume_limits
 
@@ -45,20 +47,105 @@ def test_a_stateful_loader_goes_on_behind_its_last_batch(tmp_path, workers):
     assert sorted(itertools.chain(*seen, *rest)) == list(range(40))
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "limits"),
-    [
-        (DataLoader, {}, []),  # read again, by workers that are seeded as they were
-        (DataLoader, {"persistent_workers": True}, ["augmentation in workers"]),
-        (DataLoader, {"in_order": False}, ["order of workers"]),
-        (stateful.StatefulDataLoader, {}, ["augmentation in workers"]),
-        (stateful.StatefulDataLoader, {"num_workers": 0}, []),
-    ],
-)
-def test_workers_that_would_draw_other_numbers_are_said(kind, options, limits, noted):
-    """Those of a resume are new ones, with generators of their own."""
-    note_workers(kind(list(range(4)), **{"num_workers": 1, **options}))
-    assert noted() == limits
+def test_an_order_of_workers_that_nothing_repeats_is_said(noted):
+    """They give their batches as they come."""
+    note_workers(DataLoader(list(range(4)), num_workers=1, in_order=False))
+    assert noted() == ["order of workers"]
+
+
+def drawn_by(kind):
+    return {"python": random.random, "numpy": numpy.random.random, "torch": lambda: torch.rand(()).item()}[kind]()
+
+
+class Samples(torch.utils.data.Dataset):
+    """Eight samples; `what` is drawn for each, from this number on."""
+
+    def __init__(self, what, first=0):
+        self.what, self.first = what, first
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return index + (drawn_by(self.what) if self.what and index >= self.first else 0)
+
+
+class Shuffled(torch.utils.data.IterableDataset):
+    """Draws its order alone, before the first sample."""
+
+    def __iter__(self):
+        order = list(range(8))
+        random.shuffle(order)
+        return iter(order)
+
+
+class Holding(Samples):
+    """Draws from a generator of its own."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.own = random.Random(2)
+
+
+def seeded(_worker):
+    random.seed(5)
+    numpy.random.seed(5)
+
+
+PERSISTENT = {"persistent_workers": True}
+STATEFUL = {"kind": stateful.StatefulDataLoader}
+DRAWS = {
+    "none": (Samples(None), PERSISTENT, 0),
+    "none, seeded": (Samples(None), {**PERSISTENT, "worker_init_fn": seeded}, 0),
+    "none, with a state": (Samples(None), STATEFUL, 0),
+    "none, spawned": (list(range(8)), {**PERSISTENT, "multiprocessing_context": "spawn"}, 0),
+    "read again": (Samples("numpy"), {}, 0),
+    "in this process": (Samples("numpy"), {**STATEFUL, "num_workers": 0}, 0),
+    "python": (Samples("python"), PERSISTENT, 1),
+    "numpy": (Samples("numpy"), STATEFUL, 1),
+    "torch": (Samples("torch"), STATEFUL, 1),
+    "a late one": (Samples("torch", 7), STATEFUL, 1),
+    "one batch of each worker": (Samples("numpy"), {**STATEFUL, "num_workers": 2, "batch_size": 4}, 1),
+    "an order": (Shuffled(), PERSISTENT, 1),
+    "seeded": (Samples("python"), {**PERSISTENT, "worker_init_fn": seeded}, 1),
+    "a generator of its own": (Holding(), STATEFUL, 2),
+}
+
+
+def worked(data, kind=DataLoader, **options):
+    return kind(data, **{"num_workers": 1, "batch_size": 2, **options})
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_workers_are_said_that_draw_what_nothing_repeats(tmp_path, noted, monkeypatch, name):
+    """At a save, and at the resume; not where nothing is drawn. Of generators of the data nobody knows whether."""
+    data, options, said = DRAWS[name]
+    limits = [] if not said else ["augmentation in workers"]
+    for attempt in (1, 2):
+        monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
+        loader = worked(data, **options)
+        saver = Checkpointer({"data": loader} if "kind" in options else {}, run_dir=tmp_path)
+        if "kind" not in options:
+            saver.position = SimpleNamespace(capture=dict, restore=lambda *_: None)
+        saver.resume()
+        if "kind" not in options:
+            saver.note_walked(loader)
+        assert noted() == (limits if attempt == 2 or said == 2 else [])
+        list(loader)
+        saver.save(attempt)
+        assert noted() == limits
+
+
+def test_a_second_loader_of_the_same_loop_is_looked_into(tmp_path, noted):
+    """As one that is made for each stage of a training."""
+    saver = Checkpointer({}, run_dir=tmp_path)
+    saver.position = SimpleNamespace(capture=dict)
+    saver.resume()
+    for step, (what, limits) in enumerate([(None, []), ("numpy", ["augmentation in workers"])], 1):
+        saver.note_walked(loader := worked(Samples(what), **PERSISTENT))
+        list(loader)
+        saver.save(step)
+        assert noted() == limits
 
 
 def plain():
@@ -141,7 +228,7 @@ def attempt(tmp_path, noted, monkeypatch):
     def begin(options, *, is_early):
         for one in attached:
             withdraw(one)
-        gc.collect()  # the attempt before would take the loader, too
+        monkeypatch.setattr(loaders, "_takers", weakref.WeakSet())  # those of attempts before would take it, too
         monkeypatch.setattr(resume_limits, "_noted", resume_limits._Noted())
         data, saver = DataLoader(list(range(8)), **options), Checkpointer({}, run_dir=tmp_path)
         attached.append(data)
@@ -177,7 +264,6 @@ def test_a_save_between_two_passes_loses_no_place(attempt, noted, batches, optio
         given = iter(data)
         next(given)
     assert saver.save(1)
-    del saver
     attempt(options, is_early=is_early)
     assert noted() == limits
 
