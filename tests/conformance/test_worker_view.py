@@ -54,7 +54,7 @@ def test_a_forking_dataloader_works_alike(launched):
     assert isinstance(theirs["fork"], list)
 
 
-@pytest.mark.parametrize("probe", ["guarded-loaders", "unguarded-loaders"])
+@pytest.mark.parametrize("probe", ["guarded-loaders", pytest.param("unguarded-loaders", marks=pytest.mark.release)])
 def test_dataloader_workers_succeed_and_fail_alike(launched, probe):
     """Loaders of every start method, guarded or not, with and without a lambda, end as under torchrun."""
     theirs, mine = (launch.facts["0"]["loaders"] for launch in launched(probe, "torchrun", "forkserver"))

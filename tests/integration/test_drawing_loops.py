@@ -46,7 +46,7 @@ def check(folder: Path, way: str, *things: str, ranks: int = 1, kill_at: int = 6
 
 
 @pytest.mark.parametrize(
-    "way", ["attach", "trainer", *(pytest.param(way, marks=release) for way in ("run", "lightning", "accelerate"))]
+    "way", ["attach", *(pytest.param(way, marks=release) for way in ("run", "lightning", "trainer", "accelerate"))]
 )
 def test_generators_that_a_model_holds(tmp_path: Path, way: str) -> None:
     """Of torch, Python and NumPy, of a callback and a trainer, too."""

@@ -77,7 +77,10 @@ def steps_of(folder, loop):
     return max(key[1] for key in keys if key[0] == "batch end")
 
 
-@pytest.mark.parametrize(("loop", "every", "kill"), [("distributed", 5, 18), ("plain", 12, 14), ("stream", 5, 8)])
+@pytest.mark.parametrize(
+    ("loop", "every", "kill"),
+    [("distributed", 5, 18), ("plain", 12, 14), pytest.param("stream", 5, 8, marks=pytest.mark.release)],
+)
 def test_a_killed_fit_goes_on_as_if_nothing_had_been(tmp_path, undisturbed, loop, every, kill):
     """With the order of its epoch; at the end of an epoch; where a batch was fetched ahead."""
     told_in(tmp_path)

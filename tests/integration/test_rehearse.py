@@ -43,7 +43,7 @@ def test_a_good_job_passes_and_leaves_nothing(tmp_path: Path) -> None:
     [
         ("alone", "none", "save complete"),
         ("no-progress", "none", "progress seen"),
-        ("eats", "preempt", "noticed"),
+        pytest.param("eats", "preempt", "noticed", marks=pytest.mark.release),
         ("rank0", "preempt", "all ranks left"),
         ("data", "kill", "end equal"),
         ("in-place", "corrupt-checkpoint", "save complete"),

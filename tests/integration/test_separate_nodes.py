@@ -179,6 +179,7 @@ def test_a_node_that_loses_its_power(cluster):
         assert "nothing has been heard of host2 (rank 2)" in nodes.jobs[node].screen
 
 
+@pytest.mark.release
 def test_a_killed_node_is_waited_for_where_it_is_needed(cluster):
     """Launcher and rank of the second of two nodes are killed: the first says so, waits, and goes on with it."""
     nodes = cluster(2)

@@ -55,6 +55,7 @@ def crowd(count):
         yield
 
 
+@pytest.mark.release
 def test_other_programs_that_slow_down_all_ranks_are_the_machines_load(tmp_path):
     """One line and one event a section with the load, and no incident: nothing is wrong with the training."""
     ranks = max(2, len(os.sched_getaffinity(0)))
