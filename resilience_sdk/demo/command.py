@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -249,22 +250,28 @@ class ScenarioVerdict:
 def main(argv: Sequence[str]) -> int:
     """Run the demo and return its exit code: 0 only if every promise held, 1 if one did not.
 
-    Raises RunDirectoryError when `--keep` names a directory that holds something.
+    Raises RunDirectoryError when `--keep` names a directory that holds something. A demo that is interrupted keeps
+    only what `--keep` names.
     """
     arguments = _parser().parse_args(list(argv))
     talk = sys.stderr if arguments.json else sys.stdout
-    if arguments.keep is None:
-        with tempfile.TemporaryDirectory(prefix="resilience-demo-") as scratch:
-            verdicts = _run_all(Path(scratch), talk)
-    else:
-        verdicts = _run_all(_empty_directory(arguments.keep), talk)
+    is_named = arguments.keep is not None
+    directory = _empty_directory(arguments.keep) if is_named else Path(tempfile.mkdtemp(prefix="resilience-demo-"))
+    kept = directory if is_named else None
+    try:
+        verdicts = _run_all(directory, talk)
+        kept = None if arguments.no_keep else directory
+    finally:
+        if kept is None:
+            shutil.rmtree(directory, ignore_errors=True)
     ok = all(not verdict.broken for verdict in verdicts)
     if arguments.json:
-        document = {"ok": ok, "ranks": RANKS, "runs": [verdict.to_json() for verdict in verdicts]}
+        document = {"ok": ok, "ranks": RANKS, "kept": None if kept is None else str(kept)}
+        document["runs"] = [verdict.to_json() for verdict in verdicts]
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
         sys.stdout.write(_table(verdicts))
-        sys.stdout.write(_conclusion(verdicts, arguments.keep))
+        sys.stdout.write(_conclusion(verdicts, kept))
     return 0 if ok else 1
 
 
@@ -274,12 +281,14 @@ def _parser() -> argparse.ArgumentParser:
         description=f"Trains a small model on {RANKS} CPU ranks, hung, killed and preempted; about a minute.",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument(
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
         "--keep",
         type=Path,
         metavar="DIR",
-        help="write the runs to DIR and leave them there (default: deleted)",
+        help="write the runs to DIR (default: a new directory below the temporary one, named at the end)",
     )
+    place.add_argument("--no-keep", action="store_true", help="throw the runs away at the end")
     return parser
 
 
@@ -299,7 +308,7 @@ def _run_all(directory: Path, talk: Any) -> list[ScenarioVerdict]:
         reference = verdicts[0].outcome if verdicts else outcome
         broken = tuple(broken_promises(scenario, outcome, reference))
         verdicts.append(ScenarioVerdict(scenario, outcome, broken))
-        talk.write(f"{outcome.seconds:.1f} s, {'as promised' if not broken else 'NOT as promised'}\n")
+        talk.write(f"{'every promise kept' if not broken else 'NOT every promise kept'}, in {outcome.seconds:.1f} s\n")
         if broken:
             talk.write(_last_lines(directory / scenario.name / "output.log"))
         if broken and not verdicts[1:]:
@@ -369,7 +378,7 @@ def _conclusion(verdicts: Sequence[ScenarioVerdict], kept: Path | None) -> str:
             "Every promise held: the rank was named, training went on by itself from its last checkpoint,\n"
             "and the final loss and every parameter are those of the undisturbed run, bit for bit.\n"
         )
-    where = "To read the reports afterwards, use --keep DIR.\n"
-    if kept is not None:
-        where = f"The reports are in {kept}/*/run/incidents.\n"
-    return text + where
+    if kept is None:
+        return text
+    shown = next((one.scenario.name for one in verdicts if one.scenario.fault is not None), verdicts[0].scenario.name)
+    return f"{text}The runs are in {kept}; try: resilience why {kept / shown / 'run'}\n"

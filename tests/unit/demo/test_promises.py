@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import attrs
@@ -130,6 +131,7 @@ def test_exit_code_table_and_json_tell_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """1 and the sentence where a promise broke; the JSON is alone on standard output."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     good, bad = outcome(25, HANG), outcome(75, exit_code=1)
     verdicts = [
         ScenarioVerdict(UNDISTURBED, REFERENCE, ()),
@@ -150,3 +152,35 @@ def test_exit_code_table_and_json_tell_the_same(
     assert "killed: it left with code 1" in text
     monkeypatch.setattr(command, "_run_all", lambda directory, talk: verdicts[:2])
     assert main([]) == 0
+
+
+def test_the_runs_stay_in_one_directory_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever has seen the demo wants to read its reports; `--no-keep` and an interruption leave nothing."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def run_all(directory: Path, talk: object) -> list[ScenarioVerdict]:
+        (directory / "hung" / "run").mkdir(parents=True)
+        return [ScenarioVerdict(UNDISTURBED, REFERENCE, ()), ScenarioVerdict(HUNG, outcome(25, HANG), ())]
+
+    monkeypatch.setattr(command, "_run_all", run_all)
+    assert main([]) == 0
+    [kept] = tmp_path.iterdir()
+    assert capsys.readouterr().out.splitlines()[-1] == f"The runs are in {kept}; try: resilience why {kept}/hung/run"
+    assert (kept / "hung" / "run").is_dir()
+    assert main(["--json"]) == 0
+    [document] = [json.loads(capsys.readouterr().out)]
+    assert Path(document["kept"]).parent == tmp_path
+    before = set(tmp_path.iterdir())
+    assert main(["--no-keep", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept"] is None
+    assert set(tmp_path.iterdir()) == before
+
+    def interrupted(directory: Path, talk: object) -> list[ScenarioVerdict]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_run_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main([])
+    assert set(tmp_path.iterdir()) == before
