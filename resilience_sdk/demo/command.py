@@ -266,7 +266,7 @@ def main(argv: Sequence[str]) -> int:
             shutil.rmtree(directory, ignore_errors=True)
     ok = all(not verdict.broken for verdict in verdicts)
     if arguments.json:
-        document = {"ok": ok, "ranks": RANKS, "kept": None if kept is None else str(kept)}
+        document: dict[str, Any] = {"ok": ok, "ranks": RANKS, "kept": None if kept is None else str(kept)}
         document["runs"] = [verdict.to_json() for verdict in verdicts]
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
     else:
