@@ -26,6 +26,8 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 # How many of these there are depends on how busy the machine is: also the traceback of a rank whose peer has died,
 # which comes only where torch is faster than the launcher's signal.
 NOTICE = re.compile(r"resilience: (no progress for|went on after) |\[rank\d+\]:")
+# So does where the time went.
+_SUMMARY = re.compile(r"(?<=^resilience: )(time|worth a look): .*")
 _TIMEOUT_S = 200
 
 
@@ -84,8 +86,8 @@ def outputs(page: str) -> Iterator[tuple[str, list[str]]]:
         if block["kind"] == "bash":
             command = block["text"].strip()
         elif block["kind"] == "text":
-            lines = {_NUMBER.sub("N", line.strip()) for line in block["text"].splitlines() if not NOTICE.match(line)}
-            yield command, sorted(lines - {""})
+            lines = [line.strip() for line in block["text"].splitlines() if not NOTICE.match(line)]
+            yield command, sorted({_NUMBER.sub("N", _SUMMARY.sub(r"\1: ...", line)) for line in lines} - {""})
 
 
 def main() -> None:

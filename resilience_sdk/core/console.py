@@ -130,6 +130,12 @@ def say(message: str, *, wrap: bool = True) -> None:
     _write(_as_text(None, "", {"event": text, "wrap": wrap}))
 
 
+def begin_line() -> None:
+    """Leave one line empty, so that what follows stands on lines of its own behind output of others. Main thread."""
+    if not _log.as_json:
+        _write("\n")
+
+
 def _as_text(_logger: object, _method: str, facts: dict[str, Any]) -> str:
     """Return a message as a person reads it, in one prefixed line per line."""
     lines = facts["event"].splitlines()

@@ -46,20 +46,26 @@ class JobOutcome:
             return None
 
 
-def closing_lines(outcome: Outcome) -> list[str]:
-    """Return what a person reads last: what happened, what was lost, what to do, how to resume."""
+def closing_lines(outcome: Outcome, summary: Sequence[str] = (), page: Path | None = None) -> list[str]:
+    """Return what a person reads last: what happened, how the time was spent, what was lost, what to do, how to resume.
+
+    `summary`: the lines of `report.closing` on the run; `page`: its report, where one was written.
+    """
+    run_dir = shlex.quote(str(outcome.run_dir))
     name = _NAMES.get(outcome.verdict, outcome.verdict.value)
     told = outcome.reason if outcome.reason.startswith(name) else f"{name}: {outcome.reason}"
     lines = [f"{told} (exit code {outcome.exit_code})"]
     if outcome.verdict is JobVerdict.FINISHED:
-        return [*lines, f"run directory: {outcome.run_dir}"]
+        place = f"page: {page}" if page else f"run directory: {outcome.run_dir} (its page: resilience report {run_dir})"
+        return [*lines, *summary, place]
     if outcome.what:
         lines.append(f"last fault: {outcome.what}")
     if outcome.incidents:
         hangs = [known for known in outcome.incidents if known.endswith("-hang")]
         shown = hangs[-1] if outcome.stood is not None and hangs else outcome.incidents[-1]
         report = os.path.join(outcome.run_dir, "incidents", shown, "report.md")
-        lines.append(f"report: {report} (all: resilience why {shlex.quote(str(outcome.run_dir))})")
+        lines.append(f"report: {report} (all: resilience why {run_dir})")
+    lines += summary
     told_lost = outcome.verdict in (JobVerdict.PREEMPTED, JobVerdict.INTERRUPTED)
     if outcome.checkpoint is not None or not told_lost:
         lines.append(state_line(outcome.checkpoint, outcome.run_dir, outcome.not_taken, told_lost=told_lost))
@@ -67,6 +73,8 @@ def closing_lines(outcome: Outcome) -> list[str]:
         lines.append(f"what to do: {hint}")
     if outcome.resume:
         lines.append(to_resume(outcome.verdict, outcome.resume, outcome.checkpoint))
+    if page is not None:
+        lines.append(f"page: {page}")
     return lines
 
 
@@ -82,7 +90,7 @@ def leaving_lines(outcome: Outcome) -> list[str]:
 
 def may_wrap(line: str) -> bool:
     """Tell whether a terminal's lines may break this one: not a path or a command that is to be copied."""
-    return not line.startswith((*TO_RESUME, "report:"))
+    return not line.startswith((*TO_RESUME, "report:", "page:", "run directory:"))
 
 
 def state_line(checkpoint: int | None, run_dir: str, not_taken: Sequence[str] = (), *, told_lost: bool = False) -> str:

@@ -29,7 +29,7 @@ from resilience_sdk.core.settings import Settings
 from resilience_sdk.errors import ConfigError, RunDirectoryError
 from resilience_sdk.launcher.last_lines import JobOutcome, closing_lines, leaving_lines, may_wrap
 from resilience_sdk.launcher.restart_policy import Decision, to_leave
-from resilience_sdk.launcher.sidecars import Beside, Housekeeping, LeaseRenewal, PageKeeper, write_report
+from resilience_sdk.launcher.sidecars import Beside, Housekeeping, LeaseRenewal, PageKeeper, summary_lines, write_report
 from resilience_sdk.launcher.signals import HABITS, LeaveRequested, SignalInbox, below_init, leave
 from resilience_sdk.monitor.spawn import read_state
 from resilience_sdk.postmortem.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE, JobVerdict
@@ -217,6 +217,7 @@ class _Launch:
     _told: Outcome | None = None
     """The end of the job, where this node is the one that wrote it."""
     _has_report: bool = False
+    _summary: list[str] = attrs.field(factory=list)
     _job: Job | None = None
 
     def run(self) -> int:
@@ -229,10 +230,7 @@ class _Launch:
                 job_end = self._left_early()
             finally:
                 self.inbox.only_note()  # what is taken down is not left half done
-        code = self._finish(job_end)
-        if self._has_report:
-            say(f"page: {self.run_dir.report}", wrap=False)
-        return code
+        return self._finish(job_end)
 
     def _left_early(self) -> JobEnd:
         """Conclude a job that was asked to leave while none of its ranks ran."""
@@ -272,7 +270,7 @@ class _Launch:
         files = AttemptFiles(self._pages(config_of_job), config_of_job)
         beside = Beside(self.run_dir.path, self.key, options.settings, files.directory, self.journal)
         held.callback(lambda: beside.close(is_hurried=self.inbox.request is not None))  # last: all is in the journal
-        held.callback(self._write_report)
+        held.callback(self._look_back)
         held.callback(_take_down, files)
         keeper = PageKeeper(files, self.journal)
         held.callback(keeper.close)
@@ -446,20 +444,26 @@ class _Launch:
                 say_once("flag", f"{error}; trying again for up to {limit_s:.0f} s")
             self.inbox.sleep(_FLAG_PAUSE_S)
 
-    def _write_report(self) -> None:
-        """Write the page of a job that this node has concluded, where there was anything to see."""
+    def _look_back(self) -> None:
+        """Sum up a job that this node has concluded, and write its page, where there was anything to see."""
         outcome = self._told
-        if outcome is None or not self.options.settings.report or (self.inbox.request and not outcome.attempts):
+        if outcome is None or (self.inbox.request and not outcome.attempts):
             return
 
         def is_hurried() -> bool:
             return outcome.verdict is JobVerdict.PREEMPTED or self.inbox.request is not None
 
-        self._has_report = write_report(self.run_dir.path, self.run_dir.report, self.journal, is_hurried=is_hurried)
+        if outcome.attempts and not environ.is_disabled(environ.environment()):
+            self._summary = summary_lines(self.run_dir.path, is_hurried=is_hurried)
+        if self.options.settings.report:
+            self._has_report = write_report(self.run_dir.path, self.run_dir.report, self.journal, is_hurried=is_hurried)
 
     def _finish(self, end: JobEnd) -> int:
-        lines = leaving_lines if end.decision.others_go_on else closing_lines
-        for line in lines(self._outcome(end)):
+        outcome = self._outcome(end)
+        page = self.run_dir.report if self._has_report else None
+        stays = not end.decision.others_go_on
+        console.begin_line()  # what a rank printed last may have no end
+        for line in closing_lines(outcome, self._summary, page) if stays else leaving_lines(outcome):
             say(line, wrap=may_wrap(line))
         return end.decision.exit_code
 

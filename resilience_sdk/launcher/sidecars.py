@@ -13,6 +13,7 @@ import json
 import math
 import os
 import select
+import shlex
 import subprocess
 import threading
 import time
@@ -203,7 +204,7 @@ def write_report(run_dir: Path, page: Path, journal: Journal, *, is_hurried: Cal
             programs.COMMAND, "report", str(run_dir), "-o", str(page),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
-        said = _told_by(process, is_hurried)
+        said = _outputs_of(process, is_hurried, _REPORT_S, _HURRIED_REPORT_S)
         if said is None:
             programs.kill(process, 1.0)
             assert process.stderr is not None
@@ -213,7 +214,7 @@ def write_report(run_dir: Path, page: Path, journal: Journal, *, is_hurried: Cal
             if process.returncode == 0:
                 journal.emit(Event.REPORT, path=str(page), seconds=round(time.monotonic() - began, 3))
                 return True
-            why = said.decode(errors="replace").strip() or f"it ended with status {process.returncode}"
+            why = said[1].decode(errors="replace").strip() or f"it ended with status {process.returncode}"
     except OSError as error:
         why = str(error)
     if say_once("report", f"no report was written: {why}; `resilience report {run_dir}` does so later"):
@@ -221,14 +222,39 @@ def write_report(run_dir: Path, page: Path, journal: Journal, *, is_hurried: Cal
     return False
 
 
-def _told_by(process: subprocess.Popen[bytes], is_hurried: Callable[[], bool]) -> bytes | None:
-    """Return what a program has said, once it has ended; None where the patience is over."""
-    until, was_hurried = time.monotonic() + _REPORT_S, False
+_SUMMARY_S, _HURRIED_SUMMARY_S = 10.0, 2.0
+
+
+def summary_lines(run_dir: Path, *, is_hurried: Callable[[], bool]) -> list[str]:
+    """Return the lines on a run that has ended, as `report.closing` has them; never raises, waits for some seconds."""
+    try:
+        process = programs.start(
+            programs.SUMMARY, str(run_dir),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        said = _outputs_of(process, is_hurried, _SUMMARY_S, _HURRIED_SUMMARY_S)
+        if said is not None and process.returncode == 0:
+            return said[0].decode(errors="replace").splitlines()
+        if said is None:
+            programs.kill(process, 1.0)
+            why = "the journal is too long to be read now"
+        else:
+            why = (said[1].decode(errors="replace").splitlines() or [f"status {process.returncode}"])[-1]
+    except OSError as error:
+        why = str(error)
+    return [f"time: not summed up ({why}); `resilience goodput {shlex.quote(str(run_dir))}` does so"]
+
+
+def _outputs_of(
+    process: subprocess.Popen[bytes], is_hurried: Callable[[], bool], patience_s: float, hurried_s: float
+) -> tuple[bytes, bytes] | None:
+    """Return what a program has printed and said, once it has ended; None where the patience is over."""
+    until, was_hurried = time.monotonic() + patience_s, False
     while (left_s := until - time.monotonic()) > 0:
         if not was_hurried and is_hurried():
-            was_hurried, until = True, min(until, time.monotonic() + _HURRIED_REPORT_S)
+            was_hurried, until = True, min(until, time.monotonic() + hurried_s)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=min(left_s, _REPORT_LOOK_S))[1]
+            return process.communicate(timeout=min(left_s, _REPORT_LOOK_S))
     return None
 
 

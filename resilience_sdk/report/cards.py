@@ -161,9 +161,9 @@ def finding_cards(events: Iterable[Mapping[str, Any]]) -> tuple[FindingFacts, ..
         key = node or "", one_line(event["what"])
         before = newest.get(key)
         if event.get("ok") is True:
-            if before is not None and not before.text.endswith(_OVER):
+            if before is not None and not before.text.endswith(GOOD_AGAIN):
                 newest[key] = FindingFacts(
-                    before.at, node, before.check, before.status, before.text + _OVER, None, before.count
+                    before.at, node, before.check, before.status, before.text + GOOD_AGAIN, None, before.count
                 )  # fmt: skip
         elif event.get("ok") is False:
             newest[key] = FindingFacts(
@@ -175,8 +175,9 @@ def finding_cards(events: Iterable[Mapping[str, Any]]) -> tuple[FindingFacts, ..
                 cure=_line(cure) if isinstance(cure := event.get("cure"), str) else None,
                 count=1 + (before.count if before is not None else 0),
             )
-    worst = sorted(newest.values(), key=lambda one: (one.text.endswith(_OVER), one.status != "failure", -one.at))
+    worst = sorted(newest.values(), key=lambda one: (one.text.endswith(GOOD_AGAIN), one.status != "failure", -one.at))
     return tuple(worst[:MOST_FINDINGS])
 
 
-_OVER = " (good again since)"
+GOOD_AGAIN = " (good again since)"
+"""How the text of a finding ends that no longer holds."""

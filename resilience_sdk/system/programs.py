@@ -62,6 +62,7 @@ RESUMER = Program(
     libraries=(),
 )
 COMMAND = Program("from resilience_sdk.cli.main import main; sys.exit(main())")
+SUMMARY = Program("from resilience_sdk.report.closing import main; sys.exit(main(sys.argv[1]))")
 FORK_SERVER = Program(
     "from resilience_sdk.launcher.forkserver_main import serve; sys.path[:] = path; serve(sys.argv[1:])",
     runs_script=True,

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -145,7 +146,13 @@ def test_the_last_lines_say_what_happened_what_is_lost_and_what_to_do():
     assert "/r/incidents/0001-crash/report.md" in text
     assert "nothing saved" in text
     assert "to run it again: again" in text
-    assert len(last_lines.closing_lines(Outcome(JobVerdict.FINISHED, 0, "done", "j", "/r", "n", 1.0, 2.0, 1))) == 2
+    finished = Outcome(JobVerdict.FINISHED, 0, "done", "j", "/r", "n", 1.0, 2.0, 1)
+    assert last_lines.closing_lines(finished, ["time: 1 s"]) == [
+        "finished: done (exit code 0)",
+        "time: 1 s",
+        "run directory: /r (its page: resilience report /r)",
+    ]
+    assert last_lines.closing_lines(finished, [], Path("/r/report.html"))[-1] == "page: /r/report.html"
     assert "after 120 steps in /r; whatever came after it" in last_lines.state_line(120, "/r")
     assert "after 1 step in /r" in last_lines.state_line(1, "/r")
 
