@@ -36,7 +36,7 @@ from resilience_sdk.checkpoint.held import HeldGenerators
 from resilience_sdk.checkpoint.passes import PassWatch, unused_state
 from resilience_sdk.checkpoint.worker_draws import WatchedWorkers
 from resilience_sdk.core.console import say_once
-from resilience_sdk.errors import CheckpointError, ConfigError
+from resilience_sdk.errors import CheckpointError, ConfigError, ResilienceError
 
 
 def capture_rng() -> dict[str, Any]:
@@ -269,8 +269,25 @@ def capture(name: str, item: Any) -> Any:
     elif (unused := unused_state(item)) is not None:
         state = unused
     else:
-        state = unwrap(item).state_dict()
+        state = _given(unwrap(item), name)
     return _loadable(state, name)
+
+
+def _given(item: Any, name: str) -> Any:
+    try:
+        return item.state_dict()
+    except ResilienceError:
+        raise
+    except Exception as error:
+        cure = "give an object whose state_dict() can be called at any step, or leave it out"
+        if hasattr(item, _CONSOLIDATES):
+            cure = "give its attribute `optim`, which is what this rank has of it: each rank saves its own"
+        raise ConfigError(
+            f"state[{name!r}]: {type(item).__name__}.state_dict() raised {type(error).__name__}: {error}; {cure}"
+        ) from error
+
+
+_CONSOLIDATES = "consolidate_state_dict"  # of torch's ZeroRedundancyOptimizer: its state is in parts until it is asked
 
 
 def apply(name: str, item: Any, saved: Any) -> None:

@@ -129,7 +129,8 @@ def redact_argv(words: Iterable[str]) -> list[str]:
 
 def _redact(value: Any, name: str, known: tuple[str, ...]) -> Any:
     if isinstance(value, dict):
-        return {key: _redact(item, str(key), known) for key, item in value.items()}
+        # A key may be a name that the user gives: of a section, a metric, a part of the state.
+        return {_without(str(key), known): _redact(item, str(key), known) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_redact(item, name, known) for item in value]
     if name and _is_secret_field(name, value):

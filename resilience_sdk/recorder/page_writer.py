@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from resilience_sdk.core.redaction import redact_text
 from resilience_sdk.recorder import page_layout as at
 from resilience_sdk.recorder.page_layout import shortened
 from resilience_sdk.recorder.page_reader import map_page
@@ -192,13 +193,16 @@ class RankPage:
         self.words[at.W_RESUMED_NS] = now_ns
 
     def add_name(self, name: str, kind: str, timeout_s: float | None) -> int | None:
-        """Append to the table of names and return the index, or None when the table is full."""
+        """Append to the table of names and return the index, or None when the table is full.
+
+        A page is read by other processes, which write names into files and know none of this one's secrets.
+        """
         index = self.words[at.W_NAMES]
         if index >= at.NAME_SLOTS:
             return None
         with self._changing():
             self.words[at.name_at(index) + at.N_KIND] = at.KINDS.index(kind)
-            text = shortened(name, at.NAME_BYTES)
+            text = shortened(redact_text(name), at.NAME_BYTES)
             self._write_text((at.name_at(index) + at.N_TEXT) * 8, at.NAME_BYTES, text)
             self.words[at.W_NAMES] = index + 1
         self.set_timeout(index, timeout_s)

@@ -18,7 +18,8 @@ PLACES = (
     "argument",
     "header",  # of a thread of attempt 1
     *("printed", "query"),  # in what attempt 2 writes before it ends
-    "reason",  # why somebody stops attempt 3
+    *("beat", "section", "thread"),  # names that attempt 3 gives
+    "reason",  # why somebody stops it
 )
 # `${...}` and quotes would be cut by what reads them; these are what services hand out.
 LETTERS = string.ascii_letters + string.digits + "-_.~"
@@ -39,7 +40,7 @@ def command(*words: object) -> str:
 
 @pytest.mark.slow
 def test_a_job_that_says_its_secrets_keeps_none(tmp_path: Path) -> None:
-    """Twelve places: exceptions, headers, addresses, variables, thread, log, command line, a stop's reason.
+    """Fifteen places: exceptions, headers, addresses, variables, thread, log, command line, names, a stop's reason.
 
     Only torch's own error file, written by `@record`, has what was said; each text is otherwise as it was.
     """
@@ -66,7 +67,7 @@ def test_a_job_that_says_its_secrets_keeps_none(tmp_path: Path) -> None:
     files = [path for path in run.run_dir.rglob("*") if path.is_file()]
     kept = {path: path.read_text(errors="replace") for path in files if path.name != "error.json"}
     said = "".join(planted.values())
-    assert len(said) == 25 * len(PLACES) == 25 * 12
+    assert len(said) == 25 * len(PLACES) == 25 * 15
     for place, secret in planted.items():
         assert [str(path) for path, text in kept.items() if secret in text] == [], place
         assert secret not in shown, place
@@ -80,6 +81,7 @@ def test_a_job_that_says_its_secrets_keeps_none(tmp_path: Path) -> None:
         "HF_TOKEN=[redacted] was refused at /x?access_token=[redacted]",
         "token=[redacted] has expired",
         "--api-key '[redacted]'",
+        "part of token=[redacted]",
     ):
         assert around in told, around
     assert "token=[redacted] has expired" in "".join(sent)

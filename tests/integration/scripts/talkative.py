@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from resilience_sdk import heartbeat, preemption
+from resilience_sdk import heartbeat, preemption, straggler
 
 ATTEMPT = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 SECRETS = json.loads(Path(os.environ["PLANTED"]).read_text())
@@ -55,8 +55,9 @@ def main():
         said = f"HF_TOKEN={SECRETS['printed']} was refused at /x?access_token={SECRETS['query']}"
         print(f"Traceback (most recent call last):\nRuntimeError: {said}", file=sys.stderr, flush=True)
         os._exit(1)
+    threading.Thread(target=time.sleep, args=(1000,), name=f"password={SECRETS['thread']}", daemon=True).start()
     while not preemption.check():
-        with heartbeat():
+        with heartbeat(f"api_key={SECRETS['beat']}"), straggler.section(f"part of token={SECRETS['section']}"):
             time.sleep(0.01)
 
 

@@ -196,3 +196,22 @@ def test_what_is_no_nan_is_no_fault():
     mask = torch.full((3, 3), -float("inf"))
     others = [torch.arange(3), torch.ones(0), torch.eye(2).to_sparse(), torch.ones(2).to(torch.float8_e4m3fn)]
     assert find_nan({"mask": mask, "big": torch.full((9,), 6e4, dtype=torch.float16), "others": others, "n": 3}) is None
+
+
+class InParts:
+    """As torch's ZeroRedundancyOptimizer: its state is asked for in vain until it was put together."""
+
+    def consolidate_state_dict(self):
+        """Put it together."""
+
+    def state_dict(self):
+        raise RuntimeError("Optimizer state has not been consolidated on this rank")
+
+    def load_state_dict(self, state):
+        """Take it back."""
+
+
+def test_what_cannot_be_asked_for_its_state_is_named_with_the_cure():
+    """Before the first step: it was called a damaged checkpoint, where there was none."""
+    with pytest.raises(ConfigError, match=r"state\['opt'\]: InParts\.state_dict\(\) raised .*`optim`"):
+        StateMap({"opt": InParts()}).check()

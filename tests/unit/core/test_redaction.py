@@ -188,3 +188,9 @@ def test_a_command_line_keeps_its_other_words():
     """Names of options tell."""
     words = ["train.py", "--api-key", "x", "--lr", "1", f"https://me:{SECRET}@host"]
     assert redact_argv(words) == ["train.py", "--api-key", REDACTED, "--lr", "1", f"https://me:{REDACTED}@host"]
+
+
+def test_a_key_is_a_text_like_any_other() -> None:
+    """It may be the name of a section, a metric or a part of the state."""
+    told = redact({"part of token=abcdefgh12345678": {"n": 1}, "forward": 2})
+    assert told == {"part of token=[redacted]": {"n": 1}, "forward": 2}
