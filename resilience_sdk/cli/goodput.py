@@ -48,7 +48,7 @@ def render(run_dir: str, summary: Summary, *, is_running: bool) -> list[str]:
         seconds = summary.buckets[bucket]
         share = seconds / summary.wall_s if summary.wall_s else 0.0
         told, part = duration(seconds), f"{share:.1%}"
-        if bucket is Bucket.REPLAYED and not summary.knows_replayed:
+        if bucket in summary.unknown:
             told, part = "unknown", ""  # in productive
         lines.append(f"{bucket.value:<11} {told:>11} {part:>7}  {DEFINITIONS[bucket]}")
     lines.append("")

@@ -13,7 +13,6 @@ from resilience_sdk.cli.common import aligned, open_run_dir, print_json, print_l
 from resilience_sdk.core.resume_proof import proof_of
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import ago, duration, when
-from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.slowness import slowness_of, standing_of
 from resilience_sdk.goodput.step_time import step_time_of
 from resilience_sdk.goodput.summary import AT_MOST, Summary
@@ -86,7 +85,7 @@ def _steps(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _goodput(account: Summary) -> dict[str, Any] | None:
-    told = {"wall_s": account.wall_s, "goodput": account.goodput, "ettr": account.ettr}
+    told = {"wall_s": account.wall_s, "goodput": account.goodput, "ettr": account.ettr, "at_most": account.is_bound}
     return {**told, "buckets": account.told_buckets()} if account.attempts else None
 
 
@@ -214,7 +213,7 @@ def _step_rows(status: dict[str, Any]) -> list[tuple[str, str]]:
         wall_s, known = goodput["wall_s"], [(name, part) for name, part in goodput["buckets"].items() if part]
         buckets = sorted(known, key=lambda item: -item[1])
         told = ", ".join(f"{name} {seconds / wall_s:.0%}" for name, seconds in buckets if seconds > 0.005 * wall_s)
-        at_most = AT_MOST if goodput["buckets"].get(Bucket.REPLAYED.value, 0.0) is None else ""
+        at_most = AT_MOST if goodput.get("at_most") else ""
         rows += [("goodput", f"{at_most}{goodput['goodput']:.0%} of {duration(wall_s)}: {told}")] if wall_s else []
     return rows
 

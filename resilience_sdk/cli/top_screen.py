@@ -38,7 +38,10 @@ _MARKS = ("!", "?", "~", " ", " ", " ")
 _FILL: Mapping[str, tuple[str, str, str]] = {
     Bucket.PRODUCTIVE.value: ("█", "#", "green"),
     Bucket.DATA.value: ("▓", "+", "cyan"),
+    Bucket.EVALUATION.value: ("▓", "+", "cyan"),
     Bucket.CHECKPOINT.value: ("▓", "+", "magenta"),
+    Bucket.OUTSIDE.value: ("▒", "-", "cyan"),
+    Bucket.WAITING.value: ("▒", "x", "yellow"),
     Bucket.STARTUP.value: ("▒", "-", "magenta"),
     Bucket.RENDEZVOUS.value: ("▒", "-", "magenta"),
     Bucket.REPLAYED.value: ("▒", "x", "red"),
@@ -46,6 +49,7 @@ _FILL: Mapping[str, tuple[str, str, str]] = {
     Bucket.STANDING.value: ("▒", "x", "red"),
     Bucket.RESTART.value: ("▒", "x", "red"),
     Bucket.PREEMPTED.value: ("░", ".", "dim"),
+    Bucket.LAUNCHER.value: ("░", ".", "dim"),
     Bucket.IDLE.value: ("░", ".", "dim"),
 }
 
@@ -166,7 +170,7 @@ def _goodput_line(view: LiveView, sheet: Sheet) -> Line:
     told = [f"{name} {share:.0%}" for share, name in lost[:_MOST_PARTS] if share >= 0.005]
     bar = [(_FILL[name][0 if sheet.is_unicode else 1] * count, _FILL[name][2]) for name, count in _parts(shares)]
     line = [
-        (f"goodput {'' if view.knows_replayed else AT_MOST}", ""),
+        (f"goodput {AT_MOST if view.at_most else ''}", ""),
         (f"{view.goodput:.1%}", _STRONG),
         (f" of {duration(view.wall_s)}  ", ""),
         *bar,

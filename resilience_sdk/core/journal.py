@@ -63,6 +63,7 @@ class Event(str, Enum):
     METRICS = "metrics"
     STEP_TIME = "step_time"
     PROGRESS = "progress"
+    TIME_SPENT = "time_spent"
     LOSS = "loss"
     HEALTH = "health"
     REPORT = "report"

@@ -81,6 +81,7 @@ class RunSummary:
     step_is_global: bool | None = None
     goodput: float | None = None
     knows_replayed: bool = True
+    at_most: bool = False
     """Whether steps that were done again are known; else the goodput is no more."""
     incidents: int = 0
     last_incident: LastIncident | None = None
@@ -293,6 +294,7 @@ class RunReader:
         return attrs.evolve(
             self._bare(), state=word, detail=detail, attempt=state.attempt, step=step, step_is_global=is_global,
             goodput=self._goodput(run_dir, live, is_running=is_running), knows_replayed=self._ledger.knows_replayed,
+            at_most=not (self._ledger.knows_replayed and self._ledger.knows_steps),
             incidents=len(self._incidents), last_incident=last, started_at=state.started_at,
             last_at=state.last_event_at if not is_running else None,
         )  # fmt: skip

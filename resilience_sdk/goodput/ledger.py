@@ -13,7 +13,8 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.journal import Event
-from resilience_sdk.goodput.buckets import Bucket, Trained, no_seconds, split_training, total
+from resilience_sdk.goodput.attempt_account import AttemptAccount
+from resilience_sdk.goodput.buckets import Bucket, total
 from resilience_sdk.goodput.step_time import is_stop
 from resilience_sdk.incidents.stalls import EXIT
 
@@ -24,6 +25,7 @@ _NO_ACTION = "none"
 _FINISHED = "finished"
 _FAULTS = ("crash", "hang")
 _WENT_ON = "went on"
+_OF_TRAINING = (Bucket.PRODUCTIVE, Bucket.HANG, Bucket.LAUNCHER)
 
 
 @attrs.define
@@ -118,61 +120,6 @@ def shortened(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
     return kept
 
 
-@attrs.define
-class AttemptAccount:
-    """One attempt, with what led to it and what it cost to go on after it. Times are Unix seconds."""
-
-    job: str
-    attempt: int
-    began_at: float
-    ended_at: float
-    seconds: dict[Bucket, float] = attrs.field(factory=no_seconds)
-    """By bucket; `productive` stands for all of its training, which `training` divides."""
-    first_step: int | None = None
-    end_step: int | None = None
-    """How many global steps were completed at its end, as far as that is known."""
-    completed: int | None = None
-    """How many steps it has completed itself, as its ranks' heartbeats count them."""
-    kept_steps: int | None = None
-    """Up to which of them nothing was lost; None: all."""
-    _hung_s: float = 0.0
-    _stall_s: float = 0.0
-    _data_s: dict[str, float] = attrs.field(factory=dict)  # by host
-    _saves_s: dict[str, float] = attrs.field(factory=dict)
-    _attempt_known: bool = False
-
-    @property
-    def lost_steps(self) -> int:
-        """Steps of this attempt that had to be done again."""
-        return 0 if self.end_step is None or self.kept_steps is None else max(0, self.end_step - self.kept_steps)
-
-    def training(self, seconds: float) -> dict[Bucket, float]:
-        """Divide so many seconds of training."""
-        steps = (self.end_step or 0) - (self.first_step or 0)
-        known = Trained(
-            hung_s=self._hung_s,
-            checkpoint_s=max([self._stall_s, *self._saves_s.values()]),
-            data_s=max(self._data_s.values(), default=0.0),
-            lost_share=self.lost_steps / steps if steps > 0 else 0.0,
-        )
-        return split_training(seconds, known)
-
-    def note_completed(self, steps: object) -> None:
-        """Note what is told of how many steps a rank has completed in it; anything but a count is left out."""
-        if (count := _whole(steps)) > 0:
-            self.completed = max(count, self.completed or 0)
-
-    def reach(self, step: int) -> None:
-        """Note that so many global steps were completed in this attempt."""
-        self.end_step = max(step, self.end_step or 0)
-
-    def rewind(self, step: int) -> None:
-        """Note that training went on behind this attempt from so many completed steps."""
-        if self.end_step is not None and step < self.end_step:
-            kept = max(step, self.first_step or 0)
-            self.kept_steps = min(kept, self.end_step if self.kept_steps is None else self.kept_steps)
-
-
 @attrs.frozen
 class Reading:
     """The ledger at one moment; seconds."""
@@ -216,6 +163,9 @@ class Ledger:
     _joined: tuple[float, float] | None = None  # last sign of life before, and time, of a launcher that came later
     _announced: set[tuple[int, int]] = attrs.field(factory=set)  # attempt and node
     _awaited: set[int] = attrs.field(factory=set)  # ranks that have not beaten in this attempt
+    _stepped_at: float = 0.0  # when the last of its ranks had completed its first step
+    _ended_well: int = 0  # launchers whose ranks have all finished
+    _good_step: int | None = None  # up to where there is something to go on from
     _alive: set[int] = attrs.field(factory=set)  # under a foreign launcher
     _has_finished: bool = False
     _is_leaving: bool = False
@@ -262,7 +212,10 @@ class Ledger:
         passed = 0.0 if self._phase is None else until - self._since
         phases, idle_s = dict(self._phases), self._idle_s
         going_on: dict[Bucket, float] = {}
-        stood_s = min(standing_s, passed) if self._bucket is Bucket.PRODUCTIVE else 0.0
+        trains = self._phase is not None and self._bucket is Bucket.PRODUCTIVE
+        # What the monitors have told of tells by itself how long it stood.
+        untold_s = until - max(self._since, self.accounts[-1].told_until) if trains else 0.0
+        stood_s = min(standing_s, max(0.0, untold_s)) if trains else 0.0
         if self._phase is not None:
             phases[self._phase] += passed
             if self._bucket is Bucket.IDLE:
@@ -273,7 +226,11 @@ class Ledger:
         for account in self.accounts:
             goes_on = bool(going_on) and account is self.accounts[-1]
             seconds = total([account.seconds, going_on if goes_on else {}])
-            training = account.training(seconds.pop(Bucket.PRODUCTIVE))
+            training = account.training(
+                seconds.pop(Bucket.PRODUCTIVE),
+                (self._since, until - stood_s) if goes_on and trains else None,
+                self._good_step_of(account),
+            )
             lost_s += training[Bucket.HANG] + training[Bucket.REPLAYED]
             attempts.append((account, total([seconds, training]), until if goes_on else account.ended_at))
         buckets = total([*(seconds for _, seconds, _ in attempts), {Bucket.IDLE: idle_s}])
@@ -289,6 +246,31 @@ class Ledger:
     def goes_on(self) -> bool:
         """Whether a job has begun that has not told its end."""
         return self._runs
+
+    def lost_steps_of(self, account: AttemptAccount) -> int:
+        """Return how many of its steps are lost: done again, or behind what there is to go on from."""
+        return account.lost_after(self._good_step_of(account))
+
+    def _good_step_of(self, account: AttemptAccount) -> int | None:
+        """Return up to where there is something to go on from, of an attempt that has failed; None where one goes on,
+        and where nobody has told of a checkpoint.
+        """
+        is_over = self._phase in (RunPhase.WAITING, RunPhase.RECOVERING) and not (
+            self._phase is RunPhase.RECOVERING and self._bucket is Bucket.HANG
+        )
+        if not self.steps_are_global or not is_over:
+            return None
+        for one in reversed(self.accounts):
+            if one is account:
+                return self._good_step
+            if one.first_step is not None:
+                break
+        return None
+
+    @property
+    def knows_steps(self) -> bool:
+        """Whether ranks tell where their steps begin; else what lies between two of them may count as productive."""
+        return all(account.is_bracketed for account in self.accounts)
 
     @property
     def knows_replayed(self) -> bool:
@@ -308,6 +290,8 @@ class Ledger:
             else:
                 self.accounts[-1].seconds[self._bucket] += spent
                 self.accounts[-1].ended_at = at
+                if self._bucket is Bucket.PRODUCTIVE:
+                    self.accounts[-1].note_trained(self._since, at)
             if spent > 0:
                 self._stretches.append(Stretch(self._bucket, self._since, at, self._account()))
             if len(self._stretches) > _MOST_STRETCHES:
@@ -324,6 +308,11 @@ class Ledger:
         """Return the place of the account that pays for what happens now."""
         return None if self._bucket is Bucket.IDLE else len(self.accounts) - 1
 
+    def _idle_between(self, began_at: float, ended_at: float) -> float:
+        """Return how long no job ran between two moments."""
+        idle = (one for one in self._stretches if one.bucket is Bucket.IDLE)
+        return sum(max(0.0, min(one.ended_at, ended_at) - max(one.began_at, began_at)) for one in idle)
+
     def _was(self, bucket: Bucket, seconds: float) -> None:
         """Note that the last part of the newest stretch was something else."""
         if seconds <= 0 or not self._stretches:
@@ -335,12 +324,20 @@ class Ledger:
         self._stretches.append(attrs.evolve(last, bucket=bucket, began_at=began_at))
 
     @property
+    def _nodes(self) -> int:
+        """How many launchers have announced the attempt that runs."""
+        newest = self.accounts[-1].attempt if self.accounts else 0
+        return sum(attempt == newest for attempt, _ in self._announced)
+
+    @property
     def _runs(self) -> bool:
         return self._phase not in (None, RunPhase.WAITING)
 
-    def _end_job(self, at: float | None = None) -> None:
-        """Another job begins: one that did not tell its end was over with its last event."""
+    def _end_job(self, at: float | None = None, *, is_fault: bool = False) -> None:
+        """Another job begins: one that did not tell its end was over with its last sign of life, and failed."""
         if self._runs:
+            if is_fault and not self._is_leaving:
+                self.failures.add(f"end of job {self._job} in attempt {len(self.accounts)}")
             self._enter(RunPhase.WAITING, Bucket.IDLE, max(self._since, self._last if at is None else at))
 
     def _begin_job(self, job: str, at: float) -> None:
@@ -356,15 +353,16 @@ class Ledger:
         if not self._runs or job != self._job:
             self._end_job()
             self._begin_job(job, at)
-        is_first = not self.accounts[-1]._attempt_known
+        is_first = not self.accounts[-1].is_known
         phase = RunPhase.RECOVERING if self._has_trained else RunPhase.STARTING
         spent = self._enter(phase, Bucket.STARTUP if is_first else Bucket.RESTART, at)
         if is_first:
             self.accounts[-1].attempt = attempt
         else:
             self.accounts.append(AttemptAccount(job, attempt, at, at))
-        self.accounts[-1]._attempt_known = True
+        self.accounts[-1].is_known = True
         self._has_finished = self._is_leaving = False
+        self._stepped_at, self._ended_well = 0.0, 0
         self._alive.clear()
         return spent
 
@@ -382,7 +380,7 @@ class Ledger:
             self._launched_on[host] = boot
             self._joined = self._joined or (alive_at, at)
             return
-        self._end_job(alive_at)
+        self._end_job(alive_at, is_fault=True)
         self._launched_on = {host: boot}
         self._begin_job(job, at)
 
@@ -399,7 +397,7 @@ class Ledger:
             return
         if (attempt, node) in self._announced and self._joined is not None:
             ended_at, began_at = self._joined
-            self._end_job(ended_at)
+            self._end_job(ended_at, is_fault=True)
             self._begin_job(str(event.get("job")), max(self._since, began_at))
         payer, bucket = (self.accounts[-1] if self.accounts else None), self._bucket
         spent_s = self._begin_attempt(event, at)
@@ -426,9 +424,11 @@ class Ledger:
 
     def _on_first_beat(self, event: Mapping[str, Any], at: float) -> None:
         self._awaited.discard(_whole(event.get("rank")))
+        # Whoever tells of it has seen it a moment later.
+        self._stepped_at = max(self._stepped_at, at - _seconds_of(event.get("ago_s")))
         if not self._awaited and self._bucket in (Bucket.STARTUP, Bucket.RESTART) and self._runs:
             self._has_trained = True
-            self._enter(RunPhase.TRAINING, Bucket.PRODUCTIVE, at)
+            self._enter(RunPhase.TRAINING, Bucket.PRODUCTIVE, max(self._since, self._stepped_at))
 
     def _on_resume(self, event: Mapping[str, Any], _: float) -> None:
         if self.accounts:
@@ -437,7 +437,7 @@ class Ledger:
     def _go_back_to(self, step: int) -> None:
         """Training goes on from so many completed steps: what attempts before had done beyond is lost."""
         self.steps_are_global = True
-        self.accounts[-1].first_step = step
+        self.accounts[-1].first_step = self._good_step = step
         for account in self.accounts[:-1]:
             account.rewind(step)
 
@@ -470,7 +470,7 @@ class Ledger:
             return
         # It is the time of the run, however many ranks stood.
         stood_s = max(0.0, at - max(since, self._since))
-        self.accounts[-1]._hung_s += stood_s
+        self.accounts[-1].hung_s += stood_s
         self._enter(self._phase, self._bucket, at)
         self._was(Bucket.HANG, stood_s)
         first = stood[0]
@@ -503,7 +503,7 @@ class Ledger:
         if kind == "hang":
             stood_s = 0.0 if self._stands_since is None else at - max(self._stands_since, self._since)
             self._enter(RunPhase.RECOVERING if ends else RunPhase.TRAINING, Bucket.HANG, at)
-            self.accounts[-1]._hung_s += max(0.0, stood_s)
+            self.accounts[-1].hung_s += max(0.0, stood_s)
             self._was(Bucket.HANG, stood_s)
         elif ends:
             self._enter(RunPhase.RECOVERING, Bucket.RESTART, at)
@@ -514,7 +514,7 @@ class Ledger:
             self.accounts[-1].note_completed(event.get("completed"))
         if not self._has_launcher and self._has_finished and not self._alive:
             self._enter(None, Bucket.IDLE, at)
-        elif event.get("exit_code") != 0 and self._bucket in (Bucket.PRODUCTIVE, Bucket.HANG) and self._runs:
+        elif event.get("exit_code") != 0 and self._bucket in _OF_TRAINING and self._runs:
             self._enter(RunPhase.RECOVERING, Bucket.RESTART, at)
 
     def _on_stop_agreed(self, _: Mapping[str, Any], at: float) -> None:
@@ -526,7 +526,11 @@ class Ledger:
         codes = event.get("exit_codes")
         ended_well = isinstance(codes, Mapping) and bool(codes) and not any(codes.values())
         if ended_well and event.get("ended_by") == "ranks":
-            return  # nothing is started again: what follows is the end, or a fault on another node
+            # Nothing is started again: what follows is the end, or a fault on another node.
+            self._ended_well += 1
+            if self._runs and self._bucket is Bucket.PRODUCTIVE and self._ended_well >= self._nodes:
+                self._enter(self._phase, Bucket.LAUNCHER, at)
+            return
         if self._runs:
             self._enter(RunPhase.RECOVERING, Bucket.PREEMPTED if self._is_leaving else Bucket.RESTART, at)
 
@@ -546,24 +550,35 @@ class Ledger:
         if not self.accounts:
             return
         if not self._is_leaving:  # else it is a part of leaving
-            self.accounts[-1]._stall_s += _seconds_of(event.get("stall_s"))
+            self.accounts[-1].stall_s += _seconds_of(event.get("stall_s"))
         if isinstance(event.get("step"), int):
             self.accounts[-1].reach(_whole(event.get("step")))
+            self._good_step = _whole(event.get("step"))
+
+    def _on_framework_checkpoint(self, event: Mapping[str, Any], _: float) -> None:
+        if isinstance(event.get("step"), int):
+            self._good_step = _whole(event.get("step"))
 
     def _on_step_time(self, event: Mapping[str, Any], _: float) -> None:
         """Take what a node's ranks have waited for in an attempt so far."""
+        if (account := self._account_of(event)) is not None:
+            account.note_step_time(event)
+
+    def _on_time_spent(self, event: Mapping[str, Any], at: float) -> None:
+        """Take what the time of a node's ranks was spent on in an attempt so far."""
+        if (account := self._account_of(event)) is not None:
+            self.steps_are_global |= isinstance(event.get("step"), int)
+            account.note_spent(event, at)
+
+    def _account_of(self, event: Mapping[str, Any]) -> AttemptAccount | None:
         key = str(event.get("job")), _whole(event.get("attempt"))
-        account = next((one for one in reversed(self.accounts) if (one.job, one.attempt) == key), None)
-        if account is not None:
-            account.note_completed(event.get("completed"))
-            host = str(event.get("host"))
-            account._data_s[host] = max(_seconds_of(event.get("data_s")), account._data_s.get(host, 0.0))
-            account._saves_s[host] = max(_seconds_of(event.get("saves_s")), account._saves_s.get(host, 0.0))
+        return next((one for one in reversed(self.accounts) if (one.job, one.attempt) == key), None)
 
     def _on_recovered(self, event: Mapping[str, Any], at: float) -> None:
         is_known = isinstance(name := event.get("id"), str) and name in self.failures
         if is_known and isinstance(event.get("recovery_s"), (int, float)):
-            self.recoveries_s.append(_seconds_of(event.get("recovery_s")))
+            took_s = _seconds_of(event.get("recovery_s"))
+            self.recoveries_s.append(max(0.0, took_s - self._idle_between(at - took_s, at)))
         if self._bucket is Bucket.HANG and self._runs:
             self._enter(RunPhase.TRAINING, Bucket.PRODUCTIVE, at)  # by itself: no attempt has ended
         lost_steps, resumed_at = event.get("lost_steps"), event.get("resumed_at")
@@ -590,7 +605,9 @@ _RULES: Mapping[str, Callable[[Ledger, Mapping[str, Any], float], None]] = {
     Event.DECISION.value: Ledger._on_decision,
     Event.FINISHED.value: Ledger._on_finished,
     Event.CKPT_COMMIT.value: Ledger._on_commit,
+    Event.FRAMEWORK_CKPT.value: Ledger._on_framework_checkpoint,
     Event.STEP_TIME.value: Ledger._on_step_time,
+    Event.TIME_SPENT.value: Ledger._on_time_spent,
     Event.RECOVERED.value: Ledger._on_recovered,
 }
 

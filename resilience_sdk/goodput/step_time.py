@@ -26,6 +26,10 @@ _SAVES = frozenset({"checkpoint", "checkpoints", "ckpt", "save", "saving"})
 # `activation_checkpoint` compute.
 _WAITS = frozenset({"data", "dataloader", "dataloading", "loader", "load", "loading", "fetch", "get", "next", "wait"})
 _WRITES = _SAVES | {"write", "writing"}
+_EVALUATIONS = frozenset(
+    {"eval", "evaluate", "evaluating", "evaluation", "val", "valid", "validate", "validating", "validation"}
+)
+_OF_EVALUATIONS = frozenset({"batch", "batches", "epoch", "loop", "model", "run", "set", "step", "steps", "test"})
 _OF_SAVES = frozenset({"model", "state", "dict", "weights", "async", "to", "disk"})
 _STEPS_ROW = "steps"  # amounts of work, of which one is told for each step
 _MOST_SECTIONS = 16
@@ -50,6 +54,12 @@ def is_save(name: str, kind: str) -> bool:
     if kind == "compute":
         return bool(words & _SAVES) and words <= _WRITES | _OF_SAVES
     return kind == "io" and bool(words & _SAVES)
+
+
+def is_evaluation(name: str, kind: str) -> bool:
+    """Tell whether a section evaluates what is trained."""
+    words = set(_WORDS.findall(name.lower()))
+    return kind in ("compute", "io", "idle") and bool(words & _EVALUATIONS) and words <= _EVALUATIONS | _OF_EVALUATIONS
 
 
 def is_stop(activity: str, section: str | None) -> bool:

@@ -15,12 +15,17 @@ RATIOS: Mapping[str, str] = {
     "goodput": "productive / wall time",
     "ettr": "(productive + data) / wall time: what a job trains although it waits for data counts, queueing does not",
     "mttf_s": "wall time without idle / faults, with the interval of a Poisson count (95 %)",
-    "mttr_s": "mean time from noticing a fault to every rank stepping again",
+    "mttr_s": "mean time from noticing a fault to every rank stepping again, without the time in which no job ran",
 }
 
 
 AT_MOST = "at most "
 """Before a share of useful time in which steps are that were lost, as nobody counted those."""
+
+
+_TOLD_BY: Mapping[Bucket, str] = {
+    Bucket.DATA: "data", Bucket.CHECKPOINT: "saves", Bucket.EVALUATION: "evaluation",
+}  # fmt: skip
 
 
 @attrs.frozen
@@ -44,17 +49,35 @@ class Summary:
     knows_replayed: bool = True
     """Whether `replayed` is known; where it is not, that time is in `productive`, and goodput and ETTR are no more."""
 
+    knows_steps: bool = True
+    """Whether it is known where steps begin; else what lies between two of them is in `productive`, unless it is long:
+    data, saves and evaluations that no section tells of."""
+    seen: frozenset[str] = frozenset()
+    """What some rank has told of: `data`, `saves`, `evaluation`."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether goodput and ETTR are no more than what is told, and may be less."""
+        return not (self.knows_replayed and self.knows_steps)
+
     @property
     def at_most(self) -> str:
         """The words before goodput and ETTR where they are bounds, else nothing."""
-        return "" if self.knows_replayed else AT_MOST
+        return AT_MOST if self.is_bound else ""
+
+    @property
+    def unknown(self) -> frozenset[Bucket]:
+        """The buckets of which nobody has told: their time, if any, is in `productive`."""
+        hidden = () if self.knows_steps else (bucket for bucket, part in _TOLD_BY.items() if part not in self.seen)
+        unseen = {bucket for bucket in hidden if not self.buckets[bucket]}
+        return frozenset(unseen if self.knows_replayed else {Bucket.REPLAYED, *unseen})
 
     def told_buckets(self) -> dict[str, float | None]:
         """Return the buckets by name, None for one that is not known."""
         return self._told({bucket.value: seconds for bucket, seconds in self.buckets.items()})
 
     def _told(self, buckets: Mapping[str, float]) -> dict[str, float | None]:
-        return {**buckets, **({} if self.knows_replayed else {Bucket.REPLAYED.value: None})}
+        return {**buckets, **{bucket.value: None for bucket in self.unknown}}
 
     def to_json(self) -> dict[str, Any]:
         """Return what `resilience goodput --json` prints, but for the run directory."""
@@ -65,6 +88,7 @@ class Summary:
             "definitions": {bucket.value: text for bucket, text in DEFINITIONS.items()} | dict(RATIOS),
             "goodput": self.goodput,
             "ettr": self.ettr,
+            "at_most": self.is_bound,
             "faults": self.faults,
             "mttf_s": self.mttf_s,
             "mttf_low_s": low_s,
@@ -91,7 +115,7 @@ def summarize(ledger: Ledger, now: float | None = None, *, standing_s: float = 0
             "first_step": account.first_step,
             "steps": account.end_step,
             "completed": account.completed,
-            "lost_steps": account.lost_steps if ledger.steps_are_global else None,
+            "lost_steps": ledger.lost_steps_of(account) if ledger.steps_are_global else None,
         }
         for account, seconds, ended_at in reading.attempts
     )
@@ -104,11 +128,13 @@ def summarize(ledger: Ledger, now: float | None = None, *, standing_s: float = 0
         mttf_s=ran_s / faults if faults else None,
         mttf_between_s=mean_time_between_s(ran_s, faults),
         mttr_s=sum(ledger.recoveries_s) / len(ledger.recoveries_s) if ledger.recoveries_s else None,
-        lost_steps=sum(account.lost_steps for account in ledger.accounts) if ledger.steps_are_global else None,
+        lost_steps=sum(map(ledger.lost_steps_of, ledger.accounts)) if ledger.steps_are_global else None,
         attempts=attempts,
         stretches=reading.stretches,
         standstills=tuple(ledger.standstills),
         knows_replayed=ledger.knows_replayed,
+        knows_steps=ledger.knows_steps,
+        seen=frozenset(part for account in ledger.accounts for part in account.seen),
     )
 
 

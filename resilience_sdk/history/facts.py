@@ -69,6 +69,8 @@ class Rows:
                 "host": host,
                 "script": _text(script_of(event.get("argv"))),
             }
+            unheld_s = _number(event.get("unheld_s"))
+            start["alive_at"] = None if unheld_s is None or unheld_s < 0 else at - unheld_s
             self.starts[self.file, at] = start | {"facts": facts}
         elif name == Event.ATTEMPT_START.value:
             row = self._attempt(job, attempt, host, at, launched=True)

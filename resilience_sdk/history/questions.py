@@ -26,16 +26,20 @@ from resilience_sdk.history.suspects import (
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-# Of each attempt on each node its end: told, else the next one's beginning there, else the last word of the run. In
-# runs of our launcher the attempts that it has told count, in others those of the ranks. Few have no end told, so only
-# these are looked up one by one.
-_COUNTED = """
+# Of each attempt on each node its end: told, else the last sign of life of a job that was killed, as the next one tells
+# it, else the next one's beginning there, else the last word of the run. In runs of our launcher the attempts that it
+# has told count, in others those of the ranks. Few have no end told, so only these are looked up one by one.
+_ALIVE_AT = """
+  SELECT MIN(s.alive_at) FROM starts s WHERE s.run = a.run AND s.at > a.began_at AND s.alive_at >= a.began_at
+  AND (s.host = a.host OR s.job <> a.job)
+"""
+_COUNTED = f"""
 WITH spans AS (
   SELECT a.run, a.job, a.attempt, a.world_size, a.alias, a.began_at, a.ended_at AS until
   FROM attempts a JOIN runs r ON r.id = a.run
   WHERE a.ended_at >= :since AND a.launched = r.launched AND a.began_at IS NOT NULL
   UNION ALL
-  SELECT a.run, a.job, a.attempt, a.world_size, a.alias, a.began_at, COALESCE((
+  SELECT a.run, a.job, a.attempt, a.world_size, a.alias, a.began_at, COALESCE(({_ALIVE_AT}), (
       SELECT MIN(b.began_at) FROM attempts b WHERE b.run = a.run AND b.host = a.host AND b.launched = a.launched
       AND b.began_at > a.began_at AND b.began_at < r.last_at), r.last_at)
   FROM attempts a JOIN runs r ON r.id = a.run
@@ -46,7 +50,7 @@ WITH spans AS (
          ELSE 0 END AS worked_s
   FROM spans WHERE until >= :since
 )
-"""
+"""  # noqa: S608 - constants
 _BY_NODE = (
     _COUNTED  # noqa: S608 - constants
     + """
@@ -75,6 +79,14 @@ SELECT r.path, f.incident, f.host, f.at, f.category, f.cause, f.action, f.signat
 FROM failures f JOIN runs r ON r.id = f.run
 LEFT JOIN recoveries c ON c.run = f.run AND c.incident = f.incident
 WHERE f.at >= :since ORDER BY f.at
+"""  # noqa: S608 - constants
+# Of a job whose launcher was killed nobody has written an incident: the next job finds that it told no end.
+_KILLED = f"""
+SELECT r.path, a.run, a.job, a.attempt, MAX(a.nodes) AS of_nodes, MAX(a.world_size) AS ranks,
+  MIN(a.began_at) AS began_at, MIN(({_ALIVE_AT})) AS at
+FROM attempts a JOIN runs r ON r.id = a.run
+WHERE a.ended_at IS NULL AND r.last_at >= :since AND a.launched = r.launched AND a.began_at IS NOT NULL
+GROUP BY r.path, a.run, a.job, a.attempt
 """  # noqa: S608 - constants
 _ALIASES = """
 SELECT DISTINCT a.run, a.job, a.attempt, a.node, a.alias
@@ -132,6 +144,8 @@ FROM runs r LEFT JOIN (
 WHERE r.generation = (SELECT MAX(o.generation) FROM runs o WHERE o.path = r.path)
 ORDER BY r.last_at DESC
 """
+LAUNCHER_KILLED = "launcher_killed"
+"""The cause of a job that did not tell its end."""
 _MOST_CHANGES = 12
 _RUNS_AT_ONCE = 500
 _UNTOLD = ("settings.run_dir", "argv")  # which differ from run to run anyway
@@ -268,7 +282,16 @@ class History:
                 row.of_nodes, row.ranks, row.summary or "", row.recovery_s, row.lost_steps, row.began_at,
             )  # fmt: skip
             found.setdefault((*key, row.incident), failure)
-        return list(found.values())
+        killed = [
+            Failure(
+                row.path, "", row.at, "unknown", LAUNCHER_KILLED, "restart", LAUNCHER_KILLED, (), row.of_nodes,
+                row.ranks, "the launcher was killed, or its node: the next job found that it told no end", None, None,
+                row.began_at,
+            )
+            for row in self._ask(_KILLED, since=self._since)
+            if row.at is not None and row.at >= self._since
+        ]  # fmt: skip
+        return sorted([*found.values(), *killed], key=lambda failure: failure.at)
 
     @cached_property
     def _worked(self) -> dict[int | None, float]:

@@ -13,7 +13,7 @@ from resilience_sdk.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from sqlalchemy import Engine, MetaData, Table
 
-VERSION = 3
+VERSION = 4
 FILE_NAME = "history.db"
 _WAIT_S = 60.0  # for another indexer
 _NO_FILES = ("", ":memory:")
@@ -54,6 +54,7 @@ class Tables:
         self.starts = Table(
             "starts", self.all, key("run", Integer), key("file"), key("at", Float),
             Column("job", String), Column("host", String), Column("script", Text), Column("facts", Text),
+            Column("alive_at", Float),  # the last sign of life of a job before it that did not tell its end
             Index("starts_of_script", "script", "at"), Index("starts_of_run", "run", "at"),
         )  # fmt: skip
         self.attempts = Table(

@@ -36,6 +36,7 @@ from resilience_sdk.monitor.save_storage import SaveStorage
 from resilience_sdk.monitor.stall_teller import StallTeller
 from resilience_sdk.monitor.stop import StopCoordinator
 from resilience_sdk.monitor.stragglers import StepTimeWatch, StragglerWatch
+from resilience_sdk.monitor.time_spent import TimeWatch
 from resilience_sdk.monitor.unended import UnendedWatch
 from resilience_sdk.postmortem.recovery import RecoveryWatch
 from resilience_sdk.recorder import witness_ring
@@ -95,6 +96,7 @@ class Watcher:
             began=began,
         )
         self._step_times = StepTimeWatch(journal)
+        self._time = TimeWatch(journal)
         self._stop = StopCoordinator(pages, journal, notices, grace_s=self._settings.preempt_time, host=host)
         self._recovery = RecoveryWatch(self._store, journal, began=began)
         self._rules = HangRules(self._settings.stuck_after, self._settings.hang_cap)
@@ -171,6 +173,7 @@ class Watcher:
             self._unended.look(ranks, now_ns)
         soon_s = self._look_for_stop(ranks)
         self._step_times.look(completed, time.monotonic())
+        self._time.look(completed, now_ns, self._step_times.own_s)
         self._stragglers.look(completed, time.monotonic())
         if died or new:
             self.keep_witnesses()  # last: nobody waits for it
@@ -198,6 +201,7 @@ class Watcher:
             not self.nodes.several
             and not self._stalls.is_open
             and self._suspected is None
+            and not self._time.is_late
             and min(self._shortest_s, self._shortest_seen_s) > _CALM_SET_S
             and fullest <= room
         )
@@ -251,6 +255,7 @@ class Watcher:
             self.nodes.begin(attempt, announcement)
             self._stop.begin(attempt, announcement)
             self._step_times.begin()
+            self._time.begin()
             self._stragglers.begin(attempt, announcement)
             self._response.begin(attempt)
             self._quiet_said = False

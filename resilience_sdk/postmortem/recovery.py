@@ -86,7 +86,9 @@ class RecoveryWatch:
                 self._first_beats.add((snapshot.rank, snapshot.pid))
                 self._first_steps[snapshot.rank] = first_step(snapshot)
                 step = None if snapshot.step is None else first_step(snapshot)
-                self._journal.emit(Event.FIRST_BEAT, rank=snapshot.rank, step=step)
+                since_ns = snapshot.first_beat_ns or time.monotonic_ns()
+                ago_s = round(max(0, time.monotonic_ns() - since_ns) / 1e9, 3)
+                self._journal.emit(Event.FIRST_BEAT, rank=snapshot.rank, step=step, ago_s=ago_s)
             if snapshot.step_is_global and (snapshot.rank, snapshot.pid) not in self._global_steps:
                 # Before it there may have been pulses, which tell no step of the run: loading an optimizer's state
                 # may make a step of its own.

@@ -186,6 +186,8 @@ class LanePasses(NamedTuple):
     """Whether passes of it were seen to hold collectives, so that their time is that of the other ranks too."""
     before: int | None = 0
     """How many of its passes came before the rank's first step was complete; None: that step is still awaited."""
+    in_step: bool | None = None
+    """Whether the newest pass lay inside of a heartbeat; None where that cannot be told any more."""
 
 
 def map_page(path: Path, *, writable: bool = False) -> mmap.mmap:
@@ -261,8 +263,25 @@ class PageReader:
             samples = [q[first + at.R_SAMPLES + (n & at.RING_MASK)] for n in range(start, count)]
             is_joint = bool(q[at.W_JOINT] >> name_index & 1)
             before = q[at.BEFORE_AT + ring] if has_stepped else None if awaits_step else 0
-            found.append(LanePasses(name[0], name[1], lane, start, samples, is_joint, before))
+            found.append(
+                LanePasses(name[0], name[1], lane, start, samples, is_joint, before, self._in_step(lane, first))
+            )
         return found
+
+    def _in_step(self, lane: int, ring: int) -> bool | None:
+        """Tell whether the newest completed pass of a ring lay inside of a heartbeat of its lane."""
+        q = self.words
+        entered, left = q[ring + at.R_ENTERED_NS], q[ring + at.R_LEFT_NS]
+        if entered > left or lane >= at.LANE_SLOTS:
+            return None  # another pass has begun: of the one before only the end is known
+        for first, name_index in self._rings[lane]:
+            name = self._name(name_index)
+            if name is not None and name[1] == "heartbeat" and name[0] != at.EVALUATION:
+                began, ended = q[first + at.R_ENTERED_NS], q[first + at.R_LEFT_NS]
+                if entered >= began:
+                    return began > ended or entered < ended
+                return False if began > ended and entered >= ended else None
+        return None
 
     def _awaits_step(self) -> bool:
         """Tell whether a first step is to come: the script beats, or has an optimizer. Of others nobody knows."""

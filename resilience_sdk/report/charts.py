@@ -53,7 +53,7 @@ def patterns() -> Markup:
             height=6,
             patternUnits="userSpaceOnUse",
         )
-        for name in ("replayed", "standing", "restart", "idle", "none")
+        for name in ("replayed", "standing", "restart", "idle", "evaluation", "outside", "waiting", "launcher", "none")
     ]
     return tag("svg", tag("defs", *hatch), class_="patterns", width=0, height=0, aria_hidden="true", focusable="false")
 

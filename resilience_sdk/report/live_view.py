@@ -116,6 +116,8 @@ class LiveView:
     goodput: float | None = None
     ettr: float | None = None
     knows_replayed: bool = True
+    at_most: bool = False
+    """Whether goodput and ETTR are bounds, as some of the time is not seen."""
     """Whether steps that were done again are known; else they are in `productive`, and both shares are no more."""
     buckets: Mapping[str, float] = attrs.field(factory=dict)
     stall: Mapping[str, Any] | None = None

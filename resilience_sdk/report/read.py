@@ -42,7 +42,7 @@ from resilience_sdk.report.facts import (
 )
 from resilience_sdk.report.heat import heat_map
 from resilience_sdk.report.outcome import supervised_end
-from resilience_sdk.report.run_state import RankHistory
+from resilience_sdk.report.run_state import RankHistory, live_without_step_s
 from resilience_sdk.report.run_view import STATES, RunView, look_at, step_time_words, untold_stall, untold_words
 from resilience_sdk.report.series import gaps_of, loss_curves, step_time_curves
 from resilience_sdk.report.standstills import newest_sentence
@@ -252,7 +252,7 @@ def _running_words(view: RunView, account: Summary | None, steps: StepTime | Non
     words += [f"at {step_words(max(told), is_global or None)}"] if told else []
     if account is not None and account.goodput is not None:
         words.append(f"{account.at_most}{account.goodput:.0%} of {duration(account.wall_s)} was productive")
-    if account is not None and (stood_s := account.buckets[Bucket.STANDING]) > 0:
+    if account is not None and (stood_s := live_without_step_s(view.live, view.state)) > 0:
         words.append(f"standing for {duration(stood_s)}")
     elif steps is not None:
         words.append(f"a step takes {step_time_words(steps.recent_s)}")

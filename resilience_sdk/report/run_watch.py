@@ -22,7 +22,6 @@ from resilience_sdk.core.journal import Event, read_journal
 from resilience_sdk.core.lease import current_holder, renewed_after_s
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.errors import ConfigError
-from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.step_time import StepTime, step_time_of
 from resilience_sdk.incidents import Incident, IncidentStore, headline
@@ -139,10 +138,11 @@ class RunWatch:
             step_is_global=is_global,
             steps_per_s=speed if is_running else None,
             wall_s=summary.wall_s,
-            standing_s=round(summary.buckets[Bucket.STANDING], 3),
+            standing_s=round(min(stood_s, summary.wall_s), 3) if is_running else 0.0,
             goodput=summary.goodput,
             ettr=summary.ettr,
             knows_replayed=summary.knows_replayed,
+            at_most=summary.is_bound,
             buckets={bucket.value: seconds for bucket, seconds in summary.buckets.items() if seconds > 0},
             stall=state.stall if is_running else None,
             stragglers=tuple(v.text() for v in standing.verdicts[:_MOST_VERDICTS]) if standing is not None else (),

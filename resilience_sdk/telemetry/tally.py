@@ -321,8 +321,8 @@ class GoodputMetrics:
             yield Sample(FAMILIES["run.time"], (phase.value,), self._at_least(phase.value, reading.phases[phase]))
         yield Sample(FAMILIES["run.lost_time"], (), self._at_least("lost", reading.lost_s))
         for bucket, seconds in reading.buckets.items():
-            if bucket is Bucket.STANDING or (bucket is Bucket.REPLAYED and not self.ledger.knows_replayed):
-                continue  # nobody tells a journal of what it was
+            if bucket is Bucket.REPLAYED and not self.ledger.knows_replayed:
+                continue  # nobody has counted it
             yield Sample(FAMILIES["run.bucket"], (bucket.value,), seconds)
         for name, ratio in (("run.goodput", goodput(reading.buckets)), ("run.ettr", ettr(reading.buckets))):
             if ratio is not None:

@@ -45,6 +45,7 @@ MODULES = (
     "lightning_signals",
     "hang",
     "rehearsals",
+    "time",
     "dashboard",
     "everything",
 )

@@ -259,11 +259,13 @@ def test_a_good_end_is_no_restart_and_a_bad_one_on_another_node_is() -> None:
     end = {"ended_by": "ranks", "exit_codes": {"0": 0, "1": 0}}
     finish = [(1110.0, "attempt_end", end), (1110.5, "finished", {})]
     told = buckets(ledger_of(*START, *beats(1010.0), *finish))
-    assert told == {"startup": 7, "rendezvous": 3, "productive": 100.5}
+    assert told == {"startup": 7, "rendezvous": 3, "productive": 100, "launcher": 0.5}
+    both = [*START, (1004.1, "attempt_start", {"node": 1, "ranks": [2, 3]}), *beats(1009.0)]
+    both += [(1010.0, "first_beat", {"rank": rank}) for rank in (2, 3)]
     failed = [
         (1112.0, "rank_exit", {"rank": 3, "exit_code": 1}), attempt(1113.0, 1), *beats(1115.0, 1),
     ]  # fmt: skip
-    told = buckets(ledger_of(*START, *beats(1010.0), finish[0], *failed), 1115.0)
+    told = buckets(ledger_of(*both, finish[0], *failed), 1115.0)
     assert told == {"startup": 7, "rendezvous": 3, "productive": 102, "restart": 3}
     other = {"ended_by": "hang", "exit_codes": {"0": 0, "1": 0}}  # ranks that leave well when they are told to
     told = buckets(ledger_of(*START, *beats(1010.0), (1110.0, "attempt_end", other)), 1112.0)

@@ -88,7 +88,7 @@ def test_training_shows_data_and_lost_steps_where_only_their_sums_are_known() ->
     segments = timeline.segments_of(account_of(trained(100.0, 50.0)))
     training = [one for one in segments if "data" in one.parts]
     parts = {name: sum(one.parts[name] for one in training) for name in training[0].parts}
-    assert parts == pytest.approx({"data": 100.0, "replayed": 400.0, "productive": 400.0})
+    assert parts == pytest.approx({"data": 50.0, "replayed": 450.0, "productive": 400.0})
     assert all(one.bucket in ("replayed", "productive") and one.attempt == 0 for one in training)
     (hang,) = (one for one in segments if "hang" in one.parts)
     assert (hang.parts, hang.ended_at - hang.began_at) == ({"hang": pytest.approx(50.0)}, pytest.approx(50.0))
