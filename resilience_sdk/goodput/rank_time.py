@@ -291,13 +291,16 @@ class RankTime:
         if doing is None or is_over or now_ns - since_ns <= self._long_ns() or now_ns <= self._sliced_to_ns:
             return
         place: SectionUse | str = "gap"
+        entered_ns = float(since_ns)
         for one in lane.stack:
             part = part_of(one.name, one.kind)
+            if part is not None or one.kind in BEAT_KINDS:
+                place, entered_ns = part or "step", max(entered_ns, one.entered_ns)
             if part is not None:
-                place = part
                 break
-            if one.kind in BEAT_KINDS:
-                place = "step"
+        if place == "step" and doing is not Doing.STOPPED and now_ns - entered_ns <= self._long_ns():
+            doing = Doing.BUSY  # what came before the step has taken long, and it is known what that was
+        self._sliced_to_ns = max(self._sliced_to_ns, entered_ns)
         if snapshot.paused or (doing is Doing.STILL and not self.usual_ns):
             return  # whoever pauses says that no step is due; and the steps of some programs always sleep
         before, self._last = self._last, (doing, alone, place)

@@ -14,6 +14,7 @@ from resilience_sdk.core.console import stay_light
 from resilience_sdk.core.run_directory import RunDirectory
 from resilience_sdk.core.words import counted, duration, one_line
 from resilience_sdk.goodput.buckets import Bucket
+from resilience_sdk.goodput.summary import AT_MOST
 from resilience_sdk.incidents import count_words
 from resilience_sdk.report.cards import GOOD_AGAIN
 from resilience_sdk.report.facts import RunFacts
@@ -46,7 +47,7 @@ def _time(facts: RunFacts) -> str:
     attempts = len(facts.attempts) + facts.hidden_attempts
     words = f"time: {duration(wall_s)}" + (f" in {counted(attempts, 'attempt')}" if attempts > 1 else "")
     if goodput is not None:
-        bound = "at most " if buckets[Bucket.REPLAYED.value] is None else ""
+        bound = AT_MOST if facts.goodput.get("at_most") else ""
         words += f", goodput {bound}{goodput:.0%}"
     rest = sorted(
         ((seconds, name) for name, seconds in buckets.items() if seconds and name != Bucket.PRODUCTIVE.value),

@@ -53,7 +53,7 @@ def test_bounds_lost_steps_and_attempts_are_said() -> None:
     """Where nobody knows what was done again, goodput is a bound."""
     lost = facts(goodput={"lost_steps": 7}, hidden_attempts=3)
     assert summary_lines(lost)[0] == "time: 1.7 min in 3 attempts, goodput 80% (startup 15%, data 4%), 7 lost steps"
-    unknown = facts(goodput={"lost_steps": None, "buckets": {"productive": 100.0, "replayed": None}})
+    unknown = facts(goodput={"lost_steps": None, "at_most": True, "buckets": {"productive": 100.0, "replayed": None}})
     assert summary_lines(unknown)[0] == "time: 1.7 min, goodput at most 80%"
 
 
