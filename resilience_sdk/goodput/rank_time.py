@@ -106,6 +106,7 @@ class RankTime:
     _gap_ns: float = 0.0  # outside of all steps and sections, at the last look
     _stood_ns: dict[tuple[bool, SectionUse | str], float] = attrs.field(factory=dict)
     _beyond_ns: float = 0.0  # of steps that are not bracketed, longer than usual ones
+    _taken_ns: float = 0.0  # of what is taken from steps, the part of the one that is open
     _usual_ns: deque[float] = attrs.field(factory=lambda: deque(maxlen=_USUAL_OF))
     _beat: tuple[int, int] = (0, 0)  # how many, and when the last one was
     _sliced_to_ns: float = 0.0  # up to where the interval that lasts is divided
@@ -180,8 +181,10 @@ class RankTime:
             stood[place] = stood.get(place, 0.0) + ns
         parts = {part: max(0.0, self._part_ns(part) - stood.get(part, 0.0)) for part in SectionUse}
         parts[SectionUse.EVALUATION] += self._evaluated_ns
+        # Of a step that never is complete nothing counts, so nothing is to be taken from it.
+        taken = stood.get("step", 0.0) + self._beyond_ns - (0.0 if None in self._open_ns else self._taken_ns)
         in_steps = max(0.0, self._sections_ns(inside=True) - sum(stood.get(part, 0.0) for part in SectionUse))
-        productive = self._in_steps_ns() - stood.get("step", 0.0) - self._beyond_ns - self._paused_ns - in_steps
+        productive = self._in_steps_ns() - taken - self._paused_ns - in_steps
         waited = sum(ns for (is_alone, _), ns in self._stood_ns.items() if is_alone)
         return Spent(
             productive_s=min(max(0.0, productive), self._wall_ns()) / _NANO,
@@ -286,7 +289,7 @@ class RankTime:
                 self._add(ended_ns - self._sliced_to_ns, *self._last)
             elif beat_ns and lane.beats > beats:
                 self._usual_ns.append((since_ns - beat_ns) / made)
-            self._beat, self._last = (lane.beats, since_ns), None
+            self._beat, self._last, self._taken_ns = (lane.beats, since_ns), None, 0.0
             self._sliced_to_ns = since_ns + self.usual_ns
         if doing is None or is_over or now_ns - since_ns <= self._long_ns() or now_ns <= self._sliced_to_ns:
             return
@@ -315,8 +318,10 @@ class RankTime:
         if doing is Doing.STOPPED or (doing is Doing.STILL and place == "step"):  # else it is known what it does
             key = alone and doing is not Doing.STOPPED, place
             self._stood_ns[key] = self._stood_ns.get(key, 0.0) + ns
+            self._taken_ns += ns if place == "step" else 0.0
         elif place == "step" and not self.brackets_steps:
             self._beyond_ns += ns
+            self._taken_ns += ns
 
 
 def node_spent(ranks: Iterable[RankTime], own_s: Sequence[float]) -> Spent:

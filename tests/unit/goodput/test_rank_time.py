@@ -144,3 +144,14 @@ def test_standing_still_adds_nothing_to_what_is_productive(acts: list[Act], plac
     behind = looked_at([*before, stop, STEP, STEP]).spent.productive_s
     assert meanwhile.spent.productive_s <= known + 0.2 + 1.0
     assert behind <= known + 0.6 + 1.0
+
+
+def test_a_step_that_is_never_complete_takes_nothing_from_those_that_are() -> None:
+    """A rank that is ended where it stood has its other steps as they were."""
+    rank, account, at = SimulatedRank.of([*[STEP] * 20, Act("step", 10.0, Doing.STILL)]), RankTime(), 0.3
+    while at < 11.0:
+        rank.look(account, at)
+        at += 0.5
+    rank.look(account, at, is_alive=False)
+    assert account.spent.productive_s == pytest.approx(4.0)
+    assert account.spent.standing_s == pytest.approx(at - 5.2, abs=0.6)

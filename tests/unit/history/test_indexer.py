@@ -75,3 +75,30 @@ def test_a_folder_that_is_spelt_wrongly_is_not_made(tmp_path: Path, capsys: pyte
     assert main(["history", "index", str(tmp_path / "rums")]) == 2
     assert "rums is no run directory and has none in it" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_launcher_worked_until_its_last_sign_of_life_and_its_death_is_a_failure(tmp_path: Path) -> None:
+    """The next job tells both, though it comes much later; a job that runs on has failed of nothing."""
+    journal = tmp_path / "run" / "journal"
+    journal.mkdir(parents=True)
+    attempt = {"event": "attempt_start", "attempt": 0, "host": "a", "world_size": 2, "node_name": "a", "ranks": [0, 1]}
+    first = [{"event": "run_start", "t": 1000.0, "job": "one", "host": "a"}, {**attempt, "t": 1001.0, "job": "one"}]
+    again = [
+        {"event": "run_start", "t": 1218.0, "job": "two", "host": "a", "unheld_s": 187.0},
+        {**attempt, "t": 1219.0, "job": "two"},
+    ]
+    (journal / "a-launcher-1.jsonl").write_bytes(lines_of(first))
+
+    def asked() -> tuple[list[str], float, float]:
+        index = Index(str(tmp_path / "history.db"))
+        index.add([tmp_path])
+        index.close()
+        history = History(str(tmp_path / "history.db"))
+        found = [failure.cause for failure in history.failures()]
+        worked = (history.rates()[-1].worked_s, history.nodes()[0].worked_s)
+        history.close()
+        return found, *worked
+
+    assert asked() == ([], 0.0, 0.0)
+    (journal / "a-launcher-2.jsonl").write_bytes(lines_of(again))
+    assert asked() == (["launcher_killed"], 30.0, 30.0)
