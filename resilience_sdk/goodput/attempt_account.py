@@ -164,7 +164,8 @@ class AttemptAccount:
 
     def note_step_time(self, event: Mapping[str, Any]) -> None:
         """Take what a node's ranks have waited for so far."""
-        self.note_completed(event.get("completed"))
+        if not self._spent:  # those tell it more exactly
+            self.note_completed(event.get("completed"))
         host = str(event.get("host"))
         self._data_s[host] = max(_seconds(event.get("data_s")), self._data_s.get(host, 0.0))
         self._saves_s[host] = max(_seconds(event.get("saves_s")), self._saves_s.get(host, 0.0))

@@ -155,7 +155,7 @@ class RankTime:
         until_ns = max(self._until_ns, now_ns if is_alive else max(lane.last_ns, lane.beat_ns))
         self._paused_ns = self._paused_ns + until_ns - self._until_ns if snapshot.paused and self._until_ns else 0.0
         self._until_ns = until_ns
-        self.completed = max(self.completed, lane.beats - lane.is_step_broken)
+        self.completed = max(self.completed, snapshot.completed_beats)
         self._note_places(lane)
         self._slice(snapshot, now_ns, doing, alone=alone, is_over=is_over)
         self._open_ns = self._open_now(lane, is_alive=is_alive, is_over=is_over)

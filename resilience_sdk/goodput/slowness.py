@@ -115,8 +115,8 @@ def _saves(steps: StepTime) -> WhySlow | None:
         return None
     return _told(
         steps, "checkpoint", saves.most,
-        f"saves take {saves.most:.0%} of the time (section {saves.name}): save less often (checkpoint_every=auto "
-        f"weighs it, so does `resilience plan`), or in the background",
+        f"saves take {saves.most:.0%} of the time since the first step (section {saves.name}): save less often "
+        f"(checkpoint_every=auto weighs it, so does `resilience plan`), or in the background",
         section=saves.name, rank=saves.rank, most=saves.most,
     )  # fmt: skip
 
@@ -200,6 +200,7 @@ def _between(steps: StepTime) -> WhySlow | None:
     )
     return _told(
         steps, "between", outside,
-        f"{outside:.0%} of the time passes between two steps, outside of heartbeat(), {where} tells what it is",
+        f"{outside:.0%} of the time since the first step passes between two steps, outside of heartbeat(), {where} "
+        f"tells what it is",
         inside=round(inside, 4),
     )  # fmt: skip

@@ -418,7 +418,7 @@ class AttemptFiles:
         if snapshot is None or snapshot.step is None:
             return {}
         step = snapshot.last_step if is_finished else snapshot.step
-        return {"step": step, "step_is_global": snapshot.step_is_global, "completed": snapshot.beats}
+        return {"step": step, "step_is_global": snapshot.step_is_global, "completed": snapshot.completed_beats}
 
     def stem(self, attempt: int, rank: int, pid: int) -> Path | None:
         """Return how the files of a rank process are called, without suffix; None where there are none."""

@@ -160,7 +160,7 @@ class DeathWatch:
                 exit_state=watched.snapshot.exit_state,
                 step=watched.snapshot.last_step if is_clean(watched) else watched.snapshot.step,
                 step_is_global=watched.snapshot.step_is_global,
-                completed=watched.snapshot.beats,
+                completed=watched.snapshot.completed_beats,
             )
 
     def explained(self, attempt: int | None, *, free: bool = False, final: str | None = None) -> None:

@@ -151,6 +151,11 @@ class RankSnapshot:
         return self.main_lane.beats
 
     @property
+    def completed_beats(self) -> int:
+        """Those of them that were left well: a step that an exception has ended is not complete."""
+        return self.beats - (self.main_lane.is_step_broken and self.beats > 0)
+
+    @property
     def mean_step_s(self) -> float:
         """The mean time of its steps so far, in seconds; 0 before the second."""
         lane = self.main_lane

@@ -172,12 +172,20 @@ def test_two_nodes_are_told_as_one() -> None:
             "data",
             "61% of the step waits for data on all ranks (section data)",
         ),
-        (HEALTHY | {STEP: 80.0, SAVE: 18.0}, "checkpoint", "saves take 18% of the time (section checkpoint)"),
+        (
+            HEALTHY | {STEP: 80.0, SAVE: 18.0},
+            "checkpoint",
+            "saves take 18% of the time since the first step (section checkpoint)",
+        ),
         (HEALTHY | {WAIT: 60.0, BWD: 10.0, FWD: 8.0}, "communication", "60% of the step is communication on all ranks"),
         (HEALTHY | {OPTIM: 55.0, BWD: 20.0, FWD: 10.0}, "small_batch", "55% of the step is the optimizer's"),
         ({STEP: 40.0, FWD: 20.0, BWD: 18.0, ("eval", "compute"): 50.0}, None, ""),
         ({STEP: 95.0, FWD: 20.0, OPTIM: 70.0, ON_GPU: 60.0}, None, ""),
-        ({STEP: 40.0, FWD: 20.0}, "between", "60% of the time passes between two steps, outside of heartbeat()"),
+        (
+            {STEP: 40.0, FWD: 20.0},
+            "between",
+            "60% of the time since the first step passes between two steps, outside of heartbeat()",
+        ),
         ({STEP: 95.0, FWD: 40.0, BWD: 45.0, ON_GPU: 17.0}, "small_batch", "the GPU works 17%"),
         ({STEP: 95.0, FWD: 40.0, BWD: 45.0, ON_GPU: 85.0}, None, ""),
         ({("optimizer", "pulse"): 100.0}, None, ""),
@@ -197,7 +205,9 @@ def test_a_save_between_two_steps_is_not_told_as_a_wait_for_data() -> None:
     slow = slowness_of(step_time_of([told(a_rank({STEP: 6.0, DATA: 4.0, FWD: 4.0}))]))
     assert slow is not None
     assert slow.cause == "between"
-    assert slow.text.startswith("90% of the time passes between two steps, outside of heartbeat(), and is no wait for ")
+    assert slow.text.startswith(
+        "90% of the time since the first step passes between two steps, outside of heartbeat(), and is no wait for "
+    )
     assert "iterate" not in slow.text
 
 
