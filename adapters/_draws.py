@@ -7,7 +7,6 @@ that have gone on since. So a resume reads that batch with the generators that i
 from __future__ import annotations
 
 import base64
-import contextlib
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +20,6 @@ States = Mapping[str, Any]
 _MAX_DEPTH = 5
 _WAYS = {"base_dataloader", "batch_sampler", "sampler", "data_source"}
 _OF_BATCHES = {"dataset", "transform", "collate_fn"}
-# Python's and NumPy's generators cost 40 us to read: at each of the first batches, then, as long as none draws, at few.
-ALL_OF_FIRST = 32
-ONE_OF = 16
 
 
 class Generators:
@@ -168,64 +164,6 @@ def differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
         return True
     first, second = one["numpy"]["state"], other["numpy"]["state"]
     return bool(first["pos"] != second["pos"] or (first["key"] != second["key"]).any())
-
-
-class DrawsInWorkers:
-    """What makes batches of samples in the workers of a loader, and sees whether that draws random numbers there."""
-
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        """Go around the loader's own."""
-        import torch
-
-        self._collate = collate
-        self._loaders = 1
-        """How many have put it in and not taken out again."""
-        self._flag = torch.zeros(1, dtype=torch.uint8).share_memory_()
-        self._calls = 0
-        self._before: dict[str, Any] | None = None
-
-    @classmethod
-    def put_in(cls, loader: Any) -> DrawsInWorkers | None:
-        """Put it into a loader that has workers; None where that is no loader of torch."""
-        from torch.utils.data import DataLoader
-
-        base = getattr(loader, "base_dataloader", loader)
-        if not isinstance(base, DataLoader):
-            return None
-        if isinstance(base.collate_fn, cls):
-            base.collate_fn._loaders += 1
-        else:
-            with contextlib.suppress(OSError, RuntimeError):  # no shared memory is left
-                base.collate_fn = cls(base.collate_fn)
-        return base.collate_fn if isinstance(base.collate_fn, cls) else None
-
-    def take_out(self, loader: Any) -> None:
-        """Give the loader its own back, unless somebody has put another one around it, or needs it still."""
-        base = getattr(loader, "base_dataloader", loader)
-        self._loaders -= 1
-        if base.collate_fn is self and not self._loaders:
-            base.collate_fn = self._collate
-
-    @property
-    def seen(self) -> bool:
-        """Whether a worker of any pass has drawn."""
-        return bool(self._flag[0])
-
-    def __call__(self, samples: Any) -> Any:
-        """Return the batch of these samples. In a worker."""
-        batch = self._collate(samples)
-        self._calls += 1
-        if not self._flag[0] and (self._calls <= ALL_OF_FIRST or not self._calls % ONE_OF):
-            after = Generators().capture()
-            if self._before is not None and differ(self._before, after):
-                self._flag[0] = 1
-            self._before = after
-        return batch
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._collate, name)
 
 
 class Announced:

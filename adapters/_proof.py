@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from resilience_sdk.rank import Session
-from resilience_sdk.rank.fingerprints import Tap, tap_of
+from resilience_sdk.rank.fingerprints import Tap, tap_of, why_unknown
 from resilience_sdk.rank.loop_proof import LoopProof
 from resilience_sdk.rank.pass_print import PassPrint
 
@@ -60,13 +60,19 @@ def printing(prints: PassPrint, loader: Any, skipping: Any = None) -> AbstractCo
     base = inner_loader(loader) if prints.is_checked else None
     tap = None if skipping is None or base is None else _tap_behind(skipping)
     if base is None or (skipping is not None and tap is None):
-        prints.leave()
+        prints.leave(_why_unknown(loader) if base is None else "the batches that are left out are not seen")
         return nullcontext()
     prints.begin(base, tap=tap)
     if tap is not None:
         return nullcontext()
     prints.forget_saved()
     return prints.tapped(base)
+
+
+def _why_unknown(loader: Any) -> str:
+    if any(kind.__name__ == "DataLoaderDispatcher" for kind in type(loader).__mro__):
+        return "one rank reads the batches for all (DataLoaderDispatcher)"
+    return why_unknown(getattr(loader, "base_dataloader", loader))
 
 
 def _tap_behind(skipping: Any) -> Tap | None:

@@ -505,11 +505,13 @@ def unscaled_kept(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check(model: Any, optimizer: Any) -> None:
-    if optimizer is None or not hasattr(optimizer, "register_step_pre_hook"):
+    try:
+        optimizer.register_step_post_hook(_ignore).remove()
+    except AttributeError:  # also of a subclass that has never called __init__ of its base
         raise ConfigError(
             f"attach(model, {optimizer!r}): expected the torch.optim.Optimizer whose steps are the progress; "
             "of a wrapper pass the one inside"
-        )
+        ) from None
     if not hasattr(model, "parameters"):
         return  # straggler.attach says what is expected
     own = {id(parameter) for parameter in model.parameters()}

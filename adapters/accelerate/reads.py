@@ -10,15 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from resilience_sdk.adapters._draws import (
-    ALL_OF_FIRST,
-    ONE_OF,
-    DrawsInWorkers,
     Generators,
     decoded,
     differ,
     encoded,
     has_workers,
 )
+from resilience_sdk.checkpoint.worker_draws import ALL_OF_FIRST, ONE_OF, DrawnInWorkers
 from resilience_sdk.core.resume_limits import note
 
 _END = object()
@@ -38,7 +36,7 @@ class Reads:
         self._has_workers = has_workers(loader)
         self._is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
         self._is_dispatched = any(kind.__name__ == "DataLoaderDispatcher" for kind in type(loader).__mro__)
-        self._in_workers = DrawsInWorkers.put_in(loader) if self._has_workers else None
+        self._in_workers = DrawnInWorkers.put_in(loader) if self._has_workers else None
         # Those of samplers are drawn from for an order, which is drawn again.
         self._of_data = [name for name in self._generators.own if {*_OF_BATCHES} & {*name.split(".")}]
         self._draws = bool(self._of_data)

@@ -154,6 +154,8 @@ def _without(exists: Callable[..., bool], lost: set[str]) -> Callable[..., bool]
 
 MARK = "resilience_sdk"
 """Under which a checkpoint of Lightning says where in the loops it was made."""
+_OF_TUNERS = (".lr_find_", ".scale_batch_size_")
+"""How the files begin that Lightning's tuners save before they try something out, and load behind it."""
 
 
 class FitCheckpoints:
@@ -221,6 +223,8 @@ class FitCheckpoints:
         if self._resumed is None:
             return
         other = getattr(self._trainer, "ckpt_path", None)
+        if other and Path(other).name.startswith(_OF_TUNERS):
+            return  # which give back by it what they have tried out
         if other and Path(other).absolute() != self._resumed.absolute():
             if self._trainer.is_global_zero:
                 say(f"fit(ckpt_path={str(other)!r}) is resumed, not {self._resumed}")

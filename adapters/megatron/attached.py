@@ -461,10 +461,20 @@ class HeardScale:
 
 def global_batch_size() -> int | None:
     """Return how many samples a step has, where Megatron's calculator of micro-batches knows it."""
-    calculator = getattr(module("core.num_microbatches_calculator"), "_GLOBAL_NUM_MICROBATCHES_CALCULATOR", None)
-    ask = getattr(calculator, "get_current_global_batch_size", None)
+    ask = getattr(_calculator(), "get_current_global_batch_size", None)
     found = ask() if callable(ask) else None
     return found if isinstance(found, int) else None
+
+
+def batch_ramp() -> list[int] | None:
+    """Return by what the size of a step grows with the samples that are consumed; None where it does not."""
+    names = ("start_global_batch_size", "batch_size_increment", "ramup_samples", "global_batch_size")
+    found = [getattr(_calculator(), name, None) for name in names]
+    return [int(one) for one in found if one is not None] if None not in found else None
+
+
+def _calculator() -> Any:
+    return getattr(module("core.num_microbatches_calculator"), "_GLOBAL_NUM_MICROBATCHES_CALCULATOR", None)
 
 
 def kernels_device() -> str | None:

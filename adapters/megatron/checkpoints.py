@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience_sdk.adapters._base import framework
-from resilience_sdk.adapters.megatron.attached import global_batch_size, module
+from resilience_sdk.adapters.megatron.attached import batch_ramp, global_batch_size, module
 from resilience_sdk.adapters.megatron.proof import reached_by, remember
 from resilience_sdk.checkpoint import Checkpointer
 from resilience_sdk.checkpoint.manifest import SHARDED
@@ -88,7 +88,8 @@ class MegatronCheckpointer(Checkpointer):
             note(
                 "megatron loader",
                 "the place in the data by itself, and what the iterator of a loader draws when it is made",
-                "megatron.checkpointer() was given no loader, so that the loop goes on by the number of its steps",
+                "megatron.checkpointer() was given no loader, so that the loop goes on by its steps, or by the samples "
+                "that it keeps in saver.values (where the data draw nothing the resume is exact)",
                 "make iterators before saver.resume(), or give state= a loader with a state_dict()",
             )
         self.add_data(TrackedState.ENTRY, self._kept)
@@ -145,7 +146,7 @@ class TrackedState:
         states = {} if tracker is None else tracker.get_states()
         ranks = find_ranks().size
         kept = {name: _as_tensor(one) for name, one in states.items()}
-        return {"tracker": kept, "batch": global_batch_size(), "ranks": ranks}
+        return {"tracker": kept, "batch": global_batch_size(), "ramp": batch_ramp(), "ranks": ranks}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Keep it until Megatron's own is loaded."""
@@ -174,7 +175,9 @@ class TrackedState:
         states = saved.get("tracker") or {}
         if tracker is not None and states:
             _set_states(tracker, states)
-        batch = global_batch_size()
+        batch, ramp = global_batch_size(), batch_ramp()
+        if ramp is not None and saved.get("ramp") in (None, ramp):
+            return  # it grows with the samples, which the loop has not told the calculator yet
         if None not in (batch, saved.get("batch")) and batch != saved["batch"]:
             note(
                 "megatron batch",

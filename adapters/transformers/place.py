@@ -17,10 +17,7 @@ from typing import Any
 import attrs
 
 from resilience_sdk.adapters._draws import (
-    ALL_OF_FIRST,
-    ONE_OF,
     Announced,
-    DrawsInWorkers,
     Generators,
     decoded,
     differ,
@@ -30,6 +27,7 @@ from resilience_sdk.adapters._draws import (
 )
 from resilience_sdk.adapters._proof import inner_loader, printing
 from resilience_sdk.checkpoint.counted_passes import CountedPasses
+from resilience_sdk.checkpoint.worker_draws import ALL_OF_FIRST, ONE_OF, DrawnInWorkers
 from resilience_sdk.rank.pass_print import PassPrint
 
 __all__ = ["LoaderPlace", "decoded", "encoded", "fingerprint_of", "has_workers", "is_stream", "looks_ahead", "read_on"]
@@ -87,14 +85,14 @@ class LoaderPlace:
     _number: int = 0
     _seen: int = 0
     _draws: bool = False
-    _in_workers: DrawsInWorkers | None = None
+    _in_workers: DrawnInWorkers | None = None
     _counted: CountedPasses = attrs.field(factory=CountedPasses)
 
     def __attrs_post_init__(self) -> None:
         """Find the generators of the data."""
         self.generators, self._is_stream = Generators(self.loader), is_stream(self.loader)
         if has_workers(self.loader):
-            self._in_workers = DrawsInWorkers.put_in(self.loader)
+            self._in_workers = DrawnInWorkers.put_in(self.loader)
         if any(_DATA & {*name.split(".")[:-1]} for name in self.generators.own):
             self._draws = True
 

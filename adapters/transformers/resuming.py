@@ -37,7 +37,7 @@ from resilience_sdk.core.console import say
 from resilience_sdk.core.resume_limits import note, resumed
 
 if TYPE_CHECKING:
-    from resilience_sdk.checkpoint.beside import BesideState
+    from resilience_sdk.checkpoint.beside_moments import BesideState
 
 _LOSS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
 
@@ -377,6 +377,11 @@ class Resumption:
         if place.at_last is not None:
             place.at_last = place.generators.capture()
 
+    def step_ends(self) -> None:
+        """Say what is lost of what modules hold beside their states, behind the first step."""
+        if self._beside.is_unsure:
+            self._beside.look()
+
     def epoch_begun(self, control: Any) -> Any:
         """Make up for the evaluation that was due at the save, after the hooks of the first epoch's begin."""
         self._beside.begin()
@@ -530,7 +535,7 @@ class Resumption:
 
 
 def _beside(trainer: Any) -> BesideState:
-    from resilience_sdk.checkpoint.beside import BesideState
+    from resilience_sdk.checkpoint.beside_moments import BesideState
     from resilience_sdk.checkpoint.state import unwrap
 
     return BesideState(lambda: {"model": trainer.model}, unwrap)

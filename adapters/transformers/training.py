@@ -346,6 +346,8 @@ class Training:
                 numerics.judge_steps()
             try:
                 step = int(state.global_step)
+                if self._resumption is not None:
+                    self._resumption.step_ends()
                 self._proof.step_ends(step - 1)
                 losses.end(step - 1)
                 self._beat.end()

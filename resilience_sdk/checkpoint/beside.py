@@ -1,11 +1,8 @@
-"""Things that a module holds beside its `state_dict`: no checkpoint has them, so what changes of them is said.
+"""Things that a module or an optimizer holds beside its `state_dict`: no checkpoint has them.
 
-These are `requires_grad` of its parameters, submodules in another mode than the module itself, and attributes that are
-numbers, texts, arrays, containers of these, or tensors that are no parameters and no persistent buffers.
-
-A program may set such a thing in each step, or behind a resume as the step has it. So what counts is how it is at one
-moment alone: when the module, or a part of it, is called for the first time. What was changed by the save and is at
-the first call behind a resume as it was at the first call of the training has begun anew.
+Of a module these are `requires_grad` of its parameters, submodules in another mode than the module itself, and
+attributes that are numbers, texts, arrays, containers of these, or tensors that are no parameters and no persistent
+buffers; of an optimizer such attributes, and what one within has learned.
 """
 
 from __future__ import annotations
@@ -15,15 +12,13 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from resilience_sdk.checkpoint.digests import digests_of
-from resilience_sdk.checkpoint.ranks import describe
-from resilience_sdk.core.console import say_once
 from resilience_sdk.core.resume_limits import note
 
 GRAD, MODE = "(requires_grad)", "(mode)"
@@ -77,8 +72,50 @@ def beside_state(module: nn.Module) -> dict[str, str]:
             else:
                 looked_at[where] = value
     for name, digest in digests_of({name: _sample(value) for name, value in looked_at.items()}).items():
-        found[name] = f"{_shape(looked_at[name])}{digest}"
+        found[name] = f"{shape_of(looked_at[name])}{digest}"
     return found
+
+
+def beside_optimizer(optimizer: torch.optim.Optimizer, given: Collection[int] = ()) -> dict[str, str]:
+    """Return what an optimizer of a program's own holds beside its `state_dict`, by names.
+
+    `given`: what is saved apart, by `id`. One whose `state_dict` has more than torch's saves by itself what it needs.
+    """
+    kind = type(optimizer)
+    own = None if kind.state_dict is torch.optim.Optimizer.state_dict else optimizer.state_dict()
+    if _is_of_framework(kind) or (own is not None and not set(own) <= {"state", "param_groups"}):
+        return {}
+    weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    saved = {id(one) for one in (optimizer.state if own is None else own["state"]).values()}
+    found: dict[str, str] = {}
+    looked_at: dict[str, Any] = {}
+    for name, value in vars(optimizer).items():
+        if name in _of_optimizer() or name.startswith("_") or name in _left_behind(kind):
+            continue
+        if isinstance(value, torch.optim.Optimizer):
+            states = list(value.state.values())
+            if id(value) not in given and (not states or not saved.issuperset(map(id, states))):
+                looked_at[f"{name}.state"] = states
+        elif type(value) in _PLAIN:
+            found[name] = f"{value!r}"[:_MAX_TEXT]
+        elif _is_state(value, weights) and not _holds(value, weights):
+            looked_at[name] = value
+    for name, digest in digests_of({name: _sample(value) for name, value in looked_at.items()}).items():
+        found[name] = f"{shape_of(looked_at[name])}{digest}"
+    return found
+
+
+@functools.cache
+def _of_optimizer() -> frozenset[str]:
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1)))
+
+
+def _holds(value: Any, weights: set[int], depth: int = 2) -> bool:
+    """Tell whether a container holds weights that are saved with their module."""
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad or id(value) in weights
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, deque)) else ()
+    return depth > 0 and any(_holds(one, weights, depth - 1) for one in items)
 
 
 def _persistent(module: nn.Module) -> Iterator[torch.Tensor]:
@@ -147,11 +184,15 @@ def _saves_more(kind: type) -> bool:
     return any(getattr(kind, name, None) is not getattr(nn.Module, name) for name in own) and not _is_installed(kind)
 
 
+def _is_of_framework(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _LIBRARIES
+
+
 def _is_installed(kind: type) -> bool:
     """Tell whether a class is one of a library, not of the program's own."""
     if kind.__module__ in ("builtins", "abc"):
         return False
-    if kind.__module__.partition(".")[0] in _LIBRARIES:
+    if _is_of_framework(kind):
         return True
     path = str(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
     return any(name in path for name in _INSTALLED)
@@ -183,7 +224,7 @@ def _is_object_of_program(value: Any) -> bool:
     return is_plain and not is_of_library and not callable(value) and not hasattr(kind, "state_dict")
 
 
-def _shape(value: Any) -> str:
+def shape_of(value: Any) -> str:
     """Return what is another one where a value was made from something else, and not changed."""
     return f"{tuple(value.shape) if hasattr(value, 'shape') else type(value).__name__}{_OF}"
 
@@ -194,26 +235,37 @@ def changed(before: Beside, now: Beside) -> dict[str, tuple[str, str]]:
     A tensor or an array of another shape is none: it is what the last call has left behind.
     """
     both = [name for name in now if before.get(name, now[name]) != now[name]]
-    alike = [name for name in both if name == MODE or _kind(before[name]) == _kind(now[name])]
+    alike = [name for name in both if name == MODE or is_alike(before[name], now[name])]
     return {name: (before[name], now[name]) for name in alike}
+
+
+def is_alike(one: str, other: str) -> bool:
+    """Tell whether two texts are of things of the same kind and shape."""
+    return _kind(one) == _kind(other)
 
 
 def _kind(text: str) -> str:
     return text.partition(_OF)[0] if _OF in text else ""
 
 
-def say_beside(root: str, names: Mapping[str, tuple[str, str]], parameters: list[str]) -> None:
-    """Say that a resume does not repeat what differs, by `note`. `parameters`: the names of the module's."""
+def say_beside(root: str, names: Mapping[str, tuple[str, str]], module: nn.Module) -> None:
+    """Say that a resume does not repeat what differs of a module, by `note`."""
     attributes = [name for name in names if name not in (GRAD, MODE)]
     if attributes:
+        buffers = {name for name, _ in module.named_buffers()}
+        how = (
+            "register these buffers with persistent=True"
+            if buffers.issuperset(attributes)
+            else "make it a persistent buffer (register_buffer(..., persistent=True))"
+        )
         note(
             f"beside {root}: {','.join(attributes)[:_MAX_TEXT]}",
             f"{_listed(attributes)} of the module {root}",
             "the training changes it, and it is in no state_dict, so that it begins as the program makes it",
-            "make it a buffer (register_buffer), or keep it in the values that are saved and set it behind the resume",
+            f"{how}, or keep it in the values that are saved and set it behind the resume",
         )
     if GRAD in names:
-        differing = _differing(*names[GRAD], parameters)
+        differing = _differing(*names[GRAD], [name for name, _ in module.named_parameters()])
         note(
             f"beside {root}: {GRAD}",
             f"requires_grad of {len(differing)} parameters of {root} ({_listed(differing)})",
@@ -230,6 +282,18 @@ def say_beside(root: str, names: Mapping[str, tuple[str, str]], parameters: list
         )
 
 
+def say_beside_optimizer(root: str, names: Collection[str]) -> None:
+    """Say that a resume does not repeat what differs of an optimizer, by `note`."""
+    if names:
+        note(
+            f"beside {root}: {','.join(names)[:_MAX_TEXT]}",
+            f"{_listed(list(names))} of the optimizer {root}",
+            "the training changes it, and it is in no state_dict, so that it begins as the program makes it",
+            "give an optimizer within to the state by a name of its own, and let state_dict() of the class return the "
+            "rest",
+        )
+
+
 def _differing(before: str, now: str, parameters: list[str]) -> list[str]:
     size, flags = before.partition(_OF)[0], [int(text.partition(_OF)[2], 16) for text in (before, now)]
     bits = f"{flags[0] ^ flags[1]:0{size}b}"
@@ -239,215 +303,3 @@ def _differing(before: str, now: str, parameters: list[str]) -> list[str]:
 def _listed(names: list[str]) -> str:
     rest = len(names) - _MAX_NAMED
     return ", ".join(names[:_MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _inert(*_: Any) -> None:
-    """Stand for the hook in a copy of the module."""
-
-
-def _make_inert() -> Callable[..., None]:
-    return _inert
-
-
-class _FirstCall:
-    """A hook that calls something when a module is called in training; a copy of the module has none."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-
-    def __call__(self, *_: Any) -> None:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or not torch.is_grad_enabled():
-            return
-        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):  # which forbids to read
-            self._work()
-
-    def __deepcopy__(self, _: Any) -> Callable[..., None]:
-        return _inert
-
-    def __reduce__(self) -> Any:
-        return _make_inert, ()
-
-
-class _Root:
-    """One module of the training."""
-
-    def __init__(self, name: str, item: nn.Module, module: nn.Module) -> None:
-        self.name, self.item, self.module = name, item, module
-        self.begun: dict[str, str] | None = None
-        """How it was at the first call of this process."""
-        self.saved: dict[str, list[Any]] = {}
-        """Of the checkpoint that was resumed: at the first call of the training, at the save, whether it stays."""
-        self.asked: dict[str, str] = {}
-        """What was changed by a save of this process, until the next call tells whether it stays."""
-        self.stays: set[str] = set()
-        self.passes: set[str] = set()
-        """What is at each call as it was at the first: the program changes it in the midst of a step."""
-        self.moves: set[str] = set()
-        """What the program has set anew before the next call: whether it would do so behind a resume is not known."""
-        self.unsure: dict[str, tuple[str, str]] = {}
-        """What may be lost, until a step is complete."""
-        self._hooks: list[Any] = []
-
-    def await_call(self, work: Callable[[_Root], None]) -> None:
-        """Call `work` once, when the module, or a part of it, is called next in training."""
-
-        def called() -> None:
-            if self.module.training:
-                self.leave()
-                work(self)
-
-        if not self._hooks:
-            hook = _FirstCall(called)
-            self._hooks = [one.register_forward_pre_hook(hook, prepend=True) for one in _called(self.item)]
-
-    def leave(self) -> None:
-        """Take the hooks off."""
-        for one in self._hooks:
-            one.remove()
-        self._hooks = []
-
-    @property
-    def parameters(self) -> list[str]:
-        return [name for name, _ in self.module.named_parameters()]
-
-
-def _called(item: nn.Module) -> list[nn.Module]:
-    """Return what is called of a module: itself and the parts right below, which a loop may call one by one.
-
-    Nothing within what is compiled, which would be compiled anew for a hook.
-    """
-    if hasattr(item, "_orig_mod"):
-        return [item]
-    if any(getattr(one, "_compiled_call_impl", None) is not None for one in item.modules()):
-        return []
-    inner: Any = getattr(item, "module", None)  # of DDP
-    found, left = [item], list(item.children())
-    while left:
-        part = left.pop()
-        if isinstance(part, (nn.ModuleList, nn.ModuleDict)) or part is inner:
-            left += list(part.children())
-        found.append(part)
-    return [one for one in found if not isinstance(one, torch.jit.ScriptModule)]
-
-
-class BesideState:
-    """What the modules of `objects()` hold beside their states; of the thread that trains. Nothing here raises."""
-
-    def __init__(self, objects: Callable[[], Mapping[str, Any]], unwrap: Callable[[Any], Any]) -> None:
-        """`unwrap` takes wrappers off a module."""
-        self._objects, self._unwrap = [objects], unwrap
-        self._roots: dict[str, _Root] = {}
-        self._saved: Mapping[str, Any] = {}
-        self._is_resumed = False
-        self.values: Mapping[str, Any] = {}
-        """What the program saves of its own: what is in there as well is not lost."""
-        self.is_unsure = False
-        """Whether `look` has something to do."""
-
-    def also(self, objects: Callable[[], Mapping[str, Any]]) -> None:
-        """Look at these modules, too."""
-        self._objects.append(objects)
-
-    def begin(self) -> None:
-        """Look at each module when it is called for the first time from now on. May be repeated."""
-        try:
-            self._find()
-        except Exception as error:  # noqa: BLE001 - modules of somebody else's kind
-            self._note(error)
-
-    def _find(self) -> None:
-        for name, item in [named for objects in self._objects for named in objects().items()]:
-            if isinstance(item, nn.Module) and name not in self._roots:
-                module = self._unwrap(item)
-                if any(one.module is module for one in self._roots.values()):
-                    continue
-                self._roots[name] = root = _Root(name, item, module)
-                saved = self._saved.get(name)
-                root.saved = dict(saved) if isinstance(saved, Mapping) else {}
-                root.await_call(self._first_call)
-
-    def resume(self, saved: Any) -> None:
-        """Take what `capture` gave at the save, before `begin`. Anything, for it comes from a file."""
-        for root in self._roots.values():  # of the part of a training that was taken back
-            root.leave()
-        self._is_resumed, self._roots = True, {}
-        self._saved = saved if isinstance(saved, Mapping) else {}
-
-    def capture(self) -> dict[str, Any]:
-        """Return what has changed since the start of the training, as a JSON value."""
-        found: dict[str, Any] = {}
-        try:
-            self._find()
-            for root in self._roots.values():
-                if changes := self._changes(root):
-                    found[root.name] = changes
-        except Exception as error:  # noqa: BLE001 - a save is not lost over it
-            self._note(error)
-        return found
-
-    def _changes(self, root: _Root) -> dict[str, list[Any]]:
-        if root.begun is None:
-            return root.saved  # it was not called: as it was
-        now = beside_state(root.module)
-        before = {**root.begun, **{name: str(entry[0]) for name, entry in root.saved.items()}}
-        changes = changed(before, now)
-        judged = root.stays | root.passes | root.moves
-        asked = {name: text for name, (_, text) in changes.items() if name not in judged}
-        if asked:
-            root.asked = asked
-            root.await_call(self._next_call)
-        return {name: [*pair, name in root.stays] for name, pair in changes.items() if name not in root.passes}
-
-    def _first_call(self, root: _Root) -> None:
-        try:
-            root.begun = beside_state(root.module)
-            saved = {name: (str(one[0]), str(one[1])) for name, one in root.saved.items()}
-            lost = {name: pair for name, pair in saved.items() if root.begun.get(name) == pair[0] != pair[1]}
-            root.stays = {name for name, one in root.saved.items() if one[2]}
-            # Of what one call alone has shown a program may still set it in each step.
-            root.unsure = {name: pair for name, pair in lost.items() if name not in root.stays}
-            self.is_unsure = self.is_unsure or bool(root.unsure)
-            say_beside(root.name, {name: pair for name, pair in lost.items() if name in root.stays}, root.parameters)
-        except Exception as error:  # noqa: BLE001 - a call of the model is not lost over it
-            self._note(error)
-
-    def look(self) -> None:
-        """Say what is still as it was at the start. Behind a step."""
-        self.is_unsure = False
-        for root in self._roots.values():
-            unsure, root.unsure = root.unsure, {}
-            try:
-                now = beside_state(root.module) if unsure else {}
-                lost = {name: pair for name, pair in unsure.items() if now.get(name, pair[1]) != pair[1]}
-                say_beside(root.name, lost, root.parameters)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._note(error)
-
-    def _next_call(self, root: _Root) -> None:
-        """See whether what a save has found changed is still so: else the program sets it before a call."""
-        try:
-            now, asked, root.asked = beside_state(root.module), root.asked, {}
-            stay = {name for name, text in asked.items() if now.get(name) == text}
-            root.stays |= stay
-            begun = root.begun or {}
-            back = {name for name in asked if now.get(name) == begun.get(name)} - stay
-            root.passes |= back
-            # One part after the other may be unfrozen, which is no step's.
-            root.moves |= set(asked) - stay - back - {GRAD, MODE}
-            own = {name: (begun[name], asked[name]) for name in asked if name in stay and name in begun}
-            if own and not self._is_resumed:  # behind a resume it would be no loss of this one
-                say_beside(root.name, self._not_kept(root, own), root.parameters)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note(error)
-
-    def _not_kept(self, root: _Root, found: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str]]:
-        """Leave out what the program saves by itself: in `values`, or in a hook of Lightning's."""
-        kept = {f"{value!r}" for value in self.values.values()}
-        kept |= {f"{_shape(self.values[name])}{digest}" for name, digest in digests_of(self.values).items()}
-        hook = getattr(type(root.module), "on_save_checkpoint", None)
-        saves = hook is not None and "lightning" not in str(getattr(hook, "__module__", "")).partition(".")[0]
-        return {name: pair for name, pair in found.items() if name in (GRAD, MODE) or not (saves or pair[1] in kept)}
-
-    @staticmethod
-    def _note(error: Exception) -> None:
-        say_once("beside the state", f"what modules hold beside their states is not compared: {describe(error)}")

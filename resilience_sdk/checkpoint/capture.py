@@ -23,6 +23,7 @@ from resilience_sdk._version import __version__
 from resilience_sdk.checkpoint import by_rank, containers, digests, payload, sharded
 from resilience_sdk.checkpoint.failure import number_of_write
 from resilience_sdk.checkpoint.manifest import MANIFEST_NAME, SHARDED, FileEntry, Manifest, is_listable
+from resilience_sdk.checkpoint.other_optimizers import say_others
 from resilience_sdk.checkpoint.ranks import Ranks, describe
 from resilience_sdk.checkpoint.state import (
     StateMap,
@@ -475,6 +476,8 @@ class CheckpointReading:
         values |= document.get("values", {})  # names that rank 0 alone has given are for all
         if document.get("open_window"):
             note_open_window()
+        others = document.get("other_optimizers")
+        say_others([str(name) for name in others] if isinstance(others, list) else [])
         restore_rng(document["rng"])
         restore_trackers(document.get("trackers"))
         return Restored(

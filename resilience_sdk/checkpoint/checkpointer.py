@@ -29,6 +29,7 @@ from resilience_sdk.checkpoint.last_save import (
 )
 from resilience_sdk.checkpoint.loaders import TravellingLoaders
 from resilience_sdk.checkpoint.newest import choose, look
+from resilience_sdk.checkpoint.other_optimizers import OtherOptimizers
 from resilience_sdk.checkpoint.policy import SavePolicy, parse_every
 from resilience_sdk.checkpoint.proof import ResumeProof
 from resilience_sdk.checkpoint.ranks import Ranks, agreement, find_ranks, raise_together
@@ -270,6 +271,7 @@ class Checkpointer:
         self._saver.is_checked = _is_checked
         self._saver.has_open_window = self._has_open_window
         self._window: AccumulationWindow | None = None
+        self._others: OtherOptimizers | None = None
         self._found: dict[str, Any] | None = None
         self._end: End | None = None
         self._is_first = True
@@ -478,6 +480,8 @@ class Checkpointer:
             if self._is_off:
                 return False
             self._begin(step)
+        if self._others is not None:
+            self._others.step = step
         if self._state.beside.is_unsure:
             self._state.beside.look()
         due = self._policy.due(step)
@@ -691,6 +695,14 @@ class Checkpointer:
             self._loaders.take_offered()
         if self._window is None and not self._is_read_only:
             self._window = AccumulationWindow.of(self._state.shared)
+        if self._others is None and not self._is_read_only:
+            state, saver = self._state, self._saver
+            self._others = OtherOptimizers(
+                lambda: [*state.shared.values(), *({} if saver.also is None else saver.also()).values()]
+            )
+            if self._window is not None:
+                self._others.stepped = self._window.step_of
+            self._saver.other_optimizers = self._others.names
 
     def _start(self, step: int) -> None:
         """Begin to count time at `step`; equal on all ranks but for the guess of the size."""

@@ -12,6 +12,10 @@ from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, STA
 _Digests = tuple[dict[str, str], dict[str, str]]
 """Of what is the same on all ranks, and of what this one has of its own."""
 _CURE = "what gives this state has to take it back unchanged: see its load_state_dict()"
+_CURE_BY_RANK = (
+    "parameters that differ by rank are saved of rank 0 alone: save where all ranks have the same, as behind an "
+    "average (checkpoint_every a multiple of the steps between two); else see its load_state_dict()"
+)
 _CURE_RNG = "a generator that is replaced or seeded at the start of the program belongs before the resume"
 
 
@@ -105,7 +109,8 @@ def state_check(answers: Sequence[Mapping[str, Any]], saved_ranks: int) -> Resum
             also = f", and {len(rest)} more" if rest else ""
             where = f" on rank {rank}" if len(answers) > 1 else ""
             text = f"{component} is not as it was saved{where}{also}"
-            cure = _CURE_RNG if component.startswith("the generator") else _CURE
+            cure = _CURE_BY_RANK if rank and component.startswith("the state of") else _CURE
+            cure = _CURE_RNG if component.startswith("the generator") else cure
             return ResumeCheck(STATE, NOT_EXACT, text, component, rank=rank, cure=cure)
     if not any(answer["has_any"] for answer in answers):
         return ResumeCheck(STATE, NOT_COMPARED, "the checkpoint has no digests, as those of an earlier version")

@@ -103,6 +103,8 @@ class Saver:
         """Whether digests go into the manifest, for the resume to be compared with."""
         self.has_open_window: Callable[[], bool] = lambda: False
         """Whether gradients were added up that are not saved."""
+        self.other_optimizers: Sequence[str] = ()
+        """The classes of optimizers that train what is saved and are not saved."""
         self.also: Callable[[], Mapping[str, Any]] | None = None
         """Objects that `writer` saves by itself, which have digests, too."""
         self._overtaken: Background | None = None
@@ -256,6 +258,8 @@ class Saver:
                 part = capture_part(self._state, position, ranks.rank, values, self._writer, is_checked=is_checked)
                 if self.has_open_window():
                     part = attrs.evolve(part, document={**part.document, "open_window": True})
+                if self.other_optimizers:
+                    part = attrs.evolve(part, document={**part.document, "other_optimizers": [*self.other_optimizers]})
                 if ranks.size > 1:
                     part = with_values(part, self._values)
                     ready["digests"] = by_rank.digests(self._state)

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from resilience_sdk.checkpoint import containers, sharded
-from resilience_sdk.checkpoint.beside import BesideState
+from resilience_sdk.checkpoint.beside_moments import BesideState
 from resilience_sdk.checkpoint.generators import capture_one, restore_one
 from resilience_sdk.checkpoint.held import HeldGenerators
 from resilience_sdk.checkpoint.passes import PassWatch, unused_state

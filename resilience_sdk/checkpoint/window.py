@@ -12,12 +12,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from resilience_sdk.checkpoint.ranks import Ranks
+from resilience_sdk.core.console import say_once
 from resilience_sdk.core.resume_limits import note
 
 SAMPLED = 4
 """Parameters of each optimizer that are looked at: backward reaches all of them or none."""
 MAX_HELD_STEPS = 1024
 """For so many steps of the loop a save waits for the end of a window; gradients that stay for longer are no window."""
+_MAX_WINDOWS, _LEAST_HELD = 4, 32
+"""Nor longer than so many of the longest window that was seen, or so many steps: then they are used in another way."""
 _MARK = "_resilience_used"
 
 
@@ -39,6 +42,10 @@ class AccumulationWindow:
         self._has_stepped = True
         self._held = 0
         """For how many steps of the loop a save has waited."""
+        self._since = self._longest = 0
+        """Steps of the loop since the last one of an optimizer, and the most that lay between two."""
+        self._is_given_up = False
+        """Whether a save has waited in vain: none does again before an optimizer has stepped."""
         self._at_s = time.monotonic()
         self._took_s = 0.0
         for optimizer in optimizers:
@@ -47,7 +54,8 @@ class AccumulationWindow:
     def _watch(self, optimizer: Any) -> None:
         register = getattr(optimizer, "register_step_post_hook", None)
         own = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-        if register is None or not own:
+        # Those of a subclass that has never called __init__ of its base are not there.
+        if register is None or not own or not hasattr(optimizer, "_optimizer_step_post_hooks"):
             return
         sampled = [weakref.ref(own[index * len(own) // SAMPLED]) for index in range(SAMPLED)]
         self._parameters += sampled
@@ -59,6 +67,14 @@ class AccumulationWindow:
         _mark(sampled)  # of gradients from before nobody can tell
         register(stepped)
 
+    def step_of(self, optimizer: Any) -> None:
+        """Take a step of an optimizer that is not in the state: it has used the gradients of its parameters."""
+        own = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        used = [reference for reference in self._parameters if id(reference()) in own]
+        if used:
+            self._steps += 1
+            _mark(used)
+
     def at_boundary(self, step: int, *, is_new: bool = False) -> None:
         """Take note that so many steps of the loop are complete. In each of them: a call that can be spared is.
 
@@ -69,12 +85,15 @@ class AccumulationWindow:
         now = time.monotonic()
         self._step, self._took_s, self._at_s = step, now - self._at_s, now
         self._has_stepped, self._seen = self._steps != self._seen, self._steps
+        self._since += 1
+        if self._has_stepped:
+            self._longest, self._since, self._is_given_up = max(self._longest, self._since), 0, False
         if self._held:
             self._held += 1
 
     def is_open(self) -> bool:
         """Tell whether gradients have been added up that no step has used. May wait for a device."""
-        return not self._has_stepped and any(map(_has_unused, self._parameters))
+        return not self._has_stepped and not self._is_given_up and any(map(_has_unused, self._parameters))
 
     def waits(self, ranks: Ranks, left_s: float | None, save_s: float) -> bool:
         """Tell whether a save that is due waits for the end of the window: alike on all ranks. Collective.
@@ -82,10 +101,18 @@ class AccumulationWindow:
         `left_s`: seconds until the job is ended, None = not known; a save takes `save_s`.
         """
         has_time = left_s is None or left_s >= save_s + 2 * self._took_s
-        answers = ranks.gather([self.is_open(), has_time and self._held <= MAX_HELD_STEPS])
+        is_long = self._held > self._most_held()
+        answers = ranks.gather([self.is_open(), has_time and not is_long])
         waits = any(is_open for is_open, _ in answers) and all(may_wait for _, may_wait in answers)
+        if is_long and self.is_open():
+            self._is_given_up = True
+            if ranks.rank == 0:
+                say_no_window(self._held)
         self._held = max(self._held, 1) if waits else 0
         return waits
+
+    def _most_held(self) -> int:
+        return min(max(_MAX_WINDOWS * self._longest, _LEAST_HELD), MAX_HELD_STEPS) if self._longest else MAX_HELD_STEPS
 
     @property
     def is_held(self) -> bool:
@@ -109,6 +136,15 @@ def _has_unused(reference: weakref.ref[Any]) -> bool:
         return getattr(grad, _MARK, None) != grad._version and bool(grad.any())
     except (RuntimeError, NotImplementedError, TypeError):  # no tensor that would know
         return False
+
+
+def say_no_window(steps: int) -> None:
+    """Say that gradients which nobody has used for so many steps are taken for no window."""
+    say_once(
+        "no window",
+        f"a save has waited for {steps} steps for the next step of an optimizer in the state, which has not come: "
+        "saves wait no longer; where something else updates the parameters, give that to the state",
+    )
 
 
 def note_open_window() -> None:

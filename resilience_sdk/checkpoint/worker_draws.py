@@ -16,9 +16,8 @@ from resilience_sdk.checkpoint.generators import find_generators
 from resilience_sdk.core.iterated_class import plain_class
 from resilience_sdk.core.resume_limits import note
 
-ALL_OF_FIRST = 32
-ONE_OF = 16
-"""Generators cost 40 us to read: after each of the first batches of a worker, then at one of so many."""
+ALL_OF_FIRST, ONE_OF = 32, 16
+"""Generators cost 40 us to read: at each of the first batches, then, as long as none draws, at one of so many."""
 _OF_DATA = ("dataset", "collate_fn")
 
 
@@ -35,9 +34,38 @@ class DrawnInWorkers:
         self._flag = torch.zeros(1, dtype=torch.uint8).share_memory_()
         self._before: Any = None
         self._calls = 0
+        self._loaders = 1
+        """How many have put it in and not taken it out again."""
         self._collate: Callable[[Any], Any] = loader.collate_fn
         loader.collate_fn = self
         loader.worker_init_fn = _Begun(self, loader.worker_init_fn)
+
+    @classmethod
+    def put_in(cls, loader: Any) -> DrawnInWorkers | None:
+        """Go around those of a loader, or of that below one of Accelerate's; None where that cannot be done."""
+        from torch.utils.data import DataLoader
+
+        base = getattr(loader, "base_dataloader", loader)
+        if not isinstance(base, DataLoader):
+            return None
+        if isinstance(base.collate_fn, cls):
+            base.collate_fn._loaders += 1
+            return base.collate_fn
+        try:
+            return cls(base)
+        except (OSError, RuntimeError, AttributeError, TypeError):  # no shared memory, or a class that refuses
+            return None
+
+    def take_out(self, loader: Any) -> None:
+        """Give the loader its own back, unless somebody has put another one around it, or needs it still."""
+        base = getattr(loader, "base_dataloader", loader)
+        self._loaders -= 1
+        if self._loaders:
+            return
+        if base.collate_fn is self:
+            base.collate_fn = self._collate
+        if isinstance(base.worker_init_fn, _Begun) and base.worker_init_fn.draws is self:
+            base.worker_init_fn = base.worker_init_fn.plain
 
     @property
     def seen(self) -> bool:
@@ -69,13 +97,13 @@ class _Begun:
     """What a worker calls first."""
 
     def __init__(self, draws: DrawnInWorkers, plain: Callable[[int], Any] | None) -> None:
-        self._draws, self._plain = draws, plain
+        self.draws, self.plain = draws, plain
 
     def __call__(self, worker: int) -> None:
         """Do what the loader's own does."""
-        if self._plain is not None:
-            self._plain(worker)
-        self._draws.begins()
+        if self.plain is not None:
+            self.plain(worker)
+        self.draws.begins()
 
 
 class WatchedWorkers:
@@ -83,7 +111,7 @@ class WatchedWorkers:
 
     def __init__(self, loader: Any) -> None:
         """Look into them from now on; where that cannot be done, it is said that they may draw."""
-        from torch.utils.data import DataLoader, IterableDataset
+        from torch.utils.data import IterableDataset
 
         self._loader = weakref.ref(loader)
         self._kind = (
@@ -93,13 +121,10 @@ class WatchedWorkers:
         self._draws: DrawnInWorkers | None = None
         has_own = any(name.partition(".")[0] in _OF_DATA for name in find_generators(loader))
         is_begun = getattr(loader, "_iterator", None) is not None  # its workers are there already
-        if has_own or is_begun or not isinstance(loader, DataLoader):
+        if not has_own and not is_begun:
+            self._draws = DrawnInWorkers.put_in(loader)
+        if self._draws is None:
             self.may_draw()
-        else:
-            try:
-                self._draws = DrawnInWorkers(loader)
-            except (OSError, RuntimeError, AttributeError, TypeError):  # no shared memory, or a class that refuses
-                self.may_draw()
 
     def are_of(self, loader: Any) -> bool:
         """Tell whether these are the workers of that loader."""

@@ -6,7 +6,7 @@ from it: no incident, exit code, restart or stop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -22,7 +22,10 @@ NOT_COMPARED = "not_compared"
 
 STATE, ORDER, STEPS = "state", "order", "steps"
 """What is compared: the state right after the restore, what is read again of an epoch, steps that are done twice."""
+_MAX_NAMED = 3
 _LEADS = {EXACT: "resume exact", NOT_PROVEN: "resume not proven exact", NOT_EXACT: NOT_EXACT}
+UNLEARNED = "losses and weights not compared"
+"""What the text of equal steps says of which nobody has seen what they made of their samples."""
 _EVENTS = {Event.RESUME_CHECK.value: (EXACT, NOT_PROVEN, NOT_COMPARED), Event.RESUME_NOT_EXACT.value: (NOT_EXACT,)}
 
 
@@ -51,7 +54,10 @@ class ResumeCheck:
         is_of_one = self.result == NOT_EXACT and self.what != STATE and self.rank  # that of the state names it
         where = f"rank {self.rank}: " if is_of_one else ""
         cure = f"; {self.cure}" if self.cure else ""
-        return f"{_LEADS[self.result]}: {where}{self.text}{cure}"
+        lead = _LEADS[self.result]
+        if self.result == EXACT and UNLEARNED in self.text:
+            lead = "resume exact as far as compared"
+        return f"{lead}: {where}{self.text}{cure}"
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of its event beside the step."""
@@ -76,6 +82,15 @@ class ResumeCheck:
         )
 
 
+def not_all(check: ResumeCheck, things: Sequence[str]) -> ResumeCheck:
+    """Return what an exact result comes to where the resume has said that it does not repeat these things. Pure."""
+    if check.result != EXACT or not things:
+        return check
+    rest = len(things) - _MAX_NAMED
+    listed = "; ".join(things[:_MAX_NAMED]) + (f"; and {rest} more" if rest > 0 else "")
+    return attrs.evolve(check, result=NOT_PROVEN, text=f"{check.text}; this resume does not repeat {listed}")
+
+
 def proof_of(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return what is known of the newest resume, for `resume` in what programs read; None where there was none.
 
@@ -85,8 +100,11 @@ def proof_of(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     begun: Mapping[str, Any] | None = None
     checks: list[ResumeCheck] = []
     attempt: Any = None
+    said: dict[Any, list[Mapping[str, Any]]] = {}
     for event in events:
         of = event.get("job"), event.get("attempt")
+        if event.get("event") == Event.RESUME_LIMIT.value and event.get("at_resume") is True:
+            said.setdefault(of, []).append(event)
         if event.get("event") == Event.RESUME.value:
             begun, checks, attempt = event, [], of
         elif (check := ResumeCheck.from_event(event)) is not None:
@@ -96,6 +114,8 @@ def proof_of(events: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     if begun is None and not checks:
         return None
     decides = _deciding(checks)
+    if decides is not None and decides.what != STEPS:  # that of the steps knows of it, and of their losses
+        decides = not_all(decides, [limit.thing for limit in read_limits(said.get(attempt, ()))])
     return {
         "at": None if begun is None else begun.get("t"),
         "step": None if begun is None else _count(begun.get("step")),

@@ -171,7 +171,7 @@ class Walk:
         self.prints.begin(loader, has_state=self._has_state)
         with self.prints.tapped(loader), same_order(loader):
             batches = iter(loader)
-        if self.prints.is_known:
+        if self.prints.is_noted:
             batches = Noted(batches, self.prints.note)
         return self.enter_epoch(batches, restore_rng, is_speaker=is_speaker)
 

@@ -18,9 +18,10 @@ from typing import Any
 import attrs
 
 from resilience_sdk.core.iterated_class import plain_class
-from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, ORDER, ResumeCheck
+from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, NOT_PROVEN, ORDER, ResumeCheck
 
-INDICES, CONTENT = "indices", "content"
+INDICES, CONTENT, UNSEEN = "indices", "content", "values"
+"""`CONTENT`: of a list, whose batches are the same in each pass; `UNSEEN`: of what may be another one, as a stream."""
 _MAX_INDICES = 64
 _MAX_LEAVES = 8
 _WHOLE_BYTES = 512
@@ -33,6 +34,7 @@ _MAX_DRAWN = 1 << 20
 """Batches that may be drawn ahead of what is taken out: no loader draws so many, so nobody takes any out."""
 
 _MAX_AROUND = 8
+_MAX_ERROR = 200
 _PLAIN = frozenset({int, float, str, bytes, bool})
 
 
@@ -177,7 +179,7 @@ def print_of_content(batch: Any) -> tuple[int, int]:
             continue
         sizes += shape
         sizes.append(-1)
-        data = _bytes_of(leaf, chunks)
+        data = bytes_of(leaf, chunks)
         if data:
             content = crc32(data, content)
     return print_of_indices(sizes), content
@@ -204,7 +206,7 @@ def _collect(value: Any, leaves: list[Any], depth: int) -> None:
         _collect(item, leaves, depth - 1)
 
 
-def _bytes_of(leaf: Any, chunks: int) -> bytes | None:
+def bytes_of(leaf: Any, chunks: int) -> bytes | None:
     """Return some bytes of a tensor or an array that lies on the CPU in one piece; None for any other."""
     try:
         if type(leaf).__module__ == "numpy":
@@ -214,6 +216,8 @@ def _bytes_of(leaf: Any, chunks: int) -> bytes | None:
         elif leaf.is_cpu and leaf.is_contiguous():
             at, size = leaf.data_ptr(), leaf.nbytes
         else:
+            return None
+        if not at:  # its memory is given back, as that of a shard
             return None
     except (AttributeError, RuntimeError, TypeError):
         return None
@@ -288,13 +292,18 @@ def new_print(loader: Any, tap: Tap | None) -> EpochPrint:
         except Exception:  # noqa: BLE001 - a length that nobody asks for may raise what it likes
             facts["samples"] = None
         facts = {name: value if isinstance(value, int) else None for name, value in facts.items()}
-    return EpochPrint(INDICES if tap is not None else CONTENT, facts)
+    kind = CONTENT if type(loader) in (list, tuple) else UNSEEN
+    return EpochPrint(INDICES if tap is not None else kind, facts)
 
 
-def order_check(saved: EpochPrint | None, again: EpochPrint | None, epoch: int, loader: Any) -> ResumeCheck | None:
-    """Return what comes out of the batches of an epoch that were read again; None where nothing was saved of them."""
-    if again is None:
-        why = "batches that come from a stream, or in any order, are not repeatable"
+def order_check(
+    saved: EpochPrint | None, again: EpochPrint | None, epoch: int, loader: Any, why: str = ""
+) -> ResumeCheck | None:
+    """Return what comes out of the batches of an epoch that were read again; None where nothing was saved of them.
+
+    `why` there is no fingerprint of these.
+    """
+    if again is None or (again.kind == UNSEEN and (saved is None or saved.kind != UNSEEN)):
         return ResumeCheck(ORDER, NOT_COMPARED, why)
     if saved is None:
         return None
@@ -305,8 +314,23 @@ def order_check(saved: EpochPrint | None, again: EpochPrint | None, epoch: int, 
         return ResumeCheck(ORDER, EXACT, f"{saved.count} of {saved.count} batches read again are the same")
     first, last = found
     where = f"batch {first}" if first == last else f"one of the batches {first} to {last}"
-    text = f"other samples, the order of epoch {epoch}: read again, it differs from {where} on"
-    return ResumeCheck(ORDER, NOT_EXACT, text, f"the order of epoch {epoch}", cure=_cure(loader))
+    order = f"the order of epoch {epoch}"
+    if again.kind == UNSEEN:
+        text = f"other samples or other values in epoch {epoch}: read again, it differs from {where} on; {why}"
+        return ResumeCheck(ORDER, NOT_PROVEN, text, order, cure=_CURE_OF_STREAM)
+    text = f"other samples, {order}: read again, it differs from {where} on"
+    try:
+        cure = _cure(loader)
+    except Exception:  # noqa: BLE001 - a loader of somebody else's kind; what was found is said all the same
+        cure = _CURE_OF_ANY
+    return ResumeCheck(ORDER, NOT_EXACT, text, order, cure=cure)
+
+
+_CURE_OF_STREAM = (
+    "let it draw from the generators of Python, NumPy and torch, or from set_epoch(epoch), not by time or process, or "
+    "give a loader with state_dict()"
+)
+_CURE_OF_ANY = "give out the same batches in each pass, or a loader with state_dict()"
 
 
 def _cure(loader: Any) -> str:
@@ -316,7 +340,7 @@ def _cure(loader: Any) -> str:
     # One of batches that draws by itself: the loader's own sampler is unused then.
     sampler = getattr(sampler, "sampler", None) or sampler or getattr(loader, "sampler", None)
     if sampler is None:
-        return "give out the same batches in each pass, or a loader with state_dict()"
+        return _CURE_OF_ANY
     name = type(sampler).__name__
     if callable(getattr(sampler, "load_state_dict", None)):
         return f"if {name} is in state, leave it out: what was read is read again; or give a loader with state_dict()"
@@ -326,8 +350,35 @@ def _cure(loader: Any) -> str:
     return f"let {name} draw from torch's generators or from set_epoch(epoch), or give a loader with state_dict()"
 
 
-def repeats(loader: Any, tap: Tap | None) -> bool:
-    """Tell whether another fingerprint of the same epoch is a fault: not of a stream, nor of batches in any order."""
-    if tap is not None:
-        return bool(getattr(loader, "in_order", True))
-    return type(loader) in (list, tuple)
+def why_not_repeated(loader: Any, tap: Tap | None) -> str | None:
+    """Return why another fingerprint of the same epoch would be no fault; None where it would be one."""
+    if type(loader) in (list, tuple):
+        return None
+    is_known = tap is not None and not _is_stream(loader) and in_order(loader)
+    return None if is_known else why_unknown(loader)
+
+
+def in_order(loader: Any) -> bool:
+    """Tell whether a loader gives its batches in the order in which they were asked for."""
+    return bool(getattr(loader, "in_order", True))
+
+
+def why_unknown(loader: Any) -> str:
+    """Return why nobody sees the indices that the batches of a loader are made of."""
+    if _is_stream(loader):
+        return "batches of a stream are not repeatable"
+    if not in_order(loader):
+        return "batches in any order (in_order=False) are not repeatable"
+    return f"the indices that {plain_class(loader).__name__} makes its batches of are not seen"
+
+
+def _is_stream(loader: Any) -> bool:
+    from torch.utils.data import IterableDataset
+
+    return isinstance(getattr(loader, "dataset", None), IterableDataset)
+
+
+def in_words(error: Exception) -> str:
+    """Return what is said of an error of somebody else's, while something of theirs was looked at."""
+    text = " ".join(str(error).split())
+    return type(error).__name__ + (f": {text[:_MAX_ERROR]}" if text else "")

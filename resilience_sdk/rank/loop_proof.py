@@ -14,10 +14,11 @@ import attrs
 from resilience_sdk.checkpoint.checkpointer import follow_saves
 from resilience_sdk.core.console import say
 from resilience_sdk.core.journal import CURVES, Event, read_journal
-from resilience_sdk.core.resume_proof import EXACT, NOT_EXACT, NOT_PROVEN, STEPS, ResumeCheck
+from resilience_sdk.core.resume_limits import limits
+from resilience_sdk.core.resume_proof import NOT_COMPARED, NOT_EXACT, NOT_PROVEN, STEPS, ResumeCheck
 from resilience_sdk.numerics import watch as numerics
 from resilience_sdk.rank.pass_print import PassPrint
-from resilience_sdk.rank.repeated import CURES, LOSSES, Comparison, begin
+from resilience_sdk.rank.repeated import CURES, LEARNED, LOSSES, Comparison, begin
 from resilience_sdk.rank.session import Session
 from resilience_sdk.rank.witness import LOOKED_AT, StepInMaking
 from resilience_sdk.recorder.witness_ring import WitnessedStep, WitnessRing
@@ -133,11 +134,11 @@ class LoopProof:
         That nothing differs is recorded by rank 0, that something does by whoever finds it.
         """
         me = self._session.identity
-        is_other = check.result in (NOT_EXACT, NOT_PROVEN)
+        is_other = check.result == NOT_EXACT or (check.result == NOT_PROVEN and check.component is not None)
         if me.rank == 0 or is_other:
             check = attrs.evolve(check, rank=me.rank)
             self._session.journal.emit(check.event, step=check.step, **check.facts())
-            is_said = check.what == STEPS and check.result == EXACT
+            is_said = check.what == STEPS and not is_other and check.result != NOT_COMPARED
             if is_said or (is_other and self._session.says_for_node(check.what)):
                 say(check.line)
 
@@ -155,7 +156,8 @@ class LoopProof:
             before, size = self._session.find_witnesses(), self._session.identity.world_size
             self._comparison = begin(
                 before, step, size, facts, self._skipped(), self.tell, self._losses_count, self._cures,
-                length, self.training,
+                length, self.training, lambda: self._prints.why, no_facts=self._per_step - 1,
+                not_repeated=lambda: [limit.thing for limit in limits()],
             )  # fmt: skip
         watch = numerics.watch_of_adapters()
         if watch is not None:
@@ -172,7 +174,7 @@ class LoopProof:
             self._give_up(error)
 
     def _losses_count(self) -> bool | None:
-        """Tell whether this run has repeated its losses at a resume before: not every kernel gives the same twice.
+        """Tell whether this run has repeated its losses or weights at a resume before: not every kernel gives the same.
 
         None: they are of so many ranks that nobody can know.
         """
@@ -180,7 +182,7 @@ class LoopProof:
             return None
         checks = [event for event in read_journal(self._session.run_dir.journal, without=CURVES).events
                   if event.get("event") == Event.RESUME_CHECK.value]  # fmt: skip
-        return any(LOSSES in str(check.get("text")) for check in checks)
+        return any(words in str(check.get("text")) for check in checks for words in (LOSSES, LEARNED))
 
     def _give_up(self, error: Exception) -> None:
         """Witness no more steps: what cannot be looked at once cannot be in the next step."""

@@ -6,11 +6,20 @@ Where nothing else is said, the first difference is what counts: all that follow
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 
-from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, NOT_PROVEN, STEPS, ResumeCheck
+from resilience_sdk.core.resume_proof import (
+    EXACT,
+    NOT_COMPARED,
+    NOT_EXACT,
+    NOT_PROVEN,
+    STEPS,
+    UNLEARNED,
+    ResumeCheck,
+    not_all,
+)
 from resilience_sdk.recorder.witness_ring import (
     CONTENT,
     FIXED,
@@ -19,6 +28,7 @@ from resilience_sdk.recorder.witness_ring import (
     ORDER,
     RATES,
     UNPLACED,
+    WEIGHTS,
     WitnessedStep,
     Witnesses,
 )
@@ -27,14 +37,16 @@ CURES: Mapping[str, str] = {
     "samples": "the data have to come in the same order again: let samplers draw from torch's generators or from "
     "set_epoch(epoch), or give a loader with state_dict()",
     "learning rate": "give the scheduler to state, and step it at one place of the loop",
-    "generators": "let nothing seed a generator behind the resume",
+    "generators": "let nothing seed a generator behind the resume, nor draw for what is made anew in the first step",
     "loss": "look for what the step uses and state does not hold, such as a buffer, an average or a module of its own",
+    "weights": "look for what the step uses and state does not hold, such as a generator in a variable of the script, "
+    "a buffer, an average or a module of its own",
 }
 # By how many steps a loss is heard late: one on a CPU.
 _LOSS_LATE = 2
 _OF_KERNELS = 1e-3
 """How far, relatively, a loss may be off by kernels that add up in another order each time, and in few bits."""
-LOSSES = "their losses, too"
+LOSSES, LEARNED = "their losses, too", "their weights, too"
 """What an exact resume says where they were compared."""
 
 
@@ -68,6 +80,10 @@ def is_random(before: WitnessedStep, now: WitnessedStep) -> bool:
     return bool(seen & CONTENT) and not seen & FIXED and (before.content, before.shapes) != (now.content, now.shapes)
 
 
+def _nobody_knows() -> str:
+    return "nobody knows what they were made of"
+
+
 @attrs.define
 class Comparison:
     """The steps of this attempt against those of the one before, one after the other, until one differs or all are."""
@@ -80,11 +96,24 @@ class Comparison:
     """Whether a loss that differs counts: an earlier resume of this run had equal ones; None: never."""
     cures: Mapping[str, str] = CURES
     """What to do about each part, where the loop is that of a framework."""
+    why_unknown: Callable[[], str] = _nobody_knows
+    """Why the samples of the steps are not known, where they are not."""
+    not_repeated: Callable[[], Sequence[str]] = tuple
+    """What the resume has said that it does not repeat: equal losses alone prove a step beside it."""
     equal: int = 0
     random: int = 0
+    """Those of them with other values of samples that are known to be the same."""
+    unknown: int = 0
+    """Those with other values of samples that nobody knows, in one of the two attempts."""
+    _is_unknown_now: bool = False
     equal_losses: int = 0
     other_loss: tuple[int, float, float] | None = None
     """The first step with another loss, that before, and now."""
+    equal_weights: int = 0
+    """Steps with the same weights, where the training has changed them since the first one."""
+    other_weights: int | None = None
+    """The first step with others."""
+    _first_weights: int | None = None
     is_first_loss_partial: bool = False
     """Whether the loss of the first step had a part that was made before the save: it is not compared."""
     _first_loss: tuple[int, float, float] | None = None
@@ -120,11 +149,27 @@ class Comparison:
                 ResumeCheck(STEPS, NOT_EXACT, f"step {now.step}: {words}", part, now.step, cure=self.cures[part])
             )
             return False
-        self.random += is_random(before, now)
+        if is_random(before, now):
+            is_known = bool(before.seen & now.seen & ORDER)
+            self.random += is_known
+            self.unknown += not is_known
+            self._is_unknown_now = self._is_unknown_now or not (is_known or now.seen & ORDER)
+        self._weigh(before, now)
         self.equal += 1
-        if now.step >= self.last and not (before.seen & LOSS or self.equal_losses):
+        # Behind the first step it is known what the resume has lost.
+        if now.step >= self.last and self.equal > 1 and not (before.seen & LOSS or self.equal_losses):
             self.close()
         return not self._is_over
+
+    def _weigh(self, before: WitnessedStep, now: WitnessedStep) -> None:
+        if not before.seen & now.seen & WEIGHTS:
+            return
+        if self._first_weights is None:
+            self._first_weights = now.weights
+        if before.weights != now.weights:
+            self.other_weights = now.step if self.other_weights is None else self.other_weights
+        else:
+            self.equal_weights += now.weights != self._first_weights
 
     def hear(self, step: int, loss: float) -> None:
         """Compare the loss of a step that was begun."""
@@ -146,38 +191,55 @@ class Comparison:
             return
         if self._first_loss is not None and not self.is_first_loss_partial:
             self.other_loss = self._first_loss
-        is_known = any(one.seen & (ORDER | FIXED) for one in self.before.values())
-        if self.random and not is_known:
-            why = "batches that come from a stream, or in any order, are not repeatable"
-            self._finish(ResumeCheck(STEPS, NOT_COMPARED, why))
+        if self.unknown:
+            why = self.why_unknown() if self._is_unknown_now else "the attempt before has left no indices of them"
+            which = f"{self.unknown} of {self.equal} repeated steps have other values of samples that are not known"
+            self._finish(ResumeCheck(STEPS, NOT_COMPARED, f"{which}: {why}"))
             return
         is_alike = not self.random and self._compares_rates and not self.has_other_length
-        result = self._result_of_losses() if is_alike else EXACT
-        if self.other_loss is not None and result != EXACT:
-            step, was, now = self.other_loss
-            text = f"step {step}: loss {now:.9g} instead of {was:.9g}, of the same samples and learning rate"
-            self._finish(ResumeCheck(STEPS, result, text, "loss", step, cure=self.cures["loss"]))
+        if is_alike and (other := self._other_result()) is not None:
+            self._finish(other)
             return
         steps = "step" if self.equal == 1 else "steps"
+        has_losses = bool(self.equal_losses) and self.other_loss is None
+        has_weights = is_alike and bool(self.equal_weights) and self.other_weights is None and self.other_loss is None
         text = f"{self.equal} of {self.equal} repeated {steps} equal"
-        if self.equal_losses and self.other_loss is None:
+        if has_losses:
             text += f", {LOSSES}"
+        elif has_weights:
+            text += f", {LEARNED}"
+        elif self.other_loss is not None and is_alike:
+            text += ", but not all losses"
+        elif is_alike:
+            text += f" in samples and learning rates; {UNLEARNED}"
         if self.random:
             text += (
                 f"; {self.random} with other values of the same samples, as of an augmentation with numbers of its own"
             )
         if self.has_other_length:
             text += "; their learning rates not compared: the training has another length than before"
-        self._finish(ResumeCheck(STEPS, EXACT, text))
+        elif not self._compares_rates:
+            text += "; their learning rates not compared: the program has set others"
+        check = ResumeCheck(STEPS, EXACT, text)
+        self._finish(check if has_losses or has_weights else not_all(check, self.not_repeated()))
 
-    def _result_of_losses(self) -> str:
-        if self.other_loss is None or (is_trusted := self.is_trusted()) is None:
-            return EXACT
-        if is_trusted:
-            return NOT_EXACT
-        step, was, now = self.other_loss
-        is_seen = self.before[step].seen & CONTENT
-        return NOT_PROVEN if is_seen and not math.isclose(was, now, rel_tol=_OF_KERNELS) else EXACT
+    def _other_result(self) -> ResumeCheck | None:
+        """Return what comes out of losses or weights that differ where nothing else does, if anything."""
+        is_trusted = None if self.other_loss is None and self.other_weights is None else self.is_trusted()
+        if is_trusted is None:
+            return None
+        result = NOT_EXACT if is_trusted else NOT_PROVEN
+        if self.other_loss is not None:
+            step, was, now = self.other_loss
+            is_far = bool(self.before[step].seen & CONTENT) and not math.isclose(was, now, rel_tol=_OF_KERNELS)
+            if is_trusted or is_far:
+                text = f"step {step}: loss {now:.9g} instead of {was:.9g}, of the same samples and learning rate"
+                return ResumeCheck(STEPS, result, text, "loss", step, cure=self.cures["loss"])
+        if self.other_weights is None:
+            return None
+        step = self.other_weights
+        text = f"step {step}: other weights than before, of the same samples and learning rate"
+        return ResumeCheck(STEPS, result, text, "weights", step, cure=self.cures["weights"])
 
     def _finish(self, check: ResumeCheck) -> None:
         self._is_over = True
@@ -195,10 +257,13 @@ def begin(
     cures: Mapping[str, str] = CURES,
     length: int = 0,
     training: int = 0,
+    why_unknown: Callable[[], str] = _nobody_knows,
+    no_facts: int = 0,
+    not_repeated: Callable[[], Sequence[str]] = tuple,
 ) -> Comparison | None:
     """Return the comparison from `step` on; None where nothing is repeated, or `told` hears why it is not compared.
 
-    `length`, `training`: as those of `Witnesses`, of now.
+    `length`, `training`: as those of `Witnesses`, of now; `no_facts`: what stands for `facts` where nobody knows them.
     """
     repeated = {} if found is None else {number: one for number, one in found.steps.items() if number >= step}
     if found is None or not repeated:
@@ -210,6 +275,10 @@ def begin(
         why = "the run was rolled back, and batches are left out"
     elif found.training and training and found.training != training:
         why = "these steps were those of another training before: the program has several in one process"
+    elif found.facts != facts and facts == no_facts:
+        why = f"a step has other batches than before, or its samples are known no more ({why_unknown()})"
+    elif found.facts != facts and found.facts == no_facts:
+        why = "the attempt before has left no indices of its samples"
     elif found.facts != facts:
         why = (
             "a step has other batches, or the loader other data, than in the first pass of the attempt before (one may "
@@ -219,4 +288,6 @@ def begin(
         told(ResumeCheck(STEPS, NOT_COMPARED, why))
         return None
     has_other_length = bool(found.length and length) and found.length != length
-    return Comparison(repeated, told, max(repeated), is_trusted, cures, has_other_length=has_other_length)
+    return Comparison(
+        repeated, told, max(repeated), is_trusted, cures, why_unknown, not_repeated, has_other_length=has_other_length
+    )

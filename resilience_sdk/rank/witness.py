@@ -1,4 +1,4 @@
-"""The witness of one step: its place, its samples, its batches, the learning rates, the generators.
+"""The witness of one step: its place, its samples, its batches, learning rates, generators, some of the weights.
 
 It costs some microseconds, changes nothing that it looks at, and never waits for a device.
 """
@@ -6,6 +6,7 @@ It costs some microseconds, changes nothing that it looks at, and never waits fo
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 import struct
 import sys
@@ -14,15 +15,16 @@ from binascii import crc32
 from collections.abc import Iterable
 from typing import Any
 
-from resilience_sdk.rank.fingerprints import print_of_content
+from resilience_sdk.rank.fingerprints import bytes_of
 from resilience_sdk.rank.pass_print import PassPrint
-from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORDER, RATES, UNPLACED
+from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORDER, RATES, UNPLACED, WEIGHTS
 
 LOOKED_AT = 2
 """Steps behind a save whose generators are looked at."""
 _MAX_GROUPS = 64
+_CHUNKS_OF_WEIGHT = 2
 
-Parts = tuple[int, int, int, int, int, int, int, int, float, int]
+Parts = tuple[int, int, int, int, int, int, int, int, int, float, int]
 """The fields of a `WitnessedStep` but its loss, in their order."""
 
 
@@ -52,7 +54,7 @@ class StepInMaking:
         """
         prints, seen = self._prints, CONTENT
         self._before = (self._place, self._seen, self._shapes, self._order, self._content, self.looks_at_generators)
-        shapes, content = print_of_content(batch)
+        shapes, content = prints.content_of(batch)
         order = prints.newest_order
         if order is not None:
             seen |= ORDER
@@ -82,7 +84,11 @@ class StepInMaking:
         place, self._place, self._before = self._place, None, None
         if place is None:
             return None
-        return step, *place, self._seen, self._shapes, self._order, self._content, *self._rates, self._generators
+        rates, rate = self._rates
+        weights = print_of_weights(self.optimizers)
+        seen = self._seen if weights is None else self._seen | WEIGHTS
+        return (step, *place, seen, self._shapes, self._order, self._content, rates, weights or 0, rate,
+                self._generators)  # fmt: skip
 
     def undo(self) -> None:
         """Leave out the newest batch: nothing was made of it."""
@@ -118,6 +124,29 @@ def rates_of(optimizers: Iterable[Any]) -> tuple[int, float] | None:
                 rate = float(rate)
             rates.append(rate)
     return (crc32(array("d", rates)), rates[0]) if rates else None
+
+
+def print_of_weights(optimizers: Iterable[Any]) -> int | None:
+    """Return a number for some bytes of the first and the last weight of each optimizer; None where none is here.
+
+    Those that lie on the CPU in one piece, and as a whole: a device is not waited for. Not of gradients: what is left
+    over of them a resume need not have.
+    """
+    found = None
+    for optimizer in optimizers:
+        groups = optimizer.param_groups
+        for group, at in ((groups[0], 0), (groups[-1], -1)) if groups else ():
+            weights = group["params"]
+            if weights and type(weights[at]) in _plain_tensors() and (data := bytes_of(weights[at], _CHUNKS_OF_WEIGHT)):
+                found = crc32(data, found or 0)
+    return found
+
+
+@functools.cache
+def _plain_tensors() -> frozenset[type]:
+    import torch
+
+    return frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def print_of_generators() -> int:

@@ -26,14 +26,14 @@ SUFFIX = ".witness"
 DIRECTORY = "witness"
 STEPS = 512
 # Parts of a step that were looked at.
-ORDER, CONTENT, RATES, GENERATORS, FIXED, LOSS, UNPLACED = 1, 2, 4, 8, 16, 32, 64
+ORDER, CONTENT, RATES, GENERATORS, FIXED, LOSS, UNPLACED, WEIGHTS = 1, 2, 4, 8, 16, 32, 64, 128
 """`FIXED`: the content is the same in each pass, as that of a list, so that it decides like an order. `UNPLACED`: the
 epoch is not known, and `batch` is how many the step has."""
 
 _MAGIC = b"rslwit03"
 _HEAD = struct.Struct("<8sIIII")  # magic, rank, world size, attempt, CRC of the facts
 _KIND, _KIND_AT = struct.Struct("<II"), _HEAD.size  # the length of the training, and which training it is
-_RECORD = struct.Struct("<QIIIIIIIxxxxdQd")
+_RECORD = struct.Struct("<QIIIIIIIIdQd")
 _STEP, _COUNT, _DOUBLE = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("<d")
 _SEEN_AT, _LOSS_AT = 16, 56
 _AT, _EACH = 64, 64
@@ -54,6 +54,8 @@ class WitnessedStep:
     content: int = 0
     rates: int = 0
     """A number for the learning rates of all groups of all optimizers."""
+    weights: int = 0
+    """A number for some of the weights, as they are when the step is left."""
     rate: float = 0.0
     """The first of them."""
     generators: int = 0
@@ -192,7 +194,8 @@ def _from_text(text: str) -> Witnesses:
 
 def _record(values: Iterable[Any]) -> WitnessedStep:
     *counts, rate, generators, loss = values
-    step, epoch, batch, seen, shapes, order, content, rates = map(int, counts)
+    step, epoch, batch, seen, shapes, order, content, rates, *weights = map(int, counts)
+    [of_weights] = weights or [0]  # which those of earlier versions have not
     return WitnessedStep(
-        step, epoch, batch, seen, shapes, order, content, rates, float(rate), int(generators), float(loss)
+        step, epoch, batch, seen, shapes, order, content, rates, of_weights, float(rate), int(generators), float(loss)
     )

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 from harness import job
 
-from resilience_sdk.core.resume_proof import EXACT, NOT_EXACT
+from resilience_sdk.core.resume_proof import EXACT, NOT_EXACT, NOT_PROVEN
 
 _PATIENCE_S = 240.0  # an end is waited for, so it is the failure alone that takes as long
 
@@ -52,7 +52,9 @@ class Said:
         if kind.result == NOT_EXACT:
             return self.resume["result"] == NOT_EXACT
         is_said = kind.words in self.screen or kind.words in self.checks
-        return self.resume["result"] == kind.result and NOT_EXACT not in self.screen and is_said
+        # What a resume has said that it does not repeat is proven by equal losses or weights alone.
+        is_limited = not kind.is_planted and self.resume["limits"] and self.resume["result"] == NOT_PROVEN
+        return (is_limited or self.resume["result"] == kind.result) and NOT_EXACT not in self.screen and is_said
 
     def is_named(self, kind: Kind) -> bool:
         """Tell whether it is found, and called by its name."""
@@ -98,13 +100,14 @@ _READ_AGAIN = Kind(
 )
 _GENERATORS = Kind(NOT_EXACT, "generators", "random number generators in another state")
 _LOSS = Kind(NOT_EXACT, "loss", ", of the same samples and learning rate; look for what")
-_NOT_REPEATABLE = Kind(EXACT, None, "batches that come from a stream, or in any order, are not repeatable", False)
+_STREAM = Kind(EXACT, None, "batches of a stream are not repeatable", False)
+_ANY_ORDER = Kind(EXACT, None, "batches in any order (in_order=False) are not repeatable", False)
 _OTHER_BATCHES = _said("a step has other batches, or the loader other data, than in the first pass")
 _COMMON = {
     "good": _good(),
     "untrusted": _good(),  # a loss alone, where no resume before has had equal ones
     "own rate": _good(),
-    "stream": _NOT_REPEATABLE,
+    "stream": _STREAM,
     "longer": _said("; their learning rates not compared: the training has another length than before"),
     "augmented": _said("3 of 3 repeated steps equal; 3 with other values of the same samples"),
     "seeded": _GENERATORS,
@@ -139,7 +142,7 @@ def _rate(cure: str) -> Kind:
     return Kind(NOT_EXACT, "learning rate", f"instead of 0.0531441; {cure}")
 
 
-_WINDOWS = {"accumulated": _good(), "any order": _NOT_REPEATABLE, "accumulation": _OTHER_BATCHES}
+_WINDOWS = {"accumulated": _good(), "any order": _ANY_ORDER, "accumulation": _OTHER_BATCHES}
 _ATTACH_CURE = "let samplers draw from torch's generators or from set_epoch(epoch), and the loader go on where it was"
 START_RUN = {
     **_COMMON,

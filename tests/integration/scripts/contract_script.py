@@ -31,6 +31,9 @@ from resilience_sdk.straggler import attachment, kernels
 SAMPLES = 1 << 20
 EVALUATED = 3
 TRACKED = "tracked-run-7"
+SAVED_BY = 6
+"""With `--background` rank 1 goes on with this step once a checkpoint is committed; the kill comes behind it."""
+_PATIENCE_S = 120.0
 WIDTH = 16
 attempt = int(os.environ.get("RESILIENCE_INTERNAL_ATTEMPT", "0"))
 told = Path(os.environ["TOLD"])
@@ -84,6 +87,8 @@ class Net(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 1))
         self._fatal = args.raise_at * args.accumulate
+        is_killed = args.background and (attempt, rank()) == (0, 1)
+        self._awaits_save = SAVED_BY * args.accumulate if is_killed else -1
         self._bad = args.nan_at * args.accumulate if (attempt, rank()) == (0, 1) else -1
         self.forwards = 0
         """Training forwards of this attempt."""
@@ -97,9 +102,20 @@ class Net(nn.Module):
             self.evaluated += 1
             return outputs
         self.forwards += 1
+        if self.forwards - 1 == self._awaits_save:
+            await_commit()
         if self.forwards - 1 == self._fatal:
             raise StepError("this batch is bad")
         return outputs * float("nan") if self.forwards - 1 == self._bad else outputs
+
+
+def await_commit() -> None:
+    """Wait until a checkpoint is there as a whole; nothing where nothing is recorded."""
+    session, until = current(), time.monotonic() + _PATIENCE_S
+    while session is not None and not list(session.run_dir.checkpoints.glob("step-*/manifest.json")):
+        if time.monotonic() > until:
+            raise TimeoutError("no checkpoint was committed")
+        time.sleep(0.01)
 
 
 def rank() -> int:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from resilience_sdk.adapters._draws import DrawsInWorkers, Generators
+from resilience_sdk.adapters._draws import Generators
 from resilience_sdk.adapters.accelerate.position import Position
 from resilience_sdk.adapters.transformers.place import LoaderPlace
+from resilience_sdk.checkpoint.worker_draws import DrawnInWorkers
 
 DATA = TensorDataset(torch.arange(8))
 
@@ -23,12 +24,13 @@ def test_a_loader_is_as_it_was_behind_the_training(kind):
         return Position(loader, 1) if kind == "accelerate" else LoaderPlace(loader, 0)
 
     one, other = watch(), watch()
-    assert isinstance(loader.collate_fn, DrawsInWorkers)
+    assert isinstance(loader.collate_fn, DrawnInWorkers)
     one.leave()
     one.leave()
-    assert isinstance(loader.collate_fn, DrawsInWorkers)
+    assert isinstance(loader.collate_fn, DrawnInWorkers)
     other.leave()
     assert loader.collate_fn is plain
+    assert loader.worker_init_fn is None
     third = watch()
     between = loader.collate_fn
     loader.collate_fn = around = lambda samples: between(samples)

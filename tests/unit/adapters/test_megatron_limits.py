@@ -140,3 +140,17 @@ def test_what_is_not_there_is_said(tracker, saved, is_same_job, told):
         kept.load_state_dict(saved)
     kept.put_back(is_same_job=is_same_job)
     assert noted() == told
+
+
+@pytest.mark.parametrize(("final", "told"), [(32, set()), (64, {"megatron batch"})])
+def test_a_batch_that_grows_with_the_samples_is_not_compared_before_it_has_grown(tracker, final, told):
+    """The loop tells the calculator of the samples behind the resume; another way to grow is said."""
+    ramp = {"start_global_batch_size": 8, "batch_size_increment": 8, "ramup_samples": 120}
+    growing = SimpleNamespace(get_current_global_batch_size=lambda: 16, global_batch_size=32, **ramp)
+    sys.modules["megatron.core.num_microbatches_calculator"]._GLOBAL_NUM_MICROBATCHES_CALCULATOR = growing
+    kept = TrackedState()
+    saved = kept.state_dict()
+    growing.get_current_global_batch_size, growing.global_batch_size = (lambda: 8), final
+    kept.load_state_dict(saved)
+    kept.put_back(is_same_job=True)
+    assert noted() == told

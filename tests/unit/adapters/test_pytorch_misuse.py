@@ -63,6 +63,13 @@ def test_a_model_that_is_gone_is_no_first_use(recording, asked, optimizer):
     gc.collect()
 
 
+class Bare(torch.optim.Optimizer):
+    """As torch's PostLocalSGDOptimizer: its base was never made."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups = inner, inner.param_groups
+
+
 NET, OTHER = nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)], 0.1)
 
 
@@ -71,6 +78,7 @@ NET, OTHER = nn.Linear(2, 2), torch.optim.SGD([torch.zeros(1)], 0.1)
     [
         (NET, None, {}, "torch.optim.Optimizer"),
         (NET, object(), {}, "torch.optim.Optimizer"),
+        (NET, Bare(OTHER), {}, "of a wrapper pass the one inside"),
         (print, OTHER, {}, "torch.nn.Module"),
         (NET, OTHER, {"first_step": -1}, "first_step=-1"),
         (NET, OTHER, {"first_step": True}, "first_step=True"),

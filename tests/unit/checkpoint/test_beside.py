@@ -211,6 +211,57 @@ def test_what_the_program_restores_itself_is_not_said_at_the_resume(tmp_path, sa
     assert said() == []
 
 
+class Bank(nn.Module):
+    """A memory that the first forward makes, and each one writes; and a table that is made once, or grows."""
+
+    def __init__(self, work=None):
+        super().__init__()
+        self.layer, self.at = nn.Linear(2, 1), 0
+        self.register_buffer("bank", torch.zeros(3, 0), persistent=False)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, x):
+        if not self.bank.numel():
+            self.bank = torch.rand(3, 2)
+            self.register_buffer("table", torch.arange(3.0), persistent=False)
+        self.bank[self.at % 3] = x[0]
+        return self.layer(x)
+
+
+def test_a_buffer_that_the_first_call_makes_is_seen_to_change(tmp_path, said, monkeypatch):
+    """A table that is made once is no state."""
+    monkeypatch.setitem(globals(), "Model", Bank)
+    train(tmp_path)
+    [line] = said()
+    assert line.startswith("a resume will not repeat bank of the module model:")
+    resume_limits._noted.limits.clear()
+    train(tmp_path)
+    assert "bank of the module model" in said()[0]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_an_encoder_layer_of_torchs_stays_on_its_fast_path(tmp_path, is_alone):
+    """It gives other bits where a hook is on it or on a part of it: in an evaluation before the first step."""
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = layer if is_alone else nn.Sequential(nn.Linear(16, 16), nn.Sequential(nn.ModuleList([layer])[0]))
+    batch = torch.rand(2, 5, 16)
+    model.eval()
+    with torch.no_grad():
+        before = model(batch)
+        Checkpointer({"model": model}, run_dir=tmp_path).resume()
+        after = model(batch)
+    assert not any(one._forward_pre_hooks for one in layer.modules())
+    assert torch.equal(before, after)
+
+
+def test_what_is_a_buffer_is_told_to_be_a_persistent_one(tmp_path, said):
+    """Not to be made a buffer, which it is."""
+    train(tmp_path, lambda m: m.cache.add_(1))
+    [line] = said()
+    assert "; register these buffers with persistent=True, or keep it in the values" in line
+
+
 def test_a_copy_of_the_module_is_made_as_ever(tmp_path, said):
     """Between the resume and the first call."""
     model = Model()

@@ -131,6 +131,9 @@ def test_the_answers_of_all_ranks_come_to_one():
     check = state_check([good, bad, bad], 3)
     assert check.text == "the generator of NumPy is not as it was saved on rank 1, and 1 more"
     assert (check.rank, check.component) == (1, "the generator of NumPy")
+    weights = {**good, "differs": ["the state of model 0"]}
+    assert state_check([good, weights], 2).cure.startswith("parameters that differ by rank are saved of rank 0 alone")
+    assert state_check([weights, weights], 2).cure.startswith("what gives this state has to take it back")
     assert state_check([good, good], 4).text.endswith("what each rank has of its own: not compared, 4 ranks saved it")
     assert state_check([good, {**good, "error": "OSError: no"}], 2).result == "not_compared"
 
@@ -237,6 +240,35 @@ def test_what_an_attempt_before_has_found_is_not_of_this_resume():
     assert [proof_of(events[:until])["result"] for until in (1, 2, 3, 4)] == [
         *("resume_not_exact", "exact", "resume_not_exact", "resume_not_exact"),
     ]
+
+
+def of_attempt(attempt, event, **facts):
+    return {"event": event, "job": "a", "attempt": attempt, **facts}
+
+
+def said(attempt, key, at_resume=True):
+    facts = {"limit": key, "thing": f"the {key}", "means": "m", "cure": "c", "at_resume": at_resume}
+    return of_attempt(attempt, "resume_limit", **facts)
+
+
+def test_what_a_resume_has_said_that_it_does_not_repeat_is_not_exact():
+    """Of that resume, not of the start, nor of one before. Repeated steps know it by themselves, and their losses."""
+    state = ResumeCheck("state", "exact", "4 of 4 parts of the state equal")
+    steps = ResumeCheck("steps", "exact", "3 of 3 repeated steps equal, their losses, too")
+    equal, repeated = (of_attempt(2, check.event.value, **check.facts()) for check in (state, steps))
+    resume = of_attempt(2, "resume", step=3, checkpoint="step-00000003")
+    for events in ([said(2, "order", at_resume=False), resume, equal], [said(1, "order"), resume, equal],
+                   [said(2, "order"), resume, equal, repeated]):  # fmt: skip
+        assert proof_of(events)["result"] == "exact"
+    for events in (
+        [said(2, "order"), said(2, "tau"), resume, equal],
+        [resume, equal, said(2, "order"), said(2, "tau")],
+    ):
+        found = proof_of(events)
+        assert (found["result"], found["text"]) == (
+            "not_proven",
+            "resume not proven exact: 4 of 4 parts of the state equal; this resume does not repeat the order; the tau",
+        )
 
 
 def test_generators_are_compared_again_before_the_first_batch(tmp_path, capsys, monkeypatch):

@@ -138,3 +138,19 @@ def test_gradients_from_before_the_window_was_watched_are_none_of_it():
     backward(model)
     window.at_boundary(2)
     assert window.is_open()
+
+
+class Bare(torch.optim.Optimizer):
+    """Its base was never made, as that of some wrappers."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups = inner, inner.param_groups
+
+
+def test_an_optimizer_without_hooks_ends_no_training():
+    """Its windows are not known."""
+    (model,), (optimizer,), _ = made()
+    window = AccumulationWindow.of({"a": Bare(optimizer)})
+    backward(model)
+    window.at_boundary(1)
+    assert not window.is_open()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT
+from resilience_sdk.core.resume_proof import EXACT, NOT_COMPARED, NOT_EXACT, NOT_PROVEN
 from resilience_sdk.rank.data import END, Walk, next_batch
 from resilience_sdk.rank.fingerprints import EpochPrint, Tap, difference, print_of_content, print_of_indices, tap_of
 from resilience_sdk.rank.pass_print import PassPrint
@@ -48,6 +48,13 @@ class Stream(IterableDataset):
         return iter([random.SystemRandom().random() for _ in range(24)])
 
 
+class Same(IterableDataset):
+    """Shuffles by the generator of Python."""
+
+    def __iter__(self):
+        return iter(random.sample(range(24), 24))
+
+
 def read(loader, batches, saved=None, epoch=0):
     """Read so many batches of an epoch, from a saved place or the start; return the place, and what was told."""
     walk, told = Walk(), []
@@ -69,7 +76,8 @@ LOADERS = {
     "workers": (lambda: DataLoader(DATA, batch_size=4, shuffle=True, num_workers=1), EXACT),
     "own sampler": (lambda: DataLoader(DATA, batch_size=4, sampler=Own(random.SystemRandom().random())), NOT_EXACT),
     "augmented": (lambda: DataLoader(Noisy(DATA.tensors[0]), batch_size=4, shuffle=True), EXACT),
-    "stream": (lambda: DataLoader(Stream(), batch_size=4), NOT_COMPARED),
+    "stream": (lambda: DataLoader(Stream(), batch_size=4), NOT_PROVEN),
+    "stream that repeats": (lambda: DataLoader(Same(), batch_size=4), EXACT),
     "any order": (
         lambda: DataLoader(DATA, batch_size=4, shuffle=True, num_workers=1, in_order=False),
         NOT_COMPARED,
@@ -77,7 +85,7 @@ LOADERS = {
     "list": (lambda: list(torch.arange(24.0).split(4)), EXACT),
     "random list": (lambda: list(torch.rand(6, 4, generator=torch.Generator()).split(1)), EXACT),
     "other list": (lambda: [random.SystemRandom().random() for _ in range(6)], NOT_EXACT),
-    "generator": (lambda: iter([torch.tensor(random.SystemRandom().random()) for _ in range(6)]), NOT_COMPARED),
+    "generator": (lambda: iter([torch.tensor(random.SystemRandom().random()) for _ in range(6)]), NOT_PROVEN),
 }
 
 
@@ -98,6 +106,16 @@ def test_a_wrong_order_is_named_with_its_epoch_and_the_cure():
     assert check.component == "the order of epoch 2"
     assert check.text == "other samples, the order of epoch 2: read again, it differs from batch 0 on"
     assert check.cure.startswith("let Own draw from torch's generators or from set_epoch(epoch)")
+
+
+def test_a_stream_that_gives_other_values_is_said_with_the_cure():
+    """By its content: that it was read again proves nothing, and other values are as bad as other samples."""
+    saved, _ = read(DataLoader(Stream(), batch_size=4), 3, epoch=1)
+    _, [check] = read(DataLoader(Stream(), batch_size=4), 0, saved)
+    assert check.line.startswith(
+        "resume not proven exact: other samples or other values in epoch 1: read again, it differs"
+    )
+    assert "batches of a stream are not repeatable; let it draw from the generators of Python" in check.line
 
 
 class Buckets(Own):
@@ -376,22 +394,114 @@ class Hostile:
     """A batch, a loader or an iterator of somebody's that refuses to be looked at."""
 
     shape = property(lambda self: 1 / 0)
-    state_dict = _batches = in_order = batch_sampler = shape
+    state_dict = _batches = in_order = batch_sampler = dataset = shape
 
     def __iter__(self):
         return iter([self])
 
 
 def test_what_cannot_be_looked_at_ends_no_training():
-    """It has no fingerprint, and is given out as ever."""
+    """It has no fingerprint, and is given out as ever; a difference is said though the cure is not known."""
     prints, told = PassPrint(), []
     prints.is_checked, prints.told = True, told.append
     hostile = Hostile()
     assert list(prints.make(hostile, lambda: iter([hostile]))) == [hostile]
     prints.begin([hostile])
     prints.note(hostile)
+    assert told == []
     prints.resume({"kind": "content", "facts": {}, "value": 3, "marks": []}, 1)
     prints.begin([1])
     prints.note(1)
     prints.compare(0, hostile)
-    assert (prints.make(hostile, lambda: hostile), told) == (hostile, [])
+    assert prints.make(hostile, lambda: hostile) is hostile
+    assert [(check.result, check.cure.partition(",")[0]) for check in told] == [
+        (NOT_EXACT, "give out the same batches in each pass")
+    ]
+
+
+class OfNoIndices:
+    """A loader of somebody's that nobody sees the samples of."""
+
+    def __iter__(self):
+        return iter([1, 2])
+
+
+UNKNOWN = {
+    "stream": (lambda: DataLoader(Stream(), 4), "batches of a stream are not repeatable"),
+    "any order": (
+        lambda: DataLoader(DATA, 4, num_workers=1, in_order=False),
+        "batches in any order (in_order=False) are not repeatable",
+    ),
+    "own loader": (OfNoIndices, "the indices that OfNoIndices makes its batches of are not seen"),
+    "state": (
+        lambda: StatefulDataLoader(DATA, 4, num_workers=1),
+        "the indices that StatefulDataLoader makes its batches of are not seen",
+    ),
+    "raises": (Hostile, "the loader could not be looked at: ZeroDivisionError: division by zero"),
+    "odd batch": (lambda: [Hostile()], "a batch could not be looked at: ZeroDivisionError: division by zero"),
+    "other sampler": (lambda: Aside(DATA, 4), "the loader gives more batches than were drawn of its sampler"),
+}
+
+
+class Aside(DataLoader):
+    """Draws from something else than its sampler."""
+
+    def _get_iterator(self):
+        return iter([torch.ones(4)])
+
+
+def test_content_is_looked_at_once():
+    """Here and for the witness of the step; another batch is looked at by itself."""
+    prints = PassPrint()
+    prints.is_checked = True
+    prints.begin([1, 2])
+    batch, other = torch.rand(3), torch.rand(3)
+    prints.note(batch)
+    assert prints.content_of(other) == print_of_content(other)
+    prints.note(batch)
+    assert prints.content_of(batch) == print_of_content(batch)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, to torchdata
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_why_samples_are_not_known_is_said_in_its_own_words(name):
+    """An error by its type and text, never as a stream."""
+    make, why = UNKNOWN[name]
+    prints, told = PassPrint(), []
+    prints.is_checked, prints.told = True, told.append
+    loader = make()
+    batches = prints.make(loader, lambda: iter(loader))
+    prints.note(next(batches))
+    assert (prints.is_known, prints.why) == (False, why)
+    prints.resume({"kind": "indices", "facts": {}, "value": 3, "marks": []}, 1)
+    prints.compare(0, loader)
+    assert [(check.result, check.text) for check in told] == [(NOT_COMPARED, why)]
+
+
+@pytest.mark.parametrize(
+    ("loader", "why"),
+    [
+        (DataLoader(DATA, 4, num_workers=1), "the iterator of this pass was made before it could be seen what"),
+        (DataLoader(Stream(), 4), "batches of a stream are not repeatable"),
+        (Hostile(), "the loader could not be looked at: ZeroDivisionError"),
+    ],
+)
+def test_why_a_pass_that_was_begun_before_is_not_known_is_said(loader, why):
+    """Of a loader that raises, too."""
+    prints = PassPrint()
+    prints.is_checked = True
+    prints.begun_before(loader, None)
+    assert not prints.is_known
+    assert prints.why.startswith(why)
+
+
+def test_fewer_batches_than_are_left_out_are_said_as_such():
+    """As of a pass that begins behind the place."""
+    loader = DataLoader(DATA, batch_size=4)
+    prints = PassPrint()
+    prints.is_checked = True
+    prints.begin(loader)
+    with prints.tapped(loader):
+        next(iter(loader))
+    prints.leave_out(5)
+    assert prints.why == "1 of the 5 batches before the place were drawn again"

@@ -24,16 +24,18 @@ from resilience_sdk.recorder.witness_ring import (
     RATES,
     STEPS,
     UNPLACED,
+    WEIGHTS,
     WitnessedStep,
     Witnesses,
     WitnessRing,
 )
 
+BUT = " in samples and learning rates; losses and weights not compared"
 ALL = ORDER | CONTENT | RATES | GENERATORS
-ONE = WitnessedStep(9, 1, 4, ALL, 11, 12, 13, 14, 0.1, 15)
+ONE = WitnessedStep(9, 1, 4, ALL, 11, 12, 13, 14, 0, 0.1, 15)
 COUNTS = st.integers(0, 2**32 - 1)
 WITNESSES = st.builds(
-    WitnessedStep, st.integers(0, 2000), COUNTS, COUNTS, st.integers(0, 63), COUNTS, COUNTS, COUNTS, COUNTS,
+    WitnessedStep, st.integers(0, 2000), COUNTS, COUNTS, st.integers(0, 255), COUNTS, COUNTS, COUNTS, COUNTS, COUNTS,
     st.floats(allow_nan=False), st.integers(0, 2**64 - 1), st.floats(allow_nan=False),
 )  # fmt: skip
 
@@ -41,7 +43,7 @@ WITNESSES = st.builds(
 @pytest.mark.parametrize(
     ("changes", "result", "words"),
     [
-        ({}, EXACT, "1 of 1 repeated step equal"),
+        ({}, EXACT, f"1 of 1 repeated step equal{BUT}"),
         ({"order": 1}, NOT_EXACT, "step 9: other samples"),
         ({"content": 1, "seen": ALL & ~ORDER | FIXED | UNPLACED}, NOT_EXACT, "step 9: other values in the batch"),
         ({"batch": 1}, NOT_COMPARED, "step 9 has 1 batches of the loader now, 4 before"),
@@ -56,6 +58,7 @@ def test_a_loop_that_does_not_know_its_epoch_is_compared_without_it(changes, res
         before = attrs.evolve(before, seen=changes["seen"])
     comparison = Comparison({9: before}, told.append, last=9)
     comparison.look(attrs.evolve(before, **changes))
+    comparison.close()
     assert [(check.result, check.text) for check in told] == [(result, words)]
 
 
@@ -102,16 +105,16 @@ def steps(first, last, **changes):
 def test_equal_steps_prove_the_resume():
     """Those that are done again, of all that the attempt before has done."""
     [check] = compare(steps(0, 15), steps(10, 30))
-    assert (check.result, check.line) == (EXACT, "resume exact: 5 of 5 repeated steps equal")
+    assert (check.result, check.line) == (EXACT, f"resume exact as far as compared: 5 of 5 repeated steps equal{BUT}")
     [check] = compare(steps(0, 15), steps(10, 12))  # it was ended again before it came so far
-    assert check.text == "2 of 2 repeated steps equal"
+    assert check.text == f"2 of 2 repeated steps equal{BUT}"
     assert compare(steps(0, 10), steps(10, 12)) == []  # nothing is repeated behind a stop
 
 
 def test_what_is_left_of_more_steps_than_there_is_room_for_is_compared():
     """The oldest are not there any more; one that was left out is passed over."""
     [check] = compare([*steps(20, 23), *steps(24, 26)], steps(10, 40))
-    assert check.text == "5 of 5 repeated steps equal"
+    assert check.text == f"5 of 5 repeated steps equal{BUT}"
 
 
 def test_the_first_step_that_differs_is_named_and_nothing_behind_it():
@@ -160,8 +163,40 @@ def test_what_is_random_on_purpose_is_a_note_or_not_compared():
         "5 of 5 repeated steps equal; 5 with other values of the same samples, as of an augmentation with numbers of "
         "its own"
     )
-    [check] = compare(steps(0, 15, seen=CONTENT | RATES), steps(10, 15, seen=CONTENT | RATES, content=99))
-    assert (check.result, check.text.split()[:5]) == (NOT_COMPARED, ["batches", "that", "come", "from", "a"])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        (CONTENT, CONTENT, "batches of a stream are not repeatable"),
+        (ALL, CONTENT, "batches of a stream are not repeatable"),
+        (CONTENT, ALL, "the attempt before has left no indices of them"),
+    ],
+)
+def test_other_values_of_samples_that_nobody_knows_are_not_compared(before, now, why):
+    """In one of the two attempts: of an augmentation it would be a guess. The reason is that of the loader."""
+    again = [*steps(10, 13, seen=now), *steps(13, 15, seen=now, content=99)]
+    [check] = compare(steps(0, 15, seen=before), again, why_unknown=lambda: "batches of a stream are not repeatable")
+    which = "2 of 5 repeated steps have other values of samples that are not known"
+    assert (check.result, check.text) == (NOT_COMPARED, f"{which}: {why}")
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        (3, "a step has other batches than before, or its samples are known no more (ValueError: no)"),
+        (9, "a step has other batches, or the loader other data"),
+    ],
+)
+def test_facts_that_are_not_known_any_more_are_no_other_data(facts, why):
+    """3 is what stands for them here. The other way around it is the attempt before that has left none."""
+    told = []
+    for before, now in ((7, facts), (facts, 7)):
+        found = Witnesses(0, 1, 0, before, "j", {9: ONE})
+        assert begin(found, 5, 1, now, (), told.append, why_unknown=lambda: "ValueError: no", no_facts=3) is None
+    assert {check.result for check in told} == {NOT_COMPARED}
+    assert told[0].text.startswith(why)
+    assert told[1].text.startswith("the attempt before has left no indices" if facts == 3 else why)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +245,15 @@ def test_a_ring_gives_back_the_newest_of_each_place(tmp_path_factory, found):
         assert witness_ring.find(place / "empty", place / "run", 5, 5, "job") is None  # its node was lost since
 
 
+def test_steps_of_a_version_that_left_no_weights_are_read(tmp_path):
+    """In their order; they say that there were none."""
+    (tmp_path / "witness").mkdir()
+    step = [9, 1, 4, ALL, 11, 12, 13, 14, 0.1, 15, 0.0]
+    facts = {"v": 1, "rank": 1, "world_size": 1, "attempt": 0, "facts": 7, "job": "j", "steps": [step]}
+    witness_ring.place_of(tmp_path, 1).write_text(json.dumps(facts))
+    assert witness_ring.find(tmp_path, tmp_path, 1, 1, "j").steps == {9: ONE}
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"rank": 1, "steps": [[1]]}', "\x00", '{"steps": 5}'])
 def test_what_is_no_ring_is_nothing(tmp_path, text):
     """Torn, of another version, or put there by somebody."""
@@ -231,12 +275,12 @@ def test_a_comparison_is_closed_once():
     assert len(told) == 1
 
 
-def compare_losses(losses, is_trusted, seen=ALL):
+def compare_losses(losses, is_trusted, seen=ALL, **options):
     """Return what is told where these are the losses of the steps from 10 on, each heard a step late."""
     told = []
     before = steps(10, 15, seen=seen | LOSS, loss=1.5)
     found = Witnesses(0, 1, 0, 7, "j", {one.step: one for one in before})
-    comparison = begin(found, 10, 1, 7, (), told.append, lambda: is_trusted)
+    comparison = begin(found, 10, 1, 7, (), told.append, lambda: is_trusted, **options)
     for number in range(10, 18):
         if not comparison.look(attrs.evolve(ONE, step=number)):
             break
@@ -250,9 +294,9 @@ def test_a_loss_counts_where_all_else_is_equal_and_this_run_has_repeated_it_befo
     [check] = compare_losses([1.5] * 5, False)
     assert check.text == "5 of 5 repeated steps equal, their losses, too"
     [check] = compare_losses([1.5, 1.5001, 1.5], False)
-    assert (check.result, check.text) == (EXACT, "5 of 5 repeated steps equal")
+    assert (check.result, check.text) == (EXACT, "5 of 5 repeated steps equal, but not all losses")
     [check] = compare_losses([1.5, 1.25, 1.5], None)
-    assert (check.result, check.text) == (EXACT, "5 of 5 repeated steps equal")
+    assert (check.result, check.text) == (EXACT, "5 of 5 repeated steps equal, but not all losses")
     [check] = compare_losses([1.5, 1.25, 1.5], True)
     assert (check.result, check.component, check.step) == (NOT_EXACT, "loss", 11)
     assert check.text == "step 11: loss 1.25 instead of 1.5, of the same samples and learning rate"
@@ -268,6 +312,65 @@ def test_a_loss_that_is_far_off_is_said_though_it_proves_nothing():
     assert check.result == NOT_PROVEN
     [check] = compare_losses([1.5, 1.25, 1.5], False, seen=ALL & ~CONTENT)
     assert check.result == EXACT
+
+
+LOST = ["tau of the module net", "requires_grad of 2 parameters of net"]
+
+
+def test_steps_beside_what_is_lost_are_proven_by_equal_losses_alone():
+    """ "resume exact" beside "this resume does not repeat ..." would be surer than what was compared."""
+    [check] = compare(steps(0, 15), steps(10, 30), not_repeated=lambda: LOST)
+    assert check.line == (
+        f"resume not proven exact: 5 of 5 repeated steps equal{BUT}; this resume does not repeat "
+        "tau of the module net; requires_grad of 2 parameters of net"
+    )
+    assert (check.result, check.component, check.event.value) == (NOT_PROVEN, None, "resume_check")
+    for losses, result in (([1.5] * 5, EXACT), ([1.5, 1.5001, 1.5], NOT_PROVEN)):
+        [check] = compare_losses(losses, False, not_repeated=lambda: LOST)
+        assert check.result == result
+    assert check.text.startswith("5 of 5 repeated steps equal, but not all losses; this resume does not repeat tau")
+
+
+def learning(*weights):
+    return [attrs.evolve(ONE, step=10 + at, seen=ALL | WEIGHTS, weights=one) for at, one in enumerate(weights)]
+
+
+def test_weights_prove_steps_whose_losses_nobody_reads():
+    """Once the training has changed them: as long as they are those of the save they prove nothing."""
+    [check] = compare(learning(1, 2, 3), learning(1, 2, 3), not_repeated=lambda: LOST)
+    assert (check.result, check.text) == (EXACT, "3 of 3 repeated steps equal, their weights, too")
+    [check] = compare(learning(1, 1, 1), learning(1, 1, 1))
+    assert (check.result, check.text) == (EXACT, f"3 of 3 repeated steps equal{BUT}")
+
+
+@pytest.mark.parametrize(("is_trusted", "result"), [(False, NOT_PROVEN), (True, NOT_EXACT), (None, EXACT)])
+def test_other_weights_of_equal_samples_are_said(is_trusted, result):
+    """A finding where this run has repeated its losses or weights before; on three ranks they prove nothing."""
+    [check] = compare(learning(1, 2, 3), learning(1, 4, 5), is_trusted=lambda: is_trusted)
+    assert check.result == result
+    if result != EXACT:
+        text = "step 11: other weights than before, of the same samples and learning rate"
+        assert (check.text, check.component, check.step, check.cure) == (text, "weights", 11, CURES["weights"])
+
+
+@pytest.mark.parametrize("changes", [{"content": 99}, {"rates": 1}])
+def test_other_weights_of_other_values_or_rates_are_none(changes):
+    """They follow from those."""
+    now = [attrs.evolve(one, **changes) for one in learning(1, 4, 5)]
+    [check] = compare(learning(1, 2, 3), now)
+    assert check.result == EXACT
+    assert "not compared" in check.text or "with other values" in check.text
+
+
+def test_one_repeated_step_waits_for_what_is_said_behind_it():
+    """What a module has lost is said behind the first step of a resume."""
+    told, lost = [], []
+    comparison = Comparison({9: ONE}, told.append, 9, not_repeated=lambda: lost)
+    assert comparison.look(ONE)
+    lost += LOST
+    assert told == []
+    assert not comparison.look(attrs.evolve(ONE, step=10))
+    assert [check.result for check in told] == [NOT_PROVEN]
 
 
 def test_a_loss_is_left_with_its_step(tmp_path):

@@ -7,8 +7,17 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from resilience_sdk.rank.pass_print import PassPrint
-from resilience_sdk.rank.witness import StepInMaking, rates_of
-from resilience_sdk.recorder.witness_ring import CONTENT, FIXED, GENERATORS, ORDER, RATES, UNPLACED, WitnessedStep
+from resilience_sdk.rank.witness import StepInMaking, print_of_weights, rates_of
+from resilience_sdk.recorder.witness_ring import (
+    CONTENT,
+    FIXED,
+    GENERATORS,
+    ORDER,
+    RATES,
+    UNPLACED,
+    WEIGHTS,
+    WitnessedStep,
+)
 
 ROWS = torch.arange(16.0)
 
@@ -74,6 +83,43 @@ def test_rates_and_generators_are_those_at_the_first_batch():
     found = witness([ROWS] * 8, 8, per_step=2, optimizers=[optimizer])
     assert [bool(one.seen & GENERATORS) for one in found] == [True, True, False, False]
     assert [(one.rate, bool(one.seen & RATES)) for one in found] == [(0.5, True)] * 4
+
+
+def optimizer_of(*weights):
+    return SimpleNamespace(param_groups=[{"params": [one]} for one in weights])
+
+
+def test_weights_are_known_where_they_lie_here():
+    """The first and the last of an optimizer; not of a device, of a class of its own, or whose memory is given back."""
+    weights = [torch.nn.Parameter(torch.rand(2, 300)) for _ in range(3)]
+    optimizer = optimizer_of(*weights)
+    known = print_of_weights([optimizer])
+    for at, is_seen in ((0, True), (1, False), (2, True)):
+        before = print_of_weights([optimizer])
+        weights[at].data[-1, -1] += 1
+        assert (print_of_weights([optimizer]) != before) is is_seen
+    assert known is not None
+    freed = torch.rand(4)
+    freed.untyped_storage().resize_(0)
+    other = torch.rand(4).as_subclass(type("Sharded", (torch.Tensor,), {}))
+    for weight in (torch.empty(4, device="meta"), torch.rand(2, 300).t(), other, freed, torch.empty(0)):
+        assert print_of_weights([optimizer_of(weight)]) is None
+    assert print_of_weights([SimpleNamespace(param_groups=[]), SimpleNamespace(param_groups=[{"params": []}])]) is None
+
+
+def test_a_step_has_the_weights_as_they_are_when_it_is_left():
+    """Whatever was made of its batches before."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    found = []
+    for last in (1.0, 1.0, 2.0):
+        weight.data.fill_(0.0)
+        one = StepInMaking(PassPrint(), [torch.optim.SGD([weight], lr=0.5)])
+        one.add(0, 0, ROWS)
+        weight.data.fill_(last)
+        found.append(WitnessedStep(*one.take(0)))
+    assert [bool(one.seen & WEIGHTS) for one in found] == [True] * 3
+    assert found[0] == found[1]
+    assert found[0].weights != found[2].weights
 
 
 def test_batches_that_make_no_step_are_dropped():
