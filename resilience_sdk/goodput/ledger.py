@@ -243,6 +243,11 @@ class Ledger:
         return Reading(buckets, wall_s, phases, lost_s, tuple(attempts), tuple(stretches))
 
     @property
+    def fails_unseen(self) -> bool:
+        """Whether the newest job has failed if it runs no more: it has told no end, and was not asked to leave."""
+        return self._has_launcher and self._runs and not self._is_leaving
+
+    @property
     def goes_on(self) -> bool:
         """Whether a job has begun that has not told its end."""
         return self._runs

@@ -24,6 +24,8 @@ _LEAST_LONG_NS, _USUAL_STEPS = 1e9, 2.0
 _FIRST_LONG_NS = 2e9  # as long as nobody knows what is usual
 _SAMPLED_FROM = 0.4  # of that time: the process is looked at from then on
 _USUAL_OF = 15  # newest steps
+_OWN = ("compute", "io")  # kinds of sections whose time is the rank's own; in others it waits for somebody
+_LEAST_OWN, _ODD = 5, 3.0
 _SLOW, _LEAST_SLOW = 1.10, 0.02
 """Ranks wait for one whose own work takes so many times that of the others, and so much of the time more."""
 
@@ -100,6 +102,8 @@ class RankTime:
     parts_seen: set[SectionUse] = attrs.field(factory=set)
     _known: dict[tuple[int, str, str], int] = attrs.field(factory=dict)
     _done_ns: dict[tuple[str, str], float] = attrs.field(factory=dict)
+    _own: dict[tuple[str, str], tuple[int, float]] = attrs.field(factory=dict)  # passes, and what one takes
+    _joint: set[tuple[str, str]] = attrs.field(factory=set)  # sections that hold collectives, so waits for others
     _inside: dict[tuple[str, str], list[int]] = attrs.field(factory=dict)  # looks that saw it outside, inside of a step
     _steps_ns: float = 0.0
     _evaluated_ns: float = 0.0  # between two steps, around batches of an evaluation
@@ -172,6 +176,11 @@ class RankTime:
         return self._wall_ns() / _NANO
 
     @property
+    def own_s(self) -> float:
+        """Seconds in sections in which it works by itself, and waits for nothing; 0.0 where it has told of none."""
+        return sum(mean_ns * count for key, (count, mean_ns) in self._own.items() if key not in self._joint) / _NANO
+
+    @property
     def spent(self) -> Spent:
         """What they were spent on."""
         if self.began_ns is None:
@@ -214,6 +223,8 @@ class RankTime:
                 continue
             # Of more passes than a ring holds, those that are there stand for all.
             took_ns = (count - first) * sum(counted) / len(counted)
+            if new.kind in _OWN and part_of(new.name, new.kind) is None:
+                self._note_own(new, count - first, counted)
             if new.kind in BEAT_KINDS and new.name != EVALUATION:
                 self._steps_ns += took_ns
             elif (part := part_of(new.name, new.kind)) is not None and new.kind not in BEAT_KINDS:
@@ -221,6 +232,17 @@ class RankTime:
                 self._done_ns[new.name, new.kind] = self._done_ns.get((new.name, new.kind), 0.0) + took_ns
             if new.in_step is not None:
                 self._inside.setdefault((new.name, new.kind), [0, 0])[new.in_step] += 1
+
+    def _note_own(self, new: LanePasses, passed: int, samples_ns: Sequence[int]) -> None:
+        """Add passes in which it works by itself; one that takes many times as long as usual stood."""
+        if new.is_joint:
+            self._joint.add((new.name, new.kind))
+        known, mean_ns = self._own.get((new.name, new.kind), (0, 0.0))
+        most_ns = max(_LEAST_LONG_NS, _ODD * mean_ns) if known >= _LEAST_OWN else float("inf")
+        usual = [ns for ns in samples_ns if ns <= most_ns]
+        if usual:
+            took_ns = known * mean_ns + passed * sum(usual) / len(usual)
+            self._own[new.name, new.kind] = known + passed, took_ns / (known + passed)
 
     def _note_places(self, lane: LaneView) -> None:
         in_step = False
@@ -324,16 +346,17 @@ class RankTime:
             self._taken_ns += ns
 
 
-def node_spent(ranks: Iterable[RankTime], own_s: Sequence[float]) -> Spent:
+def node_spent(ranks: Iterable[RankTime]) -> Spent:
     """Return what the time of a node's ranks was spent on: productive is when all of them were in a step.
 
-    `own_s`: what each of several ranks has worked by itself, where they say so: the others waited for the slowest.
+    Of what each has worked by itself, where all say so, the others have waited for the slowest.
     """
-    known = [rank.spent for rank in ranks if rank.began_ns is not None]
-    if not known:
+    begun = [rank for rank in ranks if rank.began_ns is not None]
+    if not begun:
         return Spent()
-    merged = merge(known)
-    slow_s = _waits_s(own_s, merged.productive_s)
+    merged = merge([rank.spent for rank in begun])
+    own_s = [rank.own_s for rank in begun]
+    slow_s = _waits_s(own_s, merged.productive_s) if all(own_s) else 0.0
     return attrs.evolve(merged, productive_s=merged.productive_s - slow_s, waiting_s=merged.waiting_s + slow_s)
 
 

@@ -99,11 +99,14 @@ class Summary:
         }
 
 
-def summarize(ledger: Ledger, now: float | None = None, *, standing_s: float = 0.0) -> Summary:
-    """Return the figures of a run at `now` that stands for `standing_s`, as `Ledger.read` takes both."""
+def summarize(ledger: Ledger, now: float | None = None, *, standing_s: float = 0.0, is_gone: bool = False) -> Summary:
+    """Return the figures of a run at `now` that stands for `standing_s`, as `Ledger.read` takes both.
+
+    `is_gone`: nobody uses the run directory; a job that has told no end was killed then, and that is a fault.
+    """
     reading = ledger.read(now, standing_s=standing_s)
     ran_s = reading.wall_s - reading.buckets[Bucket.IDLE]
-    faults = len(ledger.failures)
+    faults = len(ledger.failures) + (is_gone and ledger.fails_unseen)
     attempts = tuple(
         {
             "job": account.job,

@@ -173,7 +173,7 @@ class Watcher:
             self._unended.look(ranks, now_ns)
         soon_s = self._look_for_stop(ranks)
         self._step_times.look(completed, time.monotonic())
-        self._time.look(completed, now_ns, self._step_times.own_s)
+        self._time.look(completed, now_ns)
         self._stragglers.look(completed, time.monotonic())
         if died or new:
             self.keep_witnesses()  # last: nobody waits for it

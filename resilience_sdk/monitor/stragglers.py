@@ -339,12 +339,6 @@ class StepTimeWatch:
         for _, steps in self._ranks.values():
             steps.note_stop(for_s)
 
-    @property
-    def own_s(self) -> list[float]:
-        """What each rank has worked by itself in its steps, in seconds; empty where one has told of no such section."""
-        own = [steps.own_s for _, steps in self._ranks.values()]
-        return [] if any(one is None for one in own) else [one for one in own if one is not None]
-
     def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now: float) -> None:
         """Take what each rank has completed since the last look; `now` is a steady clock's, in seconds.
 

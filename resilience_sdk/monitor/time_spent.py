@@ -59,25 +59,21 @@ class TimeWatch:
         """Whether a step takes longer than usual, so that it matters what the processes do meanwhile."""
         return self._late_ns is not None
 
-    def look(
-        self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now_ns: int, own_s: Sequence[float]
-    ) -> None:
+    def look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now_ns: int) -> None:
         """Take what each rank has completed since the last look, and tell of it where it is time.
 
-        `own_s`: what each rank has worked by itself. Never raises: a mistake here must not cost the job its watch.
+        Never raises: a mistake here must not cost the job its watch.
         """
         if self._has_failed or not completed:
             return
         try:
-            self._look(completed, now_ns, own_s)
+            self._look(completed, now_ns)
         except Exception as error:  # noqa: BLE001 - see above
             self._has_failed = True
             self._journal.emit(Event.DEGRADED, what="time spent", why=repr(error))
             console.say_once("time spent", f"what the time is spent on is not recorded any more: {error!r}")
 
-    def _look(
-        self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now_ns: int, own_s: Sequence[float]
-    ) -> None:
+    def _look(self, completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]], now_ns: int) -> None:
         late = [
             watched
             for watched, _ in completed
@@ -102,7 +98,7 @@ class TimeWatch:
             )
         is_over = not any(watched.alive for watched, _ in completed)
         if (is_over and not self._is_over) or was_late != self.is_late or self._is_due(now_ns):
-            self._tell(completed, now_ns, own_s, is_over=is_over)
+            self._tell(completed, now_ns, is_over=is_over)
         self._is_over = is_over
 
     def _doing(self, watched: WatchedRank, now_ns: int) -> Doing | None:
@@ -117,7 +113,8 @@ class TimeWatch:
             self._processes[watched.stem] = _Process(now_ns, ticks, Doing.STOPPED)
         elif now_ns - before.at_ns >= _SLICE_NS:
             used = (ticks - before.ticks) / self._ticks_per_s / ((now_ns - before.at_ns) / 1e9)
-            doing = Doing.STILL if used < _STILL else Doing.BUSY
+            # One that waits for a processor works, as far as it gets one.
+            doing = Doing.STILL if used < _STILL and state != "R" else Doing.BUSY
             self._processes[watched.stem] = _Process(now_ns, ticks, doing)
         return self._processes[watched.stem].doing
 
@@ -134,7 +131,6 @@ class TimeWatch:
         self,
         completed: Sequence[tuple[WatchedRank, Sequence[LanePasses]]],
         now_ns: int,
-        own_s: Sequence[float],
         *,
         is_over: bool,
     ) -> None:
@@ -145,7 +141,7 @@ class TimeWatch:
         self._told_ns = now_ns
         since_s = max(rank.wall_s for rank in ranks)
         began_ns = min(rank.began_ns or 0 for rank in ranks)
-        spent = node_spent(ranks, own_s if len(own_s) == len(ranks) else ())
+        spent = node_spent(ranks)
         steps = [watched.snapshot.completed_steps for watched, _ in completed]
         self._journal.emit(
             Event.TIME_SPENT,

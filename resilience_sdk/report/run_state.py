@@ -399,7 +399,7 @@ def goodput_of(
 def goodput_now(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None, standing_s: float = 0.0) -> Summary:
     """Return the account of a ledger up to the last sign of its job, which stands for `standing_s` where it runs."""
     until = last_sign(ledger, is_running=is_running, renewed_after_s=renewed_after_s)
-    return summarize(ledger, until, standing_s=standing_s if is_running else 0.0)
+    return summarize(ledger, until, standing_s=standing_s if is_running else 0.0, is_gone=not is_running)
 
 
 def last_sign(ledger: Ledger, *, is_running: bool, renewed_after_s: float | None) -> float:

@@ -203,7 +203,7 @@ def truth(out: Path, run_dir: Path, record: Record, at: float | None = None) -> 
     events = read_journal(run_dir / "journal").events
     starts = [event["t"] for event in events if event["event"] == "run_start"]
     over = [event["t"] for event in events if event["event"] == "decision" and event.get("verdict") == "finished"]
-    end = at if at is not None else (over or [events[-1]["t"]])[-1]
+    end = (over or [events[-1]["t"]])[-1] if at is None else min([at, *over])
     attempts = _attempts(out)
     found = dict.fromkeys(GROUPS, 0.0)
     lost_steps, trained_until, has_trained = 0, starts[0], False
@@ -232,7 +232,8 @@ def truth(out: Path, run_dir: Path, record: Record, at: float | None = None) -> 
         stops = [(s[0], s[1] if len(s) > 1 else end) for s in record.stops]
         if was_ended is not None and was_ended[0] == "preempt" and until < end:
             until = min(end, max(t for one in ranks for _, t in one.spans("step")))
-            left = min(end, next(t for how, t in record.ends if how == "left"))
+            # Behind its last word the launcher writes the page, which is no time of the run.
+            left = min(end, next(e["t"] for e in events if e["event"] == "decision" and e.get("exit_code") is not None))
             found["preempted"] += left - until
             last = left
         spent = _spent(ranks, first, until, stops)

@@ -10,7 +10,14 @@ from resilience_sdk.goodput.rank_time import Doing, RankTime
 from resilience_sdk.recorder.page_reader import LanePasses, LaneView, OpenSection, RankSnapshot
 
 NS = 1_000_000_000
-_KINDS = {"step": "heartbeat", "eval_batch": "heartbeat", "eval": "compute", "data": "io", "checkpoint": "io"}
+_KINDS = {
+    "step": "heartbeat",
+    "eval_batch": "heartbeat",
+    "eval": "compute",
+    "fwd": "compute",
+    "data": "io",
+    "checkpoint": "io",
+}
 
 
 @attrs.frozen

@@ -94,10 +94,20 @@ def test_steps_that_always_sleep_for_long_are_usual() -> None:
 
 
 def test_the_others_wait_for_a_slow_rank() -> None:
-    """By so much as it works longer than they do; not where ranks are alike."""
-    ranks = [looked_at([STEP] * 50), looked_at([STEP] * 50)]
-    assert node_spent(ranks, [4.0, 9.0]) == Spent(productive_s=pytest.approx(5.0), waiting_s=5.0)
-    assert node_spent(ranks, [9.0, 9.3]).waiting_s == 0.0
+    """By so much as it works longer than they do; not where ranks are alike, nor where one stood for a while."""
+
+    def working(seconds: float, *stops: Act) -> RankTime:
+        step = Act("step", 0.3, inner=(Act("fwd", seconds),))
+        return looked_at([*[step] * 25, *stops, *[step] * 25])
+
+    slow = node_spent([working(0.1), working(0.2)])
+    assert slow == Spent(productive_s=pytest.approx(10.0), waiting_s=pytest.approx(5.0))
+    assert node_spent([working(0.1), working(0.105)]).waiting_s == 0.0
+    stop = Act("step", 6.3, inner=(Act("fwd", 6.1, inner=(Act("stop", 6.0, Doing.STOPPED),)),))
+    waits = Act("step", 6.3, Doing.STILL)
+    stood = node_spent([working(0.1, waits), working(0.1, stop)])
+    assert stood.waiting_s == pytest.approx(0.0, abs=0.01)
+    assert stood.standing_s == pytest.approx(6.0, abs=0.5)
 
 
 def test_names_of_evaluations() -> None:

@@ -14,6 +14,7 @@ from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.ledger import Ledger
 from resilience_sdk.goodput.rank_time import Doing, RankTime
 from resilience_sdk.goodput.summary import Summary, summarize
+from resilience_sdk.report.run_state import goodput_of
 
 BEGAN = 1000.0
 FIRST = BEGAN + 10.0
@@ -151,6 +152,8 @@ def test_the_death_of_a_launcher_is_a_fault_and_ends_its_work() -> None:
     assert of(found, "idle") == [158.0]
     assert found.buckets[Bucket.PRODUCTIVE] == pytest.approx(42.0)
     assert (found.faults, found.mttf_s) == (1, pytest.approx(10.0 + 42.0 + 1.0))
+    events = [*started(), *monitored([STEP] * 200, is_over=False)]
+    assert [goodput_of(events, is_running=runs, renewed_after_s=2.0).faults for runs in (True, False)] == [0, 1]
 
 
 def test_the_queue_is_no_part_of_a_recovery() -> None:
