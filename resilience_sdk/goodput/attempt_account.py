@@ -32,6 +32,8 @@ class SpentSeries:
     points: list[_Point] = attrs.field(factory=list)
     is_over: bool = False
     """Whether the ranks are gone: nothing has gone on behind the last point."""
+    is_late: bool = False
+    """Whether a step lasted longer than usual then."""
 
     def add(self, at: float, since_s: float, spent: Spent, step: int | None, most: int) -> None:
         """Add what was spent up to a moment, since the first step `since_s` before; keep so many points at most."""
@@ -73,6 +75,11 @@ class SpentSeries:
         known_s, late_s = min(seconds, self.pace_s), max(0.0, seconds - self.pace_s)
         usual = self.points[-1].spent
         # A standstill that is over does not go on.
+        if self.is_late and len(self.points) > 2 and self.points[-1].at > self.points[-2].at:
+            before = self.points[-2]
+            usual, age_s = usual.minus(before.spent), self.points[-1].at - before.at
+        if self.is_late and usual.standing_s + usual.waiting_s > 0:
+            return Spent(standing_s=seconds)
         steady = attrs.evolve(usual, standing_s=0.0)
         moving_s = max(age_s - usual.standing_s, sum(attrs.astuple(steady)))
         goes_on = steady.times(known_s / moving_s) if moving_s > 0 else Spent(productive_s=known_s)
@@ -156,7 +163,7 @@ class AttemptAccount:
         self.seen |= {str(part) for part in event.get("seen") or ()} if isinstance(event.get("seen"), list) else set()
         series = self._spent.setdefault(host, SpentSeries())
         most = max(4, min(_MOST_POINTS, _MOST_POINTS_OF_ALL // len(self._spent)))
-        series.is_over = event.get("is_over") is True
+        series.is_over, series.is_late = event.get("is_over") is True, event.get("is_late") is True
         series.add(
             at - _seconds(event.get("age_s")), _seconds(event.get("since_s")), Spent(**numbers),
             step if is_global else None, most,

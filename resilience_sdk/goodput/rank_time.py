@@ -130,6 +130,10 @@ class RankTime:
         began_ns = snapshot.first_beat_ns
         return began_ns is not None and now_ns - self._since_ns(snapshot) > _SAMPLED_FROM * self._long_ns()
 
+    def is_long(self, snapshot: RankSnapshot, now_ns: int) -> bool:
+        """Tell whether a step has taken longer than usual by now."""
+        return snapshot.first_beat_ns is not None and now_ns - self._since_ns(snapshot) > self._long_ns()
+
     def look(
         self,
         snapshot: RankSnapshot,

@@ -16,7 +16,7 @@ from resilience_sdk.recorder.page_reader import LanePasses
 from resilience_sdk.system import hostinfo
 
 _FIRST_S, _POINTS, _MOST_S = 1.0, 60, 300.0
-_LATE_POINTS = 10
+_LATE_POINTS, _SELDOM = 10, 30
 _SLICE_NS = 250_000_000  # the kernel counts the time of a process in hundredths of a second
 _STILL = 0.1  # of a processor
 _STOPPED = ("T", "t")
@@ -82,7 +82,8 @@ class TimeWatch:
             and self._ranks.setdefault(watched.stem, RankTime()).is_late(watched.snapshot, now_ns)
         ]
         was_late = self.is_late
-        self._late_ns = (self._late_ns or now_ns) if late else None
+        is_long = any(self._ranks[watched.stem].is_long(watched.snapshot, now_ns) for watched in late)
+        self._late_ns = (self._late_ns or now_ns) if is_long else None
         doing = {watched.stem: self._doing(watched, now_ns) for watched in late}
         for stem in [stem for stem in self._processes if stem not in doing]:
             del self._processes[stem]
@@ -97,7 +98,7 @@ class TimeWatch:
                 alone=not stands,
             )
         is_over = not any(watched.alive for watched, _ in completed)
-        if (is_over and not self._is_over) or was_late != self.is_late or self._is_due(now_ns):
+        if (is_over and not self._is_over) or self._is_due(now_ns, changes=was_late != self.is_late):
             self._tell(completed, now_ns, is_over=is_over)
         self._is_over = is_over
 
@@ -118,13 +119,17 @@ class TimeWatch:
             self._processes[watched.stem] = _Process(now_ns, ticks, doing)
         return self._processes[watched.stem].doing
 
-    def _is_due(self, now_ns: int) -> bool:
+    def _is_due(self, now_ns: int, *, changes: bool) -> bool:
+        """Tell whether it is time to tell: sooner where a step has begun to last long, has ended, or lasts on."""
         began = [rank.began_ns for rank in self._ranks.values() if rank.began_ns is not None]
         if not began:
             return False
         after_s = pause_s((now_ns - min(began)) / 1e9)
-        if self._late_ns is not None:
-            after_s = min(after_s, max(_FIRST_S, (now_ns - self._late_ns) / 1e9 / _LATE_POINTS))
+        if changes or self._late_ns is not None:
+            lasts_s = 0.0 if self._late_ns is None else (now_ns - self._late_ns) / 1e9
+            # A job may have a long step again and again, for days.
+            least_s = max(0.0 if changes else _FIRST_S, after_s / _SELDOM if after_s > _FIRST_S else 0.0)
+            after_s = min(after_s, max(least_s, lasts_s / _LATE_POINTS))
         return (now_ns - (self._told_ns or min(began))) / 1e9 >= after_s
 
     def _tell(
@@ -149,6 +154,7 @@ class TimeWatch:
             age_s=round(max(0.0, (now_ns - began_ns) / 1e9 - since_s), 3),
             since_s=round(since_s, 3),
             is_over=is_over,
+            is_late=self.is_late,
             completed=max(rank.completed for rank in ranks),
             brackets_steps=all(rank.brackets_steps for rank in ranks),
             seen=sorted({part.value for rank in ranks for part in rank.parts_seen}),

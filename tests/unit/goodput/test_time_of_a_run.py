@@ -8,7 +8,7 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated_rank import Act, SimulatedRank
+from simulated_rank import NS, Act, SimulatedRank
 
 from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.ledger import Ledger
@@ -50,6 +50,7 @@ def monitored(
         spent = {name: round(seconds, 3) for name, seconds in attrs.asdict(account.spent).items()}
         facts = {"since_s": account.wall_s, "completed": account.completed, "brackets_steps": account.brackets_steps}
         seen = sorted(part.value for part in account.parts_seen)
+        facts["is_late"] = not over and account.is_long(rank.page(at), round(at * NS))
         event = told("time_spent", first - 1.0 + at, attempt, step=step, age_s=0.0, is_over=over, seen=seen)
         events.append(event | facts | spent)
 
@@ -183,6 +184,10 @@ def test_a_standstill_is_no_progress_once_it_is_over() -> None:
     found = summary_of(started(), monitored([*[STEP] * 10, stop] * 4))
     assert found.buckets[Bucket.PRODUCTIVE] == pytest.approx(4 * 11 * 0.2, abs=0.5)
     assert found.buckets[Bucket.STANDING] == pytest.approx(32.0, abs=0.5)
+    events = [*started(), *monitored([*[STEP] * 10, stop], is_over=False)]
+    for asked in (5.0, 7.0, 9.5):
+        now = summary_of([event for event in events if event["t"] <= FIRST + asked], now=FIRST + asked)
+        assert now.buckets[Bucket.PRODUCTIVE] == pytest.approx(2.2, abs=0.5), asked
 
 
 ACTS = st.lists(
