@@ -13,8 +13,8 @@ from resilience_sdk.report.run_view import look_at
 
 _MOST_ATTEMPTS = 12
 _UNMEASURED = (
-    "no section says when the loop waits for its data, so that is in productive: an adapter, straggler.iterate(loader) "
-    "or Run.steps() tells it apart"
+    "no section says when the loop waits for its data, so that is in outside or productive: an adapter, "
+    "straggler.iterate(loader) or Run.steps() tells it apart"
 )
 
 
