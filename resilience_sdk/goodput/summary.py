@@ -68,9 +68,7 @@ class Summary:
     @property
     def unknown(self) -> frozenset[Bucket]:
         """The buckets of which nobody has told: their time, if any, is in `productive`."""
-        hidden = () if self.knows_steps else (bucket for bucket, part in _TOLD_BY.items() if part not in self.seen)
-        unseen = {bucket for bucket in hidden if not self.buckets[bucket]}
-        return frozenset(unseen if self.knows_replayed else {Bucket.REPLAYED, *unseen})
+        return _unknown(self.buckets, self.seen, knows_steps=self.knows_steps, knows_replayed=self.knows_replayed)
 
     def told_buckets(self) -> dict[str, float | None]:
         """Return the buckets by name, None for one that is not known."""
@@ -137,8 +135,25 @@ def summarize(ledger: Ledger, now: float | None = None, *, standing_s: float = 0
         standstills=tuple(ledger.standstills),
         knows_replayed=ledger.knows_replayed,
         knows_steps=ledger.knows_steps,
-        seen=frozenset(part for account in ledger.accounts for part in account.seen),
+        seen=_seen(ledger),
     )
+
+
+def unknown_buckets(ledger: Ledger, buckets: Mapping[Bucket, float]) -> frozenset[Bucket]:
+    """Return the buckets of which nobody has told."""
+    return _unknown(buckets, _seen(ledger), knows_steps=ledger.knows_steps, knows_replayed=ledger.knows_replayed)
+
+
+def _seen(ledger: Ledger) -> frozenset[str]:
+    return frozenset(part for account in ledger.accounts for part in account.seen)
+
+
+def _unknown(
+    buckets: Mapping[Bucket, float], seen: frozenset[str], *, knows_steps: bool, knows_replayed: bool
+) -> frozenset[Bucket]:
+    hidden = () if knows_steps else (bucket for bucket, part in _TOLD_BY.items() if part not in seen)
+    unseen = {bucket for bucket in hidden if not buckets[bucket]}
+    return frozenset(unseen if knows_replayed else {Bucket.REPLAYED, *unseen})
 
 
 def goodput(buckets: Mapping[Bucket, float]) -> float | None:

@@ -13,9 +13,8 @@ import attrs
 
 from resilience_sdk._version import __version__
 from resilience_sdk.core.journal import Event
-from resilience_sdk.goodput.buckets import Bucket
 from resilience_sdk.goodput.ledger import Ledger, RunPhase
-from resilience_sdk.goodput.summary import ettr, goodput
+from resilience_sdk.goodput.summary import ettr, goodput, unknown_buckets
 from resilience_sdk.telemetry.metrics import (
     FAMILIES,
     NEWEST,
@@ -320,9 +319,10 @@ class GoodputMetrics:
         for phase in RunPhase:
             yield Sample(FAMILIES["run.time"], (phase.value,), self._at_least(phase.value, reading.phases[phase]))
         yield Sample(FAMILIES["run.lost_time"], (), self._at_least("lost", reading.lost_s))
+        unknown = unknown_buckets(self.ledger, reading.buckets)
         for bucket, seconds in reading.buckets.items():
-            if bucket is Bucket.REPLAYED and not self.ledger.knows_replayed:
-                continue  # nobody has counted it
+            if bucket in unknown:
+                continue
             yield Sample(FAMILIES["run.bucket"], (bucket.value,), seconds)
         for name, ratio in (("run.goodput", goodput(reading.buckets)), ("run.ettr", ettr(reading.buckets))):
             if ratio is not None:

@@ -31,7 +31,8 @@ def test_where_no_wait_for_data_is_measured_that_is_said(tmp_path: Path, capsys:
     run.start()
     measured(run, name="step", kind="pulse")
     assert main(["goodput", str(run.path)]) == 0
-    assert "no section says when the loop waits for its data, so that is in outside or productive" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "no section says when the loop waits for its data, so that is in outside or productive" in printed
     assert main(["goodput", str(run.path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data_measured"] is False
     measured(run, name="data", kind="io")
