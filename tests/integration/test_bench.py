@@ -48,10 +48,10 @@ def test_the_measurements_run() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_is_said_of_a_jobs_time_is_what_its_ranks_wrote_down() -> None:
-    """Slow data, evaluations and saves; stops of 3 and 8 s, which no notice tells of: each second has its bucket."""
+    """Slow data, evaluations and saves; stops of 3 and 8 s, which no notice tells of; a launcher that was killed."""
     figures = measured("time")["figures"]
     told = {figure["name"]: figure for figure in figures}
-    assert len([name for name in told if name.endswith("worst bucket")]) == 2
+    assert len([name for name in told if name.endswith("worst bucket")]) == 3
     for name, figure in told.items():
         # Twice what the bench asks for: this machine has other work.
         assert figure["median"] <= 2 * figure["target"], (name, figure["note"])
